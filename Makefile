@@ -1,0 +1,59 @@
+# `make train` and `make test` work on a fresh machine with Python 3.11 and make: each makes .venv if need be.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BENCH_VENV := .venv-bench
+BENCH_READY := $(BENCH_VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
+
+.DEFAULT_GOAL := help
+.PHONY: help train test check bench docs format clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+# torch goes first and alone: asked for together with the rest, pip may take a build with CUDA.
+$(READY): requirements/torch.txt requirements/base.txt requirements/dev.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --requirement requirements/torch.txt
+	$(BIN)/pip install --quiet --requirement requirements/base.txt --requirement requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps --editable .
+	@touch $@
+
+train: $(READY) ## train PPO on CartPole-v1 to a mean return of 450
+	$(BIN)/corral train --algo PPO --env CartPole-v1 --stop episode_return_mean=450 --stop num_env_steps=500000
+
+check: $(READY) ## lint, types and spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+test: check ## check, then all tests
+	$(BIN)/python -m pytest -n auto
+
+$(BENCH_READY): requirements/torch.txt benchmarks/requirements-rivals.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/pip install --quiet --requirement requirements/torch.txt
+	$(BENCH_VENV)/bin/pip install --quiet --requirement benchmarks/requirements-rivals.txt
+	@touch $@
+
+bench: $(READY) $(BENCH_READY) ## measure against RLlib and Stable-Baselines3, and write benchmarks/RESULTS.md
+	$(BIN)/python benchmarks/run.py --rivals-python $(BENCH_VENV)/bin/python
+
+$(DOCS_READY): $(READY) requirements/docs.txt
+	$(BIN)/pip install --quiet --requirement requirements/docs.txt
+	@touch $@
+
+docs: $(DOCS_READY) ## build the documentation into site/
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict --quiet
+
+format: $(READY) ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove everything that make made
+	rm -rf $(VENV) $(BENCH_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,42 @@
+"""Corral: reinforcement learning from one config, on one laptop or many machines.
+
+Names are imported when they are first used, so that `import corral` costs neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from corral.algorithms.algorithm import Algorithm as Algorithm
+    from corral.algorithms.config import AlgorithmConfig as AlgorithmConfig
+    from corral.algorithms.ppo import PPO as PPO
+    from corral.algorithms.ppo import PPOConfig as PPOConfig
+    from corral.callbacks.callback import Callback as Callback
+    from corral.core.module import Module as Module
+    from corral.env.vector import EnvContext as EnvContext
+
+_HOMES = {
+    "Algorithm": "corral.algorithms.algorithm",
+    "AlgorithmConfig": "corral.algorithms.config",
+    "Callback": "corral.callbacks.callback",
+    "EnvContext": "corral.env.vector",
+    "Module": "corral.core.module",
+    "PPO": "corral.algorithms.ppo",
+    "PPOConfig": "corral.algorithms.ppo",
+}
+
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'corral' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,272 @@
+"""The algorithm: one way round the ring an iteration, and the loop over iterations."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+
+from corral.algorithms.stopping import StopCriteria
+from corral.algorithms.validation import optimizer_class
+from corral.callbacks.dispatch import Dispatcher
+from corral.core.inference import Inference
+from corral.core.learner import Learner, Loss
+from corral.core.learner_group import LearnerGroup
+from corral.core.module import DEFAULT_MODULE_ID, Module
+from corral.core.tree import Tree, map_tree
+from corral.env.runner_group import EnvRunnerGroup
+from corral.loggers import Logger, Run, default_loggers
+from corral.metrics.logger import MetricsLogger
+from corral.metrics.timers import Timers, timer_results
+
+if TYPE_CHECKING:
+    from corral.algorithms.config import AlgorithmConfig
+    from corral.env.rollout import Rollout
+    from corral.env.runner import EnvRunner
+
+log = logging.getLogger("corral")
+NAN = float("nan")
+
+# What `result["evaluation"]` holds as long as no evaluation has run.
+_EPISODE_KEYS = tuple(f"episode_{name}_{how}" for name in ("return", "len") for how in ("mean", "min", "max"))
+_NO_EVALUATION = {
+    "env_runners": dict.fromkeys((*_EPISODE_KEYS, "episode_duration_sec_mean", "num_episodes"), NAN),
+    "num_healthy_workers": 0,
+    "num_remote_worker_restarts": 0,
+}
+
+
+class Algorithm(ABC):
+    """Trains modules on an env. Subclasses give `make_loss` and `training_step`.
+
+    Use it as a context manager, or call `stop()` at the end.
+
+    Attributes:
+        config: The frozen, resolved config.
+        metrics: The logger whose numbers become the result.
+        env_runner_group: The runners.
+        learner_group: The learners.
+        training_iteration: Finished calls of `train()`.
+        num_env_steps_sampled_lifetime: Env steps sampled so far.
+    """
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        """Build runners and learners from a copy of the config.
+
+        Raises:
+            ConfigError: Settings contradict each other.
+            EnvError: The env cannot be made or is not what its spaces say.
+        """
+        config = config.copy()
+        config.validate()
+        if config.seed is None:
+            config.seed = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
+        self.config = config.freeze()
+        random.seed(config.seed)
+        np.random.seed(config.seed)
+        torch.manual_seed(config.seed)
+        self.metrics = MetricsLogger()
+        self.timers = Timers()
+        self.training_iteration = 0
+        self.num_env_steps_sampled_lifetime = 0
+        self._time_total_s = 0.0
+        self._stopped = False
+        self._callbacks = Dispatcher(config.callbacks_class, config.callback_functions)
+        self.env_runner_group = EnvRunnerGroup(config)
+        try:
+            observation_space, action_space = self.env_runner_group.get_spaces()
+            module = config.build_module(observation_space, action_space)
+            self.learner_group = LearnerGroup(
+                Learner(
+                    {DEFAULT_MODULE_ID: module},
+                    self.make_loss(),
+                    optimizer_class=optimizer_class(config.optimizer),
+                    optimizer_config=config.optimizer_config,
+                    grad_clip=config.grad_clip,
+                    grad_clip_by=config.grad_clip_by,
+                    device=config.device,
+                    num_threads=config.num_threads,
+                    seed=config.seed,
+                )
+            )
+            self._acting = Inference(config.build_module(observation_space, action_space))
+            self._acting_version = -1
+            self._acting_rng = np.random.default_rng(config.seed)
+            self.sync_weights()
+            self.setup()
+            self._callbacks.fire("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
+        except BaseException:
+            self.stop()
+            raise
+
+    # What an algorithm's file gives.
+
+    def setup(self) -> None:
+        """Prepare what the training step keeps between iterations."""
+        return
+
+    @abstractmethod
+    def make_loss(self) -> Loss:
+        """Return the loss, a pure function; see `corral.core.learner.Loss`."""
+
+    @abstractmethod
+    def training_step(self) -> dict[str, dict[str, float]]:
+        """Go once round the ring: sample, learn, hand out weights. Return learner metrics by module id."""
+
+    # Pieces of a training step.
+
+    def sample(self, num_timesteps: int) -> list[Rollout]:
+        """Sample at least `num_timesteps` env steps, in rounds of the fragment length if one is set."""
+        config = self.config
+        rollouts: list[Rollout] = []
+        left = num_timesteps
+        while left > 0:
+            round_size = left
+            if config.rollout_fragment_length != "auto":
+                num_envs = config.num_envs_per_env_runner or config.DEFAULT_NUM_ENVS
+                round_size = config.rollout_fragment_length * num_envs * max(1, config.num_env_runners)
+            rollouts += self.env_runner_group.sample(round_size, self.timers)
+            left = num_timesteps - sum(rollout.num_env_steps for rollout in rollouts)
+        self.num_env_steps_sampled_lifetime += num_timesteps - left
+        return rollouts
+
+    def sync_weights(self) -> None:
+        """Give the runners the learners' weights, if they changed."""
+        with self.timers.time("syncing"):
+            group = self.learner_group
+            self.env_runner_group.sync_weights(group.get_weights(), group.weights_version)
+
+    # Training.
+
+    def train(self) -> dict[str, Any]:
+        """Run one iteration and return its result, one nested dict with the same keys every time.
+
+        Raises:
+            EnvError: An env raised or gave NaN.
+            LossError: A loss became NaN.
+        """
+        config, start = self.config, time.perf_counter()
+        steps_before = self.num_env_steps_sampled_lifetime
+        while True:
+            self.metrics.log_dict(self.training_step(), key="learners", reduce="mean")
+            elapsed_s = time.perf_counter() - start
+            sampled = self.num_env_steps_sampled_lifetime - steps_before
+            if elapsed_s >= config.min_time_s_per_iteration and sampled >= config.min_sample_timesteps_per_iteration:
+                break
+        self.env_runner_group.collect_metrics(self.metrics, self.timers)
+        self.training_iteration += 1
+        iteration_s = time.perf_counter() - start
+        self._time_total_s += iteration_s
+        timers, bottleneck = timer_results(self.timers.take(), iteration_s)
+        group = self.env_runner_group
+        result = {
+            **self.metrics.reduce(),
+            "evaluation": {**_NO_EVALUATION, "env_runners": dict(_NO_EVALUATION["env_runners"])},  # type: ignore[call-overload]
+            "fault_tolerance": {
+                "num_healthy_workers": group.num_healthy_remote_workers,
+                "num_remote_worker_restarts": 0,
+            },
+            "timers": timers,
+            "bottleneck": bottleneck,
+            "training_iteration": self.training_iteration,
+            "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
+            "time_total_s": self._time_total_s,
+            "config": config.to_dict(),
+        }
+        with self.timers.time("callbacks"):
+            self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
+        return result
+
+    def fit(
+        self,
+        *,
+        stop: Mapping[str, float],
+        run_dir: str | Path | None = None,
+        loggers: Sequence[Logger] | None = None,
+        on_result: Callable[[dict[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        """Train until a stop criterion is met, and write a run directory.
+
+        Args:
+            stop: By name, the number to reach, such as `{"episode_return_mean": 450, "num_env_steps": 500_000}`; the
+                first one reached ends the run. See `StopCriteria` for the names.
+            run_dir: Where to write; `None` is `runs/<algo>-<env>-<time>`.
+            loggers: What to write each result with; `None` is progress.csv and result.jsonl.
+            on_result: Called with each result, as a display is.
+
+        Returns:
+            The last result.
+
+        Raises:
+            StopCriterionError: A criterion never appears in the result.
+            FileExistsError: The run directory holds a run already.
+        """
+        criteria = StopCriteria(stop, late_keys=self._callbacks.subscribed_any())
+        run = Run(self.config, run_dir, default_loggers() if loggers is None else loggers)
+        with run:
+            while True:
+                result = self.train()
+                run.log_result(result)
+                if on_result is not None:
+                    on_result(result)
+                if met := criteria.met(result):
+                    log.info("Stopped: %s.", met)
+                    return result
+
+    # Acting.
+
+    def compute_actions(self, obs: Tree, *, explore: bool | None = None) -> Any:
+        """Return the env actions `[B, ...]` for observations, a tree of `[B, ...]`.
+
+        Args:
+            obs: Observations as the env gives them, stacked on axis 0.
+            explore: Whether to sample; `None` asks the config, False takes the most likely action.
+        """
+        if self._acting_version != self.learner_group.weights_version:
+            self._acting.load_weights(self.learner_group.get_weights()[DEFAULT_MODULE_ID])
+            self._acting_version = self.learner_group.weights_version
+        distribution = self._acting.module.distribution
+        dist_inputs = self._acting(map_tree(np.asarray, obs))
+        if self.config.explore if explore is None else explore:
+            noise = distribution.noise(self._acting_rng, (len(dist_inputs),))
+            return distribution.to_env(distribution.sample(dist_inputs, noise))
+        return distribution.to_env(distribution.mode(dist_inputs))
+
+    def compute_single_action(self, obs: Tree, *, explore: bool | None = None) -> Any:
+        """Return the env action for one observation; see `compute_actions`."""
+        return self.compute_actions(map_tree(lambda leaf: np.asarray(leaf)[None], obs), explore=explore)[0]
+
+    def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> Module:
+        """Return the module that is being trained, on the learner's device."""
+        return self.learner_group.get_module(module_id)
+
+    @property
+    def env_runner(self) -> EnvRunner | None:
+        """The embedded runner; `None` when the engine runs the runners."""
+        return self.env_runner_group.local_env_runner
+
+    # Ending.
+
+    def stop(self) -> None:
+        """Close the envs and end all workers; a second call does nothing."""
+        if not self._stopped:
+            self._stopped = True
+            self.env_runner_group.stop()
+
+    def __enter__(self) -> Self:
+        """Return the algorithm."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop."""
+        self.stop()

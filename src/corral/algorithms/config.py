@@ -1,0 +1,471 @@
+"""The config: typed groups of settings behind fluent setters.
+
+Each group is a dataclass whose fields are its settings, with their types, defaults and meaning in one place. A config
+is all groups together, so that every setting is also a plain attribute (`config.lr = 1e-3`).
+"""
+
+from __future__ import annotations
+
+import copy as copy_module
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from corral.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from corral.algorithms.algorithm import Algorithm
+    from corral.core.module import Module
+
+Schedule = float | list[tuple[float, float]]
+"""A number, or `[[num_env_steps, value], ...]` joined by straight lines."""
+
+
+@dataclass(kw_only=True)
+class EnvironmentSettings:
+    """What to train on.
+
+    Attributes:
+        env: A Gymnasium id, a class, a factory `fn(env_config)`, or an import path `"package.module:Name"`.
+        env_config: Reaches the env: keyword arguments of an id, one `EnvContext` for a class or factory that takes it.
+        wrappers: Callables `fn(env) -> env`, put around every sub-env, the first one innermost.
+        disable_env_checking: Skip the check of spaces, reset and first step at start.
+    """
+
+    env: Any = None
+    env_config: dict[str, Any] = field(default_factory=dict)
+    wrappers: list[Any] = field(default_factory=list)
+    disable_env_checking: bool = False
+
+
+@dataclass(kw_only=True)
+class EnvRunnersSettings:
+    """How to sample.
+
+    Attributes:
+        num_env_runners: Runners besides this process; 0 embeds one runner in it.
+        num_envs_per_env_runner: Sub-envs N of each runner's vector env; `None` is the algorithm's default, or that
+            of a factory that returns a ready vector env.
+        rollout_fragment_length: Rows T of one `sample()` call, or `"auto"` to split the train batch evenly.
+        vectorization: `"auto"` (the id's native vector env where there is one, else sync), `"sync"` or `"async"`.
+        autoreset_mode: `"next_step"` or `"same_step"`, of sync and async vector envs.
+        explore: Whether to sample actions; False takes the most likely ones.
+    """
+
+    num_env_runners: int = 0
+    num_envs_per_env_runner: int | None = None
+    rollout_fragment_length: int | Literal["auto"] = "auto"
+    vectorization: Literal["auto", "sync", "async"] = "auto"
+    autoreset_mode: Literal["next_step", "same_step"] = "next_step"
+    explore: bool = True
+
+
+@dataclass(kw_only=True)
+class TrainingSettings:
+    """How to learn. Algorithms add their own settings to this group.
+
+    Attributes:
+        lr: Learning rate, or a schedule over env steps.
+        gamma: Discount a step.
+        train_batch_size_per_learner: Env steps of one iteration's batch.
+        minibatch_size: Steps of one gradient step; `None` is the whole batch.
+        num_epochs: Passes over each batch.
+        shuffle_batch_per_epoch: Whether each pass takes the batch in a new order.
+        grad_clip: Limit of the gradients; `None` clips nothing.
+        grad_clip_by: `"global_norm"`, `"norm"` (of each parameter) or `"value"`.
+        optimizer: `"adam"`, `"adamw"`, `"sgd"`, `"rmsprop"`, or a `torch.optim.Optimizer` class.
+        optimizer_config: Its keyword arguments, apart from `lr`.
+    """
+
+    lr: Schedule = 3e-4
+    gamma: float = 0.99
+    train_batch_size_per_learner: int = 4096
+    minibatch_size: int | None = None
+    num_epochs: int = 1
+    shuffle_batch_per_epoch: bool = True
+    grad_clip: float | None = None
+    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
+    optimizer: Any = "adam"
+    optimizer_config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class RLModuleSettings:
+    """Which network.
+
+    Attributes:
+        module_class: A `corral.Module` subclass; `None` builds the default module from the spaces.
+        model_config: Its settings; those of the default module are listed in `corral.core.module.ModelConfig`.
+    """
+
+    module_class: Any = None
+    model_config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class LearnersSettings:
+    """Where to learn.
+
+    Attributes:
+        device: `"auto"` (CUDA when there is one), or a torch device name.
+        num_threads: Torch's intra-op threads while sampling and learning; `"auto"` is one for small nets, and
+            torch's own choice otherwise.
+    """
+
+    device: str = "auto"
+    num_threads: int | Literal["auto"] = "auto"
+
+
+@dataclass(kw_only=True)
+class CallbacksSettings:
+    """Code to run at events; filled by `.callbacks(...)`.
+
+    Attributes:
+        callbacks_class: `Callback` subclasses or instances, in order.
+        callback_functions: Lists of callables by event name, in order.
+    """
+
+    callbacks_class: list[Any] = field(default_factory=list)
+    callback_functions: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class ReportingSettings:
+    """What an iteration is and what it reports.
+
+    Attributes:
+        metrics_num_episodes_for_smoothing: Latest episodes that count in `episode_return_mean` and its like.
+        min_time_s_per_iteration: Repeat the training step in one iteration until this many seconds have passed.
+        min_sample_timesteps_per_iteration: The same, until this many env steps were sampled.
+    """
+
+    metrics_num_episodes_for_smoothing: int = 100
+    min_time_s_per_iteration: float = 0.0
+    min_sample_timesteps_per_iteration: int = 0
+
+
+@dataclass(kw_only=True)
+class DebuggingSettings:
+    """How to make a run repeatable and talkative.
+
+    Attributes:
+        seed: Of everything random; `None` picks one at build, which the resolved config then holds. Building seeds
+            Python's, NumPy's and torch's global generators too, for envs and modules that use them.
+        log_level: Of the run's log file and the logger `corral`.
+    """
+
+    seed: int | None = None
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+
+@dataclass(kw_only=True)
+class EngineSettings:
+    """Where runners besides this process run.
+
+    Attributes:
+        engine_name: `"auto"` or `"local"` (in this process, one after another).
+    """
+
+    engine_name: Literal["auto", "local"] = "auto"
+
+
+GROUPS: dict[str, type] = {
+    "environment": EnvironmentSettings,
+    "env_runners": EnvRunnersSettings,
+    "training": TrainingSettings,
+    "rl_module": RLModuleSettings,
+    "learners": LearnersSettings,
+    "callbacks": CallbacksSettings,
+    "reporting": ReportingSettings,
+    "debugging": DebuggingSettings,
+    "engine": EngineSettings,
+}
+
+
+@dataclass(kw_only=True)
+class AlgorithmConfig(
+    EngineSettings,
+    DebuggingSettings,
+    ReportingSettings,
+    CallbacksSettings,
+    LearnersSettings,
+    RLModuleSettings,
+    TrainingSettings,
+    EnvRunnersSettings,
+    EnvironmentSettings,
+):
+    """Everything an experiment is made of.
+
+    A setter changes only what it is given and returns the config, so that calls chain. Unknown names raise at the call
+    and suggest the nearest one; contradictions raise in `validate()`, which `build()` calls first.
+    """
+
+    DEFAULT_NUM_ENVS: typing.ClassVar[int] = 1
+    """N where `num_envs_per_env_runner` is `None` and the env does not say."""
+
+    # Setters. Each takes the settings of its group by name; the dataclass of the group documents them.
+
+    def environment(self, env: Any = None, **settings: Any) -> Self:
+        """Set the env and how it is made; see `EnvironmentSettings`."""
+        return self._set("environment", settings if env is None else {"env": env, **settings})
+
+    def env_runners(self, **settings: Any) -> Self:
+        """Set how to sample; see `EnvRunnersSettings`."""
+        return self._set("env_runners", settings)
+
+    def training(self, **settings: Any) -> Self:
+        """Set how to learn; see `TrainingSettings` and the algorithm's own settings."""
+        return self._set("training", settings)
+
+    def rl_module(self, module_class: Any = None, **settings: Any) -> Self:
+        """Set the network; see `RLModuleSettings`."""
+        return self._set("rl_module", settings if module_class is None else {"module_class": module_class, **settings})
+
+    def learners(self, **settings: Any) -> Self:
+        """Set where to learn; see `LearnersSettings`."""
+        return self._set("learners", settings)
+
+    def reporting(self, **settings: Any) -> Self:
+        """Set what is reported; see `ReportingSettings`."""
+        return self._set("reporting", settings)
+
+    def debugging(self, **settings: Any) -> Self:
+        """Set seed and log level; see `DebuggingSettings`."""
+        return self._set("debugging", settings)
+
+    def engine(self, engine_name: str) -> Self:
+        """Set where runners run; see `EngineSettings`."""
+        return self._set("engine", {"engine_name": engine_name})
+
+    _NOT_GIVEN: typing.ClassVar[object] = object()
+
+    def callbacks(self, callbacks_class: Any = _NOT_GIVEN, **functions: Any) -> Self:
+        """Add code to run at events; several calls add up.
+
+        Args:
+            callbacks_class: A `Callback` subclass or instance, or a list of them; `None` drops all callbacks so far.
+            **functions: By event name, a callable or a list of callables, that take any subset of the event's
+                arguments by name. Classes run first, in list order, then callables, in list order.
+
+        Raises:
+            ConfigError: An event is unknown, something is not callable, or a callable takes an argument that its
+                event does not have. It is a `ValueError`.
+        """
+        from corral.callbacks.dispatch import check_callbacks
+
+        classes = list(self.callbacks_class)
+        by_event = {name: list(callables) for name, callables in self.callback_functions.items()}
+        if callbacks_class is None:
+            classes, by_event = [], {}
+        elif callbacks_class is not self._NOT_GIVEN:
+            classes += callbacks_class if isinstance(callbacks_class, (list, tuple)) else [callbacks_class]
+        for name, given in functions.items():
+            by_event.setdefault(name, []).extend(given if isinstance(given, (list, tuple)) else [given])
+        check_callbacks(classes, by_event)
+        self.callbacks_class, self.callback_functions = classes, by_event
+        return self
+
+    def _set(self, group: str, settings: Mapping[str, Any]) -> Self:
+        names = self.group_fields()[group]
+        for name in settings:
+            if name not in names:
+                elsewhere = next((g for g, fields in self.group_fields().items() if name in fields), None)
+                hint = f"It belongs to .{elsewhere}(...)." if elsewhere else nearest(name, names)
+                raise ConfigError(f"{group}: unknown setting {name!r}. {hint}")
+        for name, value in settings.items():
+            setattr(self, name, value)
+        return self
+
+    # Attributes.
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a setting, after checking its name and type.
+
+        Raises:
+            AttributeError: The name is unknown, or the config is frozen.
+            ConfigError: The value has the wrong type.
+        """
+        if self.is_frozen:
+            raise AttributeError(
+                f"Cannot set attribute {name!r} of an already frozen {type(self).__name__}; copy() it."
+            )
+        fields = type(self)._fields()
+        if name not in fields:
+            raise AttributeError(f"{type(self).__name__} has no setting {name!r}. {nearest(name, fields)}")
+        object.__setattr__(self, name, _checked(type(self), name, value))
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether `freeze()` was called."""
+        return "_frozen" in self.__dict__
+
+    def freeze(self) -> Self:
+        """Refuse all further changes, and return the config."""
+        self.__dict__["_frozen"] = True
+        return self
+
+    def copy(self, **changes: Any) -> Self:
+        """Return an unfrozen copy, with settings changed by their plain names."""
+        other = copy_module.copy(self)
+        other.__dict__.pop("_frozen", None)
+        for name, value in self._values().items():
+            other.__dict__[name] = copy_module.copy(value) if isinstance(value, (dict, list)) else value
+        for name, value in self.overrides(**changes).items():
+            setattr(other, name, value)
+        return other
+
+    @classmethod
+    def overrides(cls, **settings: Any) -> dict[str, Any]:
+        """Return settings as a dict, after checking names and types: part of a config, for evaluation and the like.
+
+        Raises:
+            ConfigError: A name is unknown or a value has the wrong type.
+        """
+        for name in settings:
+            if name not in cls._fields():
+                raise ConfigError(f"overrides: unknown setting {name!r}. {nearest(name, cls._fields())}")
+        return {name: _checked(cls, name, value) for name, value in settings.items()}
+
+    # Dictionaries.
+
+    @classmethod
+    @functools.cache
+    def _fields(cls) -> dict[str, str]:
+        """Return the group of each setting; what an algorithm's own config adds belongs to `training`."""
+        homes = {f.name: group for group, owner in GROUPS.items() for f in dataclasses.fields(owner)}
+        return {f.name: homes.get(f.name, "training") for f in dataclasses.fields(cls)}
+
+    @classmethod
+    @functools.cache
+    def group_fields(cls) -> dict[str, list[str]]:
+        """Return the names of the settings of each group."""
+        return {group: [name for name, home in cls._fields().items() if home == group] for group in GROUPS}
+
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self)._fields()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `{"algo": name, group: {setting: value}}`, which `from_dict` takes back."""
+        groups = {group: {name: getattr(self, name) for name in names} for group, names in self.group_fields().items()}
+        return {"algo": self.algo_name, **groups}
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
+        """Make a config from what `to_dict` gave, or any part of it.
+
+        Raises:
+            ConfigError: A group or setting is unknown, or `algo` names another algorithm than this class is for.
+        """
+        config = cls()
+        for group, values in settings.items():
+            if group == "algo":
+                if values != cls().algo_name:
+                    raise ConfigError(f"{cls.__name__}.from_dict: the settings are for algo {values!r}.")
+            elif group not in GROUPS:
+                raise ConfigError(f"config: unknown group {group!r}. {nearest(group, [*GROUPS, 'algo'])}")
+            elif not isinstance(values, Mapping):
+                raise ConfigError(f"config: group {group!r} must hold settings by name, got {values!r}.")
+            else:
+                config._set(group, values)
+        return config
+
+    def set_path(self, path: str, value: Any) -> Self:
+        """Set one setting by `"group.name"`, with `"group.name.key"` for one key of a dict, as the command line does.
+
+        Raises:
+            ConfigError: The path names nothing.
+        """
+        group, _, name = path.partition(".")
+        name, _, key = name.partition(".")
+        if group not in GROUPS:
+            paths = [f"{g}.{n}" for g, names in self.group_fields().items() for n in names]
+            raise ConfigError(f"config: unknown setting {path!r}. {nearest(path, paths)}")
+        if key:
+            value = {**(getattr(self, name, None) or {}), key: value}
+        return self._set(group, {name: value})
+
+    # Building.
+
+    @property
+    def algo_class(self) -> type[Algorithm]:
+        """The algorithm that this config builds; each algorithm's config names its own."""
+        raise ConfigError("AlgorithmConfig describes no algorithm: use PPOConfig, or another algorithm's config.")
+
+    @property
+    def algo_name(self) -> str:
+        """The name as on the command line, such as `PPO`."""
+        return type(self).__name__.removesuffix("Config")
+
+    @property
+    def total_train_batch_size(self) -> int:
+        """Env steps of one iteration's batch over all learners."""
+        return self.train_batch_size_per_learner
+
+    def build(self) -> Algorithm:
+        """Validate a copy of this config, freeze it, and build the algorithm.
+
+        Raises:
+            ConfigError: Settings contradict each other.
+            EnvError: The env cannot be made or is not what its spaces say.
+        """
+        return self.algo_class(self)
+
+    def build_module(self, observation_space: Any, action_space: Any) -> Module:
+        """Make a new module; the same seed gives the same weights, and no global random state is touched."""
+        import torch
+
+        from corral.core.module import ActorCritic
+
+        module_class = self.module_class or ActorCritic
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed or 0)
+            module: Module = module_class(observation_space, action_space, self.model_config)
+        return module
+
+    def validate(self) -> None:
+        """Refuse contradictions before anything starts.
+
+        Raises:
+            ConfigError: Names both settings.
+        """
+        from corral.algorithms.validation import validate
+
+        validate(self)
+
+
+@functools.cache
+def _adapters(cls: type) -> dict[str, Any]:
+    """Return a validator for each setting of a config class, made from its annotation."""
+    from pydantic import ConfigDict, TypeAdapter
+
+    hints = typing.get_type_hints(cls)
+    config = ConfigDict(allow_inf_nan=False)
+    return {
+        f.name: None if hints[f.name] is Any else TypeAdapter(hints[f.name], config=config)
+        for f in dataclasses.fields(cls)
+    }
+
+
+@functools.cache
+def _defaults(cls: type) -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
+
+
+def _checked(cls: type, name: str, value: Any) -> Any:
+    """Return the value converted to the setting's type, as `"3e-3"` from a shell to a float."""
+    if value is _defaults(cls).get(name, dataclasses.MISSING):
+        return value
+    adapter = _adapters(cls)[name]
+    if adapter is None:
+        return value
+    from pydantic import ValidationError
+
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        # A union reports one line for each of its members; together they say what would have been right.
+        reasons = "; ".join(dict.fromkeys(line["msg"] for line in error.errors()))
+        raise ConfigError(f"{name}={value!r}: {reasons}.") from None

@@ -1,0 +1,270 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), whole in this file.
+
+An iteration samples a batch with the current policy, estimates advantages, and takes several epochs of minibatch
+steps on a clipped objective. `docs/algorithms/ppo.md` lists the metrics and the implementation details by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from corral.algorithms.algorithm import Algorithm
+from corral.algorithms.config import AlgorithmConfig, Schedule
+from corral.core.learner import Batch
+from corral.core.module import DEFAULT_MODULE_ID, Module
+from corral.core.returns import gae
+from corral.core.schedules import schedule_value, validate_schedule
+from corral.core.tree import Tree, map_tree
+from corral.env.rollout import Rollout
+from corral.errors import ConfigError
+
+# Section 4 of the paper: the KL coefficient moves when the divergence leaves this band around its target.
+KL_BAND, KL_FACTOR = 1.5, 2.0
+
+
+@dataclass(kw_only=True)
+class PPOConfig(AlgorithmConfig):
+    """Settings of PPO; those below belong to `.training(...)`.
+
+    Attributes:
+        lambda_: GAE's lambda.
+        clip_param: Epsilon of the clipped surrogate: how far the probability ratio may move from 1.
+        vf_clip_param: How far a value may move from its old one before its loss is clipped; `None` clips nothing.
+        vf_loss_coeff: Weight of the value loss.
+        entropy_coeff: Weight of the entropy bonus, or a schedule over env steps.
+        kl_coeff: Weight of the KL penalty, or a schedule; 0 leaves it out.
+        kl_target: Divergence that the coefficient adapts to after each iteration, starting from `kl_coeff`; `None`
+            leaves the coefficient to its schedule.
+        normalize_advantages: Whether the advantages of a batch are scaled to mean 0 and deviation 1.
+    """
+
+    DEFAULT_NUM_ENVS: ClassVar[int] = 16
+
+    lr: Schedule = 1e-3
+    train_batch_size_per_learner: int = 2048
+    minibatch_size: int | None = 256
+    num_epochs: int = 8
+    grad_clip: float | None = 0.5
+    lambda_: float = 0.95
+    clip_param: float = 0.2
+    vf_clip_param: float | None = None
+    vf_loss_coeff: float = 0.5
+    entropy_coeff: Schedule = 0.0
+    kl_coeff: Schedule = 0.0
+    kl_target: float | None = None
+    normalize_advantages: bool = True
+
+    @property
+    def algo_class(self) -> type[Algorithm]:
+        """`PPO`."""
+        return PPO
+
+    def validate(self) -> None:
+        """Refuse contradictions; see `AlgorithmConfig.validate`."""
+        super().validate()
+        validate_schedule("entropy_coeff", self.entropy_coeff)
+        validate_schedule("kl_coeff", self.kl_coeff)
+        if not 0 <= self.lambda_ <= 1:
+            raise ConfigError(f"lambda_={self.lambda_} must lie in [0, 1].")
+        for name in ("clip_param", "vf_clip_param", "kl_target"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name}={value} must be positive.")
+        if self.vf_loss_coeff < 0:
+            raise ConfigError(f"vf_loss_coeff={self.vf_loss_coeff} must be at least 0.")
+        if self.kl_target is not None and (not isinstance(self.kl_coeff, (int, float)) or self.kl_coeff == 0):
+            raise ConfigError(
+                f"kl_target={self.kl_target} adapts a coefficient that starts at kl_coeff={self.kl_coeff}: give "
+                "kl_coeff one positive number, such as 0.2, or leave kl_target out."
+            )
+
+
+class PPO(Algorithm):
+    """Proximal policy optimisation."""
+
+    config: PPOConfig
+
+    def setup(self) -> None:
+        """Start the adaptive KL coefficient at its initial value."""
+        self._kl_coeff = schedule_value(self.config.kl_coeff, 0)
+
+    def make_loss(self) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
+        """Return the loss with this config's constants."""
+        config = self.config
+        return partial(
+            ppo_loss,
+            clip_param=config.clip_param,
+            vf_clip_param=config.vf_clip_param,
+            vf_loss_coeff=config.vf_loss_coeff,
+        )
+
+    def training_step(self) -> dict[str, dict[str, float]]:
+        """Sample a batch, estimate advantages, take the gradient steps, hand out the new weights."""
+        config = self.config
+        rollouts = self.sample(config.total_train_batch_size)
+        with self.timers.time("returns"):
+            batch = ppo_batch(
+                rollouts,
+                partial(self.learner_group.values, DEFAULT_MODULE_ID),
+                gamma=config.gamma,
+                lambda_=config.lambda_,
+                normalize_advantages=config.normalize_advantages,
+            )
+        steps = self.num_env_steps_sampled_lifetime
+        if config.kl_target is None:
+            self._kl_coeff = schedule_value(config.kl_coeff, steps)
+        coefficients = {"kl_coeff": self._kl_coeff, "entropy_coeff": schedule_value(config.entropy_coeff, steps)}
+        with self.timers.time("learning"):
+            results = self.learner_group.update(
+                {DEFAULT_MODULE_ID: batch},
+                lr=schedule_value(config.lr, steps),
+                num_epochs=config.num_epochs,
+                minibatch_size=config.minibatch_size,
+                shuffle=config.shuffle_batch_per_epoch,
+                coefficients={DEFAULT_MODULE_ID: coefficients},
+            )
+        self.sync_weights()
+        metrics = results[DEFAULT_MODULE_ID]
+        metrics["vf_explained_var"] = explained_variance(batch["values"], batch["value_targets"])
+        metrics |= {f"curr_{name}": value for name, value in coefficients.items()}
+        if config.kl_target is not None:
+            self._kl_coeff = adapted_kl_coeff(self._kl_coeff, metrics["mean_kl"], config.kl_target)
+        return results
+
+
+def ppo_batch(
+    rollouts: Sequence[Rollout],
+    value_fn: Callable[[Tree], NDArray[np.float32]],
+    *,
+    gamma: float,
+    lambda_: float,
+    normalize_advantages: bool,
+) -> Batch:
+    """Turn rollouts into one batch of valid steps.
+
+    Args:
+        rollouts: Columns `[T, N, ...]` from each runner.
+        value_fn: Maps observations `[B, ...]` to values `[B]`.
+        gamma: Discount a step.
+        lambda_: GAE's lambda.
+        normalize_advantages: Whether advantages get mean 0 and deviation 1 over the batch.
+
+    Returns:
+        Columns `[B, ...]`: `obs`, `actions`, `logp`, `dist_inputs`, `values`, `advantages`, `value_targets`.
+    """
+    parts = []
+    for rollout in rollouts:
+        values, next_values = rollout.evaluate(value_fn)
+        advantages, value_targets = gae(
+            rollout.rewards,
+            values,
+            next_values,
+            rollout.terminated,
+            rollout.truncated,
+            rollout.valid,
+            gamma=gamma,
+            lambda_=lambda_,
+        )
+        columns = {
+            "obs": map_tree(lambda column: column[:-1], rollout.obs),
+            "actions": rollout.actions,
+            "logp": rollout.logp,
+            "dist_inputs": rollout.dist_inputs,
+            "values": values,
+            "advantages": advantages,
+            "value_targets": value_targets,
+        }
+        parts.append({name: rollout.valid_rows(column) for name, column in columns.items()})
+    batch: Batch = parts[0] if len(parts) == 1 else map_tree(lambda *leaf: np.concatenate(leaf), *parts)
+    if normalize_advantages:
+        advantages = batch["advantages"]
+        batch["advantages"] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    return batch
+
+
+def ppo_loss(
+    module: Module,
+    batch: Batch,
+    coefficients: Mapping[str, float],
+    *,
+    clip_param: float,
+    vf_clip_param: float | None,
+    vf_loss_coeff: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of a minibatch; a pure function of weights and columns.
+
+    - Clipped surrogate: eq. 7 of the paper.
+    - Value loss: half the squared error to the value targets; with `vf_clip_param`, the larger of that and the error of
+      the value held within `vf_clip_param` of the old one (OpenAI Baselines' ppo2; studied in Engstrom et al. 2020,
+      arXiv:2005.12729).
+    - Entropy bonus: eq. 9 of the paper.
+    - KL penalty: eq. 8 of the paper, exact, from the old policy's outputs. Without the penalty the reported divergence
+      is the estimate E[(r - 1) - log r] (Schulman 2020, http://joschu.net/blog/kl-approx.html).
+
+    Args:
+        module: Gives `dist_inputs` and values.
+        batch: Columns `[B, ...]` as `ppo_batch` makes them, as tensors.
+        coefficients: `kl_coeff` and `entropy_coeff`.
+        clip_param: Epsilon of the surrogate.
+        vf_clip_param: Range of the value clipping, or `None`.
+        vf_loss_coeff: Weight of the value loss.
+
+    Returns:
+        The scalar to minimise, and scalars to report.
+    """
+    distribution = module.distribution
+    dist_inputs, values = module.policy_and_value(batch["obs"])
+    log_ratio = distribution.logp(dist_inputs, batch["actions"]) - batch["logp"]
+    ratio = log_ratio.exp()
+    advantages = batch["advantages"]
+    clipped_ratio = ratio.clamp(1 - clip_param, 1 + clip_param)
+    policy_loss = -torch.min(ratio * advantages, clipped_ratio * advantages).mean()
+
+    errors = (values - batch["value_targets"]).square()
+    if vf_clip_param is not None:
+        near = batch["values"] + (values - batch["values"]).clamp(-vf_clip_param, vf_clip_param)
+        errors = torch.max(errors, (near - batch["value_targets"]).square())
+    vf_loss = 0.5 * errors.mean()
+
+    loss = policy_loss + vf_loss_coeff * vf_loss
+    entropy = distribution.entropy(dist_inputs).mean()
+    if coefficients["entropy_coeff"]:
+        loss = loss - coefficients["entropy_coeff"] * entropy
+    if coefficients["kl_coeff"]:
+        kl = distribution.kl(batch["dist_inputs"], dist_inputs).mean()
+        loss = loss + coefficients["kl_coeff"] * kl
+    with torch.no_grad():
+        if not coefficients["kl_coeff"]:
+            kl = (ratio - 1 - log_ratio).mean()
+        clip_fraction = (clipped_ratio != ratio).float().mean()
+    scalars = {
+        "policy_loss": policy_loss,
+        "vf_loss": vf_loss,
+        "entropy": entropy,
+        "mean_kl": kl,
+        "clip_fraction": clip_fraction,
+    }
+    return loss, {name: value.detach() for name, value in scalars.items()}
+
+
+def adapted_kl_coeff(kl_coeff: float, mean_kl: float, kl_target: float) -> float:
+    """Return the next KL coefficient: doubled above the target's band, halved below it (section 4 of the paper)."""
+    if mean_kl > kl_target * KL_BAND:
+        return kl_coeff * KL_FACTOR
+    if mean_kl < kl_target / KL_BAND:
+        return kl_coeff / KL_FACTOR
+    return kl_coeff
+
+
+def explained_variance(values: NDArray[Any], value_targets: NDArray[Any]) -> float:
+    """Return 1 - Var[targets - values] / Var[targets]: 1 is perfect, 0 no better than a constant, NaN undefined."""
+    variance = float(np.var(value_targets))
+    return float("nan") if variance == 0 else 1 - float(np.var(value_targets - values)) / variance

@@ -1,0 +1,39 @@
+"""Algorithms by name, for the command line and config files."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from corral.algorithms.config import AlgorithmConfig
+from corral.errors import ConfigError, nearest
+
+# name -> "module:config class"; a module is imported when its algorithm is asked for
+ALGORITHMS = {"PPO": "corral.algorithms.ppo:PPOConfig"}
+
+
+def config_class(name: str) -> type[AlgorithmConfig]:
+    """Return the config class of an algorithm.
+
+    Raises:
+        ConfigError: No algorithm has the name.
+    """
+    known = {known_name.lower(): path for known_name, path in ALGORITHMS.items()}
+    if name.lower() not in known:
+        raise ConfigError(f"unknown algorithm {name!r}. {nearest(name, ALGORITHMS)}")
+    module_name, _, class_name = known[name.lower()].partition(":")
+    found: type[AlgorithmConfig] = getattr(importlib.import_module(module_name), class_name)
+    return found
+
+
+def config_from_dict(settings: Mapping[str, Any]) -> AlgorithmConfig:
+    """Make the config of the algorithm that `settings["algo"]` names.
+
+    Raises:
+        ConfigError: There is no `algo`, or a setting is unknown.
+    """
+    if "algo" not in settings:
+        raise ConfigError(f"config: 'algo' is missing; one of {', '.join(ALGORITHMS)}.")
+    found = config_class(str(settings["algo"]))
+    return found.from_dict({group: values for group, values in settings.items() if group != "algo"})

@@ -1,0 +1,70 @@
+"""When a run ends: numbers of the result that have to be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from corral.errors import StopCriterionError, nearest
+
+ALIASES = {"num_env_steps": "num_env_steps_sampled_lifetime", "time_s": "time_total_s"}
+# A key that a callback logs may take a few iterations to appear for the first time.
+LATE_KEY_ITERATIONS = 20
+
+
+def flat_result(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten a nested result to `{"env_runners/episode_return_mean": ...}`, without the config."""
+    flat: dict[str, Any] = {}
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            if key != "config" or prefix:
+                flat |= flat_result(value, f"{prefix}{key}/")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+class StopCriteria:
+    """Numbers to reach; the first one that is reached stops the run.
+
+    A name is a path in the result (`env_runners/episode_return_mean`), a name at its top (`training_iteration`), a name
+    in `env_runners` (`episode_return_mean`), or one of `ALIASES`.
+    """
+
+    def __init__(self, criteria: Mapping[str, float], late_keys: bool = False) -> None:
+        """Take the criteria.
+
+        Args:
+            criteria: By name, the smallest value that stops.
+            late_keys: Whether callbacks may log keys that appear only later.
+
+        Raises:
+            StopCriterionError: There is none, so that the run would never end.
+        """
+        if not criteria:
+            raise StopCriterionError("no stop criterion: give one such as episode_return_mean=450.")
+        self._criteria = dict(criteria)
+        self._late_keys = late_keys
+
+    def met(self, result: Mapping[str, Any]) -> str | None:
+        """Return the criterion that a result meets as text, or `None`.
+
+        Raises:
+            StopCriterionError: A name is not in the result.
+        """
+        flat = flat_result(result)
+        met = None
+        for name, limit in self._criteria.items():
+            path = ALIASES.get(name, name)
+            value = flat.get(path, flat.get(f"env_runners/{path}"))
+            if value is None:
+                if self._late_keys and result["training_iteration"] < LATE_KEY_ITERATIONS:
+                    continue
+                raise StopCriterionError(
+                    f"stop criterion {name!r} does not appear in the result. {nearest(name, [*flat, *ALIASES])}"
+                )
+            if not isinstance(value, (int, float)):
+                raise StopCriterionError(f"stop criterion {name!r} is {value!r} in the result, which is no number.")
+            if value >= limit and met is None:
+                met = f"{name}={value:g} reached {limit:g}"
+        return met

@@ -1,0 +1,101 @@
+"""Checks of a whole config: contradictions between settings, found before any process starts."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from corral.core.module import ActorCritic, ModelConfig, Module
+from corral.core.schedules import validate_schedule
+from corral.env.vector import resolve_env
+from corral.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from corral.algorithms.config import AlgorithmConfig
+
+OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "rmsprop": "RMSprop"}
+
+# setting -> smallest value that makes sense
+MINIMA = {
+    "num_env_runners": 0,
+    "num_envs_per_env_runner": 1,
+    "rollout_fragment_length": 1,
+    "train_batch_size_per_learner": 1,
+    "minibatch_size": 1,
+    "num_epochs": 1,
+    "metrics_num_episodes_for_smoothing": 1,
+    "min_time_s_per_iteration": 0,
+    "min_sample_timesteps_per_iteration": 0,
+    "num_threads": 1,
+    "seed": 0,
+}
+
+
+def validate(config: AlgorithmConfig) -> None:
+    """Refuse a config that cannot work.
+
+    Raises:
+        ConfigError: Names the setting, or both settings of a contradiction, and the remedy.
+    """
+    if config.env is None:
+        raise ConfigError("environment: no env was given; call .environment('CartPole-v1') or another one.")
+    resolve_env(config.env)
+    for name, minimum in MINIMA.items():
+        value = getattr(config, name)
+        if isinstance(value, (int, float)) and value < minimum:
+            raise ConfigError(f"{name}={value} must be at least {minimum}.")
+    validate_schedule("lr", config.lr)
+    if not 0 <= config.gamma <= 1:
+        raise ConfigError(f"gamma={config.gamma} must lie in [0, 1].")
+    if config.grad_clip is not None and config.grad_clip <= 0:
+        raise ConfigError(f"grad_clip={config.grad_clip} must be positive; None clips nothing.")
+    _validate_batch(config)
+    _validate_module(config)
+    optimizer_class(config.optimizer)
+
+
+def _validate_batch(config: AlgorithmConfig) -> None:
+    batch, minibatch = config.train_batch_size_per_learner, config.minibatch_size
+    if minibatch is not None and minibatch > batch:
+        raise ConfigError(
+            f"minibatch_size={minibatch} is larger than train_batch_size_per_learner={batch}: lower the first or raise "
+            "the second."
+        )
+    fragment = config.rollout_fragment_length
+    if fragment == "auto":
+        return
+    runners, envs = max(1, config.num_env_runners), config.num_envs_per_env_runner or config.DEFAULT_NUM_ENVS
+    step = fragment * envs * runners
+    if config.total_train_batch_size % step:
+        raise ConfigError(
+            f"rollout_fragment_length={fragment} does not divide train_batch_size_per_learner={batch}: "
+            f"{runners} runner(s) of {envs} env(s) sample {step} steps a round. Take a multiple of {step} as the batch "
+            "size, or rollout_fragment_length='auto'."
+        )
+
+
+def _validate_module(config: AlgorithmConfig) -> None:
+    module_class = config.module_class
+    if module_class is None or module_class is ActorCritic:
+        ModelConfig.parse(config.model_config)
+        return
+    if not (inspect.isclass(module_class) and issubclass(module_class, Module)):
+        raise ConfigError(f"rl_module: module_class must be a subclass of corral.Module, got {module_class!r}.")
+    for method in ("policy", "value"):
+        if getattr(module_class, method) is getattr(Module, method):
+            raise ConfigError(f"rl_module: {module_class.__name__} must define {method}(self, obs).")
+
+
+def optimizer_class(setting: Any) -> Any:
+    """Return the optimizer class of the setting `optimizer`.
+
+    Raises:
+        ConfigError: It names none.
+    """
+    import torch
+
+    if inspect.isclass(setting) and issubclass(setting, torch.optim.Optimizer):
+        return setting
+    if not isinstance(setting, str) or setting.lower() not in OPTIMIZERS:
+        raise ConfigError(f"optimizer={setting!r} is not one. {nearest(str(setting), OPTIMIZERS)}")
+    return getattr(torch.optim, OPTIMIZERS[setting.lower()])

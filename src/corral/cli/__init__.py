@@ -1,0 +1,1 @@
+"""The command line: `corral train`, `corral events`."""

@@ -1,0 +1,119 @@
+"""The command `corral`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from corral import __version__
+from corral.errors import ConfigError, CorralError
+
+EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+EPILOG = """\
+examples:
+  corral train --algo PPO --env CartPole-v1 --stop episode_return_mean=450
+  corral train --algo PPO --env CartPole-v1 --stop num_env_steps=500000 --seed 0 --set training.lr=3e-3
+  corral train --config experiment.yaml
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status: 0, 1 (failed), 2 (wrong usage) or 130 (interrupted)."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except ConfigError as error:
+        print(f"corral: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except (CorralError, FileExistsError) as error:
+        print(f"corral: {error}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="corral", description="Reinforcement learning from one config.")
+    parser.add_argument("--version", action="version", version=f"corral {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    train = commands.add_parser(
+        "train",
+        help="train an algorithm on an env",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    train.add_argument("--config", type=Path, help="a YAML file of groups of settings, with 'algo' and 'stop'")
+    train.add_argument("--algo", help="name of the algorithm, such as PPO")
+    train.add_argument("--env", help="a Gymnasium id, or package.module:Name")
+    train.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="NAME=NUMBER",
+        help="end when a number of the result reaches this; may be given again, and the first one reached counts",
+    )
+    train.add_argument("--seed", help="seed of everything random")
+    train.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="GROUP.NAME=VALUE",
+        help="any setting; a value is read as YAML, such as 3e-3, [64, 64] or true",
+    )
+    train.add_argument("--run-dir", type=Path, help="where to write; runs/<algo>-<env>-<time> if left out")
+    train.add_argument("--quiet", action="store_true", help="no display; only the last line")
+    train.set_defaults(run=_train)
+
+    events = commands.add_parser("events", help="list the events that callbacks can listen to")
+    events.set_defaults(run=_events)
+    return parser
+
+
+def _train(options: argparse.Namespace) -> int:
+    from corral.cli.experiment import load_experiment
+
+    config, stop = load_experiment(options)
+    config.validate()  # a mistake is reported before torch's slower parts are loaded and anything is written
+    from corral.cli.train import train
+
+    return train(config, stop, run_dir=options.run_dir, quiet=options.quiet)
+
+
+def _events(_: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from corral.callbacks.callback import EVENTS
+
+    table = Table("event", "process", "arguments", "fires")
+    for event in EVENTS.values():
+        table.add_row(event.name, event.process, ", ".join(event.arguments), event.fires)
+    Console().print(table)
+    return 0
+
+
+def parse_pair(text: str, option: str) -> tuple[str, Any]:
+    """Split `name=value` and read the value as YAML.
+
+    Raises:
+        ConfigError: There is no `=`, or the value is no YAML.
+    """
+    import yaml
+
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"{option} {text!r}: expected NAME=VALUE.")
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{option} {text!r}: the value is not valid YAML: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Modules, distributions, returns, schedules and the learner: the maths, which knows no environment."""

@@ -1,0 +1,337 @@
+"""Action distributions: one for each action space.
+
+A distribution holds no numbers of its own. It says how to read `dist_inputs`, the `[B, D]` output of a module's
+policy: the torch methods serve the losses, the NumPy ones pick actions while sampling. Every sampler here has the
+form "inputs plus noise", so that a runner can draw the noise of many steps in one call.
+
+`actions` are those of the module, as stored in the columns; `to_env` turns them into what the env takes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from corral.errors import ConfigError
+
+FloatArray = NDArray[np.float32]
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class ActionDistribution(ABC):
+    """How to sample from `dist_inputs`, and how likely an action is under them.
+
+    Attributes:
+        num_inputs: D, the width of `dist_inputs`.
+        num_noise: Width of the noise that one sample needs.
+        action_shape: Shape of one module action.
+        action_dtype: Its dtype in the columns.
+    """
+
+    num_inputs: int
+    num_noise: int
+    action_shape: tuple[int, ...]
+    action_dtype: np.dtype[Any]
+
+    @abstractmethod
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+        """Draw noise for samples of `shape`, float32 `[*shape, num_noise]`."""
+
+    @abstractmethod
+    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
+        """Return the actions `[B, ...]` that the noise `[B, num_noise]` picks."""
+
+    @abstractmethod
+    def mode(self, dist_inputs: FloatArray) -> NDArray[Any]:
+        """Return the most likely actions `[B, ...]`: the deterministic choice."""
+
+    @abstractmethod
+    def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
+        """Return actions `[batch_size, ...]` drawn evenly from the action space, whatever the policy says."""
+
+    @abstractmethod
+    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
+        """Turn module actions `[B, ...]` into actions of the env's space."""
+
+    @abstractmethod
+    def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
+        """Return the log-probability (or log-density) `[B]` of module actions."""
+
+    @abstractmethod
+    def entropy(self, dist_inputs: Tensor) -> Tensor:
+        """Return the entropy `[B]` in nats."""
+
+    @abstractmethod
+    def kl(self, dist_inputs: Tensor, other_inputs: Tensor) -> Tensor:
+        """Return KL(dist_inputs || other_inputs) `[B]` in nats."""
+
+
+class Categorical(ActionDistribution):
+    """Discrete actions from logits `[B, n]`; sampled by the Gumbel-max trick (arXiv:1411.0030)."""
+
+    def __init__(self, space: spaces.Discrete) -> None:
+        """Make the distribution of a Discrete space; module actions count from 0, whatever its `start`."""
+        self.num_inputs = self.num_noise = int(space.n)
+        self.action_shape = ()
+        self.action_dtype = np.dtype(np.int64)
+        self._start = int(space.start)
+
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+        return gumbel(rng, (*shape, self.num_noise))
+
+    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
+        return self.mode(dist_inputs + noise)
+
+    def mode(self, dist_inputs: FloatArray) -> NDArray[Any]:
+        picks: NDArray[Any] = dist_inputs.argmax(-1)
+        return picks
+
+    def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
+        return rng.integers(0, self.num_inputs, size=batch_size)
+
+    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
+        return actions + self._start if self._start else actions
+
+    def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
+        return dist_inputs.log_softmax(-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, dist_inputs: Tensor) -> Tensor:
+        logp = dist_inputs.log_softmax(-1)
+        return -(logp.exp() * logp).sum(-1)
+
+    def kl(self, dist_inputs: Tensor, other_inputs: Tensor) -> Tensor:
+        logp = dist_inputs.log_softmax(-1)
+        return (logp.exp() * (logp - other_inputs.log_softmax(-1))).sum(-1)
+
+
+class MultiCategorical(ActionDistribution):
+    """Independent categoricals, one for each entry of a MultiDiscrete space; logits side by side `[B, sum(nvec)]`."""
+
+    def __init__(self, space: spaces.MultiDiscrete) -> None:
+        """Make the distribution of a MultiDiscrete space of any shape."""
+        self.sizes = [int(n) for n in space.nvec.reshape(-1)]
+        self.num_inputs = self.num_noise = sum(self.sizes)
+        self.action_shape = tuple(space.nvec.shape)
+        self.action_dtype = np.dtype(np.int64)
+        self._start = space.start.astype(np.int64)
+        ends = np.cumsum(self.sizes)
+        self._slices = [slice(int(end) - size, int(end)) for end, size in zip(ends, self.sizes, strict=True)]
+
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+        return gumbel(rng, (*shape, self.num_noise))
+
+    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
+        return self.mode(dist_inputs + noise)
+
+    def mode(self, dist_inputs: FloatArray) -> NDArray[Any]:
+        picks = np.stack([dist_inputs[..., part].argmax(-1) for part in self._slices], -1)
+        return picks.reshape(*dist_inputs.shape[:-1], *self.action_shape)
+
+    def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
+        return rng.integers(0, self.sizes, size=(batch_size, len(self.sizes))).reshape(batch_size, *self.action_shape)
+
+    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
+        return actions + self._start
+
+    def _log_softmax(self, dist_inputs: Tensor) -> list[Tensor]:
+        return [part.log_softmax(-1) for part in torch.split(dist_inputs, self.sizes, dim=-1)]
+
+    def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
+        picks = actions.reshape(actions.shape[0], -1, 1).unbind(1)
+        parts = [logp.gather(-1, pick) for logp, pick in zip(self._log_softmax(dist_inputs), picks, strict=True)]
+        return torch.cat(parts, -1).sum(-1)
+
+    def entropy(self, dist_inputs: Tensor) -> Tensor:
+        return torch.stack([-(logp.exp() * logp).sum(-1) for logp in self._log_softmax(dist_inputs)]).sum(0)
+
+    def kl(self, dist_inputs: Tensor, other_inputs: Tensor) -> Tensor:
+        pairs = zip(self._log_softmax(dist_inputs), self._log_softmax(other_inputs), strict=True)
+        return torch.stack([(p.exp() * (p - q)).sum(-1) for p, q in pairs]).sum(0)
+
+
+class Bernoulli(ActionDistribution):
+    """Independent coins for a MultiBinary space, from logits `[B, n]`."""
+
+    def __init__(self, space: spaces.MultiBinary) -> None:
+        """Make the distribution of a MultiBinary space of any shape."""
+        self.action_shape = tuple(space.shape)
+        self.num_inputs = self.num_noise = math.prod(self.action_shape)
+        self.action_dtype = np.dtype(np.int8)
+
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+        return rng.logistic(size=(*shape, self.num_noise)).astype(np.float32)
+
+    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
+        return self.mode(dist_inputs + noise)
+
+    def mode(self, dist_inputs: FloatArray) -> NDArray[Any]:
+        return (dist_inputs > 0).astype(np.int8).reshape(*dist_inputs.shape[:-1], *self.action_shape)
+
+    def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
+        return rng.integers(0, 2, size=(batch_size, *self.action_shape), dtype=np.int8)
+
+    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
+        return actions
+
+    def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
+        signs = actions.reshape(dist_inputs.shape) * 2 - 1
+        return functional.logsigmoid(signs * dist_inputs).sum(-1)
+
+    def entropy(self, dist_inputs: Tensor) -> Tensor:
+        # H = softplus(l) - l * sigmoid(l): finite for every logit, unlike p * log(p).
+        return (functional.softplus(dist_inputs) - dist_inputs * dist_inputs.sigmoid()).sum(-1)
+
+    def kl(self, dist_inputs: Tensor, other_inputs: Tensor) -> Tensor:
+        p = dist_inputs.sigmoid()
+        on = functional.logsigmoid(dist_inputs) - functional.logsigmoid(other_inputs)
+        off = functional.logsigmoid(-dist_inputs) - functional.logsigmoid(-other_inputs)
+        return (p * on + (1 - p) * off).sum(-1)
+
+
+class DiagGaussian(ActionDistribution):
+    """A Gaussian with diagonal covariance from `[B, 2d]`: means, then log standard deviations.
+
+    Bounds are respected by clipping. Along a dimension with two finite bounds the module acts in [-1, 1], which
+    `to_env` clips to and maps onto [low, high]; along any other it acts in the env's own units, clipped to the one
+    finite bound, if any. The density is that of the module action before clipping.
+    """
+
+    def __init__(self, space: spaces.Box) -> None:
+        """Make the distribution of a Box space of any shape."""
+        self.action_shape = tuple(space.shape)
+        self.num_noise = math.prod(self.action_shape)
+        self.num_inputs = 2 * self.num_noise
+        self.action_dtype = np.dtype(np.float32)
+        self._env_dtype = space.dtype
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        self._bounded = np.isfinite(low) & np.isfinite(high)
+        self._scale = np.where(self._bounded, (high - low) / 2, 1.0)
+        self._offset = np.where(self._bounded, (high + low) / 2, 0.0)
+        self._low, self._high = low, high
+
+    def _split(self, dist_inputs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = dist_inputs.chunk(2, dim=-1)
+        return mean, log_std
+
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+        return rng.standard_normal((*shape, self.num_noise), dtype=np.float32)
+
+    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
+        mean, log_std = dist_inputs[..., : self.num_noise], dist_inputs[..., self.num_noise :]
+        return (mean + np.exp(log_std) * noise).reshape(*dist_inputs.shape[:-1], *self.action_shape)
+
+    def mode(self, dist_inputs: FloatArray) -> NDArray[Any]:
+        return dist_inputs[..., : self.num_noise].reshape(*dist_inputs.shape[:-1], *self.action_shape)
+
+    def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
+        shape = (batch_size, *self.action_shape)
+        even = rng.uniform(-1, 1, size=shape)
+        return np.where(self._bounded, even, rng.standard_normal(shape)).astype(np.float32)
+
+    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
+        clipped: NDArray[Any] = np.clip(actions * self._scale + self._offset, self._low, self._high)
+        return clipped.astype(self._env_dtype)
+
+    def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
+        mean, log_std = self._split(dist_inputs)
+        z = (actions.reshape(mean.shape) - mean) * (-log_std).exp()
+        return -(0.5 * z * z + log_std).sum(-1) - 0.5 * self.num_noise * _LOG_2PI
+
+    def entropy(self, dist_inputs: Tensor) -> Tensor:
+        _, log_std = self._split(dist_inputs)
+        return log_std.sum(-1) + 0.5 * self.num_noise * (1 + _LOG_2PI)
+
+    def kl(self, dist_inputs: Tensor, other_inputs: Tensor) -> Tensor:
+        mean, log_std = self._split(dist_inputs)
+        other_mean, other_log_std = self._split(other_inputs)
+        gap = log_std - other_log_std
+        z = (mean - other_mean) * (-other_log_std).exp()
+        return 0.5 * ((2 * gap).exp() + z * z - 1 - 2 * gap).sum(-1)
+
+
+class SquashedGaussian(DiagGaussian):
+    """A diagonal Gaussian squashed by tanh onto bounds that are all finite (Haarnoja et al. 2018, arXiv:1801.01290).
+
+    The columns hold the action before the tanh, so that no log-density ever needs an arctanh. `logp` and `entropy`
+    are those of the squashed action in [-1, 1]. The KL divergence does not change under an invertible map, so it
+    is that of the Gaussians.
+    """
+
+    def __init__(self, space: spaces.Box) -> None:
+        """Make the distribution of a Box space.
+
+        Raises:
+            ConfigError: A bound is infinite, so there is nothing to squash onto.
+        """
+        super().__init__(space)
+        if not self._bounded.all():
+            raise ConfigError(
+                f"action_bounds='squash' needs finite bounds, but the action space is {space}; use 'clip'."
+            )
+        # Gauss-Hermite nodes turn the expectation in the entropy, which has no closed form, into a sum.
+        nodes, weights = np.polynomial.hermite_e.hermegauss(16)
+        self._nodes = torch.as_tensor(nodes, dtype=torch.float32)
+        self._weights = torch.as_tensor(weights / weights.sum(), dtype=torch.float32)
+
+    def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
+        squashed = np.clip(super().random(rng, batch_size), -0.999, 0.999)
+        actions: FloatArray = np.arctanh(squashed).astype(np.float32)
+        return actions
+
+    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
+        return super().to_env(np.tanh(actions))
+
+    def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
+        flat = actions.reshape(actions.shape[0], -1)
+        return super().logp(dist_inputs, actions) - _log_tanh_slope(flat).sum(-1)
+
+    def entropy(self, dist_inputs: Tensor) -> Tensor:
+        mean, log_std = self._split(dist_inputs)
+        points = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * self._nodes.to(mean.device)
+        slope = (_log_tanh_slope(points) * self._weights.to(mean.device)).sum(-1)
+        return super().entropy(dist_inputs) + slope.sum(-1)
+
+
+def _log_tanh_slope(u: Tensor) -> Tensor:
+    """Return log(1 - tanh(u)^2) without losing the tails."""
+    return 2 * (math.log(2) - u - functional.softplus(-2 * u))
+
+
+def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+    """Draw standard Gumbel noise, float32: minus the log of an exponential, which NumPy draws fast."""
+    exponential = rng.standard_exponential(shape, dtype=np.float32)
+    np.maximum(exponential, np.finfo(np.float32).tiny, out=exponential)  # a 0 would become infinite
+    noise: FloatArray = -np.log(exponential)
+    return noise
+
+
+def action_distribution(space: spaces.Space[Any], action_bounds: str = "clip") -> ActionDistribution:
+    """Return the distribution of an action space.
+
+    Args:
+        space: Discrete, MultiDiscrete, MultiBinary, or a floating-point Box.
+        action_bounds: `"clip"` or `"squash"`, for a Box: see `DiagGaussian` and `SquashedGaussian`.
+
+    Raises:
+        ConfigError: No distribution fits the space.
+    """
+    if isinstance(space, spaces.Discrete):
+        return Categorical(space)
+    if isinstance(space, spaces.MultiDiscrete):
+        return MultiCategorical(space)
+    if isinstance(space, spaces.MultiBinary):
+        return Bernoulli(space)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return SquashedGaussian(space) if action_bounds == "squash" else DiagGaussian(space)
+    raise ConfigError(
+        f"Unsupported action space {space}: use Discrete, MultiDiscrete, MultiBinary or a floating-point Box "
+        "(flatten a Dict or Tuple with gymnasium.wrappers)."
+    )

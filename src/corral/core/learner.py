@@ -1,0 +1,211 @@
+"""The learner: turns batches into gradient steps. It knows modules and columns, and no environment."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from corral.core.module import Module
+from corral.core.threads import num_threads_for, torch_threads
+from corral.core.tree import Tree, leaves, map_tree
+from corral.errors import LossError
+
+Batch = dict[str, Tree]
+"""Columns by name, each a tree of arrays or tensors `[B, ...]` of one length B."""
+
+Loss = Callable[[Module, Batch, Mapping[str, float]], tuple[Tensor, dict[str, Tensor]]]
+"""`loss(module, minibatch, coefficients)` gives the scalar to minimise, and scalars to report."""
+
+# Values of very large batches are computed in pieces of this many observations, to bound memory.
+VALUES_CHUNK = 8192
+
+
+class Learner:
+    """Minibatch gradient steps on one or more modules, each with an optimizer of its own.
+
+    Args:
+        modules: By module id. The learner moves them to the device and keeps them.
+        loss: The algorithm's loss, a pure function.
+        optimizer_class: A `torch.optim.Optimizer`, called with the parameters and `optimizer_config`.
+        optimizer_config: Its keyword arguments, apart from `lr`, which every update gives.
+        grad_clip: Limit of the gradients, or `None`.
+        grad_clip_by: `"global_norm"` (over all parameters), `"norm"` (each parameter's) or `"value"` (each entry).
+        device: `"auto"` (CUDA when there is one), or a torch device name.
+        num_threads: Intra-op threads, or `"auto"`: one for small nets.
+        seed: Of the shuffling.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, Module],
+        loss: Loss,
+        *,
+        optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
+        optimizer_config: Mapping[str, Any] | None = None,
+        grad_clip: float | None = None,
+        grad_clip_by: str = "global_norm",
+        device: str = "auto",
+        num_threads: int | str = "auto",
+        seed: int = 0,
+    ) -> None:
+        """Move the modules to the device and make an optimizer for each."""
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(device)
+        self.modules = {module_id: module.to(self.device) for module_id, module in modules.items()}
+        self._loss = loss
+        self._grad_clip, self._grad_clip_by = grad_clip, grad_clip_by
+        # Adam's fused kernel steps all parameters in one call: a third of a small net's update otherwise.
+        fused = {"fused": True} if optimizer_class in (torch.optim.Adam, torch.optim.AdamW) else {}
+        self._optimizers = {
+            module_id: optimizer_class(module.parameters(), **{**fused, **(optimizer_config or {})})
+            for module_id, module in self.modules.items()
+        }
+        self._num_threads = {
+            module_id: num_threads_for(module, num_threads) for module_id, module in self.modules.items()
+        }
+        self._rng = np.random.default_rng(seed)
+
+    def update(
+        self,
+        batches: Mapping[str, Batch],
+        *,
+        lr: float,
+        num_epochs: int = 1,
+        minibatch_size: int | None = None,
+        shuffle: bool = True,
+        coefficients: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> dict[str, dict[str, float]]:
+        """Take gradient steps on every module that has a batch.
+
+        Args:
+            batches: By module id; columns are NumPy arrays.
+            lr: Learning rate of this update.
+            num_epochs: Passes over each batch.
+            minibatch_size: Rows of one step, or `None` for the whole batch. A batch that it does not divide is cut
+                into equal parts of about this size, so that no row is dropped and no step sees only a few rows.
+            shuffle: Whether each epoch takes the rows in a new order.
+            coefficients: By module id, handed to the loss.
+
+        Returns:
+            By module id: the loss's scalars and the gradient norm, averaged over the steps.
+
+        Raises:
+            LossError: A loss is not finite. The step is not taken, so the weights stay as they were before it.
+        """
+        results = {}
+        for module_id, batch in batches.items():
+            with torch_threads(self._num_threads[module_id]):
+                results[module_id] = self._update_module(
+                    module_id,
+                    map_tree(self._to_device, batch),
+                    lr=lr,
+                    num_epochs=num_epochs,
+                    minibatch_size=minibatch_size,
+                    shuffle=shuffle,
+                    coefficients=(coefficients or {}).get(module_id, {}),
+                )
+        return results
+
+    def _update_module(
+        self,
+        module_id: str,
+        batch: Batch,
+        *,
+        lr: float,
+        num_epochs: int,
+        minibatch_size: int | None,
+        shuffle: bool,
+        coefficients: Mapping[str, float],
+    ) -> dict[str, float]:
+        module, optimizer = self.modules[module_id], self._optimizers[module_id]
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        size = len(leaves(batch)[0])
+        num_minibatches = max(1, round(size / minibatch_size)) if minibatch_size else 1
+        bounds = np.linspace(0, size, num_minibatches + 1).astype(int).tolist()
+        stats: list[Tensor] = []
+        names: list[str] = []
+        module.train()
+        for epoch in range(num_epochs):
+            rows = self._shuffled(batch, size) if shuffle and num_minibatches > 1 else batch
+            for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
+                minibatch = map_tree(lambda column, a=start, b=stop: column[a:b], rows)
+                loss, scalars = self._loss(module, minibatch, coefficients)
+                if not math.isfinite(loss.item()):
+                    raise _loss_error(module_id, epoch, index, loss, scalars)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
+                norm = clip_gradients(module, self._grad_clip, self._grad_clip_by)
+                optimizer.step()
+                names = ["total_loss", *scalars, "gradients_default_optimizer_global_norm"]
+                stats.append(torch.stack([loss.detach(), *scalars.values(), norm]))
+        means = torch.stack(stats).mean(0).tolist()
+        return {
+            **dict(zip(names, means, strict=True)),
+            "default_optimizer_learning_rate": lr,
+            "module_train_batch_size_mean": size / num_minibatches,
+            "num_gradient_steps": float(len(stats)),
+        }
+
+    def _shuffled(self, batch: Batch, size: int) -> Batch:
+        order = torch.from_numpy(self._rng.permutation(size)).to(self.device)
+        shuffled: Batch = map_tree(lambda column: column.index_select(0, order), batch)
+        return shuffled
+
+    def _to_device(self, column: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(column)).to(self.device)
+
+    def values(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
+        """Return the module's state values of a tree of observations `[B, ...]`, float32 `[B]`."""
+        module = self.modules[module_id]
+        size = len(leaves(obs)[0])
+        parts = []
+        with torch_threads(self._num_threads[module_id]), torch.inference_mode():
+            for start in range(0, size, VALUES_CHUNK):
+                chunk = map_tree(lambda column, a=start: self._to_device(column[a : a + VALUES_CHUNK]), obs)
+                parts.append(module.value(chunk).cpu().numpy())
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+    def get_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return the weights by module id and parameter name; on the CPU they are views, to be copied at once."""
+        return {
+            module_id: {name: value.detach().cpu().numpy() for name, value in module.state_dict().items()}
+            for module_id, module in self.modules.items()
+        }
+
+
+def clip_gradients(module: nn.Module, limit: float | None, by: str) -> Tensor:
+    """Clip the gradients of a module in place, and return their global norm before clipping.
+
+    Args:
+        module: After `backward`.
+        limit: The largest norm or absolute value; `None` clips nothing.
+        by: `"global_norm"`, `"norm"` or `"value"`; see `Learner`.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.grad is not None]
+    if by == "global_norm" and limit is not None:
+        return nn.utils.clip_grad_norm_(parameters, limit)
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    if limit is not None and by == "norm":
+        for parameter in parameters:
+            nn.utils.clip_grad_norm_(parameter, limit)
+    elif limit is not None and by == "value":
+        nn.utils.clip_grad_value_(parameters, limit)
+    return norm
+
+
+def _loss_error(module_id: str, epoch: int, index: int, loss: Tensor, scalars: Mapping[str, Tensor]) -> LossError:
+    culprits = [f"{name}={value.item()}" for name, value in scalars.items() if not math.isfinite(value.item())]
+    return LossError(
+        f"learners/{module_id}/total_loss became {loss.item()} in epoch {epoch}, minibatch {index} "
+        f"({', '.join(culprits) or 'every part of it is finite'}). The step was not taken. "
+        "Lower lr, set grad_clip, or look for very large rewards and observations."
+    )

@@ -1,0 +1,181 @@
+"""Modules: `nn.Module`s with a policy and a value. The default one is built from the spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from corral.core.distributions import DiagGaussian, action_distribution
+from corral.core.networks import ACTIVATIONS, ConvFilters, Encoder, Flat, is_image, orthogonal, space_tree
+from corral.core.networks import num_outputs as encoder_outputs
+from corral.core.tree import Tree, leaves
+from corral.errors import ConfigError, nearest
+
+DEFAULT_MODULE_ID = "default_policy"
+
+
+class Module(nn.Module):
+    """What a runner and a learner need of a network. Subclass it and give `policy` and `value`.
+
+    Attributes:
+        distribution: Reads what `policy` returns; made from the action space and `action_bounds`.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        model_config: Mapping[str, Any],
+    ) -> None:
+        """Keep the spaces and make the action distribution.
+
+        Args:
+            observation_space: Space of one observation.
+            action_space: Space of one action.
+            model_config: The settings given to `.rl_module(model_config=...)`, for the subclass to read.
+        """
+        super().__init__()
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.distribution = action_distribution(action_space, model_config.get("action_bounds", "clip"))
+
+    def policy(self, obs: Tree) -> Tensor:
+        """Map observations (a tree of `[B, ...]`) to `dist_inputs`, float32 `[B, distribution.num_inputs]`."""
+        raise TypeError(f"{type(self).__name__} has no method policy(obs) -> dist_inputs [B, D].")
+
+    def value(self, obs: Tree) -> Tensor:
+        """Map observations (a tree of `[B, ...]`) to state values, float32 `[B]`."""
+        raise TypeError(f"{type(self).__name__} has no method value(obs) -> values [B].")
+
+    def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
+        """Return both at once; override it where they share layers."""
+        return self.policy(obs), self.value(obs)
+
+    def policy_layers(self) -> list[nn.Module] | None:
+        """Return the policy as a plain stack of `Linear` and activation layers on a flat observation, or `None`.
+
+        A stack lets the runner compute it in NumPy, which for small nets is several times faster than torch.
+        """
+        return None
+
+
+@dataclass
+class ModelConfig:
+    """Settings of the default module, given with `.rl_module(model_config={...})`.
+
+    Attributes:
+        fcnet_hiddens: Widths of the hidden layers.
+        fcnet_activation: One of tanh, relu, elu, gelu, silu.
+        vf_share_layers: Whether policy and value share the hidden layers; `None` shares them for images only.
+        conv_filters: `[[out_channels, kernel, stride], ...]`; `None` picks by the image's size.
+        free_log_std: For Box actions: whether the log standard deviation is one learned vector rather than an
+            output of the network.
+        initial_log_std: Its initial value.
+        action_bounds: For Box actions: `"clip"` or `"squash"` (tanh).
+    """
+
+    fcnet_hiddens: tuple[int, ...] = (64, 64)
+    fcnet_activation: str = "tanh"
+    vf_share_layers: bool | None = None
+    conv_filters: ConvFilters | None = None
+    free_log_std: bool = True
+    initial_log_std: float = 0.0
+    action_bounds: str = "clip"
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> ModelConfig:
+        """Check the names and the choices.
+
+        Raises:
+            ConfigError: A name is unknown or a value is not among the choices.
+        """
+        known = {field.name for field in fields(cls)}
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"model_config: unknown setting {name!r}. {nearest(name, known)}")
+        config = cls(**settings)
+        if config.fcnet_activation not in ACTIVATIONS:
+            raise ConfigError(
+                f"model_config: unknown fcnet_activation {config.fcnet_activation!r}. "
+                f"{nearest(str(config.fcnet_activation), ACTIVATIONS)}"
+            )
+        if config.action_bounds not in ("clip", "squash"):
+            raise ConfigError(f"model_config: action_bounds is 'clip' or 'squash', not {config.action_bounds!r}.")
+        hiddens = config.fcnet_hiddens
+        if isinstance(hiddens, (str, int)) or not all(isinstance(width, int) and width > 0 for width in hiddens):
+            raise ConfigError(
+                f"model_config: fcnet_hiddens is a list of layer widths such as [64, 64], not {hiddens!r}."
+            )
+        return config
+
+
+class ActorCritic(Module):
+    """The default module: an encoder, a policy head and a value head.
+
+    Hidden layers start orthogonal with gain sqrt(2), the policy head with gain 0.01 and the value head with 1
+    (Andrychowicz et al. 2021, arXiv:2006.05990): the first policy is close to uniform.
+    """
+
+    _SMALL_POLICY_GAIN: ClassVar[float] = 0.01
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        model_config: Mapping[str, Any],
+    ) -> None:
+        """Build the layers from the spaces; see `ModelConfig` for the settings."""
+        super().__init__(observation_space, action_space, model_config)
+        config = ModelConfig.parse(model_config)
+        hiddens, activation = list(config.fcnet_hiddens), config.fcnet_activation
+        share = config.vf_share_layers
+        if share is None:
+            share = any(is_image(leaf) for leaf in leaves(space_tree(observation_space)))
+        self.policy_encoder = Encoder(observation_space, hiddens, activation, config.conv_filters)
+        self.value_encoder = (
+            self.policy_encoder if share else Encoder(observation_space, hiddens, activation, config.conv_filters)
+        )
+        num_outputs = self.distribution.num_inputs
+        self.log_std: nn.Parameter | None = None
+        if isinstance(self.distribution, DiagGaussian) and config.free_log_std:
+            num_outputs //= 2
+            self.log_std = nn.Parameter(torch.full((num_outputs,), float(config.initial_log_std)))
+        num_features = hiddens[-1] if hiddens else encoder_outputs(self.policy_encoder.parts)
+        self.policy_head = orthogonal(nn.Linear(num_features, num_outputs), self._SMALL_POLICY_GAIN)
+        self.value_head = orthogonal(nn.Linear(num_features, 1), 1.0)
+        if isinstance(self.distribution, DiagGaussian) and self.log_std is None:
+            with torch.no_grad():
+                self.policy_head.bias[num_outputs // 2 :] = config.initial_log_std  # type: ignore[index]
+
+    def _head(self, features: Tensor) -> Tensor:
+        outputs: Tensor = self.policy_head(features)
+        if self.log_std is not None:
+            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+        return outputs
+
+    def policy(self, obs: Tree) -> Tensor:
+        """Map observations to `dist_inputs`, float32 `[B, D]`."""
+        return self._head(self.policy_encoder(obs))
+
+    def value(self, obs: Tree) -> Tensor:
+        """Map observations to state values, float32 `[B]`."""
+        value: Tensor = self.value_head(self.value_encoder(obs))
+        return value.squeeze(-1)
+
+    def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
+        """Return `dist_inputs` and values; shared layers run once."""
+        features = self.policy_encoder(obs)
+        value_features = features if self.value_encoder is self.policy_encoder else self.value_encoder(obs)
+        return self._head(features), self.value_head(value_features).squeeze(-1)
+
+    def policy_layers(self) -> list[nn.Module] | None:
+        """Return the stack of the policy if the observation is one flat vector."""
+        parts = self.policy_encoder.parts
+        if len(parts) != 1 or not isinstance(parts[0], Flat) or not isinstance(self.observation_space, spaces.Box):
+            return None
+        return [*self.policy_encoder.mlp, self.policy_head]

@@ -1,0 +1,54 @@
+"""Return computations as pure functions on columns. Time is axis 0; they know no module and no env."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatColumn = NDArray[np.floating]
+BoolColumn = NDArray[np.bool_]
+
+
+def gae(
+    rewards: FloatColumn,
+    values: FloatColumn,
+    next_values: FloatColumn,
+    terminated: BoolColumn,
+    truncated: BoolColumn,
+    valid: BoolColumn,
+    *,
+    gamma: float,
+    lambda_: float,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+
+    A terminated step bootstraps nothing. A truncated step bootstraps from the value of its own final observation,
+    and no advantage crosses it (Pardo et al. 2018, arXiv:1712.00378). The end of a fragment bootstraps from the
+    observation after its last step.
+
+    Args:
+        rewards: `[T, N]`.
+        values: `[T, N]`, V(s_t).
+        next_values: `[T, N]`, V of the observation that step t led to: the final observation where the episode ended.
+        terminated: `[T, N]`.
+        truncated: `[T, N]`.
+        valid: `[T, N]`, False where the vector env only performed a reset; such rows get advantage 0.
+        gamma: Discount a step.
+        lambda_: GAE's lambda in [0, 1]: 0 is TD(0), 1 is the discounted return minus the value.
+
+    Returns:
+        Advantages and value targets (advantage + value), both float32 `[T, N]`.
+    """
+    shape = rewards.shape
+    for column in (values, next_values, terminated, truncated, valid):
+        assert column.shape == shape, f"columns differ in shape: {column.shape} and {shape}"
+    deltas = np.where(valid, rewards + gamma * np.where(terminated, 0.0, next_values) - values, 0.0)
+    # An invalid row needs no case of its own: the row before it ended its episode, so nothing flows across.
+    decays = np.where(terminated | truncated | ~valid, 0.0, gamma * lambda_)
+    advantages = np.empty(shape, np.float64)
+    running = np.zeros(shape[1:], np.float64)
+    for t in range(shape[0] - 1, -1, -1):
+        running *= decays[t]
+        running += deltas[t]
+        advantages[t] = running
+    return advantages.astype(np.float32), (advantages + values).astype(np.float32)

@@ -1,0 +1,46 @@
+"""Settings that change over training: a number, or `[[step, value], ...]` joined by straight lines."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from corral.errors import ConfigError
+
+Schedule = float | Sequence[tuple[float, float]]
+
+
+def schedule_value(schedule: Schedule, num_env_steps: float) -> float:
+    """Return the value of a schedule.
+
+    Args:
+        schedule: A number, or `[[step, value], ...]` with steps in env steps, the first 0 and rising. Between two
+            points the value is linear, and after the last it stays.
+        num_env_steps: Env steps sampled so far over the lifetime of the run.
+    """
+    if isinstance(schedule, (int, float)):
+        return float(schedule)
+    steps, values = zip(*schedule, strict=True)
+    return float(np.interp(num_env_steps, steps, values))
+
+
+def validate_schedule(name: str, schedule: Schedule, *, minimum: float = 0.0) -> None:
+    """Check a schedule's points.
+
+    Raises:
+        ConfigError: The first step is not 0, the steps do not rise, or a value lies below `minimum`.
+    """
+    if isinstance(schedule, (int, float)):
+        values: tuple[float, ...] = (float(schedule),)
+    else:
+        if not schedule:
+            raise ConfigError(f"{name}: a schedule needs at least one [step, value] pair.")
+        steps, values = zip(*schedule, strict=True)
+        if steps[0] != 0:
+            raise ConfigError(f"{name}: the first step of a schedule must be 0, not {steps[0]}.")
+        if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
+            raise ConfigError(f"{name}: the steps of a schedule must rise, got {list(steps)}.")
+    if not all(minimum <= value < float("inf") for value in values):
+        raise ConfigError(f"{name}: values must be finite and at least {minimum}, got {list(values)}.")

@@ -1,0 +1,35 @@
+"""Torch's intra-op threads, set around a piece of work and put back after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+# Below this many parameters, handing an op to a second thread costs more than the op (see benchmarks/).
+SMALL_MODULE_PARAMETERS = 500_000
+
+
+@contextmanager
+def torch_threads(num_threads: int | None) -> Iterator[None]:
+    """Run a block with `num_threads` intra-op threads; `None` leaves torch's own choice."""
+    before = torch.get_num_threads()
+    if num_threads is None or num_threads == before:
+        yield
+        return
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def num_threads_for(module: nn.Module, setting: int | str) -> int | None:
+    """Resolve the setting `num_threads`: an int as it is, `"auto"` to 1 for a small net without convolutions."""
+    if isinstance(setting, int):
+        return setting
+    small = sum(parameter.numel() for parameter in module.parameters()) < SMALL_MODULE_PARAMETERS
+    has_conv = any(isinstance(part, nn.Conv2d) for part in module.modules())
+    return 1 if small and not has_conv else None

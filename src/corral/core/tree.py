@@ -1,0 +1,37 @@
+"""Nested columns: an array, or a dict or tuple of nested columns.
+
+Observations of Dict and Tuple spaces are such trees all the way from the vector env to the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Tree = Any  # an array or tensor, or a dict or tuple of trees
+
+
+def map_tree(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply `fn` to the leaves of `tree`, and of `others` beside it, and keep the nesting."""
+    if isinstance(tree, dict):
+        return {key: map_tree(fn, tree[key], *(other[key] for other in others)) for key in tree}
+    if isinstance(tree, tuple):
+        return tuple(map_tree(fn, *parts) for parts in zip(tree, *others, strict=True))
+    return fn(tree, *others)
+
+
+def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield `(path, leaf)` pairs; a path looks like `camera/0`, and is `name` for a single leaf."""
+    if isinstance(tree, dict):
+        for key, part in tree.items():
+            yield from named_leaves(part, f"{name}/{key}" if name else str(key))
+    elif isinstance(tree, tuple):
+        for index, part in enumerate(tree):
+            yield from named_leaves(part, f"{name}/{index}" if name else str(index))
+    else:
+        yield name, tree
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """Return the leaves of a tree in order."""
+    return [leaf for _, leaf in named_leaves(tree)]

@@ -1,0 +1,1 @@
+"""Runners and what they are made of: vector envs, rollouts and episodes."""

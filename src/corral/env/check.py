@@ -1,0 +1,153 @@
+"""Checks of what an env gives: once at start by its spaces, and after each block of steps on whole columns."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from corral.core.networks import space_tree
+from corral.core.tree import Tree, named_leaves
+from corral.errors import EnvError
+
+SUPPORTED_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def check_env(env: gym.Env[Any, Any], name: str) -> None:
+    """Check an env's spaces, its reset and its first step.
+
+    Args:
+        env: A single env; it is reset and stepped once, and must be reset before use.
+        name: What to call it in errors.
+
+    Raises:
+        EnvError: A space is missing or unsupported, or a field has the wrong type, shape or dtype. The message names
+            the field and what was expected.
+    """
+    check_spaces(env, name)
+    returned: Any
+    try:
+        returned = env.reset(seed=0)
+    except Exception as error:
+        raise EnvError(f"env {name!r} raised in its first reset(): {type(error).__name__}: {error}") from error
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise EnvError(f"env {name!r}: reset() must return (observation, info), got {_short(returned)}.")
+    _check_fields(name, "reset", returned[0], returned[1], env.observation_space)
+    # A copy of the space, so that the env's own random stream is left alone.
+    action_space = copy.deepcopy(env.action_space)
+    action_space.seed(0)
+    try:
+        returned = env.step(action_space.sample())
+    except Exception as error:
+        raise EnvError(f"env {name!r} raised in its first step(): {type(error).__name__}: {error}") from error
+    if not (isinstance(returned, tuple) and len(returned) == 5):
+        raise EnvError(
+            f"env {name!r}: step() must return (observation, reward, terminated, truncated, info), "
+            f"got {_short(returned)}."
+        )
+    obs, reward, terminated, truncated, info = returned
+    _check_fields(name, "step", obs, info, env.observation_space)
+    if not _is_number(reward):
+        raise EnvError(f"env {name!r}: reward from step() must be one number, got {_short(reward)}.")
+    for field, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, (bool, np.bool_)):
+            raise EnvError(f"env {name!r}: {field} from step() must be a bool, got {_short(flag)}.")
+
+
+def check_spaces(env: Any, name: str, prefix: str = "") -> None:
+    """Check that an env has an observation and an action space, of kinds that modules can be built for.
+
+    Args:
+        env: A single env, or a vector env with `prefix="single_"`.
+        name: What to call it in errors.
+        prefix: Of the attributes' names.
+    """
+    for field in ("observation_space", "action_space"):
+        space = getattr(env, prefix + field, None)
+        if not isinstance(space, spaces.Space):
+            raise EnvError(f"env {name!r}: {prefix}{field} must be a gymnasium space, got {_short(space)}.")
+    observation_space = getattr(env, prefix + "observation_space")
+    for path, leaf in named_leaves(space_tree(observation_space), "observation_space"):
+        if not isinstance(leaf, SUPPORTED_LEAVES):
+            raise EnvError(
+                f"env {name!r}: unsupported observation space {leaf} at {path}; use Box, Discrete, MultiDiscrete, "
+                "MultiBinary, or a Dict or Tuple of those."
+            )
+    action_space = getattr(env, prefix + "action_space")
+    is_float_box = isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
+    if not isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)) and not is_float_box:
+        raise EnvError(
+            f"env {name!r}: unsupported action space {action_space}; use Discrete, MultiDiscrete, MultiBinary or a "
+            "floating-point Box (flatten a Dict or Tuple with gymnasium.wrappers)."
+        )
+
+
+def _check_fields(name: str, method: str, obs: Any, info: Any, space: spaces.Space[Any]) -> None:
+    problem = mismatch(space_tree(space), obs, "observation")
+    if problem:
+        raise EnvError(f"env {name!r}: {problem} (from {method}()).")
+    if not isinstance(info, dict):
+        raise EnvError(f"env {name!r}: info from {method}() must be a dict, got {_short(info)}.")
+
+
+def mismatch(space: Tree, value: Any, path: str) -> str | None:
+    """Return what is wrong with an observation against a tree of spaces, naming the field, or `None`."""
+    if isinstance(space, dict):
+        if not isinstance(value, dict) or set(value) != set(space):
+            got = f"keys {sorted(value)}" if isinstance(value, dict) else _short(value)
+            return f"{path} must be a dict with keys {sorted(space)}, got {got}"
+        return next((p for key in space if (p := mismatch(space[key], value[key], f"{path}/{key}"))), None)
+    if isinstance(space, tuple):
+        if not isinstance(value, tuple) or len(value) != len(space):
+            return f"{path} must be a tuple of {len(space)}, got {_short(value)}"
+        return next((p for i in range(len(space)) if (p := mismatch(space[i], value[i], f"{path}/{i}"))), None)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return f"{path} must be an array, got {_short(value)}"
+    if array.shape != space.shape:
+        return f"{path} must have shape {space.shape}, got {array.shape}"
+    # A plain Python number carries no dtype worth holding it to; an array does.
+    cast: Literal["safe", "same_kind"] = "safe" if isinstance(value, (np.ndarray, np.generic)) else "same_kind"
+    if not np.can_cast(array.dtype, space.dtype, cast) and not _fits_integer(array, space.dtype):
+        return f"{path} must have dtype {space.dtype}, got {array.dtype}: return it with .astype({space.dtype})"
+    return bad_values(space, array[None], path)
+
+
+def bad_values(space: spaces.Space[Any], values: NDArray[Any], path: str) -> str | None:
+    """Return what is wrong with the values of a leaf `[..., *space.shape]`: NaN, infinity, or an index out of range.
+
+    A Box's own bounds are not enforced: many envs step a little over them, and nothing breaks when they do.
+    """
+    if np.issubdtype(values.dtype, np.floating):
+        return None if np.isfinite(values).all() else f"{path} holds NaN or infinity"
+    if isinstance(space, spaces.Discrete):
+        low, high = space.start, space.start + space.n - 1
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, high = space.start, space.start + space.nvec - 1
+    else:
+        return None
+    if (values < low).any() or (values > high).any():
+        return f"{path} lies outside {space}"
+    return None
+
+
+def _fits_integer(array: NDArray[Any], dtype: Any) -> bool:
+    """Accept another integer width if the values fit: `Discrete` is int64, and envs return int32 or Python ints."""
+    if not (np.issubdtype(array.dtype, np.integer) and np.issubdtype(dtype, np.integer)):
+        return False
+    limits = np.iinfo(dtype)
+    return bool(array.min() >= limits.min and array.max() <= limits.max)
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and isinstance(value, (int, float, np.number, np.bool_, np.ndarray))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"

@@ -1,0 +1,450 @@
+"""The runner: one vector env, one copy of the module, columns out."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from corral.callbacks.dispatch import BoundCall, Dispatcher
+from corral.core.inference import Inference
+from corral.core.module import DEFAULT_MODULE_ID
+from corral.core.networks import space_tree
+from corral.core.threads import num_threads_for, torch_threads
+from corral.core.tree import leaves, map_tree, named_leaves
+from corral.env.check import bad_values
+from corral.env.episode import SingleAgentEpisode
+from corral.env.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.env.vector import EnvContext, env_name, make_vector_env
+from corral.errors import EnvError, SubEnvError
+from corral.metrics.logger import MetricsLogger, Parts
+from corral.metrics.timers import Timers
+
+if TYPE_CHECKING:
+    from corral.algorithms.config import AlgorithmConfig
+
+EPISODE_EVENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+# Action noise is drawn for this many rows at once; the stream of draws does not depend on how samples are cut.
+NOISE_ROWS = 64
+
+
+class EnvRunner:
+    """Steps a vector env with the current policy and records what happened.
+
+    Attributes:
+        config: The (frozen) config.
+        env: The vector env.
+        num_envs: N.
+        module: This runner's own copy of the module.
+        worker_index: 0 for the embedded runner, 1 and up for others.
+        metrics: The logger that callbacks get; merged into `result["env_runners"]`.
+        weights_version: Version of the weights that act.
+    """
+
+    def __init__(self, config: AlgorithmConfig, worker_index: int = 0) -> None:
+        """Make the env and the module.
+
+        Raises:
+            ConfigError: The env id is unknown, or a setting contradicts the env.
+            EnvError: The env raised, or gave what its spaces do not allow.
+        """
+        self.config = config
+        self.worker_index = worker_index
+        self.metrics = MetricsLogger()
+        self.timers = Timers()
+        self.weights_version = 0
+        self._callbacks = Dispatcher(config.callbacks_class, config.callback_functions)
+        env_seed, noise_seed, self._id_seed = np.random.SeedSequence([config.seed or 0, worker_index]).spawn(3)
+        self._env_seed: int | None = int(env_seed.generate_state(1)[0]) >> 1  # used up by the first reset
+        self._rng = np.random.default_rng(noise_seed)
+        self.make_env()
+        self.module = config.build_module(self.env.single_observation_space, self.env.single_action_space)
+        self.inference = Inference(self.module)
+        self._distribution = self.module.distribution
+        self._num_threads = num_threads_for(self.module, config.num_threads)
+        self._noise = self._distribution.noise(self._rng, (NOISE_ROWS, self.num_envs))
+        self._noise_row = 0
+        self._num_rows_lifetime = 0
+        self._last_num_rows = 0
+        self._listens = any(self._callbacks.subscribed(event) for event in EPISODE_EVENTS)
+        self._num_episodes_created = 0
+        self._run_id = uuid.UUID(bytes=self._id_seed.generate_state(4).tobytes()).hex[:16]
+
+    def make_env(self) -> None:
+        """Make the vector env (anew) and fire `on_environment_created`."""
+        config = self.config
+        context = EnvContext(config.env_config, self.worker_index, config.num_env_runners)
+        self.env = make_vector_env(
+            config.env,
+            context,
+            num_envs=config.num_envs_per_env_runner,
+            default_num_envs=config.DEFAULT_NUM_ENVS,
+            vectorization=config.vectorization,
+            autoreset_mode=config.autoreset_mode,
+            wrappers=config.wrappers,
+            check=not config.disable_env_checking,
+        )
+        self.num_envs: int = self.env.num_envs
+        self._same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+        self._space = space_tree(self.env.single_observation_space)
+        self._needs_reset = True
+        self._callbacks.fire(
+            "on_environment_created",
+            env_runner=self,
+            metrics_logger=self.metrics,
+            env=self.env,
+            env_context=context,
+        )
+
+    def sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        random_actions: bool = False,
+        force_reset: bool = False,
+    ) -> Rollout:
+        """Step the env and return the columns.
+
+        Args:
+            num_timesteps: Env steps to take: at least this many, and fewer than `num_timesteps + N`.
+            num_episodes: Complete episodes to play, exactly; the envs are reset before and after.
+            explore: Whether to sample actions (True) or take the most likely ones; `None` asks the config.
+            random_actions: Whether to draw actions evenly from the action space instead.
+            force_reset: Whether to reset all sub-envs first and drop their unfinished episodes.
+
+        Raises:
+            ValueError: Neither or both of the numbers are given, or one is negative.
+            EnvError: An env raised or gave NaN; the message names env, sub-env, step and field.
+        """
+        if (num_timesteps is None) == (num_episodes is None):
+            raise ValueError("sample() takes exactly one of num_timesteps and num_episodes.")
+        wanted = num_timesteps if num_episodes is None else num_episodes
+        if wanted is None or wanted < 0:
+            raise ValueError(f"sample(): num_timesteps and num_episodes cannot be negative, got {wanted}.")
+        explore = self.config.explore if explore is None else explore
+        pick = "random" if random_actions else "sample" if explore else "mode"
+        by_episodes = num_episodes is not None
+        rows = -(-wanted // self.num_envs)
+        # Autoreset rows come on top; the last call's total is a good guess of how many.
+        rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
+        if wanted:
+            if self._needs_reset or force_reset or by_episodes:
+                self._reset(rollout)
+            else:
+                self._continue(rollout)
+        with torch_threads(self._num_threads):
+            while (left := wanted - self._count(rollout, by_episodes)) > 0:
+                # By steps, `left / N` rows cannot overshoot by N; by episodes any row may be the last.
+                if by_episodes:
+                    self._step_rows(rollout, 1, pick, episodes_left=left)
+                else:
+                    self._step_rows(rollout, -(-left // self.num_envs), pick)
+            self._finish(rollout, num_episodes)
+        with self.timers.time("callbacks"):
+            self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
+        return rollout
+
+    def _allocate(self, num_rows: int) -> Rollout:
+        rollout = Rollout.allocate(num_rows, self.num_envs, self.env.single_observation_space, self._distribution)
+        rollout.weights_version = self.weights_version
+        return rollout
+
+    def _count(self, rollout: Rollout, by_episodes: bool) -> int:
+        rows = rollout.num_rows
+        if by_episodes:
+            return int(np.count_nonzero(rollout.done[:rows] & rollout.valid[:rows]))
+        return int(np.count_nonzero(rollout.valid[:rows]))
+
+    def _reset(self, rollout: Rollout) -> None:
+        """Start all sub-envs anew, into row 0."""
+        if self._listens:
+            self._waiting: set[int] = set()
+            self._episodes = [self._new_episode(i, rollout) for i in range(self.num_envs)]
+            self._bind(range(self.num_envs))
+            for i in range(self.num_envs):
+                self._fire("on_episode_created", i)
+        with self.timers.time("env_step"):
+            try:
+                obs, _ = self.env.reset(seed=self._env_seed)
+            except Exception as error:
+                raise self._env_error("reset", error) from _original(error)
+        self._env_seed = None
+        map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, obs)
+        self._check_obs(rollout, 0, 1)
+        self._pending = np.zeros(self.num_envs, np.bool_)
+        self._carry = EpisodeCarry.fresh(self.num_envs, time.perf_counter())
+        self._needs_reset = False
+        if self._listens:
+            for i in range(self.num_envs):
+                self._episodes[i].start(0)
+                self._fire("on_episode_start", i)
+
+    def _continue(self, rollout: Rollout) -> None:
+        """Go on where the last rollout stopped: its last row is the first of this one."""
+        map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, self._last_obs)
+        if self._listens:
+            self._episodes = [episode.continued_in(rollout) for episode in self._episodes]
+            self._bind(range(self.num_envs))
+
+    def _step_rows(self, rollout: Rollout, num_rows: int, pick: str, episodes_left: int | None = None) -> None:
+        """Step `num_rows` times. This is the hot loop: no work per sub-env, and no allocation that can be saved."""
+        start, stop = rollout.num_rows, rollout.num_rows + num_rows
+        if stop > rollout.capacity:
+            rollout.resize(max(stop, rollout.capacity * 3 // 2))
+        env, infer, clock, seconds = self.env, self.inference, time.perf_counter, self.timers.seconds
+        distribution, to_env = self._distribution, self._distribution.to_env
+        obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
+        rewards, terminated, truncated, times = (
+            rollout.rewards,
+            rollout.terminated,
+            rollout.truncated,
+            rollout.row_times_s,
+        )
+        single_leaf = isinstance(obs, np.ndarray)
+        inference_s = env_step_s = storage_s = 0.0
+        now = clock()
+        for t in range(start, stop):
+            row = obs[t] if single_leaf else map_tree(lambda column, t=t: column[t], obs)
+            dist_inputs[t] = outputs = infer(row)
+            if pick == "sample":
+                actions[t] = chosen = distribution.sample(outputs, self._next_noise())
+            elif pick == "mode":
+                actions[t] = chosen = distribution.mode(outputs)
+            else:
+                actions[t] = chosen = distribution.random(self._rng, self.num_envs)
+            inferred = clock()
+            try:
+                next_obs, rewards[t], terminated[t], truncated[t], infos = env.step(to_env(chosen))
+            except Exception as error:
+                rollout.num_rows = t
+                self._check_block(rollout, start, t)  # a NaN that went in is the better explanation
+                raise self._env_error("step", error, t) from _original(error)
+            stepped = clock()
+            if single_leaf:
+                obs[t + 1] = next_obs
+            else:
+                map_tree(lambda column, value, t=t: np.copyto(column[t + 1], value), obs, next_obs)
+            rollout.num_rows = t + 1
+            if self._same_step:
+                self._keep_final_obs(rollout, t, infos)
+            times[t] = after = clock()
+            inference_s += inferred - now
+            env_step_s += stepped - inferred
+            storage_s += after - stepped
+            now = after
+            if self._listens:
+                self._fire_row(rollout, t, episodes_left)
+                now = clock()
+                seconds["callbacks"] += now - after
+        seconds["inference"] += inference_s
+        seconds["env_step"] += env_step_s
+        self._mark_valid(rollout, start, stop)
+        self._check_block(rollout, start, stop)
+        seconds["storage"] += storage_s + clock() - now
+
+    def _next_noise(self) -> NDArray[np.float32]:
+        if self._noise_row == NOISE_ROWS:
+            self._noise = self._distribution.noise(self._rng, (NOISE_ROWS, self.num_envs))
+            self._noise_row = 0
+        self._noise_row += 1
+        noise: NDArray[np.float32] = self._noise[self._noise_row - 1]
+        return noise
+
+    def _mark_valid(self, rollout: Rollout, start: int, stop: int) -> None:
+        """Fill `valid`: with next-step autoreset, the row after an end is only a reset."""
+        if self._same_step:
+            rollout.valid[start:stop] = True
+            return
+        done = rollout.done[start:stop]
+        rollout.valid[start] = ~self._pending
+        rollout.valid[start + 1 : stop] = ~done[:-1]
+        self._pending = done[-1].copy()
+
+    def _keep_final_obs(self, rollout: Rollout, t: int, infos: Mapping[str, Any]) -> None:
+        for i in np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]):
+            if "final_obs" not in infos:
+                raise EnvError(
+                    f"env {env_name(self.config.env)!r}: sub-env {i} ended with same-step autoreset, but infos has no "
+                    f"'final_obs' (it has {sorted(infos)}): without it the last observation is lost."
+                )
+            final = infos["final_obs"]
+            leaf = final[i] if isinstance(final, np.ndarray) else map_tree(lambda column, i=i: column[i], final)
+            rollout.add_final_obs(t, int(i), leaf)
+
+    def _finish(self, rollout: Rollout, num_episodes: int | None) -> None:
+        """Trim the columns, work out what whole columns give, and log it."""
+        tic = time.perf_counter()
+        rollout.resize(rollout.num_rows)
+        if num_episodes is not None:
+            _keep_episodes(rollout, num_episodes)
+            self._needs_reset = True
+        if rollout.num_rows:
+            self._num_rows_lifetime += rollout.num_rows
+            self._last_num_rows = rollout.num_rows
+            self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
+            flat = rollout.dist_inputs.reshape(-1, self._distribution.num_inputs)
+            actions = rollout.actions.reshape(-1, *self._distribution.action_shape)
+            with torch.inference_mode():
+                logp = self._distribution.logp(torch.from_numpy(flat), torch.from_numpy(actions))
+            rollout.logp = logp.numpy().reshape(rollout.rewards.shape)
+            statistics, self._carry = episode_statistics(rollout, self._carry)
+        else:
+            statistics, _ = episode_statistics(rollout, EpisodeCarry.fresh(self.num_envs, tic))
+        log, window = self.metrics.log_values, self.config.metrics_num_episodes_for_smoothing
+        for name, values in (("return", statistics.returns), ("len", statistics.lengths)):
+            for reduce in ("mean", "min", "max"):
+                log(f"episode_{name}_{reduce}", values, reduce=reduce, window=window)
+        log("episode_duration_sec_mean", statistics.durations_s, reduce="mean", window=window)
+        for name, count in (
+            ("num_episodes", len(statistics.returns)),
+            ("num_env_steps_sampled", rollout.num_env_steps),
+        ):
+            log(name, [count], reduce="sum")
+            log(f"{name}_lifetime", [count], reduce="lifetime_sum")
+        self.timers.seconds["storage"] += time.perf_counter() - tic
+
+    # Episode events. None of this runs unless someone subscribed to one of them.
+
+    def _new_episode(self, env_index: int, rollout: Rollout) -> SingleAgentEpisode:
+        self._num_episodes_created += 1
+        return SingleAgentEpisode(f"{self._run_id}{self._num_episodes_created:08x}", env_index, rollout)
+
+    def _bind(self, env_indices: Any) -> None:
+        """Pick the arguments of every episode callback once an episode, so that a step only makes the call."""
+        if not hasattr(self, "_calls"):
+            self._calls: dict[str, list[list[BoundCall]]] = {
+                event: [[] for _ in range(self.num_envs)] for event in EPISODE_EVENTS
+            }
+        for i in env_indices:
+            arguments = {
+                "episode": self._episodes[i],
+                "env_runner": self,
+                "metrics_logger": self.metrics,
+                "env": self.env,
+                "rl_module": self.module,
+                "env_index": i,
+            }
+            for event in EPISODE_EVENTS:
+                self._calls[event][i] = self._callbacks.bind(event, arguments)
+
+    def _fire(self, event: str, env_index: int) -> None:
+        for function, arguments in self._calls[event][env_index]:
+            function(**arguments)
+
+    def _fire_row(self, rollout: Rollout, t: int, episodes_left: int | None) -> None:
+        """Fire the events of one row, sub-env by sub-env."""
+        ends = np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]).tolist()
+        indices = (
+            range(self.num_envs) if self._callbacks.subscribed("on_episode_step") else sorted({*ends, *self._waiting})
+        )
+        waiting, self._waiting = self._waiting, set()
+        ended = set(ends)
+        for i in indices:
+            episode = self._episodes[i]
+            if i in waiting:  # this row was its reset
+                episode.start(t + 1)
+                self._fire("on_episode_start", i)
+                continue
+            if i in ended:
+                episode.end(bool(rollout.terminated[t, i]), bool(rollout.truncated[t, i]))
+            for function, arguments in self._calls["on_episode_step"][i]:
+                function(**arguments)
+            if i in ended:
+                self._fire("on_episode_end", i)
+                self._succeed(rollout, t, i)
+                if episodes_left is not None:
+                    episodes_left -= 1
+                    if episodes_left == 0:
+                        return
+
+    def _succeed(self, rollout: Rollout, t: int, env_index: int) -> None:
+        """Put a new episode in the place of one that ended in row t."""
+        self._episodes[env_index] = self._new_episode(env_index, rollout)
+        self._bind([env_index])
+        self._fire("on_episode_created", env_index)
+        if self._same_step:
+            self._episodes[env_index].start(t + 1)
+            self._fire("on_episode_start", env_index)
+        else:
+            self._waiting.add(env_index)
+
+    # Checks, state and metrics.
+
+    def _check_block(self, rollout: Rollout, start: int, stop: int) -> None:
+        """Refuse NaN and values outside the spaces in the rows that were just written."""
+        rewards = rollout.rewards[start:stop]
+        if not np.isfinite(rewards).all():
+            t, i = np.argwhere(~np.isfinite(rewards))[0].tolist()
+            raise self._bad_value(f"reward is {rewards[t, i]}", i, start + t)
+        self._check_obs(rollout, start + 1, stop + 1)
+        for (path, leaf), space in zip(named_leaves(rollout.final_obs, "final_obs"), leaves(self._space), strict=True):
+            for k, (t, i) in enumerate(rollout.final_index.tolist()):
+                if t >= start and (problem := bad_values(space, leaf[k : k + 1], path)):
+                    raise self._bad_value(problem, i, t)
+
+    def _check_obs(self, rollout: Rollout, start: int, stop: int) -> None:
+        for (path, column), space in zip(named_leaves(rollout.obs, "observation"), leaves(self._space), strict=True):
+            if bad_values(space, column[start:stop], path) is None:
+                continue
+            for t, i in np.ndindex(stop - start, self.num_envs):
+                if problem := bad_values(space, column[start + t, i][None], path):
+                    raise self._bad_value(problem, i, start + t - 1)
+
+    def _bad_value(self, problem: str, env_index: int, t: int) -> EnvError:
+        self._needs_reset = True
+        return EnvError(
+            f"env {env_name(self.config.env)!r}, sub-env {env_index}, step {self._num_rows_lifetime + t}: {problem}."
+        )
+
+    def _env_error(self, method: str, error: Exception, t: int = 0) -> EnvError:
+        self._needs_reset = True
+        where = f", sub-env {error.env_index}" if isinstance(error, SubEnvError) else ""
+        method = error.method if isinstance(error, SubEnvError) else method
+        problem = error.problem if isinstance(error, SubEnvError) else f"{type(error).__name__}: {error}"
+        return EnvError(
+            f"env {env_name(self.config.env)!r}{where}, step {self._num_rows_lifetime + t}: "
+            f"raised in {method}(): {problem}"
+        )
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
+        """Copy weights in, by module id and parameter name, and note their version."""
+        self.inference.load_weights(weights[DEFAULT_MODULE_ID])
+        self.weights_version = version
+
+    def get_metrics(self) -> tuple[Parts, dict[str, float]]:
+        """Return the metrics and the timers' seconds since the last call."""
+        return self.metrics.take(), self.timers.take()
+
+    def get_spaces(self) -> tuple[Any, Any]:
+        """Return the observation and the action space of one sub-env."""
+        return self.env.single_observation_space, self.env.single_action_space
+
+    def ping(self) -> bool:
+        """Answer that the runner is there."""
+        return True
+
+    def stop(self) -> None:
+        """Close the env."""
+        self.env.close()
+
+
+def _keep_episodes(rollout: Rollout, num_episodes: int) -> None:
+    """Mark as invalid what is not part of the first `num_episodes` complete episodes."""
+    ends = rollout.done & rollout.valid
+    surplus = int(np.count_nonzero(ends)) - num_episodes
+    if surplus > 0:  # several ended in the last row
+        ends[-1, np.flatnonzero(ends[-1])[-surplus:]] = False
+    rollout.valid &= np.logical_or.accumulate(ends[::-1], axis=0)[::-1]
+
+
+def _original(error: Exception) -> BaseException:
+    """Return the env's own exception, without the layer that said which sub-env it was."""
+    return error.__cause__ if isinstance(error, SubEnvError) and error.__cause__ is not None else error

@@ -1,0 +1,65 @@
+"""The errors that Corral raises on bad input, and the nearest-match helper that their messages share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CorralError(Exception):
+    """Base of every error that Corral raises on purpose."""
+
+
+class ConfigError(CorralError, ValueError):
+    """A setting is unknown, has a value of the wrong type, or contradicts another setting."""
+
+
+class EnvError(CorralError, RuntimeError):
+    """An environment raised, or gave something that its spaces do not allow."""
+
+
+class LossError(CorralError, ArithmeticError):
+    """A loss became NaN or infinite; the step that it would have made was not taken."""
+
+
+class StopCriterionError(CorralError, KeyError):
+    """A stop criterion names a number that the result does not hold."""
+
+    def __str__(self) -> str:
+        """Return the message as it is (`KeyError` would print its repr)."""
+        return str(self.args[0])
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a sentence with the nearest known name, or with all of them if none is near.
+
+    Args:
+        name: What the user wrote.
+        known: The names that would have been right.
+    """
+    names = sorted(known)
+    # A flat search by the last part too: `episode_return_mean` finds `env_runners/episode_return_mean`.
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or [
+        full for full in names if full.rpartition("/")[2] == name.rpartition("/")[2]
+    ]
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"Known names: {', '.join(names)}."
+
+
+class SubEnvError(CorralError):
+    """One sub-env of a vector env failed; the runner turns this into an `EnvError` that says when.
+
+    Attributes:
+        env_index: Which sub-env.
+        method: `"reset"` or `"step"`.
+    """
+
+    def __init__(self, env_index: int, method: str, problem: str) -> None:
+        """Say which sub-env failed in which method, and how."""
+        super().__init__(env_index, method, problem)
+        self.env_index, self.method, self.problem = env_index, method, problem
+
+    def __str__(self) -> str:
+        """Return the problem as a sentence."""
+        return f"sub-env {self.env_index} failed in {self.method}(): {self.problem}"

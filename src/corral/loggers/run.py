@@ -1,0 +1,125 @@
+"""The run directory."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import yaml
+
+from corral.env.vector import env_name
+from corral.loggers.base import Logger
+
+if TYPE_CHECKING:
+    from corral.algorithms.config import AlgorithmConfig
+
+log = logging.getLogger("corral")
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class Run:
+    """A directory with the resolved config, the log, and what the loggers write.
+
+    It is a context manager: whatever ends the block, an interrupt included, the log says how, and all files are closed.
+
+    Attributes:
+        path: The directory.
+    """
+
+    def __init__(self, config: AlgorithmConfig, run_dir: str | Path | None, loggers: Sequence[Logger]) -> None:
+        """Choose the directory.
+
+        Args:
+            config: The resolved config.
+            run_dir: Where; `None` is `runs/<algo>-<env>-<time>` in the working directory.
+            loggers: Opened and closed with the run.
+        """
+        self._config = config
+        self._loggers = loggers
+        self._opened: list[Logger] = []
+        self.path = default_run_dir(config) if run_dir is None else Path(run_dir)
+
+    def __enter__(self) -> Self:
+        """Make the directory, write config.yaml, and open the log and the loggers.
+
+        Raises:
+            FileExistsError: The directory holds a run already; it is left as it is.
+        """
+        if (self.path / "config.yaml").exists():
+            raise FileExistsError(f"{self.path} holds a run already: choose another directory, or move it away.")
+        self.path.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(plain(self._config.to_dict()), sort_keys=False)
+        (self.path / "config.yaml").write_text(text, encoding="utf-8")
+        self._handler = logging.FileHandler(self.path / "run.log", encoding="utf-8")
+        self._handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        self._level_before = log.level
+        log.setLevel(self._config.log_level)
+        log.addHandler(self._handler)
+        log.info("Run in %s, seed %s.", self.path, self._config.seed)
+        try:
+            for logger in self._loggers:
+                logger.open(self.path)
+                self._opened.append(logger)
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def log_result(self, result: dict[str, Any]) -> None:
+        """Hand a result to every logger."""
+        for logger in self._loggers:
+            logger.log_result(result)
+        episodes = result["env_runners"]
+        log.info(
+            "Iteration %d: %d env steps, mean return %.2f.",
+            result["training_iteration"],
+            result["num_env_steps_sampled_lifetime"],
+            episodes["episode_return_mean"],
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Log how the run ended, and close everything."""
+        if error is None:
+            log.info("Run finished.")
+        elif isinstance(error, KeyboardInterrupt):
+            log.warning("Run interrupted.")
+        else:
+            log.error("Run failed.", exc_info=error)
+        for logger in self._opened:
+            try:
+                logger.close()
+            except Exception:
+                log.exception("A logger could not be closed: %r.", logger)
+        log.removeHandler(self._handler)
+        log.setLevel(self._level_before)
+        self._handler.close()
+
+
+def default_run_dir(config: AlgorithmConfig) -> Path:
+    """Return `runs/<algo>-<env>-<time>`, with a number behind it if that exists."""
+    safe_env = "".join(char if char.isalnum() or char in "-_." else "-" for char in env_name(config.env))
+    base = f"{config.algo_name}-{safe_env}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = Path("runs") / base, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{base}-{number}"
+    return path
+
+
+def plain(value: Any) -> Any:
+    """Turn a config's values into what YAML holds: classes and functions become their import paths."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}:{value.__qualname__}"
+    return value.tolist() if hasattr(value, "tolist") else repr(value)

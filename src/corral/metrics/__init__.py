@@ -1,0 +1,1 @@
+"""Metrics: named values that many workers log and one result reports."""

@@ -1,0 +1,69 @@
+"""Where the time of an iteration went, and which setting moves the largest part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+# Part of an iteration -> the setting that moves it. The order is that of the result and of the display.
+PARTS = {
+    "env_step": "env_runners.num_envs_per_env_runner",
+    "inference": "rl_module.model_config",
+    "storage": "env_runners.num_envs_per_env_runner",
+    "waiting": "env_runners.num_env_runners",
+    "returns": "training.train_batch_size_per_learner",
+    "learning": "training.minibatch_size",
+    "syncing": "training.train_batch_size_per_learner",
+    "callbacks": "callbacks",
+}
+
+
+class Timers:
+    """Seconds spent in each part since the last `take`."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+
+    @contextmanager
+    def time(self, part: str) -> Iterator[None]:
+        """Add the wall-clock seconds of a block to a part."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.perf_counter() - start
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Add the seconds of another one."""
+        for part, value in seconds.items():
+            self.seconds[part] += value
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds and start again at zero."""
+        taken, self.seconds = self.seconds, dict.fromkeys(PARTS, 0.0)
+        return taken
+
+
+def timer_results(seconds: Mapping[str, float], iteration_s: float) -> tuple[dict[str, float], dict[str, Any]]:
+    """Turn seconds into `result["timers"]` and `result["bottleneck"]`.
+
+    Args:
+        seconds: By part, summed over runners that worked at the same time.
+        iteration_s: Wall-clock seconds of the iteration.
+
+    Returns:
+        The timers: `iteration_s`, `<part>_s`, and `<part>_share` of the iteration with `other_share` for the rest
+        (the shares sum to 1; with several runners at once they are shares of all the work). And the bottleneck:
+        `part`, `share`, and the `setting` that moves it.
+    """
+    whole = max(iteration_s, sum(seconds.values()))
+    shares = {part: seconds[part] / whole for part in PARTS}
+    timers = {"iteration_s": iteration_s}
+    timers |= {f"{part}_s": seconds[part] for part in PARTS}
+    timers |= {f"{part}_share": share for part, share in shares.items()}
+    timers["other_share"] = 1 - sum(shares.values())
+    largest = max(shares, key=shares.__getitem__)
+    return timers, {"part": largest, "share": shares[largest], "setting": PARTS[largest]}
