@@ -1,0 +1,11 @@
+"""Small envs with known answers, for tests of algorithms and of code built on Corral."""
+
+from corral.testing.envs import (
+    IDENTITY_ACTION_SPACES,
+    CountingEnv,
+    FaultyEnv,
+    IdentityEnv,
+    TimeLimitCorridor,
+)
+
+__all__ = ["IDENTITY_ACTION_SPACES", "CountingEnv", "FaultyEnv", "IdentityEnv", "TimeLimitCorridor"]
