@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -71,8 +71,8 @@ class CountingEnv(gym.Env[NDArray[np.float32], int]):
     starting with termination. `vector_index` of the context adds to the length, so that sub-envs end apart.
     """
 
-    observation_space: ClassVar[Any] = spaces.Box(-1.0, 1e6, (2,), np.float32)
-    action_space: ClassVar[Any] = spaces.Discrete(2)
+    observation_space: Any = spaces.Box(-1.0, 1e6, (2,), np.float32)
+    action_space: Any = spaces.Discrete(2)
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         """Take `episode_length` (3), `ends` ("terminated") and `stagger` (False) from the config."""
@@ -110,8 +110,8 @@ class TimeLimitCorridor(gym.Env[NDArray[np.float32], int]):
     algorithm that takes the time limit for a termination learns far less.
     """
 
-    observation_space: ClassVar[Any] = spaces.Box(0.0, 1.0, (1,), np.float32)
-    action_space: ClassVar[Any] = spaces.Discrete(2)
+    observation_space: Any = spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space: Any = spaces.Discrete(2)
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         """Take `episode_length` (5) from the config."""
@@ -134,8 +134,8 @@ class TimeLimitCorridor(gym.Env[NDArray[np.float32], int]):
 class FaultyEnv(CountingEnv):
     """A `CountingEnv` that goes wrong in one sub-env after some steps.
 
-    `fault` is `"raise_step"`, `"raise_reset"`, `"nan_reward"`, `"nan_obs"`, `"shape"` or `"dtype"`; `at_step` (4) counts
-    the env's steps over its lifetime, and `vector_index` (1) says in which sub-env.
+    `fault` is one of raise_step, raise_reset, nan_reward, nan_obs, shape and dtype; `at_step` (4) counts the env's steps
+    over its lifetime, and `vector_index` (1) says in which sub-env.
     """
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
@@ -171,5 +171,5 @@ class FaultyEnv(CountingEnv):
             if self._fault == "shape":
                 obs = np.zeros(3, np.float32)
             if self._fault == "dtype":
-                obs = np.array([1j, 2j], np.complex64)  # type: ignore[assignment]
+                obs = np.array([1j, 2j], np.complex64)
         return obs, reward, terminated, truncated, info
