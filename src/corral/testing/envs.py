@@ -14,7 +14,7 @@ IDENTITY_ACTION_SPACES: dict[str, spaces.Space[Any]] = {
     "discrete": spaces.Discrete(4),
     "discrete_from_minus_2": spaces.Discrete(4, start=-2),
     "multi_discrete": spaces.MultiDiscrete([3, 2]),
-    "multi_discrete_2d": spaces.MultiDiscrete([[2, 3], [3, 2]]),
+    "multi_discrete_2d": spaces.MultiDiscrete(np.array([[2, 3], [3, 2]])),
     "multi_binary": spaces.MultiBinary(3),
     "box": spaces.Box(-1.0, 1.0, (2,), np.float32),
     "box_uneven": spaces.Box(np.array([0.0, -5.0], np.float32), np.array([10.0, 1.0], np.float32)),
@@ -134,8 +134,8 @@ class TimeLimitCorridor(gym.Env[NDArray[np.float32], int]):
 class FaultyEnv(CountingEnv):
     """A `CountingEnv` that goes wrong in one sub-env after some steps.
 
-    `fault` is one of raise_step, raise_reset, nan_reward, nan_obs, shape and dtype; `at_step` (4) counts the env's steps
-    over its lifetime, and `vector_index` (1) says in which sub-env.
+    `fault` is one of raise_step, raise_reset, nan_reward, nan_obs, shape and dtype; `at_step` (4) counts the env's
+    steps over its lifetime, and `vector_index` (1) says in which sub-env.
     """
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
