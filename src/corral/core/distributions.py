@@ -101,7 +101,7 @@ class Categorical(ActionDistribution):
         return actions + self._start if self._start else actions
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
-        return dist_inputs.log_softmax(-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+        return -functional.cross_entropy(dist_inputs, actions, reduction="none")
 
     def entropy(self, dist_inputs: Tensor) -> Tensor:
         logp = dist_inputs.log_softmax(-1)
