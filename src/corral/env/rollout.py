@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class Rollout:
     row_times_s: NDArray[np.float64]
     final_obs: Tree
     final_index: NDArray[np.int64]
-    logp: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    logp: NDArray[np.float32]
     weights_version: int = 0
     num_rows: int = 0
 
@@ -73,6 +73,7 @@ class Rollout:
             row_times_s=np.empty(num_rows),
             final_obs=map_tree(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), space),
             final_index=np.empty((0, 2), np.int64),
+            logp=np.empty((0, num_envs), np.float32),
         )
 
     @property
@@ -104,7 +105,7 @@ class Rollout:
         rows = min(self.num_rows, capacity)
 
         def resized(column: NDArray[Any], extra: int = 0) -> NDArray[Any]:
-            if capacity <= len(column):
+            if capacity + extra <= len(column):
                 return column[: capacity + extra]
             larger = np.empty((capacity + extra, *column.shape[1:]), column.dtype)
             larger[: rows + extra] = column[: rows + extra]
