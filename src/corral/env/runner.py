@@ -136,7 +136,9 @@ class EnvRunner:
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
         if wanted:
-            if self._needs_reset or force_reset or by_episodes:
+            anew, self._needs_reset = self._needs_reset or force_reset or by_episodes, True
+            # Until `_finish`: what raises on the way, a callback too, leaves the envs ahead of the columns.
+            if anew:
                 self._reset(rollout)
             else:
                 self._continue(rollout)
@@ -181,7 +183,6 @@ class EnvRunner:
         self._check_obs(rollout, 0, 1)
         self._pending = np.zeros(self.num_envs, np.bool_)
         self._carry = EpisodeCarry.fresh(self.num_envs, time.perf_counter())
-        self._needs_reset = False
         if self._listens:
             for i in range(self.num_envs):
                 self._episodes[i].start(0)
@@ -286,6 +287,8 @@ class EnvRunner:
         if num_episodes is not None:
             _keep_episodes(rollout, num_episodes)
             self._needs_reset = True
+        elif rollout.num_rows:
+            self._needs_reset = False
         if rollout.num_rows:
             self._num_rows_lifetime += rollout.num_rows
             self._last_num_rows = rollout.num_rows
@@ -399,13 +402,11 @@ class EnvRunner:
                     raise self._bad_value(problem, i, start + t - 1)
 
     def _bad_value(self, problem: str, env_index: int, t: int) -> EnvError:
-        self._needs_reset = True
         return EnvError(
             f"env {env_name(self.config.env)!r}, sub-env {env_index}, step {self._num_rows_lifetime + t}: {problem}."
         )
 
     def _env_error(self, method: str, error: Exception, t: int = 0) -> EnvError:
-        self._needs_reset = True
         where = f", sub-env {error.env_index}" if isinstance(error, SubEnvError) else ""
         method = error.method if isinstance(error, SubEnvError) else method
         problem = error.problem if isinstance(error, SubEnvError) else f"{type(error).__name__}: {error}"
