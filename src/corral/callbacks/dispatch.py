@@ -26,7 +26,7 @@ class Dispatcher:
         self.instances = [entry() if isinstance(entry, type) else entry for entry in classes]
         self._subscribers: dict[str, list[tuple[Callable[..., Any], tuple[str, ...] | None]]] = {}
         for name, event in EVENTS.items():
-            methods = [getattr(instance, name) for instance in self.instances if _overrides(instance, name)]
+            methods = [getattr(instance, name) for instance in self.instances if _overrides(type(instance), name)]
             self._subscribers[name] = [
                 (function, accepted_arguments(function, event)) for function in [*methods, *functions.get(name, ())]
             ]
@@ -52,8 +52,8 @@ class Dispatcher:
             function(**chosen)
 
 
-def _overrides(instance: Any, event: str) -> bool:
-    method = getattr(type(instance), event, None)
+def _overrides(cls: type, event: str) -> bool:
+    method = getattr(cls, event, None)
     return method is not None and method is not getattr(Callback, event)
 
 
@@ -89,10 +89,15 @@ def check_callbacks(classes: Sequence[Any], functions: Mapping[str, Sequence[Any
         ConfigError: An event is unknown, something is not callable, or takes an argument its event does not have.
     """
     for entry in classes:
-        if not isinstance(entry, type) and not any(_overrides(entry, name) for name in EVENTS):
+        cls = entry if isinstance(entry, type) else type(entry)
+        overridden = [name for name in EVENTS if _overrides(cls, name)]
+        if not issubclass(cls, Callback) and not overridden:
             raise ConfigError(
                 f"callbacks: expected a Callback subclass or instance, got {type(entry).__name__} {entry!r}."
             )
+        for name in overridden:
+            # Bound to the class in place of an instance, which there may not be yet: only the signature matters.
+            accepted_arguments(inspect.getattr_static(cls, name).__get__(cls, cls), EVENTS[name])
     for name, callables in functions.items():
         if name not in EVENTS:
             raise ConfigError(f"callbacks: unknown event {name!r}. {nearest(name, EVENTS)}")
