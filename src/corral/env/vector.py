@@ -83,11 +83,17 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
 
 
 def _call_factory(factory: Callable[..., Any], context: EnvContext) -> Any:
-    """Call a class or factory with the context if it takes one, else with `env_config` as keyword arguments."""
+    """Call a class or factory with the context if it takes one, else with `env_config` as keyword arguments.
+
+    The first parameter takes the context if its name says so, or if it is the only required one and `env_config` has
+    no value for it.
+    """
     parameters = [p for p in inspect.signature(factory).parameters.values() if p.kind is not p.VAR_KEYWORD]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
     required = [p for p in positional if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
-    if positional and (len(required) == 1 or positional[0].name in CONTEXT_NAMES):
+    if positional and positional[0].name in CONTEXT_NAMES:
+        return factory(context)
+    if len(required) == 1 and required[0].name not in context:
         return factory(context)
     return factory(**context)
 
@@ -124,7 +130,10 @@ def make_vector_env(
     if isinstance(resolved, str) and vectorization == "auto" and n > 1 and not wrappers:
         spec = gym.spec(resolved)
         if spec.vector_entry_point is not None and not spec.additional_wrappers:
-            native = gym.make_vec(resolved, num_envs=n, vectorization_mode="vector_entry_point", **context)
+            try:
+                native = gym.make_vec(resolved, num_envs=n, vectorization_mode="vector_entry_point", **context)
+            except Exception as error:
+                raise _not_made(name, f"its native vector env of {n} was", context, error) from error
             return _checked_vector_env(native, name, check)
 
     def make(vector_index: int) -> Any:
@@ -154,13 +163,16 @@ def _make_one(resolved: str | Callable[..., Any], name: str, context: EnvContext
             for wrapper in wrappers:
                 made = wrapper(made)
     except Exception as error:
-        raise EnvError(
-            f"env {name!r} raised when sub-env {context.vector_index} was made with env_config {dict(context)}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        raise _not_made(name, f"sub-env {context.vector_index} was", context, error) from error
     if not isinstance(made, (gym.Env, VectorEnv)):
         raise EnvError(f"env {name!r}: expected a gymnasium Env or VectorEnv, got {type(made).__name__}.")
     return made
+
+
+def _not_made(name: str, what: str, context: EnvContext, error: Exception) -> EnvError:
+    return EnvError(
+        f"env {name!r} raised when {what} made with env_config {dict(context)}: {type(error).__name__}: {error}"
+    )
 
 
 def _refuse_contradictions(
