@@ -213,8 +213,9 @@ class DiagGaussian(ActionDistribution):
         self._env_dtype = space.dtype
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         self._bounded = np.isfinite(low) & np.isfinite(high)
-        self._scale = np.where(self._bounded, (high - low) / 2, 1.0)
-        self._offset = np.where(self._bounded, (high + low) / 2, 0.0)
+        # [-1, 1] stands in for infinite bounds: scale 1 and offset 0, without computing inf - inf.
+        ends = np.where(self._bounded, low, -1.0), np.where(self._bounded, high, 1.0)
+        self._scale, self._offset = (ends[1] - ends[0]) / 2, (ends[1] + ends[0]) / 2
         self._low, self._high = low, high
 
     def _split(self, dist_inputs: Tensor) -> tuple[Tensor, Tensor]:
