@@ -23,7 +23,7 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status: 0, 1 (failed), 2 (wrong usage) or 130 (interrupted)."""
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     try:
         return int(options.run(options))
     except KeyboardInterrupt:
@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line, which the documentation is made from too."""
     parser = argparse.ArgumentParser(prog="corral", description="Reinforcement learning from one config.")
     parser.add_argument("--version", action="version", version=f"corral {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
