@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +12,14 @@ import torch
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from corral.callbacks.dispatch import BoundCall, Dispatcher
+from corral.callbacks.dispatch import Dispatcher
 from corral.core.inference import Inference
 from corral.core.module import DEFAULT_MODULE_ID
 from corral.core.networks import space_tree
 from corral.core.threads import num_threads_for, torch_threads
 from corral.core.tree import leaves, map_tree, named_leaves
 from corral.env.check import bad_values
-from corral.env.episode import SingleAgentEpisode
+from corral.env.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.env.rollout import EpisodeCarry, Rollout, episode_statistics
 from corral.env.vector import EnvContext, env_name, make_vector_env
 from corral.errors import EnvError, SubEnvError
@@ -29,7 +29,6 @@ from corral.metrics.timers import Timers
 if TYPE_CHECKING:
     from corral.algorithms.config import AlgorithmConfig
 
-EPISODE_EVENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 # Action noise is drawn for this many rows at once; the stream of draws does not depend on how samples are cut.
 NOISE_ROWS = 64
 
@@ -60,7 +59,7 @@ class EnvRunner:
         self.timers = Timers()
         self.weights_version = 0
         self._callbacks = Dispatcher(config.callbacks_class, config.callback_functions)
-        env_seed, noise_seed, self._id_seed = np.random.SeedSequence([config.seed or 0, worker_index]).spawn(3)
+        env_seed, noise_seed, id_seed = np.random.SeedSequence([config.seed or 0, worker_index]).spawn(3)
         self._env_seed: int | None = int(env_seed.generate_state(1)[0]) >> 1  # used up by the first reset
         self._rng = np.random.default_rng(noise_seed)
         self.make_env()
@@ -72,9 +71,8 @@ class EnvRunner:
         self._noise_row = 0
         self._num_rows_lifetime = 0
         self._last_num_rows = 0
-        self._listens = any(self._callbacks.subscribed(event) for event in EPISODE_EVENTS)
-        self._num_episodes_created = 0
-        self._run_id = uuid.UUID(bytes=self._id_seed.generate_state(4).tobytes()).hex[:16]
+        id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
+        self._episode_ids = (f"{id_prefix}{count:08x}" for count in itertools.count())
 
     def make_env(self) -> None:
         """Make the vector env (anew) and fire `on_environment_created`."""
@@ -94,6 +92,7 @@ class EnvRunner:
         self._same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
         self._space = space_tree(self.env.single_observation_space)
         self._needs_reset = True
+        self._events: EpisodeEvents | None = None  # made at the first reset
         self._callbacks.fire(
             "on_environment_created",
             env_runner=self,
@@ -167,12 +166,10 @@ class EnvRunner:
 
     def _reset(self, rollout: Rollout) -> None:
         """Start all sub-envs anew, into row 0."""
-        if self._listens:
-            self._waiting: set[int] = set()
-            self._episodes = [self._new_episode(i, rollout) for i in range(self.num_envs)]
-            self._bind(range(self.num_envs))
-            for i in range(self.num_envs):
-                self._fire("on_episode_created", i)
+        if self._events is None and any(self._callbacks.subscribed(event) for event in EPISODE_EVENTS):
+            self._events = EpisodeEvents(self, self._callbacks, self._episode_ids, same_step=self._same_step)
+        if self._events is not None:
+            self._events.create_all(rollout)
         with self.timers.time("env_step"):
             try:
                 obs, _ = self.env.reset(seed=self._env_seed)
@@ -183,24 +180,27 @@ class EnvRunner:
         self._check_obs(rollout, 0, 1)
         self._pending = np.zeros(self.num_envs, np.bool_)
         self._carry = EpisodeCarry.fresh(self.num_envs, time.perf_counter())
-        if self._listens:
-            for i in range(self.num_envs):
-                self._episodes[i].start(0)
-                self._fire("on_episode_start", i)
+        if self._events is not None:
+            self._events.start_all()
 
     def _continue(self, rollout: Rollout) -> None:
         """Go on where the last rollout stopped: its last row is the first of this one."""
         map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, self._last_obs)
-        if self._listens:
-            self._episodes = [episode.continued_in(rollout) for episode in self._episodes]
-            self._bind(range(self.num_envs))
+        if self._events is not None:
+            self._events.continue_all(rollout)
 
     def _step_rows(self, rollout: Rollout, num_rows: int, pick: str, episodes_left: int | None = None) -> None:
         """Step `num_rows` times. This is the hot loop: no work per sub-env, and no allocation that can be saved."""
         start, stop = rollout.num_rows, rollout.num_rows + num_rows
         if stop > rollout.capacity:
             rollout.resize(max(stop, rollout.capacity * 3 // 2))
-        env, infer, clock, seconds = self.env, self.inference, time.perf_counter, self.timers.seconds
+        env, infer, events, clock, seconds = (
+            self.env,
+            self.inference,
+            self._events,
+            time.perf_counter,
+            self.timers.seconds,
+        )
         distribution, to_env = self._distribution, self._distribution.to_env
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
         rewards, terminated, truncated, times = (
@@ -241,8 +241,8 @@ class EnvRunner:
             env_step_s += stepped - inferred
             storage_s += after - stepped
             now = after
-            if self._listens:
-                self._fire_row(rollout, t, episodes_left)
+            if events is not None:
+                events.fire_row(rollout, t, episodes_left)
                 now = clock()
                 seconds["callbacks"] += now - after
         seconds["inference"] += inference_s
@@ -313,71 +313,6 @@ class EnvRunner:
             log(name, [count], reduce="sum")
             log(f"{name}_lifetime", [count], reduce="lifetime_sum")
         self.timers.seconds["storage"] += time.perf_counter() - tic
-
-    # Episode events. None of this runs unless someone subscribed to one of them.
-
-    def _new_episode(self, env_index: int, rollout: Rollout) -> SingleAgentEpisode:
-        self._num_episodes_created += 1
-        return SingleAgentEpisode(f"{self._run_id}{self._num_episodes_created:08x}", env_index, rollout)
-
-    def _bind(self, env_indices: Any) -> None:
-        """Pick the arguments of every episode callback once an episode, so that a step only makes the call."""
-        if not hasattr(self, "_calls"):
-            self._calls: dict[str, list[list[BoundCall]]] = {
-                event: [[] for _ in range(self.num_envs)] for event in EPISODE_EVENTS
-            }
-        for i in env_indices:
-            arguments = {
-                "episode": self._episodes[i],
-                "env_runner": self,
-                "metrics_logger": self.metrics,
-                "env": self.env,
-                "rl_module": self.module,
-                "env_index": i,
-            }
-            for event in EPISODE_EVENTS:
-                self._calls[event][i] = self._callbacks.bind(event, arguments)
-
-    def _fire(self, event: str, env_index: int) -> None:
-        for function, arguments in self._calls[event][env_index]:
-            function(**arguments)
-
-    def _fire_row(self, rollout: Rollout, t: int, episodes_left: int | None) -> None:
-        """Fire the events of one row, sub-env by sub-env."""
-        ends = np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]).tolist()
-        indices = (
-            range(self.num_envs) if self._callbacks.subscribed("on_episode_step") else sorted({*ends, *self._waiting})
-        )
-        waiting, self._waiting = self._waiting, set()
-        ended = set(ends)
-        for i in indices:
-            episode = self._episodes[i]
-            if i in waiting:  # this row was its reset
-                episode.start(t + 1)
-                self._fire("on_episode_start", i)
-                continue
-            if i in ended:
-                episode.end(bool(rollout.terminated[t, i]), bool(rollout.truncated[t, i]))
-            for function, arguments in self._calls["on_episode_step"][i]:
-                function(**arguments)
-            if i in ended:
-                self._fire("on_episode_end", i)
-                self._succeed(rollout, t, i)
-                if episodes_left is not None:
-                    episodes_left -= 1
-                    if episodes_left == 0:
-                        return
-
-    def _succeed(self, rollout: Rollout, t: int, env_index: int) -> None:
-        """Put a new episode in the place of one that ended in row t."""
-        self._episodes[env_index] = self._new_episode(env_index, rollout)
-        self._bind([env_index])
-        self._fire("on_episode_created", env_index)
-        if self._same_step:
-            self._episodes[env_index].start(t + 1)
-            self._fire("on_episode_start", env_index)
-        else:
-            self._waiting.add(env_index)
 
     # Checks, state and metrics.
 

@@ -1,0 +1,124 @@
+"""The episode events of a runner. None of this exists unless someone subscribed to one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from corral.callbacks.dispatch import BoundCall, Dispatcher
+from corral.env.episode import SingleAgentEpisode
+from corral.env.rollout import Rollout
+
+if TYPE_CHECKING:
+    from corral.env.runner import EnvRunner
+
+EPISODE_EVENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+
+
+class EpisodeEvents:
+    """Keeps one episode for each sub-env and fires its events in the order of the contract.
+
+    In a row, sub-env by sub-env: a reset fires start; a step fires step, and if it ended the episode, end and then
+    created for the successor. With same-step autoreset the successor starts at once.
+
+    Args:
+        runner: Whose events these are.
+        callbacks: The subscribers.
+        ids: For new episodes.
+        same_step: Whether the vector env resets in the step that ends an episode.
+    """
+
+    def __init__(self, runner: EnvRunner, callbacks: Dispatcher, ids: Iterator[str], *, same_step: bool) -> None:
+        """Bind the arguments that never change."""
+        self._same_step = same_step
+        self._ids = ids
+        self._episodes: list[SingleAgentEpisode] = []
+        self._waiting: set[int] = set()  # sub-envs whose next row is only a reset
+        self._every_row = callbacks.subscribed("on_episode_step")
+        # The arguments are dicts that stay; a new episode is put into them. A step then only makes the call.
+        self._calls: dict[str, list[list[BoundCall]]] = {event: [] for event in EPISODE_EVENTS}
+        for i in range(runner.num_envs):
+            arguments = {
+                "episode": None,
+                "env_runner": runner,
+                "metrics_logger": runner.metrics,
+                "env": runner.env,
+                "rl_module": runner.module,
+                "env_index": i,
+            }
+            for event, calls in self._calls.items():
+                calls.append(callbacks.bind(event, arguments))
+        self._episode_arguments = [
+            [arguments for calls in self._calls.values() for _, arguments in calls[i] if "episode" in arguments]
+            for i in range(runner.num_envs)
+        ]
+
+    def _put(self, env_index: int, episode: SingleAgentEpisode) -> None:
+        self._episodes[env_index] = episode
+        for arguments in self._episode_arguments[env_index]:
+            arguments["episode"] = episode
+
+    def _fire(self, event: str, env_index: int) -> None:
+        for function, arguments in self._calls[event][env_index]:
+            function(**arguments)
+
+    def _create(self, env_index: int, rollout: Rollout) -> None:
+        self._put(env_index, SingleAgentEpisode(next(self._ids), env_index, rollout))
+        self._fire("on_episode_created", env_index)
+
+    def create_all(self, rollout: Rollout) -> None:
+        """Make new episodes for all sub-envs, before they are reset."""
+        self._waiting = set()
+        self._episodes = [None] * len(self._episode_arguments)  # type: ignore[list-item]  # filled on the next line
+        for i in range(len(self._episodes)):
+            self._create(i, rollout)
+
+    def start_all(self) -> None:
+        """Start all episodes, after the reset whose observations are in row 0."""
+        for i, episode in enumerate(self._episodes):
+            episode.start(0)
+            self._fire("on_episode_start", i)
+
+    def continue_all(self, rollout: Rollout) -> None:
+        """Go on with the unfinished episodes as chunks in another rollout."""
+        for i, episode in enumerate(self._episodes):
+            self._put(i, episode.continued_in(rollout))
+
+    def fire_row(self, rollout: Rollout, t: int, episodes_left: int | None) -> None:
+        """Fire the events of one row.
+
+        Args:
+            rollout: With row t written.
+            t: The row.
+            episodes_left: Ends that are still wanted; the events of the row stop with the last of them.
+        """
+        ended = set(np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]).tolist())
+        reset, self._waiting = self._waiting, set()
+        step_calls, special = self._calls["on_episode_step"], ended | reset
+        for i in range(len(step_calls)) if self._every_row else sorted(special):
+            if i not in special:
+                for function, arguments in step_calls[i]:
+                    function(**arguments)
+            elif i in reset:
+                self._episodes[i].start(t + 1)
+                self._fire("on_episode_start", i)
+            else:
+                self._end(rollout, t, i)
+                if episodes_left is not None:
+                    episodes_left -= 1
+                    if episodes_left == 0:
+                        return
+
+    def _end(self, rollout: Rollout, t: int, env_index: int) -> None:
+        """Fire the events of a step that ended its episode."""
+        self._episodes[env_index].end(bool(rollout.terminated[t, env_index]), bool(rollout.truncated[t, env_index]))
+        self._fire("on_episode_step", env_index)
+        self._fire("on_episode_end", env_index)
+        self._create(env_index, rollout)
+        if self._same_step:
+            self._episodes[env_index].start(t + 1)
+            self._fire("on_episode_start", env_index)
+        else:
+            self._waiting.add(env_index)
