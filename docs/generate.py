@@ -1,0 +1,183 @@
+"""Write the reference pages from the code: the config, the events and the command line.
+
+The pages are committed, and a test compares them with what this script gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from corral.algorithms.config import GROUPS, AlgorithmConfig
+from corral.algorithms.registry import ALGORITHMS, config_class
+from corral.callbacks.callback import EVENTS
+from corral.cli.main import make_parser
+from corral.core.module import ModelConfig
+
+REFERENCE = Path(__file__).parent / "reference"
+NOTE = "<!-- Written by docs/generate.py; run `make docs` after a change in the code. -->"
+
+
+def attribute_docs(cls: type) -> dict[str, str]:
+    """Return the text of each entry in the Attributes section of a class's docstring.
+
+    Args:
+        cls: A class with a Google-style docstring.
+    """
+    _, found, section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
+    texts: dict[str, list[str]] = {}
+    name = ""
+    for line in section.splitlines() if found else []:
+        if not line.startswith("    "):  # a blank line, or the next section
+            break
+        if entry := re.match(r"    (\w+): (.*)", line):
+            name = entry[1]
+            texts[name] = [entry[2]]
+        else:
+            texts[name].append(line.strip())
+    return {name: " ".join(lines) for name, lines in texts.items()}
+
+
+def summary(cls: type) -> str:
+    """Return the first line of a class's docstring."""
+    return inspect.cleandoc(cls.__doc__ or "").splitlines()[0]
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    """Return a field's default as Python code."""
+    if field.default_factory is not dataclasses.MISSING:
+        return repr(field.default_factory())
+    return repr(field.default)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table; bars inside cells are escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def settings_table(owner: type, names: list[str] | None = None) -> str:
+    """Return the settings of a dataclass as a table of name, type, default and meaning.
+
+    Args:
+        owner: The dataclass.
+        names: Which of its fields; `None` is all of them.
+
+    Raises:
+        KeyError: A setting is missing from the docstring.
+    """
+    docs = attribute_docs(owner)
+    rows = [
+        [f"`{f.name}`", f"`{f.type}`", f"`{default_of(f)}`", docs[f.name]]
+        for f in dataclasses.fields(owner)
+        if names is None or f.name in names
+    ]
+    return table(["setting", "type", "default", "meaning"], rows)
+
+
+def algorithm_section(name: str) -> list[str]:
+    """Return the part of the config page on one algorithm: its own settings, and the defaults that it changes."""
+    cls, base = config_class(name), {f.name: f for f in dataclasses.fields(AlgorithmConfig)}
+    fields = dataclasses.fields(cls)
+    own = [f.name for f in fields if f.name not in base]
+    changed = [f for f in fields if f.name in base and default_of(f) != default_of(base[f.name])]
+    rows = [[f"`{f.name}`", f"`{default_of(f)}`", f"`{default_of(base[f.name])}`"] for f in changed]
+    rows.append(
+        ["`num_envs_per_env_runner`", f"`{cls.DEFAULT_NUM_ENVS}` for `None`", f"`{AlgorithmConfig.DEFAULT_NUM_ENVS}`"]
+    )
+    return [
+        f"## {name}",
+        f"`{cls.__name__}` adds these settings to `.training(...)`:",
+        settings_table(cls, own),
+        f"{name} has defaults of its own for these:",
+        table(["setting", name, "in general"], rows),
+    ]
+
+
+def config_page() -> str:
+    """Return the page of all settings."""
+    parts = [
+        NOTE,
+        "# Config",
+        "Every setting belongs to a group. `config.<group>(name=value)` sets it in Python, "
+        "`--set <group>.<name>=<value>` on the command line, and `<group>: {<name>: <value>}` in a YAML file. "
+        "In Python each is a plain attribute of the config too.",
+        "`Schedule` is a number, or `[[num_env_steps, value], ...]` joined by straight lines; the first step is 0.",
+    ]
+    for group, owner in GROUPS.items():
+        parts += [f"## {group}", summary(owner), settings_table(owner)]
+    parts += [
+        "## model_config",
+        "Settings of the default module, given with `.rl_module(model_config={...})`.",
+        settings_table(ModelConfig),
+    ]
+    for name in ALGORITHMS:
+        parts += algorithm_section(name)
+    return "\n\n".join(parts) + "\n"
+
+
+def events_page() -> str:
+    """Return the page of all events."""
+    rows = [
+        [f"`{event.name}`", event.process, ", ".join(f"`{name}`" for name in event.arguments), event.fires]
+        for event in EVENTS.values()
+    ]
+    parts = [
+        NOTE,
+        "# Events",
+        "Every event that a callback can listen to. A callable may take any subset of the arguments, by name. "
+        "`corral events` prints this list. [Callbacks](../callbacks.md) says how to use it.",
+        table(["event", "runs in", "arguments", "fires"], rows),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def options_table(parser: argparse.ArgumentParser) -> str:
+    """Return the options of a parser as a table, or nothing; argparse's own help differs between Python versions."""
+    rows = []
+    for action in parser._actions:
+        if not action.option_strings or (action.nargs == 0 and action.dest in ("help", "version")):
+            continue
+        value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
+        meaning = re.sub(r"(\S*<\S+>)", r"`\1`", action.help or "")  # bare, it would be an HTML tag
+        rows.append([f"`{', '.join(action.option_strings)}{value}`", meaning])
+    return table(["option", "meaning"], rows) if rows else ""
+
+
+def cli_page() -> str:
+    """Return the page of the command line."""
+    parser = make_parser()
+    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    parts = [
+        NOTE,
+        "# Command line",
+        f"{parser.description} `-h` after any command lists its options. [Using it](../cli.md) says more.",
+    ]
+    for entry in commands._choices_actions:
+        sub = commands.choices[entry.dest]
+        options = options_table(sub)
+        parts += [f"## corral {entry.dest}", f"{str(entry.help).capitalize()}.", options or "It has no options."]
+        if sub.epilog:
+            examples = "\n".join(line.strip() for line in sub.epilog.splitlines() if line.startswith("  "))
+            parts += ["Examples:", f"```sh\n{examples}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by file name."""
+    return {"config.md": config_page(), "events.md": events_page(), "cli.md": cli_page()}
+
+
+def main() -> None:
+    """Write the pages."""
+    REFERENCE.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (REFERENCE / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
