@@ -383,8 +383,11 @@ class AlgorithmConfig(
         if group not in GROUPS:
             paths = [f"{g}.{n}" for g, names in self.group_fields().items() for n in names]
             raise ConfigError(f"config: unknown setting {path!r}. {nearest(path, paths)}")
-        if key:
-            value = {**(getattr(self, name, None) or {}), key: value}
+        if key and name in self.group_fields()[group]:
+            before = getattr(self, name)
+            if not isinstance(before, dict):
+                raise ConfigError(f"config: {path!r}: {name}={before!r} is no dict, so it has no key {key!r}.")
+            value = {**before, key: value}
         return self._set(group, {name: value})
 
     # Building.

@@ -93,6 +93,7 @@ def _events(_: argparse.Namespace) -> int:
     from corral.callbacks.callback import EVENTS
 
     table = Table("event", "process", "arguments", "fires")
+    table.columns[0].no_wrap = True  # a name cut off is no name; the other columns fold
     for event in EVENTS.values():
         table.add_row(event.name, event.process, ", ".join(event.arguments), event.fires)
     Console().print(table)

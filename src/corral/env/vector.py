@@ -78,6 +78,11 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
     try:
         gym.spec(env_id)
     except gym.error.Error as error:
+        if attribute:
+            names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            raise ConfigError(
+                f"environment: module {module_name!r} has no env {attribute!r}. {nearest(attribute, names)}"
+            ) from error
         raise ConfigError(f"environment: unknown env id {env_id!r}. {nearest(env_id, gym.registry)}") from error
     return env_id
 
@@ -133,7 +138,7 @@ def make_vector_env(
             try:
                 native = gym.make_vec(resolved, num_envs=n, vectorization_mode="vector_entry_point", **context)
             except Exception as error:
-                raise _not_made(name, f"its native vector env of {n} was", context, error) from error
+                raise _making_error(name, "its native vector env", context, error) from error
             return _checked_vector_env(native, name, check)
 
     def make(vector_index: int) -> Any:
@@ -163,15 +168,15 @@ def _make_one(resolved: str | Callable[..., Any], name: str, context: EnvContext
             for wrapper in wrappers:
                 made = wrapper(made)
     except Exception as error:
-        raise _not_made(name, f"sub-env {context.vector_index} was", context, error) from error
+        raise _making_error(name, f"sub-env {context.vector_index}", context, error) from error
     if not isinstance(made, (gym.Env, VectorEnv)):
         raise EnvError(f"env {name!r}: expected a gymnasium Env or VectorEnv, got {type(made).__name__}.")
     return made
 
 
-def _not_made(name: str, what: str, context: EnvContext, error: Exception) -> EnvError:
+def _making_error(name: str, what: str, context: EnvContext, error: Exception) -> EnvError:
     return EnvError(
-        f"env {name!r} raised when {what} made with env_config {dict(context)}: {type(error).__name__}: {error}"
+        f"env {name!r} raised when {what} was made with env_config {dict(context)}: {type(error).__name__}: {error}"
     )
 
 
