@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -153,7 +154,7 @@ def make_vector_env(
     mode = AutoresetMode.SAME_STEP if autoreset_mode == "same_step" else AutoresetMode.NEXT_STEP
     if vectorization == "async":
         first.close()
-        return AsyncVectorEnv([partial(make, index) for index in range(n)], autoreset_mode=mode)
+        return AsyncVectorEnv([partial(make, index) for index in range(n)], autoreset_mode=mode, worker=_worker)
     return SyncVectorEnv([lambda: first, *(partial(make, index) for index in range(1, n))], autoreset_mode=mode)
 
 
@@ -297,7 +298,23 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
 
 
 class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
-    """Gymnasium's asynchronous vector env, with errors that say which sub-env failed."""
+    """Gymnasium's asynchronous vector env, with errors that say which sub-env failed, and a clean end on Ctrl-C."""
+
+    _interrupted = False
+
+    def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """Step every sub-env; see `gymnasium.vector.AsyncVectorEnv.step`."""
+        try:
+            return super().step(actions)
+        except KeyboardInterrupt:
+            self._interrupted = True  # perhaps in the middle of a message: no pipe can be read any more
+            raise
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """End the processes; see `gymnasium.vector.AsyncVectorEnv.close_extras`."""
+        if self._interrupted:
+            self._state, terminate = gym.vector.async_vector_env.AsyncState.DEFAULT, True
+        super().close_extras(timeout=timeout, terminate=terminate)
 
     def _raise_if_errors(self, successes: Any) -> None:
         if all(successes):
@@ -312,3 +329,9 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
         cause.add_note(f"In the process of sub-env {index}:\n{trace}")
         method = "reset" if "in reset" in trace else "step"
         raise SubEnvError(index, method, f"{error_type.__name__}: {value}") from cause
+
+
+def _worker(*arguments: Any) -> None:
+    """Run Gymnasium's worker, deaf to Ctrl-C: a terminal sends it to every process, and the parent ends the workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gym.vector.async_vector_env._async_worker(*arguments)
