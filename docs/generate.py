@@ -72,7 +72,7 @@ def settings_table(owner: type, names: list[str] | None = None) -> str:
     """
     docs = attribute_docs(owner)
     rows = [
-        [f"`{f.name}`", f"`{f.type}`", f"`{default_of(f)}`", docs[f.name]]
+        [f"`{f.name}`", f"`{str(f.type).replace(' | ', '` or `')}`", f"`{default_of(f)}`", docs[f.name]]
         for f in dataclasses.fields(owner)
         if names is None or f.name in names
     ]

@@ -1,0 +1,308 @@
+"""The command line, end to end: what it writes, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from corral.callbacks import EVENTS
+from corral.cli.main import main
+
+COMMAND = [sys.executable, "-m", "corral.cli.main"]
+CARTPOLE = ["train", "--algo", "PPO", "--env", "CartPole-v1", "--seed", "0"]
+SHORT = ["--stop", "num_env_steps=4000"]
+RUN_FILES = {"config.yaml", "progress.csv", "result.jsonl", "run.log"}
+DEADLINE_S = 120.0
+
+
+def corral(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+def only_run(cwd: Path) -> Path:
+    (run_dir,) = (cwd / "runs").iterdir()
+    return run_dir
+
+
+def read_run(run_dir: Path) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
+    """Return the rows of progress.csv and the objects of result.jsonl, after checking that all files are there."""
+    assert {path.name for path in run_dir.iterdir()} == RUN_FILES
+    with (run_dir / "progress.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    lines = (run_dir / "result.jsonl").read_text(encoding="utf-8").splitlines()
+    results = [json.loads(line) for line in lines]
+    assert [row["training_iteration"] for row in rows] == [str(result["training_iteration"]) for result in results]
+    return rows, results
+
+
+def test_train_writes_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = corral([*CARTPOLE, *SHORT, "--set", "training.lr=3e-3"], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    run_dir = only_run(tmp_path)
+    assert run_dir.name.startswith("PPO-CartPole-v1-")
+    assert done.stdout.splitlines()[-1].startswith("Done after 2 iterations, ")
+    assert done.stdout.rstrip().endswith(f"The run lies in runs/{run_dir.name}")
+
+    rows, results = read_run(run_dir)
+    assert [result["training_iteration"] for result in results] == [1, 2]
+    assert results[-1]["num_env_steps_sampled_lifetime"] >= 4000
+    assert float(rows[-1]["env_runners/episode_return_mean"]) == results[-1]["env_runners"]["episode_return_mean"]
+    settings = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    assert settings["training"]["lr"] == 3e-3
+    assert settings["debugging"]["seed"] == 0
+    text = (run_dir / "run.log").read_text(encoding="utf-8")
+    assert "Stopped: num_env_steps=" in text
+    assert text.rstrip().endswith("Run finished.")
+
+    # The resolved config of a run is an experiment file itself, and gives the same run.
+    again = corral(
+        ["train", "--config", str(run_dir / "config.yaml"), *SHORT, "--run-dir", "again", "--quiet"], tmp_path
+    )
+    assert (again.returncode, again.stderr) == (0, "")
+    assert len(again.stdout.splitlines()) == 1
+    _, repeated = read_run(tmp_path / "again")
+    assert [r["env_runners"]["episode_return_mean"] for r in repeated] == [
+        r["env_runners"]["episode_return_mean"] for r in results
+    ]
+
+
+def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment = {
+        "algo": "PPO",
+        "environment": {"env": "CartPole-v1"},
+        "training": {"lr": [[0, 1e-3], [10_000, 0]], "train_batch_size_per_learner": 512, "minibatch_size": 128},
+        "rl_module": {"model_config": {"fcnet_hiddens": [8, 8]}},
+        "stop": {"training_iteration": 1000},
+    }
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment), encoding="utf-8")
+    options = ["--seed", "7", "--stop", "training_iteration=2", "--run-dir", "here"]
+    settings = ["--set", "training.minibatch_size=64", "--set", "rl_module.model_config.fcnet_activation=relu"]
+    assert main(["train", "--config", "experiment.yaml", *options, *settings]) == 0
+    _, results = read_run(tmp_path / "here")
+    assert len(results) == 2
+    written = yaml.safe_load((tmp_path / "here" / "config.yaml").read_text(encoding="utf-8"))
+    assert written["training"]["lr"] == [[0, 1e-3], [10_000, 0]]
+    assert written["training"]["minibatch_size"] == 64
+    assert written["training"]["train_batch_size_per_learner"] == 512
+    assert written["rl_module"]["model_config"] == {"fcnet_hiddens": [8, 8], "fcnet_activation": "relu"}
+    assert written["debugging"]["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--algo", "PPA"], "unknown algorithm 'PPA'. Did you mean 'PPO'?"),
+        (["--env", "CartPol-v1"], "unknown env id 'CartPol-v1'. Did you mean 'CartPole-v1'?"),
+        (
+            ["--env", "corral.testing:CountinEnv"],
+            "'corral.testing' has no env 'CountinEnv'. Did you mean 'CountingEnv'?",
+        ),
+        (["--env", "no_such_module_xyz:Env"], "cannot import 'no_such_module_xyz'"),
+        (["--set", "training.lrr=1"], "training: unknown setting 'lrr'. Did you mean 'lr'?"),
+        (["--set", "trainin.lr=1"], "unknown setting 'trainin.lr'. Did you mean 'training.lr'?"),
+        (["--set", "training.seed=1"], "It belongs to .debugging(...)."),
+        (["--set", "training.lr=fast"], "lr='fast'"),
+        (["--set", "training.lr"], "--set 'training.lr': expected NAME=VALUE."),
+        (["--set", "training.lr=[1"], "the value is not valid YAML"),
+        (["--set", "training.minibatch_size=100000"], "minibatch_size=100000 is larger than train_batch_size"),
+        (["--set", "rl_module.model_config.fcnet_hidden=[8]"], "Did you mean 'fcnet_hiddens'?"),
+        (["--set", "training.lr.key=1"], "'training.lr.key': lr=0.001 is no dict"),
+        (["--set", "training.lrr.key=1"], "training: unknown setting 'lrr'."),
+        (["--set", "training=1"], "training: unknown setting ''."),
+        (["--seed", "x"], "seed='x'"),
+        (["--seed", "-1"], "seed=-1 must be at least 0"),
+        (["--stop", "num_env_steps=soon"], "stop: num_env_steps must be a number, got 'soon'."),
+        (["--config", "missing.yaml"], "--config missing.yaml"),
+    ],
+)
+def test_wrong_usage(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # An option given twice counts as given last; of --stop and --set, all count.
+    assert main([*CARTPOLE, *SHORT, *arguments]) == 2
+    streams = capsys.readouterr()
+    assert message in streams.err
+    assert streams.err.startswith("corral: ")
+    assert "Traceback" not in streams.err
+    assert streams.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (CARTPOLE, "no stop criterion: give --stop episode_return_mean=450"),
+        (["train", "--env", "CartPole-v1", *SHORT], "no algorithm: give --algo PPO"),
+        (["train", "--algo", "PPO", *SHORT], "no env was given"),
+    ],
+)
+def test_what_is_missing_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["- a list", "algo: PPO\nstop: 450", "algo: PPO\ntrainig: {}", "a: b: c", "training: 3"]
+)
+def test_wrong_files(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment.yaml").write_text(text, encoding="utf-8")
+    assert main([*CARTPOLE, "--config", "experiment.yaml", *SHORT]) == 2
+    assert capsys.readouterr().err.startswith("corral: ")
+
+
+def test_usage_errors_print_no_traceback(tmp_path: Path) -> None:
+    done = corral([*CARTPOLE, *SHORT, "--set", "training.lrr=1"], tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "corral: training: unknown setting 'lrr'. Did you mean 'lr'?\n"
+
+
+def test_a_stop_criterion_that_is_not_in_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*CARTPOLE, "--stop", "episode_retrun_mean=450"]) == 1
+    streams = capsys.readouterr()
+    assert "stop criterion 'episode_retrun_mean' does not appear in the result" in streams.err
+    assert "Did you mean 'env_runners/episode_return_mean'?" in streams.err
+    run_dir = only_run(tmp_path)
+    assert "Failed after 1 iteration, " in streams.out
+    _, results = read_run(run_dir)
+    assert len(results) == 1
+    assert "StopCriterionError" in (run_dir / "run.log").read_text(encoding="utf-8")
+
+
+def test_an_env_that_raises(tmp_path: Path) -> None:
+    fault = ["fault=raise_step", "at_step=200", "vector_index=3"]
+    settings = [part for name in fault for part in ("--set", f"environment.env_config.{name}")]
+    done = corral(["train", "--algo", "PPO", "--env", "corral.testing:FaultyEnv", *SHORT, *settings], tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("corral: env 'corral.testing:FaultyEnv', sub-env 3, step ")
+    assert "raised in step(): ZeroDivisionError: the simulator divided by zero" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    run_dir = only_run(tmp_path)
+    assert done.stdout.rstrip().endswith(f"The run is kept in runs/{run_dir.name}")
+    _, results = read_run(run_dir)
+    assert len(results) == 1
+    text = (run_dir / "run.log").read_text(encoding="utf-8")
+    assert "Run failed." in text
+    assert "Traceback (most recent call last):" in text
+    assert 'raise ZeroDivisionError("the simulator divided by zero")' in text
+
+
+@pytest.mark.parametrize("vectorization", ["auto", "sync"])
+def test_an_env_that_cannot_be_made_leaves_no_run(
+    vectorization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ["environment.env_config.gravity=1", f"env_runners.vectorization={vectorization}"]
+    assert main([*CARTPOLE, *SHORT, *(part for setting in settings for part in ("--set", setting))]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("corral: env 'CartPole-v1' raised when ")
+    assert "was made with env_config {'gravity': 1}: TypeError: " in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_holds_a_run_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    held = tmp_path / "held"
+    held.mkdir()
+    (held / "config.yaml").write_text("algo: PPO\n", encoding="utf-8")
+    assert main([*CARTPOLE, *SHORT, "--run-dir", "held"]) == 1
+    assert capsys.readouterr().err.startswith("corral: held holds a run already")
+    assert {path.name for path in held.iterdir()} == {"config.yaml"}
+    assert (held / "config.yaml").read_text(encoding="utf-8") == "algo: PPO\n"
+
+
+def group_members(group: int) -> list[int]:
+    """Return the processes of a process group that have not ended."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended just now
+            continue
+        if fields[0] != "Z" and int(fields[2]) == group:
+            members.append(int(stat.parent.name))
+    return members
+
+
+def wait_for_a_result(process: subprocess.Popen[str], cwd: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        if any(path.stat().st_size for path in cwd.glob("runs/*/result.jsonl")):
+            return
+        time.sleep(0.02)
+    pytest.fail("no result came")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+@pytest.mark.parametrize("whole_group", [True, False], ids=["as_a_terminal_does", "this_process_only"])
+@pytest.mark.parametrize("vectorization", ["auto", "async"])
+def test_an_interrupt_keeps_the_run(vectorization: str, whole_group: bool, tmp_path: Path) -> None:
+    settings = ["env_runners.num_envs_per_env_runner=2", f"env_runners.vectorization={vectorization}"]
+    settings += ["training.train_batch_size_per_learner=256", "training.num_epochs=1"]
+    arguments = [*CARTPOLE, "--stop", "num_env_steps=1000000000"]
+    arguments += [part for setting in settings for part in ("--set", setting)]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_for_a_result(process, tmp_path)
+        assert len(group_members(process.pid)) >= (3 if vectorization == "async" else 1)
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=DEADLINE_S)
+        assert group_members(process.pid) == []
+    finally:
+        if group_members(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    assert (process.returncode, err) == (130, "")
+    run_dir = only_run(tmp_path)
+    assert out.splitlines()[-1].startswith("Interrupted after ")
+    assert out.rstrip().endswith(f"The run is kept in runs/{run_dir.name}")
+    _, results = read_run(run_dir)
+    assert results
+    assert (run_dir / "run.log").read_text(encoding="utf-8").rstrip().endswith("Run interrupted.")
+
+
+def test_events_lists_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["events"]) == 0
+    printed = capsys.readouterr().out
+    assert [name for name in EVENTS if name not in printed] == []
+
+
+def test_the_command_is_installed() -> None:
+    command = shutil.which("corral", path=str(Path(sys.executable).parent))
+    assert command is not None
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert done.stdout.startswith("corral 0.")

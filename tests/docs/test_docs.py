@@ -1,0 +1,151 @@
+"""What the README and the documentation say is so."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pages import NO_RUN, PAGES, README, ROOT, anchors, blocks, commands, first_column, links, page_id
+
+from corral import PPOConfig
+from corral.algorithms.registry import config_from_dict
+from corral.algorithms.stopping import flat_result
+from corral.callbacks import EVENTS
+from corral.cli.main import make_parser
+from corral.core.module import ModelConfig
+from corral.metrics.timers import PARTS
+
+DOCS = ROOT / "docs"
+METRICS, PPO, CALLBACKS = DOCS / "metrics.md", DOCS / "algorithms" / "ppo.md", DOCS / "callbacks.md"
+LEARNER = "learners/default_policy/"
+RESULTS = ROOT / "benchmarks" / "RESULTS.md"  # written by `make bench`
+
+
+def pages_with(language: str) -> list[Any]:
+    return [pytest.param(page, id=page_id(page)) for page in PAGES if any(b.language == language for b in blocks(page))]
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "page"}
+    output: str | None = None  # of the block before this one, if it was Python
+    for block in blocks(page):
+        if block.language == "text" and output is not None and not block.before.strip():
+            assert output == block.text, f"{page_id(page)}:{block.line}: not what the block before it prints"
+        output = None
+        if block.language != "python" or NO_RUN in block.before:
+            continue
+        printed = io.StringIO()
+        # Blank lines in front make a traceback point at the line of the page.
+        code = compile("\n" * block.line + block.text, str(page), "exec")
+        with contextlib.redirect_stdout(printed):
+            exec(code, namespace)
+        output = printed.getvalue()
+
+
+@pytest.mark.parametrize("page", pages_with("yaml"))
+def test_yaml_blocks_are_experiments(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "yaml":
+            settings = yaml.safe_load(block.text)
+            assert settings.pop("stop")
+            config_from_dict(settings).validate()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_corral_lines_parse(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in commands(page, "corral"):
+        try:
+            make_parser().parse_args(shlex.split(line, comments=True)[1:])
+        except SystemExit as end:
+            assert end.code == 0, f"{line}: {capsys.readouterr().err}"  # --help and --version end with 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_make_targets_exist(page: Path) -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    named = {shlex.split(line, comments=True)[1] for line in commands(page, "make")}
+    assert named <= set(targets)
+
+
+def test_commands_are_found() -> None:
+    assert len(commands(README, "corral")) >= 2
+    assert {"make train", "make test"} <= {line.partition("  ")[0] for line in commands(README, "make")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_relative_links_resolve(page: Path) -> None:
+    broken = []
+    for target in links(page):
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        if file == RESULTS:
+            continue
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, Any]:
+    config = PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=256, num_epochs=1)
+    with config.build() as algo:
+        return algo.train()
+
+
+def test_result_keys_are_those_of_the_page(result: dict[str, Any]) -> None:
+    keys = {key for key in flat_result(result) if not key.startswith(LEARNER)}
+    listed = first_column(METRICS, "Result keys")
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {*keys, "config", f"{LEARNER}*"}
+
+
+def test_ppo_metrics_are_those_of_the_page(result: dict[str, Any]) -> None:
+    listed = first_column(PPO, "Metrics")
+    assert sorted(listed) == sorted(result["learners"]["default_policy"])
+
+
+def test_bottleneck_settings_are_those_of_the_page() -> None:
+    text = METRICS.read_text(encoding="utf-8")
+    assert dict(re.findall(r"^\| `(\w+)` \| `([\w.]+)` \|$", text, flags=re.MULTILINE)) == PARTS
+
+
+def test_events_are_those_of_the_page() -> None:
+    assert first_column(CALLBACKS, "The events") == list(EVENTS)
+
+
+def test_module_settings_are_those_of_the_page() -> None:
+    assert first_column(DOCS / "modules.md", "The default module") == list(ModelConfig.__dataclass_fields__)
+
+
+def test_implementation_details_are_numbered_in_turn() -> None:
+    numbers = re.findall(r"^(\d+)\. ", PPO.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
+
+
+def reference_pages() -> Iterator[tuple[str, str]]:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None and spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    yield from generate.pages().items()
+
+
+def test_reference_pages_are_up_to_date() -> None:
+    found = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md")}
+    assert found == dict(reference_pages()), "run `make docs`, and commit docs/reference/"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
+    listed = re.findall(r": (\S+\.md)$", nav, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))

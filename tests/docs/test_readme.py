@@ -1,0 +1,30 @@
+"""The README's commands, run as they stand."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import README, blocks, commands
+
+EXAMPLE = (
+    "corral train --algo PPO --env CartPole-v1 --stop episode_return_mean=450 --stop num_env_steps=500000 --seed 0 "
+    "--set training.lr=3e-3"
+)
+
+
+@pytest.mark.parametrize("line", [EXAMPLE, "corral train --config experiment.yaml"])
+def test_shell_examples_train_to_450(line: str, tmp_path: Path) -> None:
+    assert line in commands(README, "corral")
+    experiment = next(block.text for block in blocks(README) if block.language == "yaml")
+    (tmp_path / "experiment.yaml").write_text(experiment, encoding="utf-8")
+    command = [sys.executable, "-m", "corral.cli.main", *shlex.split(line)[1:]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert done.stdout.splitlines()[-1].endswith(f"The run lies in runs/{run_dir.name}")
+    assert {path.name for path in run_dir.iterdir()} == {"config.yaml", "progress.csv", "result.jsonl", "run.log"}
+    assert "Stopped: episode_return_mean=" in (run_dir / "run.log").read_text(encoding="utf-8")

@@ -1,0 +1,133 @@
+"""The house rules of docs/design.md and CONTRIBUTING.md that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from corral import _HOMES
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "corral"
+FILES = sorted(SRC.rglob("*.py"))
+NOT_ALGORITHMS = {"__init__.py", "algorithm.py", "config.py", "registry.py", "stopping.py", "validation.py"}
+PPO_FILES = (
+    "algorithms/ppo.py",
+    "core/returns.py",
+    "core/learner.py",
+    "env/runner.py",
+    "algorithms/algorithm.py",
+)
+
+# room -> rooms and packages that it never imports
+FORBIDDEN = {
+    "algorithms": ("corral.engines", "ray"),
+    "core": ("corral.env", "corral.engines", "corral.algorithms"),
+}
+RAY_HOMES = ("engines/ray.py", "tune/")
+
+
+def imports(source: str, path: str) -> Iterator[str]:
+    """Yield the dotted names that a file imports, wherever in it; `path` is relative to src/corral."""
+    package = ["corral", *Path(path).parts[:-1]]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            for alias in node.names:
+                home = _HOMES.get(alias.name) if module == "corral" else None
+                yield home or f"{module}.{alias.name}"
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def violations(source: str, path: str) -> list[str]:
+    """Return the imports of a file that break a rule."""
+    room = path.partition("/")[0]
+    forbidden = list(FORBIDDEN.get(room, ()))
+    if room != "compat":
+        forbidden.append("corral.compat")
+    if not path.startswith(RAY_HOMES):
+        forbidden.append("ray")
+    return sorted({name for name in imports(source, path) if any(within(name, package) for package in forbidden)})
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SRC)))
+def test_import_rules(file: Path) -> None:
+    assert violations(file.read_text(encoding="utf-8"), file.relative_to(SRC).as_posix()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("algorithms/ppo.py", "from corral.engines import make_engine"),
+        ("algorithms/ppo.py", "from ..engines.local import LocalEngine"),
+        ("algorithms/ppo.py", "def f():\n    import ray"),
+        ("core/learner.py", "import corral.env.runner"),
+        ("core/learner.py", "from corral import env"),
+        ("core/learner.py", "from corral import PPOConfig"),
+        ("env/runner.py", "from corral.compat.rllib import PPO"),
+        ("engines/local.py", "import ray.util"),
+    ],
+)
+def test_the_rules_catch_what_breaks_them(path: str, source: str) -> None:
+    assert violations(source, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("engines/ray.py", "import ray"),
+        ("tune/search.py", "import ray.tune"),
+        ("compat/rllib/ppo.py", "from corral.compat.rllib import names"),
+        ("algorithms/ppo.py", "from corral.core.learner import Batch"),
+        ("algorithms/ppo.py", "import raylib"),
+    ],
+)
+def test_the_rules_let_the_rest_through(path: str, source: str) -> None:
+    assert violations(source, path) == []
+
+
+def test_importing_corral_is_light() -> None:
+    code = (
+        "import sys, corral; print(*[name for name in ('torch', 'ray', 'gymnasium', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_every_exported_name_is_there() -> None:
+    import corral
+
+    assert all(getattr(corral, name).__module__ == home for name, home in _HOMES.items())
+    with pytest.raises(AttributeError, match="PPOConfi"):
+        corral.PPOConfi  # noqa: B018
+
+
+def num_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_file_budgets() -> None:
+    sizes = {file.relative_to(ROOT).as_posix(): num_lines(file) for file in [*FILES, *ROOT.glob("tests/**/*.py")]}
+    assert {name: size for name, size in sizes.items() if size > 600} == {}
+    algorithms = {file.name: num_lines(file) for file in (SRC / "algorithms").glob("*.py")}
+    assert "ppo.py" in algorithms
+    assert {name: size for name, size in algorithms.items() if name not in NOT_ALGORITHMS and size > 400} == {}
+
+
+def test_ppo_can_be_read_in_one_sitting() -> None:
+    assert sum(num_lines(SRC / name) for name in PPO_FILES) < 1700
+
+
+def test_the_changelog_has_an_unreleased_section() -> None:
+    assert "\n## Unreleased\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
