@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from corral.callbacks.dispatch import check_callbacks
 from corral.core.module import ActorCritic, ModelConfig, Module
 from corral.core.schedules import validate_schedule
 from corral.env.vector import resolve_env
@@ -51,6 +52,7 @@ def validate(config: AlgorithmConfig) -> None:
         raise ConfigError(f"grad_clip={config.grad_clip} must be positive; None clips nothing.")
     _validate_batch(config)
     _validate_module(config)
+    check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set them
     optimizer_class(config.optimizer)
 
 

@@ -27,7 +27,7 @@ def train(
         with config.build() as algorithm, display:
             algorithm.fit(stop=stop, run_dir=path, on_result=display.update)
     except KeyboardInterrupt:
-        display.say(f"Interrupted after {display.summary()}. The run is kept in {path}", display.result is not None)
+        display.say(f"Interrupted after {display.summary()}. The run is kept in {path}", (path / "run.log").exists())
         return EXIT_INTERRUPTED
     except CorralError as error:
         print(f"corral: {error}", file=sys.stderr)
