@@ -54,6 +54,12 @@ def default_of(field: dataclasses.Field[Any]) -> str:
     return repr(field.default)
 
 
+def type_of(field: dataclasses.Field[Any]) -> str:
+    """Return a field's type as Markdown, with the choices of a `Literal` one by one."""
+    text = re.sub(r"Literal\[(.*?)\]", lambda match: match[1].replace(", ", " | "), str(field.type))
+    return " or ".join(f"`{part}`" for part in text.split(" | "))
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
     """Return a Markdown table; bars inside cells are escaped."""
     lines = [head, ["---"] * len(head), *rows]
@@ -72,7 +78,7 @@ def settings_table(owner: type, names: list[str] | None = None) -> str:
     """
     docs = attribute_docs(owner)
     rows = [
-        [f"`{f.name}`", f"`{str(f.type).replace(' | ', '` or `')}`", f"`{default_of(f)}`", docs[f.name]]
+        [f"`{f.name}`", type_of(f), f"`{default_of(f)}`", docs[f.name]]
         for f in dataclasses.fields(owner)
         if names is None or f.name in names
     ]

@@ -113,7 +113,7 @@ def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.Monkey
         ),
         (["--env", "no_such_module_xyz:Env"], "cannot import 'no_such_module_xyz'"),
         (["--set", "training.lrr=1"], "training: unknown setting 'lrr'. Did you mean 'lr'?"),
-        (["--set", "trainin.lr=1"], "unknown setting 'trainin.lr'. Did you mean 'training.lr'?"),
+        (["--set", "train.lr=1"], "unknown setting 'train.lr'. Did you mean 'training.lr'?"),
         (["--set", "training.seed=1"], "It belongs to .debugging(...)."),
         (["--set", "training.lr=fast"], "lr='fast'"),
         (["--set", "training.lr"], "--set 'training.lr': expected NAME=VALUE."),
@@ -161,7 +161,15 @@ def test_what_is_missing_is_named(arguments: list[str], message: str, capsys: py
 
 
 @pytest.mark.parametrize(
-    "text", ["- a list", "algo: PPO\nstop: 450", "algo: PPO\ntrainig: {}", "a: b: c", "training: 3"]
+    "text",
+    [
+        "callbacks: {callback_functions: {on_train_result: ['mine:print_it']}}",
+        "- a list",
+        "algo: PPO\nstop: 450",
+        "algo: PPO\ntrainig: {}",
+        "a: b: c",
+        "training: 3",
+    ],
 )
 def test_wrong_files(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -250,14 +258,27 @@ def group_members(group: int) -> list[int]:
     return members
 
 
-def wait_for_a_result(process: subprocess.Popen[str], cwd: Path) -> None:
+def wait_for_text(process: subprocess.Popen[str], cwd: Path, name: str) -> None:
+    """Wait until a file of the run has anything in it."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
-        if any(path.stat().st_size for path in cwd.glob("runs/*/result.jsonl")):
+        if any(path.stat().st_size for path in cwd.glob(f"runs/*/{name}")):
             return
         time.sleep(0.02)
-    pytest.fail("no result came")
+    pytest.fail(f"{name} stayed empty")
+
+
+def start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
+    """Start a run as the leader of a process group of its own."""
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
@@ -268,16 +289,9 @@ def test_an_interrupt_keeps_the_run(vectorization: str, whole_group: bool, tmp_p
     settings += ["training.train_batch_size_per_learner=256", "training.num_epochs=1"]
     arguments = [*CARTPOLE, "--stop", "num_env_steps=1000000000"]
     arguments += [part for setting in settings for part in ("--set", setting)]
-    process = subprocess.Popen(
-        [*COMMAND, *arguments],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = start(arguments, tmp_path)
     try:
-        wait_for_a_result(process, tmp_path)
+        wait_for_text(process, tmp_path, "result.jsonl")
         assert len(group_members(process.pid)) >= (3 if vectorization == "async" else 1)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=DEADLINE_S)
@@ -293,6 +307,20 @@ def test_an_interrupt_keeps_the_run(vectorization: str, whole_group: bool, tmp_p
     _, results = read_run(run_dir)
     assert results
     assert (run_dir / "run.log").read_text(encoding="utf-8").rstrip().endswith("Run interrupted.")
+
+
+def test_an_interrupt_in_the_first_iteration_says_where_the_run_lies(tmp_path: Path) -> None:
+    process = start([*CARTPOLE, *SHORT, "--set", "reporting.min_time_s_per_iteration=1000"], tmp_path)
+    try:
+        wait_for_text(process, tmp_path, "run.log")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (130, "")
+    run_dir = only_run(tmp_path)
+    assert out == f"Interrupted after no iteration. The run is kept in runs/{run_dir.name}\n"
+    assert read_run(run_dir) == ([], [])
 
 
 def test_events_lists_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
