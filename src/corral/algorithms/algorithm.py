@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from corral.algorithms.stopping import StopCriteria
-from corral.algorithms.validation import optimizer_class
+from corral.algorithms.validation import optimizer_class, round_size
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.inference import Inference
 from corral.core.learner import Learner, Loss
@@ -82,7 +82,8 @@ class Algorithm(ABC):
         self._callbacks = Dispatcher(config.callbacks_class, config.callback_functions)
         self.env_runner_group = EnvRunnerGroup(config)
         try:
-            observation_space, action_space = self.env_runner_group.get_spaces()
+            observation_space, action_space, num_envs = self.env_runner_group.describe_env()
+            self._round_size = round_size(config, num_envs)
             module = config.build_module(observation_space, action_space)
             self.learner_group = LearnerGroup(
                 Learner(
@@ -125,15 +126,10 @@ class Algorithm(ABC):
 
     def sample(self, num_timesteps: int) -> list[Rollout]:
         """Sample at least `num_timesteps` env steps, in rounds of the fragment length if one is set."""
-        config = self.config
         rollouts: list[Rollout] = []
         left = num_timesteps
         while left > 0:
-            round_size = left
-            if config.rollout_fragment_length != "auto":
-                num_envs = config.num_envs_per_env_runner or config.DEFAULT_NUM_ENVS
-                round_size = config.rollout_fragment_length * num_envs * max(1, config.num_env_runners)
-            rollouts += self.env_runner_group.sample(round_size, self.timers)
+            rollouts += self.env_runner_group.sample(self._round_size or left, self.timers)
             left = num_timesteps - sum(rollout.num_env_steps for rollout in rollouts)
         self.num_env_steps_sampled_lifetime += num_timesteps - left
         return rollouts

@@ -1,7 +1,8 @@
 """The config: typed groups of settings behind fluent setters.
 
 Each group is a dataclass whose fields are its settings, with their types, defaults and meaning in one place. A config
-is all groups together, so that every setting is also a plain attribute (`config.lr = 1e-3`).
+is all groups together, so that every setting is also a plain attribute (`config.lr = 1e-3`). Classes and functions may
+be given as import paths (`"package.module:Name"`), which is how a file names them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import ConfigDict, ImportString, TypeAdapter, ValidationError
 
 from corral.errors import ConfigError, nearest
 
@@ -37,7 +40,7 @@ class EnvironmentSettings:
 
     env: Any = None
     env_config: dict[str, Any] = field(default_factory=dict)
-    wrappers: list[Any] = field(default_factory=list)
+    wrappers: list[ImportString[Any]] = field(default_factory=list)
     disable_env_checking: bool = False
 
 
@@ -49,7 +52,8 @@ class EnvRunnersSettings:
         num_env_runners: Runners besides this process; 0 embeds one runner in it.
         num_envs_per_env_runner: Sub-envs N of each runner's vector env; `None` is the algorithm's default, or that
             of a factory that returns a ready vector env.
-        rollout_fragment_length: Rows T of one `sample()` call, or `"auto"` to split the train batch evenly.
+        rollout_fragment_length: Env steps of each sub-env in one `sample()` call, or `"auto"` to sample the train batch
+            in one round, split evenly over the runners.
         vectorization: `"auto"` (the id's native vector env where there is one, else sync), `"sync"` or `"async"`.
         autoreset_mode: `"next_step"` or `"same_step"`, of sync and async vector envs.
         explore: Whether to sample actions; False takes the most likely ones.
@@ -88,7 +92,7 @@ class TrainingSettings:
     shuffle_batch_per_epoch: bool = True
     grad_clip: float | None = None
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    optimizer: Any = "adam"
+    optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] | ImportString[Any] = "adam"
     optimizer_config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -101,7 +105,7 @@ class RLModuleSettings:
         model_config: Its settings; those of the default module are listed in `corral.core.module.ModelConfig`.
     """
 
-    module_class: Any = None
+    module_class: ImportString[Any] | None = None
     model_config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -128,8 +132,8 @@ class CallbacksSettings:
         callback_functions: Lists of callables by event name, in order.
     """
 
-    callbacks_class: list[Any] = field(default_factory=list)
-    callback_functions: dict[str, list[Any]] = field(default_factory=dict)
+    callbacks_class: list[ImportString[Any]] = field(default_factory=list)
+    callback_functions: dict[str, list[ImportString[Any]]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -442,8 +446,6 @@ class AlgorithmConfig(
 @functools.cache
 def _adapters(cls: type) -> dict[str, Any]:
     """Return a validator for each setting of a config class, made from its annotation."""
-    from pydantic import ConfigDict, TypeAdapter
-
     hints = typing.get_type_hints(cls)
     config = ConfigDict(allow_inf_nan=False)
     return {
@@ -464,8 +466,6 @@ def _checked(cls: type, name: str, value: Any) -> Any:
     adapter = _adapters(cls)[name]
     if adapter is None:
         return value
-    from pydantic import ValidationError
-
     try:
         return adapter.validate_python(value)
     except ValidationError as error:

@@ -63,17 +63,31 @@ def _validate_batch(config: AlgorithmConfig) -> None:
             f"minibatch_size={minibatch} is larger than train_batch_size_per_learner={batch}: lower the first or raise "
             "the second."
         )
-    fragment = config.rollout_fragment_length
+    if config.num_envs_per_env_runner is not None or isinstance(config.env, str):
+        round_size(config, config.num_envs_per_env_runner or config.DEFAULT_NUM_ENVS)
+
+
+def round_size(config: AlgorithmConfig, num_envs: int) -> int | None:
+    """Return the env steps that all runners sample in one round, or `None` where the batch is one round.
+
+    Args:
+        config: The config.
+        num_envs: Sub-envs of a runner; a factory that returns a ready `VectorEnv` says so only when it is called.
+
+    Raises:
+        ConfigError: The fragment length does not divide the batch.
+    """
+    fragment, runners = config.rollout_fragment_length, max(1, config.num_env_runners)
     if fragment == "auto":
-        return
-    runners, envs = max(1, config.num_env_runners), config.num_envs_per_env_runner or config.DEFAULT_NUM_ENVS
-    step = fragment * envs * runners
-    if config.total_train_batch_size % step:
+        return None
+    steps = fragment * num_envs * runners
+    if config.total_train_batch_size % steps:
         raise ConfigError(
-            f"rollout_fragment_length={fragment} does not divide train_batch_size_per_learner={batch}: "
-            f"{runners} runner(s) of {envs} env(s) sample {step} steps a round. Take a multiple of {step} as the batch "
-            "size, or rollout_fragment_length='auto'."
+            f"rollout_fragment_length={fragment} does not divide train_batch_size_per_learner="
+            f"{config.train_batch_size_per_learner}: {runners} runner(s) of {num_envs} env(s) sample {steps} steps a "
+            f"round. Take a multiple of {steps} as the batch size, or rollout_fragment_length='auto'."
         )
+    return steps
 
 
 def _validate_module(config: AlgorithmConfig) -> None:

@@ -359,9 +359,9 @@ class EnvRunner:
         """Return the metrics and the timers' seconds since the last call."""
         return self.metrics.take(), self.timers.take()
 
-    def get_spaces(self) -> tuple[Any, Any]:
-        """Return the observation and the action space of one sub-env."""
-        return self.env.single_observation_space, self.env.single_action_space
+    def describe_env(self) -> tuple[Any, Any, int]:
+        """Return the observation and the action space of one sub-env, and the number of sub-envs N."""
+        return self.env.single_observation_space, self.env.single_action_space, self.num_envs
 
     def ping(self) -> bool:
         """Answer that the runner is there."""

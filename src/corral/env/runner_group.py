@@ -57,10 +57,10 @@ class EnvRunnerGroup:
         futures = [handle.call(method, *args, **kwargs) for handle in self._handles]
         return [future.result() for future in futures]
 
-    def get_spaces(self) -> tuple[Any, Any]:
-        """Return the observation and the action space of one sub-env."""
-        spaces: tuple[Any, Any] = self._call_all("get_spaces")[0]
-        return spaces
+    def describe_env(self) -> tuple[Any, Any, int]:
+        """Return the observation and the action space of one sub-env, and the number of sub-envs of a runner."""
+        description: tuple[Any, Any, int] = self._call_all("describe_env")[0]
+        return description
 
     def sample(self, num_timesteps: int, timers: Timers) -> list[Rollout]:
         """Take at least `num_timesteps` env steps in all, spread evenly over the runners, one rollout each.

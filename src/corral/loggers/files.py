@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
+from collections.abc import Mapping
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -63,7 +65,10 @@ class CSVLogger(Logger):
 
 
 class JSONLinesLogger(Logger):
-    """`result.jsonl`: each result whole, without the config, as one line of JSON; a number that is missing is NaN."""
+    """`result.jsonl`: each result whole but for the config, a line of JSON each.
+
+    NaN and infinity, which JSON lacks, become null.
+    """
 
     def __init__(self, file_name: str = "result.jsonl") -> None:
         """Name the file."""
@@ -78,7 +83,7 @@ class JSONLinesLogger(Logger):
         """Append a line and flush it."""
         assert self._file is not None, "log_result before open"
         line = {key: value for key, value in result.items() if key != "config"}
-        self._file.write(json.dumps(line, default=_plain) + "\n")
+        self._file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -88,8 +93,16 @@ class JSONLinesLogger(Logger):
 
 
 def _plain(value: Any) -> Any:
-    """Turn what JSON does not know into something that it does: NumPy numbers and arrays, anything else as text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    """Turn a value into what JSON knows: NumPy numbers and arrays too, and anything else as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 def default_loggers() -> list[Logger]:
