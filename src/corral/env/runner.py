@@ -177,7 +177,8 @@ class EnvRunner:
                 raise self._env_error("reset", error) from _original(error)
         self._env_seed = None
         map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, obs)
-        self._check_obs(rollout, 0, 1)
+        if found := self._bad_obs(rollout, 0, 1):
+            raise self._bad_value(*min(found))
         self._pending = np.zeros(self.num_envs, np.bool_)
         self._carry = EpisodeCarry.fresh(self.num_envs, time.perf_counter())
         if self._events is not None:
@@ -317,26 +318,32 @@ class EnvRunner:
     # Checks, state and metrics.
 
     def _check_block(self, rollout: Rollout, start: int, stop: int) -> None:
-        """Refuse NaN and values outside the spaces in the rows that were just written."""
+        """Refuse NaN and values outside the spaces in the rows that were just written; the earliest is named."""
+        found = self._bad_obs(rollout, start + 1, stop + 1)
         rewards = rollout.rewards[start:stop]
         if not np.isfinite(rewards).all():
             t, i = np.argwhere(~np.isfinite(rewards))[0].tolist()
-            raise self._bad_value(f"reward is {rewards[t, i]}", i, start + t)
-        self._check_obs(rollout, start + 1, stop + 1)
+            found.append((start + t, i, f"reward is {rewards[t, i]}"))
         for (path, leaf), space in zip(named_leaves(rollout.final_obs, "final_obs"), leaves(self._space), strict=True):
             for k, (t, i) in enumerate(rollout.final_index.tolist()):
                 if t >= start and (problem := bad_values(space, leaf[k : k + 1], path)):
-                    raise self._bad_value(problem, i, t)
+                    found.append((t, i, problem))
+        if found:
+            raise self._bad_value(*min(found))
 
-    def _check_obs(self, rollout: Rollout, start: int, stop: int) -> None:
+    def _bad_obs(self, rollout: Rollout, start: int, stop: int) -> list[tuple[int, int, str]]:
+        """Return row, sub-env and problem of the first bad observation of each leaf; row 0 holds what a reset gave."""
+        found = []
         for (path, column), space in zip(named_leaves(rollout.obs, "observation"), leaves(self._space), strict=True):
             if bad_values(space, column[start:stop], path) is None:
                 continue
             for t, i in np.ndindex(stop - start, self.num_envs):
                 if problem := bad_values(space, column[start + t, i][None], path):
-                    raise self._bad_value(problem, i, start + t - 1)
+                    found.append((max(0, start + t - 1), i, problem))
+                    break
+        return found
 
-    def _bad_value(self, problem: str, env_index: int, t: int) -> EnvError:
+    def _bad_value(self, t: int, env_index: int, problem: str) -> EnvError:
         return EnvError(
             f"env {env_name(self.config.env)!r}, sub-env {env_index}, step {self._num_rows_lifetime + t}: {problem}."
         )
