@@ -94,17 +94,20 @@ def _check_fields(name: str, method: str, obs: Any, info: Any, space: spaces.Spa
         raise EnvError(f"env {name!r}: info from {method}() must be a dict, got {_short(info)}.")
 
 
-def mismatch(space: Tree, value: Any, path: str) -> str | None:
-    """Return what is wrong with an observation against a tree of spaces, naming the field, or `None`."""
+def mismatch(space: Tree, value: Any, path: str, cast: Literal["safe", "same_kind"] = "safe") -> str | None:
+    """Return what is wrong with an observation against a tree of spaces, naming the field, or `None`.
+
+    `cast` says which dtypes pass for that of the space, as in `np.can_cast`.
+    """
     if isinstance(space, dict):
         if not isinstance(value, dict) or set(value) != set(space):
             got = f"keys {sorted(value)}" if isinstance(value, dict) else _short(value)
             return f"{path} must be a dict with keys {sorted(space)}, got {got}"
-        return next((p for key in space if (p := mismatch(space[key], value[key], f"{path}/{key}"))), None)
+        return next((p for key in space if (p := mismatch(space[key], value[key], f"{path}/{key}", cast))), None)
     if isinstance(space, tuple):
         if not isinstance(value, tuple) or len(value) != len(space):
             return f"{path} must be a tuple of {len(space)}, got {_short(value)}"
-        return next((p for i in range(len(space)) if (p := mismatch(space[i], value[i], f"{path}/{i}"))), None)
+        return next((p for i in range(len(space)) if (p := mismatch(space[i], value[i], f"{path}/{i}", cast))), None)
     try:
         array = np.asarray(value)
     except ValueError:
@@ -112,7 +115,7 @@ def mismatch(space: Tree, value: Any, path: str) -> str | None:
     if array.shape != space.shape:
         return f"{path} must have shape {space.shape}, got {array.shape}"
     # A plain Python number carries no dtype worth holding it to; an array does.
-    cast: Literal["safe", "same_kind"] = "safe" if isinstance(value, (np.ndarray, np.generic)) else "same_kind"
+    cast = cast if isinstance(value, (np.ndarray, np.generic)) else "same_kind"
     if not np.can_cast(array.dtype, space.dtype, cast) and not _fits_integer(array, space.dtype):
         return f"{path} must have dtype {space.dtype}, got {array.dtype}: return it with .astype({space.dtype})"
     return bad_values(space, array[None], path)

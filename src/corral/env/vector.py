@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pickle
+import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -154,7 +157,7 @@ def make_vector_env(
     mode = AutoresetMode.SAME_STEP if autoreset_mode == "same_step" else AutoresetMode.NEXT_STEP
     if vectorization == "async":
         first.close()
-        return AsyncVectorEnv([partial(make, index) for index in range(n)], autoreset_mode=mode, worker=_worker)
+        return _make_async(make, n, mode, first)
     return SyncVectorEnv([lambda: first, *(partial(make, index) for index in range(1, n))], autoreset_mode=mode)
 
 
@@ -173,6 +176,34 @@ def _make_one(resolved: str | Callable[..., Any], name: str, context: EnvContext
     if not isinstance(made, (gym.Env, VectorEnv)):
         raise EnvError(f"env {name!r}: expected a gymnasium Env or VectorEnv, got {type(made).__name__}.")
     return made
+
+
+def _make_async(
+    make: Callable[[int], Any], num_envs: int, mode: AutoresetMode, first: gym.Env[Any, Any]
+) -> AsyncVectorEnv:
+    sub_envs = [
+        partial(_in_process, make, index, first.observation_space, first.action_space) for index in range(num_envs)
+    ]
+    env = AsyncVectorEnv(sub_envs, autoreset_mode=mode, worker=_worker)
+    try:
+        env.get_attr("ready")
+    except SubEnvError as error:
+        env.close()
+        raise (error.__cause__ or error) from None
+    return env
+
+
+def _in_process(
+    make: Callable[[int], Any],
+    index: int,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+) -> gym.Env[Any, Any]:
+    """Make one sub-env in its own process, or a stand-in: Gymnasium's worker reports no error before its loop runs."""
+    try:
+        return _ProcessEnv(make(index))
+    except Exception as error:
+        return _UnmadeEnv(error, observation_space, action_space)
 
 
 def _making_error(name: str, what: str, context: EnvContext, error: Exception) -> EnvError:
@@ -263,7 +294,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
                 else:
                     env_obs, rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
                     if same_step and (terminated[i] or truncated[i]):
-                        self._check_shape(env_obs)
+                        _check_obs(self.single_observation_space, env_obs)
                         infos = self._add_info(infos, {"final_obs": env_obs, "final_info": info}, i)
                         method = "reset"
                         env_obs, info = env.reset()
@@ -286,15 +317,64 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
         if isinstance(columns, np.ndarray):
             if np.shape(obs) != columns.shape[1:]:
                 raise ValueError(f"observation must have shape {columns.shape[1:]}, got {np.shape(obs)}")
-            np.copyto(columns[i, ...], obs, casting="same_kind")
+            try:
+                np.copyto(columns[i, ...], obs, casting="same_kind")
+            except TypeError:
+                _check_obs(self.single_observation_space, obs)  # names the field
+                raise
             return
-        self._check_shape(obs)
+        _check_obs(self.single_observation_space, obs)
         map_tree(lambda column, leaf: np.copyto(column[i, ...], leaf, casting="same_kind"), columns, obs)
 
-    def _check_shape(self, obs: Tree) -> None:
-        problem = mismatch(space_tree(self.single_observation_space), obs, "observation")
-        if problem and "NaN" not in problem:  # NaN is found, and placed in time, by the runner's check
-            raise ValueError(problem)
+
+def _check_obs(space: gym.Space[Any], obs: Tree) -> None:
+    """Refuse an observation that would be broadcast, or lose more than precision, on its way into the batch."""
+    problem = mismatch(space_tree(space), obs, "observation", cast="same_kind")
+    if problem and "NaN" not in problem:  # NaN is found, and placed in time, by the runner's check
+        raise ValueError(problem)
+
+
+class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
+    """A sub-env in its own process: checks observations there, and raises nothing that cannot be pickled."""
+
+    ready = True
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        with _portable_errors():
+            obs, info = self.env.reset(seed=seed, options=options)
+            _check_obs(self.observation_space, obs)
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        with _portable_errors():
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            _check_obs(self.observation_space, obs)
+        return obs, reward, terminated, truncated, info
+
+
+class _UnmadeEnv(gym.Env[Any, Any]):
+    """Stands for a sub-env that raised in its own process when it was made."""
+
+    def __init__(self, error: Exception, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        self._error = error
+        self.observation_space, self.action_space = observation_space, action_space
+
+    @property
+    def ready(self) -> bool:
+        raise self._error
+
+
+@contextmanager
+def _portable_errors() -> Iterator[None]:
+    """Replace an exception that would not survive the way to another process by one with its name and message."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise
 
 
 class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
@@ -317,18 +397,17 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
         super().close_extras(timeout=timeout, terminate=terminate)
 
     def _raise_if_errors(self, successes: Any) -> None:
-        if all(successes):
+        failed = [i for i, success in enumerate(successes) if not success]
+        if not failed:
             return
-        index, error_type, value, trace = self.error_queue.get()
-        for i, success in enumerate(successes):
-            if not success:
-                self.parent_pipes[i].close()
-                self.parent_pipes[i] = None  # type: ignore[call-overload]  # as Gymnasium's own close() expects
+        index, error_type, cause, trace = min((self.error_queue.get() for _ in failed), key=lambda entry: entry[0])
+        for i in failed:
+            self.parent_pipes[i].close()
+            self.parent_pipes[i] = None  # type: ignore[call-overload]  # as Gymnasium's own close() expects
         self._state = gym.vector.async_vector_env.AsyncState.DEFAULT
-        cause = error_type(value)
         cause.add_note(f"In the process of sub-env {index}:\n{trace}")
-        method = "reset" if "in reset" in trace else "step"
-        raise SubEnvError(index, method, f"{error_type.__name__}: {value}") from cause
+        called = re.search(r"in (reset|step)\n", trace)
+        raise SubEnvError(index, called[1] if called else "step", f"{error_type.__name__}: {cause}") from cause
 
 
 def _worker(*arguments: Any) -> None:
