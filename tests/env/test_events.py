@@ -13,7 +13,7 @@ import pytest
 from conftest import MakeRunner
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
-import corral.env.runner
+import corral.env.episode_events
 from corral import Callback, PPOConfig
 from corral.callbacks import EVENTS
 from corral.env.runner import EnvRunner
@@ -319,7 +319,7 @@ class TestNoSubscriber:
 
         runner = make_runner(callbacks_class=Unrelated, on_environment_created=lambda: None)
         listening = make_runner(on_episode_end=lambda: None)
-        monkeypatch.setattr(corral.env.runner, "SingleAgentEpisode", ForbiddenEpisode)
+        monkeypatch.setattr(corral.env.episode_events, "SingleAgentEpisode", ForbiddenEpisode)
         assert runner.sample(num_timesteps=10).num_env_steps == 10
         assert runner.sample(num_episodes=2).num_env_steps == 6
         with pytest.raises(AssertionError, match="nobody listens"):  # the stand-in is in place
