@@ -119,7 +119,7 @@ class TestNextObs:
         assert rollout.next_obs_at(1, 0)["y"][0] == 7
         assert rollout.next_obs_at(2, 1)["x"].tolist() == [0.75, 1.0]
         np.testing.assert_array_equal(rollout.next_obs_at(1, 1)["x"], rollout.obs["x"][2, 1])
-        assert rollout.final_obs["x"].dtype == np.float32
+        assert rollout.next_obs_at(1, 0)["x"].dtype == np.float32
 
 
 class TestEvaluate:

@@ -14,7 +14,8 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from corral.env.vector import EnvContext, SyncVectorEnv, make_vector_env, resolve_env
+from corral.env.sync_vector import SyncVectorEnv
+from corral.env.vector import EnvContext, make_vector_env, resolve_env
 from corral.errors import ConfigError, EnvError
 from corral.testing import CountingEnv
 

@@ -54,8 +54,9 @@ class EnvRunnersSettings:
             of a factory that returns a ready vector env.
         rollout_fragment_length: Env steps of each sub-env in one `sample()` call, or `"auto"` to sample the train batch
             in one round, split evenly over the runners.
-        vectorization: `"auto"` (the id's native vector env where there is one, else sync), `"sync"` or `"async"`.
-        autoreset_mode: `"next_step"` or `"same_step"`, of sync and async vector envs.
+        vectorization: `"sync"`, `"async"` (a process for each sub-env), or `"auto"`: the id's native vector env where
+            it has one with this autoreset mode, no wrapper forbids it, and N > 1; else sync.
+        autoreset_mode: `"next_step"` or `"same_step"`.
         explore: Whether to sample actions; False takes the most likely ones.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -94,20 +95,33 @@ def _check_fields(name: str, method: str, obs: Any, info: Any, space: spaces.Spa
         raise EnvError(f"env {name!r}: info from {method}() must be a dict, got {_short(info)}.")
 
 
-def mismatch(space: Tree, value: Any, path: str, cast: Literal["safe", "same_kind"] = "safe") -> str | None:
+def mismatch(
+    space: Tree, value: Any, path: str, *, cast: Literal["safe", "same_kind"] = "safe", values: bool = True
+) -> str | None:
     """Return what is wrong with an observation against a tree of spaces, naming the field, or `None`.
 
-    `cast` says which dtypes pass for that of the space, as in `np.can_cast`.
+    Args:
+        space: A tree of spaces without Dict and Tuple.
+        value: The observation.
+        path: What to call it.
+        cast: Which dtypes pass for that of the space, as in `np.can_cast`.
+        values: Whether to look at the values too, besides nesting, shapes and dtypes.
     """
+    inside = partial(mismatch, cast=cast, values=values)
     if isinstance(space, dict):
         if not isinstance(value, dict) or set(value) != set(space):
             got = f"keys {sorted(value)}" if isinstance(value, dict) else _short(value)
             return f"{path} must be a dict with keys {sorted(space)}, got {got}"
-        return next((p for key in space if (p := mismatch(space[key], value[key], f"{path}/{key}", cast))), None)
+        return next((p for key in space if (p := inside(space[key], value[key], f"{path}/{key}"))), None)
     if isinstance(space, tuple):
         if not isinstance(value, tuple) or len(value) != len(space):
             return f"{path} must be a tuple of {len(space)}, got {_short(value)}"
-        return next((p for i in range(len(space)) if (p := mismatch(space[i], value[i], f"{path}/{i}", cast))), None)
+        return next((p for i in range(len(space)) if (p := inside(space[i], value[i], f"{path}/{i}"))), None)
+    problem = _leaf_mismatch(space, value, path, cast)
+    return bad_values(space, np.asarray(value)[None], path) if values and problem is None else problem
+
+
+def _leaf_mismatch(space: Any, value: Any, path: str, cast: Literal["safe", "same_kind"]) -> str | None:
     try:
         array = np.asarray(value)
     except ValueError:
@@ -118,7 +132,7 @@ def mismatch(space: Tree, value: Any, path: str, cast: Literal["safe", "same_kin
     cast = cast if isinstance(value, (np.ndarray, np.generic)) else "same_kind"
     if not np.can_cast(array.dtype, space.dtype, cast) and not _fits_integer(array, space.dtype):
         return f"{path} must have dtype {space.dtype}, got {array.dtype}: return it with .astype({space.dtype})"
-    return bad_values(space, array[None], path)
+    return None
 
 
 def bad_values(space: spaces.Space[Any], values: NDArray[Any], path: str) -> str | None:
@@ -154,3 +168,10 @@ def _is_number(value: Any) -> bool:
 def _short(value: Any) -> str:
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
+
+
+def check_obs(space: gym.Space[Any], obs: Tree) -> None:
+    """Refuse an observation that would be broadcast, or lose more than precision, on its way into the batch."""
+    # Values are looked at by the runner, in whole blocks, which also knows the step.
+    if problem := mismatch(space_tree(space), obs, "observation", cast="same_kind", values=False):
+        raise ValueError(problem)

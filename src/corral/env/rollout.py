@@ -34,9 +34,8 @@ class Rollout:
         dist_inputs: float32 `[T, N, D]`, the policy's outputs.
         logp: float32 `[T, N]`, log-probability of the actions; filled when the rollout is complete.
         row_times_s: float64 `[T]`, clock readings at the end of each row.
-        final_index: int `[K, 2]`, (t, n) of the ended steps whose final observation `obs` does not hold, because a
-            same-step autoreset overwrote it.
-        final_obs: Tree of `[K, ...]`: those observations.
+        final_obs: By (t, n) of a step that ended its episode, the final observation that `obs` does not hold because a
+            same-step autoreset overwrote it; in the order of time.
         weights_version: Version of the weights that acted.
         num_rows: Rows written so far; T once complete.
     """
@@ -49,8 +48,7 @@ class Rollout:
     valid: NDArray[np.bool_]
     dist_inputs: NDArray[np.float32]
     row_times_s: NDArray[np.float64]
-    final_obs: Tree
-    final_index: NDArray[np.int64]
+    final_obs: dict[tuple[int, int], Tree]
     logp: NDArray[np.float32]
     weights_version: int = 0
     num_rows: int = 0
@@ -71,8 +69,7 @@ class Rollout:
             valid=np.empty(shape, np.bool_),
             dist_inputs=np.empty((*shape, distribution.num_inputs), np.float32),
             row_times_s=np.empty(num_rows),
-            final_obs=map_tree(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), space),
-            final_index=np.empty((0, 2), np.int64),
+            final_obs={},
             logp=np.empty((0, num_envs), np.float32),
         )
 
@@ -117,16 +114,12 @@ class Rollout:
 
     def add_final_obs(self, row: int, env_index: int, obs: Tree) -> None:
         """Keep a final observation that a same-step autoreset takes out of `obs`."""
-        self.final_index = np.concatenate([self.final_index, [[row, env_index]]])
-        self.final_obs = map_tree(
-            lambda column, leaf: np.concatenate([column, np.asarray(leaf, column.dtype)[None]]), self.final_obs, obs
-        )
+        self.final_obs[row, env_index] = map_tree(lambda column, leaf: np.array(leaf, column.dtype), self.obs, obs)
 
     def next_obs_at(self, row: int, env_index: int) -> Tree:
         """Return the observation that a step led to: the final one where it ended its episode."""
-        kept = np.flatnonzero((self.final_index == (row, env_index)).all(-1))
-        if len(kept):
-            return map_tree(lambda column: column[kept[0]], self.final_obs)
+        if (row, env_index) in self.final_obs:
+            return self.final_obs[row, env_index]
         return map_tree(lambda column: column[row + 1, env_index], self.obs)
 
     def evaluate(self, value_fn: Callable[[Tree], NDArray[np.float32]]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -141,9 +134,10 @@ class Rollout:
         shape = (self.num_rows + 1, self.num_envs)
         values = value_fn(map_tree(lambda column: column.reshape(-1, *column.shape[2:]), self.obs)).reshape(shape)
         next_values = values[1:]
-        if len(self.final_index):
+        if self.final_obs:
             next_values = next_values.copy()
-            next_values[tuple(self.final_index.T)] = value_fn(self.final_obs)
+            rows, envs = zip(*self.final_obs, strict=True)
+            next_values[rows, envs] = value_fn(map_tree(lambda *leaf: np.stack(leaf), *self.final_obs.values()))
         return values[:-1], next_values
 
     def valid_rows(self, column: Tree) -> Tree:

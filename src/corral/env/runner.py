@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.inference import Inference
-from corral.core.module import DEFAULT_MODULE_ID
+from corral.core.module import DEFAULT_MODULE_ID, Module
 from corral.core.networks import space_tree
 from corral.core.threads import num_threads_for, torch_threads
 from corral.core.tree import leaves, map_tree, named_leaves
@@ -46,6 +46,9 @@ class EnvRunner:
         weights_version: Version of the weights that act.
     """
 
+    env: VectorEnv[Any, Any, Any]
+    module: Module
+
     def __init__(self, config: AlgorithmConfig, worker_index: int = 0) -> None:
         """Make the env and the module.
 
@@ -75,7 +78,9 @@ class EnvRunner:
         self._episode_ids = (f"{id_prefix}{count:08x}" for count in itertools.count())
 
     def make_env(self) -> None:
-        """Make the vector env (anew) and fire `on_environment_created`."""
+        """Make the vector env, in place of the one there is, and fire `on_environment_created`."""
+        if hasattr(self, "env"):
+            self.env.close()
         config = self.config
         context = EnvContext(config.env_config, self.worker_index, config.num_env_runners)
         self.env = make_vector_env(
@@ -215,7 +220,11 @@ class EnvRunner:
         now = clock()
         for t in range(start, stop):
             row = obs[t] if single_leaf else map_tree(lambda column, t=t: column[t], obs)
-            dist_inputs[t] = outputs = infer(row)
+            try:
+                dist_inputs[t] = outputs = infer(row)
+            except Exception:
+                self._check_block(rollout, start, t)  # a module may choke on what the env should not have given
+                raise
             if pick == "sample":
                 actions[t] = chosen = distribution.sample(outputs, self._next_noise())
             elif pick == "mode":
@@ -324,9 +333,11 @@ class EnvRunner:
         if not np.isfinite(rewards).all():
             t, i = np.argwhere(~np.isfinite(rewards))[0].tolist()
             found.append((start + t, i, f"reward is {rewards[t, i]}"))
-        for (path, leaf), space in zip(named_leaves(rollout.final_obs, "final_obs"), leaves(self._space), strict=True):
-            for k, (t, i) in enumerate(rollout.final_index.tolist()):
-                if t >= start and (problem := bad_values(space, leaf[k : k + 1], path)):
+        for (t, i), obs in reversed(rollout.final_obs.items()):
+            if t < start:
+                break
+            for (path, leaf), space in zip(named_leaves(obs, "final_obs"), leaves(self._space), strict=True):
+                if problem := bad_values(space, leaf[None], path):
                     found.append((t, i, problem))
         if found:
             raise self._bad_value(*min(found))

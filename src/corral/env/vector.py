@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pickle
-import re
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
-from numpy.typing import NDArray
 
 from corral.core.networks import space_tree
-from corral.core.tree import Tree, map_tree
+from corral.env.async_vector import make_async
 from corral.env.check import check_env, check_spaces, mismatch
-from corral.errors import ConfigError, EnvError, SubEnvError, nearest
+from corral.env.sync_vector import SyncVectorEnv
+from corral.errors import ConfigError, EnvError, nearest
 
 # A constructor whose first parameter has one of these names takes the whole EnvContext as one argument.
 CONTEXT_NAMES = frozenset({"config", "cfg", "env_config", "context", "ctx", "env_context", "env_ctx"})
@@ -126,8 +122,8 @@ def make_vector_env(
         num_envs: Number of sub-envs N, or `None` if the user did not say.
         default_num_envs: N for `None`, unless a ready `VectorEnv` has its own.
         vectorization: `"sync"`, `"async"` (a process each), or `"auto"`: the id's native vector env where it has one
-            and no wrapper forbids it and N > 1, else `"sync"`.
-        autoreset_mode: `"next_step"` or `"same_step"`, for sync and async.
+            with this autoreset mode, no wrapper forbids it, and N > 1; else `"sync"`.
+        autoreset_mode: `"next_step"` or `"same_step"`.
         wrappers: Put around every sub-env, the first one innermost.
         check: Whether to check spaces, reset and first step.
 
@@ -136,6 +132,7 @@ def make_vector_env(
         EnvError: The env raised, or gave what its spaces do not allow.
     """
     resolved, name, n = resolve_env(env), env_name(env), num_envs or default_num_envs
+    mode = AutoresetMode.SAME_STEP if autoreset_mode == "same_step" else AutoresetMode.NEXT_STEP
     if isinstance(resolved, str) and vectorization == "auto" and n > 1 and not wrappers:
         spec = gym.spec(resolved)
         if spec.vector_entry_point is not None and not spec.additional_wrappers:
@@ -143,7 +140,9 @@ def make_vector_env(
                 native = gym.make_vec(resolved, num_envs=n, vectorization_mode="vector_entry_point", **context)
             except Exception as error:
                 raise _making_error(name, "its native vector env", context, error) from error
-            return _checked_vector_env(native, name, check)
+            if native.metadata.get("autoreset_mode") == mode:
+                return _checked_vector_env(native, name, check)
+            native.close()
 
     def make(vector_index: int) -> Any:
         return _make_one(resolved, name, context.at(vector_index), wrappers)
@@ -154,10 +153,9 @@ def make_vector_env(
         return _checked_vector_env(first, name, check)
     if check:
         check_env(first, name)
-    mode = AutoresetMode.SAME_STEP if autoreset_mode == "same_step" else AutoresetMode.NEXT_STEP
     if vectorization == "async":
         first.close()
-        return _make_async(make, n, mode, first)
+        return make_async(make, n, mode, first)
     return SyncVectorEnv([lambda: first, *(partial(make, index) for index in range(1, n))], autoreset_mode=mode)
 
 
@@ -176,34 +174,6 @@ def _make_one(resolved: str | Callable[..., Any], name: str, context: EnvContext
     if not isinstance(made, (gym.Env, VectorEnv)):
         raise EnvError(f"env {name!r}: expected a gymnasium Env or VectorEnv, got {type(made).__name__}.")
     return made
-
-
-def _make_async(
-    make: Callable[[int], Any], num_envs: int, mode: AutoresetMode, first: gym.Env[Any, Any]
-) -> AsyncVectorEnv:
-    sub_envs = [
-        partial(_in_process, make, index, first.observation_space, first.action_space) for index in range(num_envs)
-    ]
-    env = AsyncVectorEnv(sub_envs, autoreset_mode=mode, worker=_worker)
-    try:
-        env.get_attr("ready")
-    except SubEnvError as error:
-        env.close()
-        raise (error.__cause__ or error) from None
-    return env
-
-
-def _in_process(
-    make: Callable[[int], Any],
-    index: int,
-    observation_space: gym.Space[Any],
-    action_space: gym.Space[Any],
-) -> gym.Env[Any, Any]:
-    """Make one sub-env in its own process, or a stand-in: Gymnasium's worker reports no error before its loop runs."""
-    try:
-        return _ProcessEnv(make(index))
-    except Exception as error:
-        return _UnmadeEnv(error, observation_space, action_space)
 
 
 def _making_error(name: str, what: str, context: EnvContext, error: Exception) -> EnvError:
@@ -249,168 +219,3 @@ def _checked_vector_env(env: VectorEnv[Any, Any, Any], name: str, check: bool) -
         if problem:
             raise EnvError(f"env {name!r}: {problem} (from step()).")
     return env
-
-
-class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
-    """Gymnasium's synchronous vector env with a faster step, and errors that say which sub-env failed.
-
-    Every step writes its observations into a new array, which the caller may keep.
-    """
-
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset every sub-env; see `gymnasium.vector.SyncVectorEnv.reset`."""
-        seeds: Sequence[int | None] = seed if isinstance(seed, list) else [None] * self.num_envs
-        if isinstance(seed, int):
-            seeds = [seed + i for i in range(self.num_envs)]
-        self._autoreset_envs = np.zeros(self.num_envs, np.bool_)
-        self._terminations, self._truncations = self._autoreset_envs.copy(), self._autoreset_envs.copy()
-        obs, infos = self._empty_obs(), dict[str, Any]()
-        for i, env in enumerate(self.envs):
-            try:
-                env_obs, info = env.reset(seed=seeds[i], options=options)
-                self._write(obs, i, env_obs)
-            except Exception as error:
-                raise SubEnvError(i, "reset", f"{type(error).__name__}: {error}") from error
-            if info:
-                infos = self._add_info(infos, info, i)
-        return obs, infos
-
-    def step(
-        self, actions: Any
-    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Step every sub-env; see `gymnasium.vector.SyncVectorEnv.step`."""
-        n = self.num_envs
-        rewards, terminated, truncated = np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-        obs, infos = self._empty_obs(), dict[str, Any]()
-        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
-        pending = self._autoreset_envs.tolist()
-        for i, env in enumerate(self.envs):
-            method = "reset" if pending[i] and not same_step else "step"
-            try:
-                if method == "reset":
-                    env_obs, info = env.reset()
-                else:
-                    env_obs, rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
-                    if same_step and (terminated[i] or truncated[i]):
-                        _check_obs(self.single_observation_space, env_obs)
-                        infos = self._add_info(infos, {"final_obs": env_obs, "final_info": info}, i)
-                        method = "reset"
-                        env_obs, info = env.reset()
-                self._write(obs, i, env_obs)
-            except Exception as error:
-                raise SubEnvError(i, method, f"{type(error).__name__}: {error}") from error
-            if info:
-                infos = self._add_info(infos, info, i)
-        self._autoreset_envs = terminated | truncated
-        return obs, rewards, terminated, truncated, infos
-
-    def _empty_obs(self) -> Tree:
-        return map_tree(
-            lambda space: np.empty((self.num_envs, *space.shape), space.dtype),
-            space_tree(self.single_observation_space),
-        )
-
-    def _write(self, columns: Tree, i: int, obs: Tree) -> None:
-        """Write one sub-env's observation into the batch; NumPy alone would broadcast a wrong shape into place."""
-        if isinstance(columns, np.ndarray):
-            if np.shape(obs) != columns.shape[1:]:
-                raise ValueError(f"observation must have shape {columns.shape[1:]}, got {np.shape(obs)}")
-            try:
-                np.copyto(columns[i, ...], obs, casting="same_kind")
-            except TypeError:
-                _check_obs(self.single_observation_space, obs)  # names the field
-                raise
-            return
-        _check_obs(self.single_observation_space, obs)
-        map_tree(lambda column, leaf: np.copyto(column[i, ...], leaf, casting="same_kind"), columns, obs)
-
-
-def _check_obs(space: gym.Space[Any], obs: Tree) -> None:
-    """Refuse an observation that would be broadcast, or lose more than precision, on its way into the batch."""
-    problem = mismatch(space_tree(space), obs, "observation", cast="same_kind")
-    if problem and "NaN" not in problem:  # NaN is found, and placed in time, by the runner's check
-        raise ValueError(problem)
-
-
-class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """A sub-env in its own process: checks observations there, and raises nothing that cannot be pickled."""
-
-    ready = True
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        with _portable_errors():
-            obs, info = self.env.reset(seed=seed, options=options)
-            _check_obs(self.observation_space, obs)
-        return obs, info
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        with _portable_errors():
-            obs, reward, terminated, truncated, info = self.env.step(action)
-            _check_obs(self.observation_space, obs)
-        return obs, reward, terminated, truncated, info
-
-
-class _UnmadeEnv(gym.Env[Any, Any]):
-    """Stands for a sub-env that raised in its own process when it was made."""
-
-    def __init__(self, error: Exception, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        self._error = error
-        self.observation_space, self.action_space = observation_space, action_space
-
-    @property
-    def ready(self) -> bool:
-        raise self._error
-
-
-@contextmanager
-def _portable_errors() -> Iterator[None]:
-    """Replace an exception that would not survive the way to another process by one with its name and message."""
-    try:
-        yield
-    except Exception as error:
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-        raise
-
-
-class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
-    """Gymnasium's asynchronous vector env, with errors that say which sub-env failed, and a clean end on Ctrl-C."""
-
-    _interrupted = False
-
-    def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """Step every sub-env; see `gymnasium.vector.AsyncVectorEnv.step`."""
-        try:
-            return super().step(actions)
-        except KeyboardInterrupt:
-            self._interrupted = True  # perhaps in the middle of a message: no pipe can be read any more
-            raise
-
-    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """End the processes; see `gymnasium.vector.AsyncVectorEnv.close_extras`."""
-        if self._interrupted:
-            self._state, terminate = gym.vector.async_vector_env.AsyncState.DEFAULT, True
-        super().close_extras(timeout=timeout, terminate=terminate)
-
-    def _raise_if_errors(self, successes: Any) -> None:
-        failed = [i for i, success in enumerate(successes) if not success]
-        if not failed:
-            return
-        index, error_type, cause, trace = min((self.error_queue.get() for _ in failed), key=lambda entry: entry[0])
-        for i in failed:
-            self.parent_pipes[i].close()
-            self.parent_pipes[i] = None  # type: ignore[call-overload]  # as Gymnasium's own close() expects
-        self._state = gym.vector.async_vector_env.AsyncState.DEFAULT
-        cause.add_note(f"In the process of sub-env {index}:\n{trace}")
-        called = re.search(r"in (reset|step)\n", trace)
-        raise SubEnvError(index, called[1] if called else "step", f"{error_type.__name__}: {cause}") from cause
-
-
-def _worker(*arguments: Any) -> None:
-    """Run Gymnasium's worker, deaf to Ctrl-C: a terminal sends it to every process, and the parent ends the workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gym.vector.async_vector_env._async_worker(*arguments)

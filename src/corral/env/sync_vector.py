@@ -1,0 +1,92 @@
+"""The synchronous vector env: sub-envs stepped one after another in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from corral.core.networks import space_tree
+from corral.core.tree import Tree, map_tree
+from corral.env.check import check_obs
+from corral.errors import SubEnvError
+
+
+class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
+    """Gymnasium's synchronous vector env with a faster step, and errors that say which sub-env failed.
+
+    Every step writes its observations into a new array, which the caller may keep.
+    """
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset every sub-env; see `gymnasium.vector.SyncVectorEnv.reset`."""
+        seeds: Sequence[int | None] = seed if isinstance(seed, list) else [None] * self.num_envs
+        if isinstance(seed, int):
+            seeds = [seed + i for i in range(self.num_envs)]
+        self._autoreset_envs = np.zeros(self.num_envs, np.bool_)
+        self._terminations, self._truncations = self._autoreset_envs.copy(), self._autoreset_envs.copy()
+        obs, infos = self._empty_obs(), dict[str, Any]()
+        for i, env in enumerate(self.envs):
+            try:
+                env_obs, info = env.reset(seed=seeds[i], options=options)
+                self._write(obs, i, env_obs)
+            except Exception as error:
+                raise SubEnvError(i, "reset", f"{type(error).__name__}: {error}") from error
+            if info:
+                infos = self._add_info(infos, info, i)
+        return obs, infos
+
+    def step(
+        self, actions: Any
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Step every sub-env; see `gymnasium.vector.SyncVectorEnv.step`."""
+        n = self.num_envs
+        rewards, terminated, truncated = np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        obs, infos = self._empty_obs(), dict[str, Any]()
+        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
+        pending = self._autoreset_envs.tolist()
+        for i, env in enumerate(self.envs):
+            method = "reset" if pending[i] and not same_step else "step"
+            try:
+                if method == "reset":
+                    env_obs, info = env.reset()
+                else:
+                    env_obs, rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
+                    if same_step and (terminated[i] or truncated[i]):
+                        check_obs(self.single_observation_space, env_obs)
+                        infos = self._add_info(infos, {"final_obs": env_obs, "final_info": info}, i)
+                        method = "reset"
+                        env_obs, info = env.reset()
+                self._write(obs, i, env_obs)
+            except Exception as error:
+                raise SubEnvError(i, method, f"{type(error).__name__}: {error}") from error
+            if info:
+                infos = self._add_info(infos, info, i)
+        self._autoreset_envs = terminated | truncated
+        return obs, rewards, terminated, truncated, infos
+
+    def _empty_obs(self) -> Tree:
+        return map_tree(
+            lambda space: np.empty((self.num_envs, *space.shape), space.dtype),
+            space_tree(self.single_observation_space),
+        )
+
+    def _write(self, columns: Tree, i: int, obs: Tree) -> None:
+        """Write one sub-env's observation into the batch; NumPy alone would broadcast a wrong shape into place."""
+        if isinstance(columns, np.ndarray):
+            if np.shape(obs) != columns.shape[1:]:
+                raise ValueError(f"observation must have shape {columns.shape[1:]}, got {np.shape(obs)}")
+            try:
+                np.copyto(columns[i, ...], obs, casting="same_kind")
+            except TypeError:
+                check_obs(self.single_observation_space, obs)  # names the field
+                raise
+            return
+        check_obs(self.single_observation_space, obs)
+        map_tree(lambda column, leaf: np.copyto(column[i, ...], leaf, casting="same_kind"), columns, obs)
