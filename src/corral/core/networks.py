@@ -25,10 +25,14 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 ConvFilters = Sequence[tuple[int, int, int]]  # (out_channels, kernel size, stride) a layer
 
-# Mnih et al. 2015 (doi:10.1038/nature14236) for frames of 64 pixels and more; three strided layers below that.
-NATURE_FILTERS: ConvFilters = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-SMALL_FILTERS: ConvFilters = ((16, 3, 2), (32, 3, 2), (32, 3, 1))
+# By the shorter side of the image in pixels: Mnih et al. 2015 (doi:10.1038/nature14236) for large frames, strided
+# layers below that, and Young and Tian 2019 (arXiv:1903.03176) for boards as small as MinAtar's.
 MIN_IMAGE_PIXELS = 8
+DEFAULT_FILTERS: tuple[tuple[int, ConvFilters], ...] = (
+    (64, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),
+    (16, ((16, 3, 2), (32, 3, 2), (32, 3, 1))),
+    (MIN_IMAGE_PIXELS, ((16, 3, 1),)),
+)
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Linear | nn.Conv2d:
@@ -49,10 +53,20 @@ def mlp(num_inputs: int, hiddens: Sequence[int], activation: str) -> nn.Sequenti
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Say whether a space holds images: a Box of rank 3, at least 8 pixels along two axes."""
+    """Say whether a space holds images: a Box of rank 3, at least 8 pixels high and wide."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 3:
         return False
-    return sum(size >= MIN_IMAGE_PIXELS for size in space.shape) >= 2
+    return min(_image_size(space)[:2]) >= MIN_IMAGE_PIXELS
+
+
+def _channels_last(space: spaces.Box) -> bool:
+    return space.shape[2] <= space.shape[0]
+
+
+def _image_size(space: spaces.Box) -> tuple[int, int, int]:
+    """Return height, width and channels."""
+    first, second, third = space.shape
+    return (first, second, third) if _channels_last(space) else (second, third, first)
 
 
 class ImageEncoder(nn.Module):
@@ -68,10 +82,10 @@ class ImageEncoder(nn.Module):
             ConfigError: The filters shrink the image to nothing.
         """
         super().__init__()
-        self.channels_last = space.shape[2] <= space.shape[0]
-        height, width, channels = space.shape if self.channels_last else (*space.shape[1:], space.shape[0])
+        self.channels_last = _channels_last(space)
+        height, width, channels = _image_size(space)
         self.scale = 1 / 255 if space.dtype == np.uint8 else 1.0
-        filters = filters or (NATURE_FILTERS if min(height, width) >= 64 else SMALL_FILTERS)
+        filters = filters or next(choice for pixels, choice in DEFAULT_FILTERS if min(height, width) >= pixels)
         layers: list[nn.Module] = []
         for out_channels, kernel, stride in filters:
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
