@@ -107,7 +107,7 @@ class ModelConfig:
         if config.action_bounds not in ("clip", "squash"):
             raise ConfigError(f"model_config: action_bounds is 'clip' or 'squash', not {config.action_bounds!r}.")
         hiddens = config.fcnet_hiddens
-        if isinstance(hiddens, (str, int)) or not all(isinstance(width, int) and width > 0 for width in hiddens):
+        if not isinstance(hiddens, (list, tuple)) or not all(isinstance(width, int) and width > 0 for width in hiddens):
             raise ConfigError(
                 f"model_config: fcnet_hiddens is a list of layer widths such as [64, 64], not {hiddens!r}."
             )
