@@ -168,13 +168,17 @@ class ActorCritic(Module):
         return value.squeeze(-1)
 
     def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
-        """Return `dist_inputs` and values; shared layers run once."""
+        """Return both; shared layers run once, unless a subclass has a policy or value of its own."""
+        if type(self).policy is not ActorCritic.policy or type(self).value is not ActorCritic.value:
+            return super().policy_and_value(obs)
         features = self.policy_encoder(obs)
         value_features = features if self.value_encoder is self.policy_encoder else self.value_encoder(obs)
         return self._head(features), self.value_head(value_features).squeeze(-1)
 
     def policy_layers(self) -> list[nn.Module] | None:
-        """Return the stack of the policy if the observation is one flat vector."""
+        """Return the stack of the policy if the observation is one flat vector and no subclass has another policy."""
+        if type(self).policy is not ActorCritic.policy:
+            return None
         parts = self.policy_encoder.parts
         if len(parts) != 1 or not isinstance(parts[0], Flat) or not isinstance(self.observation_space, spaces.Box):
             return None
