@@ -128,7 +128,7 @@ def test_squashed_entropy_is_that_of_its_samples(mean: float, log_std: float) ->
 
 @pytest.mark.parametrize("name", DISCRETE)
 def test_extreme_logits_stay_finite(name: str) -> None:
-    distribution, space = make(name)
+    distribution, _ = make(name)
     one = torch.full((2, distribution.num_inputs), -80.0)
     one[:, 0] = 80.0
     actions = torch.from_numpy(distribution.mode(one.numpy()))
