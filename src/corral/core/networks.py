@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
-from corral.core.tree import Tree, leaves
+from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -143,12 +143,15 @@ class Encoder(nn.Module):
     ) -> None:
         """Build the parts for the leaves of a (nested) space."""
         super().__init__()
-        self.parts = nn.ModuleList(_leaf_encoder(leaf, filters, activation) for leaf in leaves(space_tree(space)))
+        self._space = space_tree(space)
+        self.parts = nn.ModuleList(_leaf_encoder(leaf, filters, activation) for leaf in leaves(self._space))
         self.mlp = mlp(num_outputs(self.parts), hiddens, activation)
 
     def forward(self, obs: Tree) -> Tensor:
         """Encode a tree of tensors `[B, ...]` to `[B, hiddens[-1]]`."""
-        parts = [part(leaf) for part, leaf in zip(self.parts, leaves(obs), strict=True)]
+        # In the order of the space: the keys of a user's dict may come in any other.
+        ordered = leaves(map_tree(lambda _, leaf: leaf, self._space, obs))
+        parts = [part(leaf) for part, leaf in zip(self.parts, ordered, strict=True)]
         features: Tensor = self.mlp(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
         return features
 
