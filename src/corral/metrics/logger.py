@@ -50,11 +50,12 @@ class MetricsLogger:
             value: A number or 0-d array.
             reduce: One of `mean`, `min`, `max`, `sum`, `lifetime_sum`, `ema`; see the class.
             window: Number of latest values that count.
-            ema_coeff: Weight of a new value, for `ema`.
+            ema_coeff: Weight of a new value in (0, 1], for `ema`.
             clear_on_reduce: Whether `reduce()` forgets the values; see the class for the defaults.
 
         Raises:
-            MetricsError: The settings contradict each other, or those that the key was first logged with.
+            MetricsError: The settings contradict each other, or those that the key was first logged with; or the key is
+                a group of other keys, or lies below another key.
         """
         values = [float(value)]
         self.log_values(key, values, reduce=reduce, window=window, ema_coeff=ema_coeff, clear_on_reduce=clear_on_reduce)
@@ -75,10 +76,7 @@ class MetricsLogger:
         entry = self._reducers.get(path)
         if entry is None or (reduce, window, ema_coeff, clear_on_reduce) != (None, None, None, None):
             reduction = _reduction(path, reduce, window, ema_coeff, clear_on_reduce)
-            if entry is None:
-                entry = self._entry(path, reduction)
-            elif entry[0] != reduction:
-                raise MetricsError(f"metric {'/'.join(path)!r} was logged as {entry[0]}, and now as {reduction}.")
+            entry = self._entry(path, reduction)
         entry[1].add(numbers)
 
     def log_dict(self, values: Mapping[str, Any], *, key: Key = (), **settings: Any) -> None:
@@ -119,15 +117,29 @@ class MetricsLogger:
         return {path: (reduction, reducer.take()) for path, (reduction, reducer) in self._reducers.items()}
 
     def merge(self, parts: Parts, key: Key = ()) -> None:
-        """Take in another logger's parts, under `key`."""
+        """Take in another logger's parts, under `key`.
+
+        Raises:
+            MetricsError: A key that both have is reduced in different ways.
+        """
         prefix = (key,) if isinstance(key, str) else tuple(key)
         for path, (reduction, part) in parts.items():
-            full = (*prefix, *path)
-            entry = self._reducers.get(full) or self._entry(full, reduction)
-            entry[1].merge(part)
+            self._entry((*prefix, *path), reduction)[1].merge(part)
 
     def _entry(self, path: tuple[str, ...], reduction: Reduction) -> tuple[Reduction, Reducer]:
-        return self._reducers.setdefault(path, (reduction, make_reducer(reduction)))
+        """Return what is kept under a path, made if need be, if it is reduced this way."""
+        entry = self._reducers.get(path)
+        if entry is None:
+            for other in self._reducers:
+                if path == other[: len(path)] or other == path[: len(other)]:
+                    raise MetricsError(
+                        f"metric {'/'.join(path)!r}: {'/'.join(other)!r} is logged too, and a key is a number or a "
+                        "group of numbers, not both."
+                    )
+            entry = self._reducers[path] = (reduction, make_reducer(reduction))
+        elif entry[0] != reduction:
+            raise MetricsError(f"metric {'/'.join(path)!r} was logged as {entry[0]}, and now as {reduction}.")
+        return entry
 
 
 def _reduction(
@@ -145,6 +157,8 @@ def _reduction(
         raise MetricsError(f"{where}: window={window} does not go with reduce={name!r}.")
     if ema_coeff is not None and name != "ema":
         raise MetricsError(f"{where}: ema_coeff={ema_coeff} does not go with reduce={name!r}.")
+    if ema_coeff is not None and not 0 < ema_coeff <= 1:
+        raise MetricsError(f"{where}: ema_coeff={ema_coeff} must lie in (0, 1].")
     if name == "ema":
         ema_coeff = DEFAULT_EMA_COEFF if ema_coeff is None else ema_coeff
     if clear is None:
