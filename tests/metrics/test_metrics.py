@@ -1,0 +1,214 @@
+"""Metrics: reductions, merging over workers, settings that contradict each other, and the iteration's timers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corral.metrics.logger import MetricsError, MetricsLogger
+from corral.metrics.timers import PARTS, Timers, timer_results
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "ema": {"reduce": "ema", "ema_coeff": 0.3},
+    "mean": {"reduce": "mean"},
+    "min": {"reduce": "min"},
+    "max": {"reduce": "max"},
+    "sum": {"reduce": "sum"},
+    "lifetime_sum": {"reduce": "lifetime_sum"},
+    "window": {"window": 3},
+    **{f"window_{name}": {"reduce": name, "window": 3} for name in ("mean", "min", "max", "sum")},
+    "window_cleared": {"window": 3, "clear_on_reduce": True},
+    "mean_kept": {"reduce": "mean", "clear_on_reduce": False},
+}
+numbers = st.floats(-1e3, 1e3)
+# rounds of workers of values; some workers have nothing to say in a round
+rounds_of_values = st.integers(1, 4).flatmap(
+    lambda workers: st.lists(
+        st.lists(st.lists(numbers, max_size=5), min_size=workers, max_size=workers), min_size=1, max_size=4
+    )
+)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@given(rounds=rounds_of_values)
+@settings(max_examples=40, deadline=None)
+def test_merging_workers_gives_what_one_logger_of_all_values_gives(name: str, rounds: list[list[list[float]]]) -> None:
+    workers = [MetricsLogger() for _ in rounds[0]]
+    merged, reference = MetricsLogger(), MetricsLogger()
+    for values_of_workers in rounds:
+        for worker, values in zip(workers, values_of_workers, strict=True):
+            for logger in (worker, reference):
+                logger.log_values(("a", "b"), values, **SETTINGS[name])
+            merged.merge(worker.take(), "env_runners")
+        now = merged.reduce()["env_runners"]["a"]["b"]
+        assert now == pytest.approx(reference.reduce()["a"]["b"], rel=1e-9, abs=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("mean", 2.0, 10.0),
+        ("min", 1.0, 10.0),
+        ("max", 3.0, 10.0),
+        ("sum", 6.0, 10.0),
+        ("lifetime_sum", 6.0, 16.0),
+        ("window", 2.0, 5.0),
+        ("window_min", 1.0, 2.0),
+        ("window_max", 3.0, 10.0),
+        ("window_sum", 6.0, 15.0),
+        ("window_cleared", 2.0, 10.0),
+        ("mean_kept", 2.0, 4.0),
+    ],
+)
+def test_what_outlives_a_reduce(name: str, first: float, second: float) -> None:
+    logger = MetricsLogger()
+    for value in (1, 2, 3):
+        logger.log_value("x", value, **SETTINGS[name])
+    assert logger.peek("x") == first
+    assert logger.reduce() == {"x": first}
+    logger.log_value("x", 10.0)
+    assert logger.reduce() == {"x": second}
+
+
+@pytest.mark.parametrize(
+    ("name", "empty"), [("mean", math.nan), ("min", math.nan), ("max", math.nan), ("sum", 0.0), ("window", math.nan)]
+)
+def test_a_key_without_values_stays_in_the_result(name: str, empty: float) -> None:
+    logger = MetricsLogger()
+    logger.log_values("x", [], **SETTINGS[name])
+    assert logger.reduce()["x"] == pytest.approx(empty, nan_ok=True)
+    assert list(logger.reduce()) == ["x"]
+
+
+def test_the_default_is_a_moving_average_with_coefficient_one_percent() -> None:
+    logger = MetricsLogger()
+    logger.log_value("x", 100.0)
+    assert logger.peek("x") == 100.0  # it starts at the first value, not at 0
+    logger.log_value("x", 200.0)
+    assert logger.peek("x") == pytest.approx(0.99 * 100 + 0.01 * 200)
+    logger.reduce()
+    assert logger.peek("x") == pytest.approx(101)
+
+
+def test_a_window_without_reduce_is_the_mean_over_the_latest_values() -> None:
+    logger = MetricsLogger()
+    logger.log_values("x", [100.0, 1.0, 2.0, 6.0], window=3)
+    assert logger.peek("x") == 3.0
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "words"),
+    [
+        ({"reduce": "meen"}, ["'meen'", "Did you mean 'mean'"]),
+        ({"window": 10, "ema_coeff": 0.1}, ["window=10", "ema_coeff=0.1"]),
+        ({"window": 10, "reduce": "ema"}, ["window=10", "'ema'"]),
+        ({"window": 10, "reduce": "lifetime_sum"}, ["window=10", "'lifetime_sum'"]),
+        ({"window": 0}, ["window=0"]),
+        ({"reduce": "mean", "ema_coeff": 0.1}, ["ema_coeff=0.1", "'mean'"]),
+        ({"ema_coeff": 0.0}, ["ema_coeff=0.0"]),
+        ({"ema_coeff": 1.5}, ["ema_coeff=1.5"]),
+    ],
+    ids=str,
+)
+def test_contradictions_are_refused_and_name_the_key(given_settings: dict[str, Any], words: list[str]) -> None:
+    logger = MetricsLogger()
+    with pytest.raises(MetricsError) as error:
+        logger.log_value(("group", "x"), 1.0, **given_settings)
+    assert all(word in str(error.value) for word in ["group/x", *words])
+    assert logger.reduce() == {}
+
+
+def test_a_key_keeps_the_settings_it_was_first_logged_with() -> None:
+    logger = MetricsLogger()
+    logger.log_value("x", 1.0, reduce="sum")
+    logger.log_value("x", 1.0)
+    logger.log_value("x", 1.0, reduce="sum")
+    with pytest.raises(MetricsError, match="'x'"):
+        logger.log_value("x", 1.0, reduce="mean")
+    assert logger.peek("x") == 3.0
+
+
+def test_merging_a_key_that_is_reduced_otherwise_is_refused() -> None:
+    worker, merged = MetricsLogger(), MetricsLogger()
+    worker.log_value("x", 1.0, reduce="mean")
+    merged.log_value("x", 1.0, window=5)
+    with pytest.raises(MetricsError, match="'x'"):
+        merged.merge(worker.take())
+
+
+@pytest.mark.parametrize("keys", [("a", ("a", "b")), (("a", "b"), "a")], ids=["number_first", "group_first"])
+def test_a_key_cannot_be_a_number_and_a_group(keys: tuple[Any, Any]) -> None:
+    logger = MetricsLogger()
+    logger.log_value(keys[0], 1.0)
+    with pytest.raises(MetricsError, match="'a"):
+        logger.log_value(keys[1], 2.0)
+    assert logger.peek(keys[0]) == 1.0
+
+
+def test_nested_keys_and_dicts_become_a_nested_result() -> None:
+    logger = MetricsLogger()
+    logger.log_value(("a", "b", "c"), 1, reduce="sum")
+    logger.log_dict({"b": {"d": np.float32(2)}, "e": np.array(3)}, key="a", reduce="sum")
+    logger.log_dict({"f": 4}, reduce="sum")
+    assert logger.peek(("a", "b", "c")) == 1
+    assert logger.reduce() == {"a": {"b": {"c": 1, "d": 2}, "e": 3}, "f": 4}
+
+
+def test_peek_of_an_unknown_key_gives_the_default_and_logs_nothing() -> None:
+    logger = MetricsLogger()
+    assert logger.peek("x", default=5.0) == 5.0
+    assert math.isnan(logger.peek("x"))
+    assert logger.peek() == {}
+
+
+def test_log_time_logs_the_seconds_also_of_a_block_that_raises() -> None:
+    logger = MetricsLogger()
+    with logger.log_time(("timers", "x"), reduce="sum"):
+        pass
+    with pytest.raises(ZeroDivisionError), logger.log_time(("timers", "y"), reduce="sum"):
+        raise ZeroDivisionError
+    timers = logger.reduce()["timers"]
+    assert set(timers) == {"x", "y"}
+    assert all(seconds >= 0 for seconds in timers.values())
+
+
+seconds_by_part = st.lists(st.floats(0, 100), min_size=len(PARTS), max_size=len(PARTS)).map(
+    lambda seconds: dict(zip(PARTS, seconds, strict=True))
+)
+
+
+@given(seconds=seconds_by_part, iteration_s=st.floats(1e-3, 1e3))
+def test_shares_sum_to_one_and_the_bottleneck_is_the_largest(seconds: dict[str, float], iteration_s: float) -> None:
+    timers, bottleneck = timer_results(seconds, iteration_s)
+    shares = {name: value for name, value in timers.items() if name.endswith("_share")}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert all(-1e-9 <= share <= 1 + 1e-9 for share in shares.values())
+    assert seconds[bottleneck["part"]] == max(seconds.values())
+    assert bottleneck["share"] == timers[f"{bottleneck['part']}_share"]
+    assert bottleneck["setting"] == PARTS[bottleneck["part"]]
+    assert timers["iteration_s"] == iteration_s
+
+
+def test_timers_add_up_and_start_again_at_zero() -> None:
+    timers = Timers()
+    timers.add({"learning": 1.5, "waiting": 1.0})
+    timers.add({"learning": 0.5})
+    taken = timers.take()
+    assert (taken["learning"], taken["waiting"], taken["env_step"]) == (2.0, 1.0, 0.0)
+    assert set(timers.take().values()) == {0.0}
+
+
+def test_settings_of_the_bottleneck_exist() -> None:
+    from corral import PPOConfig
+
+    groups = PPOConfig.group_fields()
+    for setting in PARTS.values():
+        group, _, name = setting.partition(".")
+        assert group in groups
+        assert not name or name in groups[group]
