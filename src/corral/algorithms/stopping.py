@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from corral.errors import StopCriterionError, nearest
@@ -63,8 +64,8 @@ class StopCriteria:
                 raise StopCriterionError(
                     f"stop criterion {name!r} does not appear in the result. {nearest(name, [*flat, *ALIASES])}"
                 )
-            if not isinstance(value, (int, float)):
+            if not isinstance(value, Real):
                 raise StopCriterionError(f"stop criterion {name!r} is {value!r} in the result, which is no number.")
-            if value >= limit and met is None:
+            if float(value) >= limit and met is None:
                 met = f"{name}={value:g} reached {limit:g}"
         return met
