@@ -54,6 +54,8 @@ def validate(config: AlgorithmConfig) -> None:
     _validate_module(config)
     check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set them
     optimizer_class(config.optimizer)
+    if "lr" in config.optimizer_config:
+        raise ConfigError(f"optimizer_config={config.optimizer_config} sets lr, which lr={config.lr} would override.")
 
 
 def _validate_batch(config: AlgorithmConfig) -> None:
