@@ -317,7 +317,7 @@ class AlgorithmConfig(
         other = copy_module.copy(self)
         other.__dict__.pop("_frozen", None)
         for name, value in self._values().items():
-            other.__dict__[name] = copy_module.copy(value) if isinstance(value, (dict, list)) else value
+            other.__dict__[name] = _copied(value)
         for name, value in self.overrides(**changes).items():
             setattr(other, name, value)
         return other
@@ -353,8 +353,11 @@ class AlgorithmConfig(
         return {name: getattr(self, name) for name in type(self)._fields()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return `{"algo": name, group: {setting: value}}`, which `from_dict` takes back."""
-        groups = {group: {name: getattr(self, name) for name in names} for group, names in self.group_fields().items()}
+        """Return `{"algo": name, group: {setting: value}}`, which `from_dict` takes back; the dicts in it are copies."""
+        groups = {
+            group: {name: _copied(getattr(self, name)) for name in names}
+            for group, names in self.group_fields().items()
+        }
         return {"algo": self.algo_name, **groups}
 
     @classmethod
@@ -442,6 +445,13 @@ class AlgorithmConfig(
         from corral.algorithms.validation import validate
 
         validate(self)
+
+
+def _copied(value: Any) -> Any:
+    """Copy dicts and lists at every depth, and keep what they hold: an env or a callback may not be copied."""
+    if type(value) is dict:
+        return {key: _copied(part) for key, part in value.items()}
+    return [_copied(part) for part in value] if type(value) is list else value
 
 
 @functools.cache
