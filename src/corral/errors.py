@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -40,7 +41,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     # A flat search by the last part too: `episode_return_mean` finds `env_runners/episode_return_mean`.
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or [
-        full for full in names if full.rpartition("/")[2] == name.rpartition("/")[2]
+        full for full in names if re.split("[/.]", full)[-1] == re.split("[/.]", name)[-1]
     ]
     if close:
         return f"Did you mean {close[0]!r}?"
