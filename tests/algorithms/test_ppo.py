@@ -1,0 +1,230 @@
+"""PPO's loss on batches worked out by hand, its batch, and its adaptive KL coefficient."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from corral import Module, PPOConfig
+from corral.algorithms.ppo import adapted_kl_coeff, explained_variance, ppo_batch, ppo_loss
+from corral.env.rollout import Rollout
+from corral.testing import CountingEnv
+
+NO_TERMS = {"kl_coeff": 0.0, "entropy_coeff": 0.0}
+
+
+class Given(Module):
+    """A module whose logits and values are its parameters, one row each."""
+
+    def __init__(self, logits: Any, values: Any) -> None:
+        super().__init__(spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2), {})
+        self.logits = nn.Parameter(torch.as_tensor(logits, dtype=torch.float32))
+        self.values = nn.Parameter(torch.as_tensor(values, dtype=torch.float32))
+
+    def policy(self, obs: Any) -> Tensor:
+        return self.logits
+
+    def value(self, obs: Any) -> Tensor:
+        return self.values
+
+
+def logits_for(probabilities: list[float]) -> list[list[float]]:
+    """Return logits of two actions of which action 1 has the given probability."""
+    return [[math.log(1 - p), math.log(p)] for p in probabilities]
+
+
+def make_batch(old: list[float], advantages: list[float], **columns: Any) -> dict[str, Tensor]:
+    """Make a batch in which action 1 was taken with the old probabilities."""
+    size = len(old)
+    batch = {
+        "obs": np.zeros((size, 1)),
+        "actions": np.ones(size, np.int64),
+        "logp": np.log(old),
+        "dist_inputs": logits_for(old),
+        "values": np.zeros(size),
+        "advantages": advantages,
+        "value_targets": np.zeros(size),
+        **columns,
+    }
+    return {
+        name: torch.as_tensor(column, dtype=torch.int64 if name == "actions" else torch.float32)
+        for name, column in batch.items()
+    }
+
+
+def loss_of(
+    module: Given, batch: dict[str, Tensor], coefficients: dict[str, float] = NO_TERMS, **settings: Any
+) -> tuple[Tensor, dict[str, float]]:
+    constants = {"clip_param": 0.2, "vf_clip_param": None, "vf_loss_coeff": 0.0, **settings}
+    loss, scalars = ppo_loss(module, batch, coefficients, **constants)
+    return loss, {name: value.item() for name, value in scalars.items()}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "advantage", "surrogate", "moves"),
+    [
+        (0.5, 0.55, 2.0, 1.1 * 2, True),  # inside: the plain ratio
+        (0.5, 0.55, -2.0, 1.1 * -2, True),
+        (0.5, 0.75, 2.0, 1.2 * 2, False),  # too likely already: no gain left
+        (0.5, 0.75, -2.0, 1.5 * -2, True),  # too likely and bad: pulled back
+        (0.5, 0.25, 2.0, 0.5 * 2, True),  # too unlikely and good: pulled back
+        (0.5, 0.25, -2.0, 0.8 * -2, False),  # too unlikely already
+    ],
+)
+def test_clipped_surrogate(old: float, new: float, advantage: float, surrogate: float, moves: bool) -> None:
+    # The second row has ratio 1 and advantage 3.
+    module = Given(logits_for([new, 0.4]), [0, 0])
+    loss, scalars = loss_of(module, make_batch([old, 0.4], [advantage, 3.0]))
+    assert loss.item() == pytest.approx(-(surrogate + 3.0) / 2, abs=1e-5)
+    assert scalars["policy_loss"] == pytest.approx(loss.item(), abs=1e-6)
+    assert scalars["clip_fraction"] == (0.0 if abs(new / old - 1) < 0.2 else 0.5)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert module.logits.grad is not None
+    assert (module.logits.grad[0].abs().sum() > 0).item() is moves
+    assert module.logits.grad[1].abs().sum() > 0
+
+
+def test_the_gradient_at_the_old_policy_is_the_policy_gradient() -> None:
+    module = Given(logits_for([0.3, 0.6]), [0, 0])
+    loss_of(module, make_batch([0.3, 0.6], [2.0, -1.0]))[0].backward()  # type: ignore[no-untyped-call]
+    # d log p(1) / d logit 1 = 1 - p(1), weighted with the advantage, over the mean of two rows
+    assert module.logits.grad is not None
+    np.testing.assert_allclose(module.logits.grad[:, 1], [-2 * 0.7 / 2, 1 * 0.4 / 2], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("vf_clip_param", "errors"),
+    [
+        (None, [9.0, 16.0]),
+        (10.0, [9.0, 16.0]),  # a range that holds the change clips nothing
+        # Row 0: 1 -> 3, held at 1.5, farther from its target 0 when unclipped. Row 1: -1 -> 0, held at -0.5, target 4.
+        (0.5, [max(9.0, 1.5**2), max(16.0, 4.5**2)]),
+    ],
+)
+def test_value_loss(vf_clip_param: float | None, errors: list[float]) -> None:
+    module = Given(logits_for([0.5, 0.5]), [3.0, 0.0])
+    batch = make_batch([0.5, 0.5], [0.0, 0.0], values=[1.0, -1.0], value_targets=[0.0, 4.0])
+    loss, scalars = loss_of(module, batch, vf_clip_param=vf_clip_param, vf_loss_coeff=0.25)
+    assert scalars["vf_loss"] == pytest.approx(0.5 * sum(errors) / 2)
+    assert loss.item() == pytest.approx(0.25 * 0.5 * sum(errors) / 2)
+
+
+def test_a_value_beyond_its_clip_range_gets_no_gradient_when_the_clipped_error_is_larger() -> None:
+    module = Given(logits_for([0.5, 0.5]), [0.0, 0.0])
+    batch = make_batch([0.5, 0.5], [0.0, 0.0], values=[-1.0, 0.0], value_targets=[4.0, 4.0])
+    loss_of(module, batch, vf_clip_param=0.5, vf_loss_coeff=1.0)[0].backward()  # type: ignore[no-untyped-call]
+    assert module.values.grad is not None
+    np.testing.assert_allclose(module.values.grad, [0, -4 / 2])
+
+
+def entropy_of(p: float) -> float:
+    return -p * math.log(p) - (1 - p) * math.log(1 - p)
+
+
+def kl_of(p: float, q: float) -> float:
+    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+
+
+def test_entropy_is_a_bonus() -> None:
+    module, batch = Given(logits_for([0.3, 0.9]), [0, 0]), make_batch([0.3, 0.9], [0.0, 0.0])
+    loss, scalars = loss_of(module, batch, {"kl_coeff": 0.0, "entropy_coeff": 0.1})
+    entropy = (entropy_of(0.3) + entropy_of(0.9)) / 2
+    assert scalars["entropy"] == pytest.approx(entropy, rel=1e-5)
+    assert loss.item() == pytest.approx(-0.1 * entropy, rel=1e-5)
+
+
+def test_kl_from_the_old_policy_to_the_new_is_a_penalty() -> None:
+    module, batch = Given(logits_for([0.4, 0.5]), [0, 0]), make_batch([0.3, 0.9], [0.0, 0.0])
+    loss, scalars = loss_of(module, batch, {"kl_coeff": 0.5, "entropy_coeff": 0.0})
+    kl = (kl_of(0.3, 0.4) + kl_of(0.9, 0.5)) / 2
+    assert scalars["mean_kl"] == pytest.approx(kl, rel=1e-4)
+    assert loss.item() == pytest.approx(0.5 * kl, rel=1e-4)
+
+
+def test_without_the_penalty_the_divergence_is_estimated_and_costs_nothing() -> None:
+    module, batch = Given(logits_for([0.4, 0.5]), [0, 0]), make_batch([0.3, 0.9], [0.0, 0.0])
+    loss, scalars = loss_of(module, batch)
+    ratios = np.array([0.4 / 0.3, 0.5 / 0.9])
+    assert scalars["mean_kl"] == pytest.approx((ratios - 1 - np.log(ratios)).mean(), rel=1e-4)
+    assert loss.item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("mean_kl", "expected"), [(0.031, 0.4), (0.029, 0.2), (0.02, 0.2), (0.0134, 0.2), (0.0132, 0.1)]
+)
+def test_kl_coefficient_doubles_above_the_band_and_halves_below(mean_kl: float, expected: float) -> None:
+    assert adapted_kl_coeff(0.2, mean_kl, kl_target=0.02) == pytest.approx(expected)
+
+
+def test_explained_variance() -> None:
+    targets = np.array([1.0, 2.0, 4.0])
+    assert explained_variance(targets + 7, targets) == pytest.approx(1)  # a constant offset explains all the same
+    assert explained_variance(np.zeros(3), targets) == pytest.approx(0)
+    assert explained_variance(-targets, targets) == pytest.approx(-3)
+    assert math.isnan(explained_variance(targets, np.ones(3)))
+
+
+def sample_of(**runner_settings: Any) -> tuple[Rollout, PPOConfig]:
+    config = PPOConfig().environment(CountingEnv, env_config={"episode_length": 3, "stagger": True})
+    config.env_runners(num_envs_per_env_runner=2, **runner_settings).debugging(seed=0)
+    with config.build() as algo:
+        assert algo.env_runner is not None
+        return algo.env_runner.sample(num_timesteps=30), config
+
+
+batch_of = partial(ppo_batch, value_fn=lambda obs: obs[:, 1] * 0.5, gamma=0.9, lambda_=0.8)
+
+
+@pytest.mark.parametrize("autoreset_mode", ["next_step", "same_step"])
+def test_batch_holds_the_valid_steps_and_nothing_else(autoreset_mode: str) -> None:
+    rollout, _ = sample_of(autoreset_mode=autoreset_mode)
+    assert rollout.valid.all() == (autoreset_mode == "same_step")
+    batch = batch_of([rollout, rollout], normalize_advantages=False)
+    assert {len(column) for column in batch.values()} == {2 * rollout.num_env_steps}
+    # The observation of a step is [episode, t]; no step acts on the last observation of an episode.
+    assert set(batch["obs"][:, 1]) == {0, 1, 2, 3}
+    lengths = rollout.valid_rows(np.broadcast_to([3, 4], rollout.valid.shape))
+    assert (batch["obs"][: len(lengths), 1] < lengths).all()
+    np.testing.assert_array_equal(batch["values"], batch["obs"][:, 1] * 0.5)
+    np.testing.assert_allclose(batch["advantages"] + batch["values"], batch["value_targets"], rtol=1e-5)
+    last = batch["obs"][: len(lengths), 1] == lengths - 1  # a last step pays t, and there is nothing after it
+    np.testing.assert_allclose(batch["value_targets"][: len(lengths)][last], lengths[last])
+
+
+def test_advantages_are_normalised_over_the_whole_batch_and_targets_are_not() -> None:
+    rollout, _ = sample_of()
+    plain = batch_of([rollout, rollout], normalize_advantages=False)
+    batch = batch_of([rollout, rollout], normalize_advantages=True)
+    assert batch["advantages"].mean() == pytest.approx(0, abs=1e-5)
+    assert batch["advantages"].std() == pytest.approx(1, rel=1e-4)
+    assert np.corrcoef(batch["advantages"], plain["advantages"])[0, 1] == pytest.approx(1)
+    np.testing.assert_array_equal(batch["value_targets"], plain["value_targets"])
+
+
+@pytest.mark.parametrize(("kl_target", "factor"), [(1e-7, 2.0), (10.0, 0.5)])
+def test_kl_target_moves_the_coefficient(kl_target: float, factor: float) -> None:
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=4).debugging(seed=0)
+    config.training(train_batch_size_per_learner=128, minibatch_size=64, num_epochs=2)
+    with config.training(kl_coeff=0.2, kl_target=kl_target).build() as algo:
+        seen = [algo.train()["learners"]["default_policy"]["curr_kl_coeff"] for _ in range(3)]
+    assert seen == pytest.approx([0.2, 0.2 * factor, 0.2 * factor**2])
+
+
+def test_schedules_follow_the_env_steps() -> None:
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=4).debugging(seed=0)
+    config.training(train_batch_size_per_learner=128, minibatch_size=64, num_epochs=1)
+    config.training(lr=[(0, 1e-3), (256, 0.0)], entropy_coeff=[(0, 0.0), (256, 1.0)])
+    with config.build() as algo:
+        for _ in range(3):
+            result = algo.train()
+            progress = min(1.0, result["num_env_steps_sampled_lifetime"] / 256)
+            learner = result["learners"]["default_policy"]
+            assert learner["default_optimizer_learning_rate"] == pytest.approx(1e-3 * (1 - progress))
+            assert learner["curr_entropy_coeff"] == pytest.approx(progress)

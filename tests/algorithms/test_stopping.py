@@ -1,0 +1,95 @@
+"""Stop criteria: names, aliases, and names that never appear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corral.algorithms.stopping import LATE_KEY_ITERATIONS, StopCriteria, flat_result
+from corral.errors import StopCriterionError
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    return {
+        "env_runners": {"episode_return_mean": 100.0, "custom": {"height": 3.0}},
+        "learners": {"default_policy": {"total_loss": float("nan")}},
+        "training_iteration": 5,
+        "num_env_steps_sampled_lifetime": 1000,
+        "time_total_s": 60.0,
+        "config": {"training": {"lr": 1e-3}},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("env_runners/episode_return_mean", 100),
+        ("episode_return_mean", 99.5),
+        ("custom/height", 3),
+        ("training_iteration", 5),
+        ("num_env_steps_sampled_lifetime", 1000),
+        ("num_env_steps", 1000),
+        ("time_s", 60),
+        ("time_total_s", 60),
+    ],
+)
+def test_a_number_that_reaches_its_limit_stops(name: str, limit: float) -> None:
+    met = StopCriteria({name: limit}).met(result())
+    assert met is not None and name in met
+    assert StopCriteria({name: limit + 1}).met(result()) is None
+
+
+def test_the_first_criterion_that_is_met_is_told() -> None:
+    criteria = StopCriteria({"training_iteration": 6, "episode_return_mean": 50, "time_s": 1})
+    met = criteria.met(result())
+    assert met is not None and met.startswith("episode_return_mean=100 ")
+
+
+def test_nan_does_not_stop() -> None:
+    assert StopCriteria({"learners/default_policy/total_loss": -1e9}).met(result()) is None
+
+
+@pytest.mark.parametrize("value", [np.float32(2.5), np.int64(3), np.float64(3)])
+def test_numpy_numbers_count(value: Any) -> None:
+    assert StopCriteria({"mine": 2}).met(result(mine=value)) is not None
+
+
+@pytest.mark.parametrize("late_keys", [False, True])
+def test_a_wrong_name_is_told_with_the_nearest(late_keys: bool) -> None:
+    criteria = StopCriteria({"episode_return_men": 1}, late_keys=late_keys)
+    with pytest.raises(StopCriterionError) as error:
+        criteria.met(result(training_iteration=LATE_KEY_ITERATIONS))
+    assert "'episode_return_men'" in str(error.value)
+    assert "episode_return_mean'?" in str(error.value)
+
+
+def test_a_key_that_a_callback_logs_may_come_late() -> None:
+    criteria = StopCriteria({"mine": 2}, late_keys=True)
+    assert criteria.met(result()) is None
+    assert criteria.met(result(mine=2)) is not None
+    with pytest.raises(StopCriterionError):
+        StopCriteria({"mine": 2}, late_keys=False).met(result())
+
+
+@pytest.mark.parametrize("name", ["config/training/lr", "env_runners"])
+def test_settings_and_groups_are_no_numbers(name: str) -> None:
+    with pytest.raises(StopCriterionError, match="does not appear"):
+        StopCriteria({name: 0}).met(result())
+
+
+def test_text_is_no_number() -> None:
+    with pytest.raises(StopCriterionError, match="no number"):
+        StopCriteria({"bottleneck/part": 0}).met(result(bottleneck={"part": "learning"}))
+
+
+def test_no_criterion_at_all_is_refused() -> None:
+    with pytest.raises(StopCriterionError, match="no stop criterion"):
+        StopCriteria({})
+
+
+def test_flat_result_leaves_out_the_config_and_only_that() -> None:
+    flat = flat_result({"a": {"b": {"c": 1}, "config": {"d": 2}}, "e": 3, "config": {"f": 4}})
+    assert flat == {"a/b/c": 1, "a/config/d": 2, "e": 3}
