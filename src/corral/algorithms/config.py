@@ -353,7 +353,7 @@ class AlgorithmConfig(
         return {name: getattr(self, name) for name in type(self)._fields()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return `{"algo": name, group: {setting: value}}`, which `from_dict` takes back; the dicts in it are copies."""
+        """Return `{"algo": name, group: {setting: value}}`, which `from_dict` takes back; its dicts are copies."""
         groups = {
             group: {name: _copied(getattr(self, name)) for name in names}
             for group, names in self.group_fields().items()
