@@ -1,0 +1,208 @@
+"""What a run leaves on disk: rows, lines, the config and the log, however it ends."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from corral import PPOConfig
+from corral.algorithms.registry import config_from_dict
+from corral.errors import EnvError
+from corral.loggers import CSVLogger, JSONLinesLogger, Logger, Run, default_loggers
+from corral.loggers.run import default_run_dir
+from corral.testing import CountingEnv, FaultyEnv
+
+
+def result(iteration: int = 1, **changes: Any) -> dict[str, Any]:
+    return {
+        "env_runners": {"episode_return_mean": 1.5 * iteration},
+        "training_iteration": iteration,
+        "num_env_steps_sampled_lifetime": 10 * iteration,
+        "config": {"training": {"lr": 1}},
+        **changes,
+    }
+
+
+def small_ppo(env: Any = CountingEnv, **env_config: Any) -> PPOConfig:
+    config = PPOConfig().environment(env, env_config=env_config).env_runners(num_envs_per_env_runner=2)
+    return config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1).debugging(seed=0)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_csv_has_a_row_for_each_result_and_a_column_for_each_number(tmp_path: Path) -> None:
+    logger = CSVLogger()
+    logger.open(tmp_path)
+    for iteration in (1, 2):
+        logger.log_result(result(iteration))
+        assert len(read_csv(tmp_path / "progress.csv")) == iteration  # each row is kept at once
+    logger.close()
+    assert read_csv(tmp_path / "progress.csv") == [
+        {
+            "env_runners/episode_return_mean": str(1.5 * iteration),
+            "training_iteration": str(iteration),
+            "num_env_steps_sampled_lifetime": str(10 * iteration),
+        }
+        for iteration in (1, 2)
+    ]
+
+
+def test_csv_takes_a_key_that_comes_late_and_one_that_goes_away(tmp_path: Path) -> None:
+    logger = CSVLogger()
+    logger.open(tmp_path)
+    logger.log_result(result(1))
+    logger.log_result(result(2, mine={"late, with comma": "a\nb"}))
+    logger.log_result(result(3))
+    logger.close()
+    rows = read_csv(tmp_path / "progress.csv")
+    assert [row["training_iteration"] for row in rows] == ["1", "2", "3"]
+    assert [row["mine/late, with comma"] for row in rows] == ["", "a\nb", ""]
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.csv"]
+
+
+def test_json_lines_read_back_as_they_were(tmp_path: Path) -> None:
+    logger = JSONLinesLogger()
+    logger.open(tmp_path)
+    logger.log_result(result(1, nested={"a": {"b": float("nan")}}, text="ü"))
+    logger.log_result(result(2, f=np.float32(0.5), i=np.int64(3), array=np.arange(2), path=Path("x")))
+    logger.close()
+    first, second = read_lines(tmp_path / "result.jsonl")
+    assert math.isnan(first["nested"]["a"]["b"])
+    assert (first["text"], first["env_runners"]) == ("ü", {"episode_return_mean": 1.5})
+    assert (second["f"], second["i"], second["array"], second["path"]) == (0.5, 3, [0, 1], "x")
+    assert "config" not in first
+
+
+def test_a_finished_run_leaves_config_log_and_results(tmp_path: Path) -> None:
+    run_dir = tmp_path / "deep" / "run"
+    with small_ppo().build() as algo:
+        last = algo.fit(stop={"training_iteration": 3}, run_dir=run_dir)
+    assert {path.name for path in run_dir.iterdir()} == {"config.yaml", "run.log", "progress.csv", "result.jsonl"}
+    assert [row["training_iteration"] for row in read_csv(run_dir / "progress.csv")] == ["1", "2", "3"]
+    lines = read_lines(run_dir / "result.jsonl")
+    assert lines[-1]["num_env_steps_sampled_lifetime"] == last["num_env_steps_sampled_lifetime"]
+    log = (run_dir / "run.log").read_text(encoding="utf-8")
+    assert "Stopped: training_iteration=3 reached 3." in log
+    assert log.count("Iteration ") == 3
+    assert log.rstrip().endswith("Run finished.")
+
+
+def test_a_failed_run_keeps_its_results_and_logs_the_traceback(tmp_path: Path) -> None:
+    handlers, level = list(logging.getLogger("corral").handlers), logging.getLogger("corral").level
+    config = small_ppo(FaultyEnv, fault="raise_step", at_step=50)
+    with config.build() as algo, pytest.raises(EnvError):
+        algo.fit(stop={"training_iteration": 100}, run_dir=tmp_path)
+    iterations = len(read_csv(tmp_path / "progress.csv"))
+    assert 0 < iterations < 100
+    assert len(read_lines(tmp_path / "result.jsonl")) == iterations
+    log = (tmp_path / "run.log").read_text(encoding="utf-8")
+    assert "Run failed." in log and "Run finished." not in log
+    assert "Traceback" in log and "ZeroDivisionError: the simulator divided by zero" in log
+    assert logging.getLogger("corral").handlers == handlers
+    assert logging.getLogger("corral").level == level
+
+
+def test_an_interrupted_run_says_so_without_a_traceback(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Run(small_ppo(), tmp_path, default_loggers()) as run:
+        run.log_result(result())
+        raise KeyboardInterrupt
+    log = (tmp_path / "run.log").read_text(encoding="utf-8")
+    assert "Run interrupted." in log and "Traceback" not in log
+    assert len(read_csv(tmp_path / "progress.csv")) == 1
+
+
+class Book(Logger):
+    """A logger that writes down what happens to it, and may fail."""
+
+    def __init__(self, fail: str = "") -> None:
+        self.fail, self.events = fail, list[str]()
+
+    def _note(self, event: str) -> None:
+        self.events.append(event)
+        if event == self.fail:
+            raise OSError(f"no {event}")
+
+    def open(self, run_dir: Path) -> None:
+        self._note("open")
+
+    def log_result(self, result: dict[str, Any]) -> None:
+        self._note("log_result")
+
+    def close(self) -> None:
+        self._note("close")
+
+
+@pytest.mark.parametrize("fail", ["open", "log_result"])
+def test_a_logger_that_fails_ends_the_run_and_all_that_were_opened_are_closed(tmp_path: Path, fail: str) -> None:
+    good, bad = Book(), Book(fail)
+    with pytest.raises(OSError, match=f"no {fail}"), Run(small_ppo(), tmp_path, [good, bad]) as run:
+        run.log_result(result())
+    assert good.events[-1] == "close"
+    assert bad.events == (["open"] if fail == "open" else ["open", "log_result", "close"])
+    assert f"OSError: no {fail}" in (tmp_path / "run.log").read_text(encoding="utf-8")
+
+
+def test_a_logger_that_cannot_be_closed_does_not_keep_the_others_open(tmp_path: Path) -> None:
+    good, bad = Book(), Book("close")
+    with Run(small_ppo(), tmp_path, [bad, good]):
+        pass
+    assert good.events == ["open", "close"]
+    assert "could not be closed" in (tmp_path / "run.log").read_text(encoding="utf-8")
+
+
+def test_a_directory_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with small_ppo().build() as algo:
+        algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path)
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        with pytest.raises(FileExistsError, match=r"holds a run already"):
+            algo.fit(stop={"training_iteration": 2}, run_dir=tmp_path)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+        assert algo.training_iteration == 1
+
+
+def test_config_yaml_gives_the_config_back(tmp_path: Path) -> None:
+    config = PPOConfig().environment("CartPole-v1", env_config={"render_mode": None})
+    config.training(lr=[[0, 3e-4], [1_000_000, 0]], minibatch_size=64, vf_clip_param=10.0, optimizer="sgd")
+    config.rl_module(model_config={"fcnet_hiddens": [32, 32], "fcnet_activation": "relu"}).debugging(seed=7)
+    with Run(config, tmp_path, []):
+        pass
+    settings = yaml.safe_load((tmp_path / "config.yaml").read_text(encoding="utf-8"))
+    assert config_from_dict(settings) == config
+
+
+def test_config_yaml_of_a_class_holds_an_import_path_that_trains(tmp_path: Path) -> None:
+    with Run(small_ppo(CountingEnv, episode_length=4), tmp_path, []):
+        pass
+    settings = yaml.safe_load((tmp_path / "config.yaml").read_text(encoding="utf-8"))
+    assert settings["environment"]["env"] == "corral.testing.envs:CountingEnv"
+    with config_from_dict(settings).build() as algo:
+        assert algo.train()["env_runners"]["episode_len_mean"] == 4
+
+
+def test_default_directories_name_algorithm_and_env_and_do_not_collide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = PPOConfig().environment("ALE/Pong-v5")
+    seen = set()
+    for _ in range(3):
+        path = default_run_dir(config)
+        assert path.parent == Path("runs") and path.name.startswith("PPO-ALE-Pong-v5-")
+        path.mkdir(parents=True)
+        seen.add(path)
+    assert len(seen) == 3
