@@ -201,7 +201,7 @@ def test_a_part_of_a_dictionary_leaves_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("given_dict", "message"),
     [
-        ({"trainin": {}}, r"unknown group 'trainin'\. Did you mean 'training'\?"),
+        ({"train": {}}, r"unknown group 'train'\. Did you mean 'training'\?"),
         ({"training": {"lrr": 1}}, "unknown setting 'lrr'"),
         ({"training": 3}, "group 'training' must hold settings"),
         ({"algo": "DQN"}, "'DQN'"),
@@ -230,7 +230,7 @@ def test_set_path() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("trainin.lr", r"'trainin\.lr'\. Did you mean 'training\.lr'\?"),
+        ("train.lr", r"'train\.lr'\. Did you mean 'training\.lr'\?"),
         ("lr", r"'lr'\. Did you mean 'training\.lr'\?"),
         ("training", "training"),
         ("training.lrr", "'lrr'"),
