@@ -187,7 +187,7 @@ class Two(nn.Module):
 )
 def test_clipping(limit: float | None, by: str, one: list[float], other: list[float]) -> None:
     module = Two()
-    norm = clip_gradients(module, limit, by)
+    norm = clip_gradients(list(module.parameters()), limit, by)
     assert norm.item() == pytest.approx(13)  # before clipping
     assert module.one.grad is not None and module.other.grad is not None
     np.testing.assert_allclose(module.one.grad, one, rtol=1e-5)
@@ -290,3 +290,16 @@ def test_threads_are_set_in_the_block_and_restored_also_after_an_error() -> None
 )
 def test_one_thread_for_small_nets(module: nn.Module, setting: int | str, threads: int | None) -> None:
     assert num_threads_for(module, setting) == threads
+
+
+def test_a_gradient_that_is_not_finite_is_refused_though_the_loss_is_fine() -> None:
+    module = Linear()
+
+    def loss(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
+        # The root's slope at 0 is infinite, and 0 times it is NaN.
+        return ((module.value(batch["obs"]) * 0).abs() ** 0.5).sum(), {}
+
+    before = weights_of(module)
+    with pytest.raises(LossError, match="gradient norm=nan"):
+        Learner({"m": module}, loss, device="cpu").update({"m": rows(4)}, lr=0.1)
+    assert torch.equal(weights_of(module), before)

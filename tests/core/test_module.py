@@ -180,10 +180,12 @@ def test_unsupported_observation_space_is_named() -> None:
     [
         ({"fcnet_hidden": [8]}, "'fcnet_hidden'. Did you mean 'fcnet_hiddens'"),
         ({"fcnet_activation": "rleu"}, "'rleu'. Did you mean 'relu'"),
-        ({"fcnet_hiddens": "64"}, "fcnet_hiddens is a list"),
-        ({"fcnet_hiddens": 64}, "fcnet_hiddens is a list"),
-        ({"fcnet_hiddens": None}, "fcnet_hiddens is a list"),
-        ({"fcnet_hiddens": [64, 0]}, "fcnet_hiddens is a list"),
+        ({"fcnet_hiddens": "64"}, "fcnet_hiddens="),
+        ({"fcnet_hiddens": 64}, "fcnet_hiddens="),
+        ({"fcnet_hiddens": None}, "fcnet_hiddens="),
+        ({"fcnet_hiddens": [64, 0]}, "fcnet_hiddens="),
+        ({"conv_filters": [[8]]}, "conv_filters"),
+        ({"initial_log_std": "x"}, "initial_log_std="),
         ({"action_bounds": "squish"}, "'clip' or 'squash'"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,7 @@ def test_json_lines_read_back_as_they_were(tmp_path: Path) -> None:
     logger.log_result(result(2, f=np.float32(0.5), i=np.int64(3), array=np.arange(2), path=Path("x")))
     logger.close()
     first, second = read_lines(tmp_path / "result.jsonl")
-    assert math.isnan(first["nested"]["a"]["b"])
+    assert first["nested"]["a"]["b"] is None  # JSON has no NaN
     assert (first["text"], first["env_runners"]) == ("ü", {"episode_return_mean": 1.5})
     assert (second["f"], second["i"], second["array"], second["path"]) == (0.5, 3, [0, 1], "x")
     assert "config" not in first

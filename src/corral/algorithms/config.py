@@ -432,7 +432,7 @@ class AlgorithmConfig(
 
         module_class = self.module_class or ActorCritic
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed or 0)
+            torch.default_generator.manual_seed(self.seed or 0)
             module: Module = module_class(observation_space, action_space, self.model_config)
         return module
 

@@ -53,9 +53,19 @@ def validate(config: AlgorithmConfig) -> None:
     _validate_batch(config)
     _validate_module(config)
     check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set them
-    optimizer_class(config.optimizer)
-    if "lr" in config.optimizer_config:
-        raise ConfigError(f"optimizer_config={config.optimizer_config} sets lr, which lr={config.lr} would override.")
+    _validate_optimizer(config)
+
+
+def _validate_optimizer(config: AlgorithmConfig) -> None:
+    import torch
+
+    settings, found = config.optimizer_config, optimizer_class(config.optimizer)
+    if "lr" in settings:
+        raise ConfigError(f"optimizer_config={settings} sets lr, which lr={config.lr} would override.")
+    try:
+        found([torch.nn.Parameter(torch.zeros(1, 1))], **{"lr": 0.0, **settings})
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"optimizer_config={settings} does not suit optimizer={found.__name__}: {error}") from error
 
 
 def _validate_batch(config: AlgorithmConfig) -> None:

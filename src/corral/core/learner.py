@@ -65,12 +65,13 @@ class Learner:
         self.modules = {module_id: module.to(self.device) for module_id, module in modules.items()}
         self._loss = loss
         self._grad_clip, self._grad_clip_by = grad_clip, grad_clip_by
-        fused = {"fused": True} if optimizer_class in (torch.optim.Adam, torch.optim.AdamW) else {}
+        settings = dict(optimizer_config or {})
+        if optimizer_class in (torch.optim.Adam, torch.optim.AdamW) and "foreach" not in settings:
+            settings.setdefault("fused", True)
         elementwise = optimizer_class in ELEMENTWISE_OPTIMIZERS
         self._optimizers = {
             module_id: optimizer_class(
-                flat_parameters(module) if elementwise else list(module.parameters()),
-                **{**fused, **(optimizer_config or {})},
+                flat_parameters(module) if elementwise else list(module.parameters()), **settings
             )
             for module_id, module in self.modules.items()
         }
@@ -104,7 +105,7 @@ class Learner:
             By module id: the loss's scalars and the gradient norm, averaged over the steps.
 
         Raises:
-            LossError: A loss is not finite. The step is not taken, so the weights stay as they were before it.
+            LossError: A loss or gradient is not finite. The step is not taken, so the weights stay as they were.
         """
         results = {}
         for module_id, batch in batches.items():
@@ -152,6 +153,8 @@ class Learner:
                 optimizer.zero_grad(set_to_none=False)  # the gradients are views, to be filled in place
                 loss.backward()  # type: ignore[no-untyped-call]
                 norm = clip_gradients(parameters, self._grad_clip, self._grad_clip_by)
+                if not math.isfinite(norm.item()):
+                    raise _loss_error(module_id, epoch, index, loss, {**scalars, "gradient norm": norm})
                 optimizer.step()
                 names = ["total_loss", *scalars, "gradients_default_optimizer_global_norm"]
                 stats.append(torch.stack([loss.detach(), *scalars.values(), norm]))
@@ -237,7 +240,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None, by: 
 def _loss_error(module_id: str, epoch: int, index: int, loss: Tensor, scalars: Mapping[str, Tensor]) -> LossError:
     culprits = [f"{name}={value.item()}" for name, value in scalars.items() if not math.isfinite(value.item())]
     return LossError(
-        f"learners/{module_id}/total_loss became {loss.item()} in epoch {epoch}, minibatch {index} "
+        f"learners/{module_id}/total_loss is {loss.item()} in epoch {epoch}, minibatch {index} "
         f"({', '.join(culprits) or 'every part of it is finite'}). The step was not taken. "
         "Lower lr, set grad_clip, or look for very large rewards and observations."
     )

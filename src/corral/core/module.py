@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from gymnasium import spaces
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from corral.core.distributions import DiagGaussian, action_distribution
@@ -98,7 +99,12 @@ class ModelConfig:
         for name in settings:
             if name not in known:
                 raise ConfigError(f"model_config: unknown setting {name!r}. {nearest(name, known)}")
-        config = cls(**settings)
+        try:
+            config: ModelConfig = TypeAdapter(cls).validate_python(dict(settings))
+        except ValidationError as error:
+            line = error.errors()[0]
+            where = ".".join(map(str, line["loc"]))
+            raise ConfigError(f"model_config: {where}={line['input']!r}: {line['msg']}.") from None
         if config.fcnet_activation not in ACTIVATIONS:
             raise ConfigError(
                 f"model_config: unknown fcnet_activation {config.fcnet_activation!r}. "
@@ -106,11 +112,8 @@ class ModelConfig:
             )
         if config.action_bounds not in ("clip", "squash"):
             raise ConfigError(f"model_config: action_bounds is 'clip' or 'squash', not {config.action_bounds!r}.")
-        hiddens = config.fcnet_hiddens
-        if not isinstance(hiddens, (list, tuple)) or not all(isinstance(width, int) and width > 0 for width in hiddens):
-            raise ConfigError(
-                f"model_config: fcnet_hiddens is a list of layer widths such as [64, 64], not {hiddens!r}."
-            )
+        if not all(width > 0 for width in config.fcnet_hiddens):
+            raise ConfigError(f"model_config: fcnet_hiddens={config.fcnet_hiddens}: widths must be positive.")
         return config
 
 

@@ -113,7 +113,10 @@ class MetricsLogger:
         return result
 
     def take(self) -> Parts:
-        """Return what was logged since the last `take`, for `merge` in another process."""
+        """Return what was logged since the last `take`, for `merge` in another process.
+
+        Windows, sums and averages stay for `peek`; `mean`, `min` and `max` start anew, as after `reduce`.
+        """
         return {path: (reduction, reducer.take()) for path, (reduction, reducer) in self._reducers.items()}
 
     def merge(self, parts: Parts, key: Key = ()) -> None:
@@ -161,6 +164,8 @@ def _reduction(
         raise MetricsError(f"{where}: ema_coeff={ema_coeff} must lie in (0, 1].")
     if name == "ema":
         ema_coeff = DEFAULT_EMA_COEFF if ema_coeff is None else ema_coeff
+    if clear and name == "lifetime_sum":
+        raise MetricsError(f"{where}: clear_on_reduce=True contradicts reduce='lifetime_sum'; use 'sum'.")
     if clear is None:
         clear = window is None and name in ("mean", "min", "max", "sum")
     return Reduction(name, window, ema_coeff, clear)

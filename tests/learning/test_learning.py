@@ -1,0 +1,108 @@
+"""PPO learns what it should, over several seeds."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corral import PPOConfig
+from corral.algorithms.algorithm import Algorithm
+from corral.testing import IDENTITY_ACTION_SPACES, IdentityEnv, TimeLimitCorridor
+
+
+def train_to(algorithm: Algorithm, mean_return: float, max_env_steps: int) -> float:
+    """Train until the mean return is reached or the env steps are used up; return the best mean return seen."""
+    best = -np.inf
+    while best < mean_return and algorithm.num_env_steps_sampled_lifetime < max_env_steps:
+        best = np.fmax(best, algorithm.train()["env_runners"]["episode_return_mean"])
+    return float(best)
+
+
+def greedy_return(algorithm: Algorithm, num_episodes: int) -> float:
+    """Play episodes with the most likely actions and return the mean return."""
+    assert algorithm.env_runner is not None
+    rollout = algorithm.env_runner.sample(num_episodes=num_episodes, explore=False)
+    return float(rollout.rewards[rollout.valid].sum()) / num_episodes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cartpole_reaches_450_within_200_000_steps(seed: int) -> None:
+    with PPOConfig().environment("CartPole-v1").debugging(seed=seed).build() as algorithm:
+        assert train_to(algorithm, 450, 200_000) >= 450
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("action_bounds", ["clip", "squash"])
+def test_pendulum_improves_from_minus_1200_to_minus_350(seed: int, action_bounds: str) -> None:
+    config = (
+        PPOConfig()
+        .environment("Pendulum-v1")
+        .training(gamma=0.9)
+        .rl_module(model_config={"action_bounds": action_bounds})
+        .debugging(seed=seed)
+    )
+    with config.build() as algorithm:
+        assert greedy_return(algorithm, 20) < -900
+        assert train_to(algorithm, -350, 120_000) >= -350
+
+
+@pytest.mark.parametrize("space", IDENTITY_ACTION_SPACES)
+def test_identity_is_solved_in_every_action_space(space: str) -> None:
+    config = (
+        PPOConfig()
+        .environment(IdentityEnv, env_config={"space": space})
+        .training(gamma=0.0, lr=3e-3, minibatch_size=128)
+        .rl_module(model_config={"initial_log_std": -1.0})
+        .debugging(seed=1)
+    )
+    with config.build() as algorithm:
+        train_to(algorithm, 15.0, 60_000)
+        assert greedy_return(algorithm, 50) >= 15.0  # of 16; the sampled actions of a Box still hold noise
+
+
+@pytest.mark.parametrize("autoreset_mode", ["next_step", "same_step"])
+def test_time_limit_is_no_termination(autoreset_mode: str) -> None:
+    # With reward 1 a step for ever, the value is 1 / (1 - gamma) = 10; taken for a termination it would be below 5.
+    config = (
+        PPOConfig()
+        .environment(TimeLimitCorridor)
+        .env_runners(autoreset_mode=autoreset_mode)
+        .training(gamma=0.9, lr=3e-3)
+        .debugging(seed=0)
+    )
+    with config.build() as algorithm:
+        for _ in range(20):
+            algorithm.train()
+        value = algorithm.learner_group.values("default_policy", np.ones((1, 1), np.float32))
+    assert value == pytest.approx(10, abs=0.5)
+
+
+def without_times(result: dict[str, Any]) -> dict[str, Any]:
+    """Drop what a clock gave."""
+    kept = {key: value for key, value in result.items() if key not in ("timers", "bottleneck", "time_total_s")}
+    kept["env_runners"] = {key: value for key, value in kept["env_runners"].items() if "duration" not in key}
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [
+        ("CartPole-v1", {"num_envs_per_env_runner": 8}),
+        ("CartPole-v1", {"num_envs_per_env_runner": 2, "num_env_runners": 2}),
+        ("Pendulum-v1", {"num_envs_per_env_runner": 3, "autoreset_mode": "same_step"}),
+    ],
+)
+def test_same_seed_same_results(env: str, settings: dict[str, Any]) -> None:
+    def results(seed: int) -> list[str]:
+        config = (
+            PPOConfig()
+            .environment(env)
+            .env_runners(**settings)
+            .training(train_batch_size_per_learner=600, minibatch_size=100, num_epochs=2)
+            .debugging(seed=seed)
+        )
+        with config.build() as algorithm:
+            return [repr(without_times(algorithm.train())) for _ in range(3)]
+
+    assert results(7) == results(7)
+    assert results(7) != results(8)
