@@ -1,0 +1,220 @@
+"""What is measured: the cases, the systems that take part, and the budgets that Corral has to reach."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# The script of each system. Those in RIVALS run with the rivals' interpreter, the others with Corral's own.
+SCRIPTS = {
+    "corral": "corral_side.py",
+    "bare_loop": "bare_loop.py",
+    "rllib": "rllib_side.py",
+    "sb3": "sb3_side.py",
+}
+RIVALS = frozenset({"rllib", "sb3"})
+NAMES = {"corral": "Corral", "bare_loop": "bare NumPy loop", "rllib": "RLlib", "sb3": "Stable-Baselines3"}
+
+CAP_SECONDS = 300.0
+QUICK_CAP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One table of the report.
+
+    Attributes:
+        name: How `--only` and the raw results call it.
+        title: The heading.
+        what: What was run, for a reader who has only the report.
+        measure: The first argument of the measuring scripts.
+        unit: Of the value.
+        value: The key of the value in the script's line, or None for the wall clock from the start of the
+            process to the arrival of its line.
+        digits: Shown after the decimal point.
+        higher_is_better: True for rates, False for durations.
+        systems: Who takes part.
+        num_envs: Given to the script if set.
+        seconds: The wall time to measure over, given to the script if set.
+        threads: Of the numeric libraries, the same for all systems, or None for each library's default. A
+            second thread gains nothing with nets of this size, and costs most of the speed as soon as
+            another process wants the core it runs on.
+        ratio_budgets: For a system, how many times as fast Corral has to be.
+        limit: Corral's own value has to stay below it.
+        limit_without_torch: Corral must also not have imported torch.
+        has_ratio: False where a value may be about zero, so that a ratio says nothing.
+        timeout: Seconds after which a run is killed.
+    """
+
+    name: str
+    title: str
+    what: str
+    measure: str
+    unit: str
+    value: str | None
+    digits: int
+    higher_is_better: bool
+    systems: tuple[str, ...]
+    num_envs: int | None = None
+    seconds: float | None = None
+    threads: int | None = None
+    ratio_budgets: Mapping[str, float] = field(default_factory=dict)
+    limit: float | None = None
+    limit_without_torch: bool = False
+    has_ratio: bool = True
+    timeout: float = 180.0
+
+    def arguments(self, seed: int | str, quick: bool) -> list[str]:
+        """Returns the command line of the measuring script, after its name."""
+        arguments = [self.measure]
+        if self.num_envs is not None:
+            arguments += ["--num-envs", str(self.num_envs)]
+        if self.seconds is not None:
+            arguments += ["--seconds", f"{self.seconds / 4 if quick else self.seconds:g}"]
+        if self.threads is not None:
+            arguments += ["--threads", str(self.threads)]
+        if self.value is None:
+            arguments += ["--cap", f"{QUICK_CAP_SECONDS if quick else CAP_SECONDS:g}"]
+        return [*arguments, "--seed", str(seed)]
+
+    @property
+    def limit_text(self) -> str:
+        """The limit of Corral's own value in words."""
+        suffix = " without torch" if self.limit_without_torch else ""
+        return f"< {self.limit:g} {self.unit}{suffix}"
+
+
+def _sampling(num_envs: int, ratio_budgets: Mapping[str, float]) -> Case:
+    """Returns the sampling case for one number of envs."""
+    return Case(
+        name=f"sampling_{num_envs}",
+        title=f"Sampling, {num_envs} env{'s' if num_envs > 1 else ''}",
+        what=(
+            "Env steps a second of the env runner in one process and thread, without learning: "
+            "CartPole-v1, a policy of 64-64 tanh, stochastic actions, about 2048 env steps asked for per "
+            "call. RLlib runs its SingleAgentEnvRunner on the env's own vector implementation "
+            "(`vector_entry_point`, its fastest mode here); Stable-Baselines3 runs `collect_rollouts`, "
+            "which also computes values; the bare loop runs the same vector env and policy in NumPy and "
+            "stores nothing."
+        ),
+        measure="sampling",
+        unit="env steps/s",
+        value="env_steps_per_s",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral", "rllib", "sb3", "bare_loop"),
+        num_envs=num_envs,
+        seconds=2.0,
+        threads=1,
+        ratio_budgets=ratio_budgets,
+    )
+
+
+CASES = (
+    _sampling(1, {}),
+    _sampling(8, {"rllib": 8.0}),
+    _sampling(64, {"rllib": 20.0, "bare_loop": 0.6}),
+    Case(
+        name="ppo",
+        title="PPO at equal hyperparameters",
+        what=(
+            "Trained env steps a second of the whole loop, sampling and learning, in one process and "
+            "thread and after two warm-up iterations: CartPole-v1, 8 envs x 256 steps, minibatches of "
+            "256, 4 epochs, separate policy and value nets of 64-64 tanh, lr 3e-4, gamma 0.99, lambda "
+            "0.95, clip 0.2, gradient clip 0.5, no entropy bonus. RLlib runs without its KL penalty, "
+            "which saves it work."
+        ),
+        measure="ppo",
+        unit="env steps/s",
+        value="env_steps_per_s",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral", "rllib", "sb3"),
+        seconds=4.0,
+        threads=1,
+        ratio_budgets={"rllib": 6.0, "sb3": 2.2},
+    ),
+    Case(
+        name="time_to_450",
+        title="Time to a mean return of 450",
+        what=(
+            "Seconds from the start of a fresh process (imports included) until PPO on CartPole-v1, with "
+            "the defaults of each library (RLlib: two env runner processes; Stable-Baselines3: one env), "
+            "reports a running mean episode return of 450. The seed is the number of the pair. A run that "
+            "does not get there within the cap counts as the cap for a rival, and as a ratio of zero for "
+            "Corral."
+        ),
+        measure="time_to_450",
+        unit="s",
+        value=None,
+        digits=1,
+        higher_is_better=False,
+        systems=("corral", "rllib", "sb3"),
+        ratio_budgets={"rllib": 4.0, "sb3": 4.0},
+        timeout=CAP_SECONDS + 120.0,
+    ),
+    Case(
+        name="import",
+        title="Import of the package",
+        what="Seconds of `import corral`, `import ray.rllib` or `import stable_baselines3` in a new process.",
+        measure="import",
+        unit="s",
+        value="seconds",
+        digits=3,
+        higher_is_better=False,
+        systems=("corral", "rllib", "sb3"),
+        limit=0.25,
+        limit_without_torch=True,
+    ),
+    Case(
+        name="import_ppo",
+        title="Import of PPO",
+        what=(
+            "Seconds to import `PPOConfig` from corral, `PPOConfig` from RLlib and `PPO` from "
+            "Stable-Baselines3 in a fresh process: what a package that imports lazily puts off has partly "
+            "been paid here."
+        ),
+        measure="import_ppo",
+        unit="s",
+        value="seconds",
+        digits=3,
+        higher_is_better=False,
+        systems=("corral", "rllib", "sb3"),
+    ),
+    Case(
+        name="callbacks",
+        title="A subscribed no-op `on_episode_step`",
+        what=(
+            "Microseconds per call that a no-op subscribed to `on_episode_step` adds to sampling, beyond "
+            "the Python call itself: seconds per env step with it less without it (the median over turns "
+            "taken in one process, 64 envs of CartPole-v1), less the same function called with the same "
+            "keyword arguments in a plain loop. RLlib makes the arguments and calls an empty hook on "
+            "every step whether or not anyone subscribes, so that its difference is only the added call; "
+            "it is also small against the noise of its sampling and may come out negative."
+        ),
+        measure="callbacks",
+        unit="us/call",
+        value="us_per_call",
+        digits=2,
+        higher_is_better=False,
+        systems=("corral", "rllib"),
+        seconds=8.0,
+        threads=1,
+        limit=1.5,
+        has_ratio=False,
+    ),
+)
+
+
+def select(only: str | None) -> list[Case]:
+    """Returns the cases that a comma-separated list of case or measure names asks for, or all.
+
+    Raises:
+        ValueError: A name is of no case.
+    """
+    if only is None:
+        return list(CASES)
+    wanted = {name.strip() for name in only.split(",") if name.strip()}
+    known = {case.name for case in CASES} | {case.measure for case in CASES}
+    if not wanted or wanted - known:
+        unknown = ", ".join(sorted(wanted - known)) or "nothing"
+        raise ValueError(f"no such measure: {unknown}; there are {', '.join(sorted(known))}")
+    return [case for case in CASES if wanted & {case.name, case.measure}]

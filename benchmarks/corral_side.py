@@ -1,0 +1,125 @@
+"""Takes one measurement of Corral in this process and prints it as a JSON line (see `run.py`)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import measuring
+from measuring import Fields, Options
+
+
+def _no_op(episode: Any) -> None:
+    """Subscribes to `on_episode_step` and does nothing."""
+
+
+def _config(options: Options, num_envs: int) -> Any:
+    """Returns a PPO config with the embedded env runner and the net that all systems are measured with."""
+    from corral import PPOConfig
+
+    return (
+        PPOConfig()
+        .environment(measuring.ENV)
+        .env_runners(num_envs_per_env_runner=num_envs)
+        .rl_module(
+            model_config={
+                "fcnet_hiddens": measuring.HIDDEN,
+                "fcnet_activation": "tanh",
+                "vf_share_layers": False,
+            }
+        )
+        .debugging(seed=options.seed)
+    )
+
+
+def _sampler(algo: Any) -> Callable[[], int]:
+    """Returns a function that samples once and says how many env steps that were."""
+    return lambda: int(algo.env_runner.sample(num_timesteps=measuring.STEPS_PER_SAMPLE).num_env_steps)
+
+
+def sampling(options: Options) -> Fields:
+    """Env steps a second of the embedded env runner."""
+    with _config(options, options.num_envs).build() as algo:
+        return measuring.sampling_rate(_sampler(algo), options)
+
+
+def ppo(options: Options) -> Fields:
+    """Trained env steps a second of PPO at the hyperparameters that all systems share."""
+    config = _config(options, num_envs=8).training(
+        lr=3e-4,
+        train_batch_size_per_learner=2048,
+        minibatch_size=256,
+        num_epochs=4,
+        gamma=0.99,
+        lambda_=0.95,
+        clip_param=0.2,
+        grad_clip=0.5,
+        entropy_coeff=0.0,
+    )
+    with config.build() as algo:
+        steps_before = 0
+
+        def train() -> int:
+            nonlocal steps_before
+            lifetime = int(algo.train()["num_env_steps_sampled_lifetime"])
+            steps, steps_before = lifetime - steps_before, lifetime
+            return steps
+
+        return measuring.training_rate(train, options)
+
+
+def time_to_450(options: Options) -> Fields:
+    """Trains PPO with Corral's defaults until the mean episode return reaches 450."""
+    from corral import PPOConfig
+
+    with PPOConfig().environment(measuring.ENV).debugging(seed=options.seed).build() as algo:
+
+        def train() -> tuple[float, int]:
+            result = algo.train()
+            mean = result["env_runners"].get("episode_return_mean", float("nan"))
+            return float(mean), int(result["num_env_steps_sampled_lifetime"])
+
+        return measuring.train_until_target(train, options)
+
+
+def import_package(options: Options) -> Fields:
+    """Seconds that `import corral` takes."""
+    del options
+
+    def do_import() -> None:
+        import corral  # noqa: F401
+
+    return measuring.time_import(do_import)
+
+
+def import_ppo(options: Options) -> Fields:
+    """Seconds until the PPO config can be used, for what `import corral` may have put off."""
+    del options
+
+    def do_import() -> None:
+        from corral import PPOConfig  # noqa: F401
+
+    return measuring.time_import(do_import)
+
+
+def callbacks(options: Options) -> Fields:
+    """Microseconds that a subscribed no-op costs per env step beyond its Python call, at 64 envs."""
+    without = _config(options, num_envs=64)
+    subscribed = _config(options, num_envs=64).callbacks(on_episode_step=_no_op)
+    episode = object()
+    with without.build() as algo_without, subscribed.build() as algo_subscribed:
+        return measuring.callback_cost(
+            _sampler(algo_without), _sampler(algo_subscribed), lambda: _no_op(episode=episode), options
+        )
+
+
+if __name__ == "__main__":
+    measuring.run_measure(
+        "corral",
+        {
+            "sampling": sampling,
+            "ppo": ppo,
+            "time_to_450": time_to_450,
+            "import": import_package,
+            "import_ppo": import_ppo,
+            "callbacks": callbacks,
+        },
+    )

@@ -1,0 +1,174 @@
+"""What the measuring scripts share: their command line, their one line of output and their clocks.
+
+Every script measures one thing in a fresh process and prints one JSON object. Libraries print to stdout as
+they please (and so do the processes they start), so the real stdout is put aside before anything heavy is
+imported. Nothing outside the standard library is imported here: the import times are measured on top of it.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import timeit
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+Fields = dict[str, Any]
+
+ENV = "CartPole-v1"
+TARGET_RETURN = 450.0
+# Env steps asked for in one sampling call, whatever the number of envs: the batch of the PPO measure.
+STEPS_PER_SAMPLE = 2048
+HIDDEN = [64, 64]
+WARMUP_ITERATIONS = 2
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line of one measurement."""
+
+    num_envs: int
+    seconds: float
+    seed: int
+    cap: float
+
+
+Measure = Callable[[Options], Fields]
+
+
+def run_measure(system: str, measures: Mapping[str, Measure], finish: Callable[[], None] | None = None) -> None:
+    """Runs the measure named on the command line and prints its JSON line.
+
+    Args:
+        system: The name of the measured system, as it appears in the results.
+        measures: The measures this script knows.
+        finish: Called after the line is out, so that tearing a library down is not part of its time.
+    """
+    parser = argparse.ArgumentParser(description=f"Takes one measurement of {system} and prints a JSON line.")
+    parser.add_argument("measure", choices=sorted(measures))
+    parser.add_argument("--num-envs", type=int, default=8, help="envs stepped together (sampling)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="wall time to measure over")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cap", type=float, default=300.0, help="seconds until time_to_450 gives up")
+    parser.add_argument("--threads", type=int, help="of the numeric libraries, instead of their default")
+    arguments = parser.parse_args()
+    if arguments.threads is not None:
+        # Read when NumPy and PyTorch are imported, which is later.
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(arguments.threads)))
+    options = Options(arguments.num_envs, arguments.seconds, arguments.seed, arguments.cap)
+
+    line_out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        fields = measures[arguments.measure](options)
+        line_out.write(json.dumps({"system": system, "measure": arguments.measure, **fields}) + "\n")
+        line_out.close()
+    finally:
+        if finish is not None:
+            finish()
+
+
+def sampling_rate(sample: Callable[[], int], options: Options) -> Fields:
+    """Measures env steps a second of `sample`, which samples once and returns how many steps that were."""
+    _run_for(sample, min(0.5, options.seconds))
+    seconds, steps = _run_for(sample, options.seconds)
+    return {"num_envs": options.num_envs, "env_steps_per_s": steps / seconds, "env_steps": steps}
+
+
+def training_rate(train: Callable[[], int], options: Options) -> Fields:
+    """Measures trained env steps a second of `train`, which returns the steps of one whole iteration."""
+    for _ in range(WARMUP_ITERATIONS):
+        train()
+    seconds, steps = _run_for(train, options.seconds)
+    return {"env_steps_per_s": steps / seconds, "env_steps": steps}
+
+
+def train_until_target(train: Callable[[], tuple[float, int]], options: Options) -> Fields:
+    """Trains until the mean episode return reaches the target or the cap has passed.
+
+    `train` does one iteration and returns the library's own running mean and its lifetime env steps. The
+    seconds that count are taken by the caller of this script, from the start of the process to the line.
+    """
+    start = perf_counter()
+    while True:
+        mean, steps = train()
+        reached = mean >= TARGET_RETURN
+        if reached or perf_counter() - start > options.cap:
+            # JSON has no NaN: a mean without a finished episode is left out.
+            shown = round(mean, 2) if mean == mean else None
+            return {
+                "reached": reached,
+                "episode_return_mean": shown,
+                "env_steps": steps,
+                "seed": options.seed,
+            }
+
+
+def time_import(do_import: Callable[[], object]) -> Fields:
+    """Times an import statement, and says whether it brought torch in."""
+    start = perf_counter()
+    do_import()
+    seconds = perf_counter() - start
+    return {"seconds": seconds, "torch_imported": "torch" in sys.modules}
+
+
+def callback_cost(
+    without: Callable[[], int],
+    subscribed: Callable[[], int],
+    plain_call: Callable[[], object],
+    options: Options,
+) -> Fields:
+    """Measures what a subscribed no-op costs per env step beyond the Python call itself.
+
+    Both samplers take turns, one sampling call each, and swap who goes first, so that a drift of the machine
+    falls on both alike; the median over the turns leaves out the turns that something disturbed.
+
+    Args:
+        without: Samples once with no subscriber and returns the env steps.
+        subscribed: The same with the no-op subscribed to `on_episode_step`.
+        plain_call: Calls the no-op once with the same keyword arguments.
+        options: The command line; `seconds` is the time for all turns.
+    """
+    for sampler in (without, subscribed):
+        _run_for(sampler, min(0.5, options.seconds))
+    differences: list[float] = []
+    start = perf_counter()
+    while len(differences) < 8 or perf_counter() - start < options.seconds:
+        turn = (without, subscribed) if len(differences) % 2 == 0 else (subscribed, without)
+        costs = {sampler: _seconds_per_step(sampler) for sampler in turn}
+        differences.append(1e6 * (costs[subscribed] - costs[without]))
+    lower, median, upper = statistics.quantiles(differences, n=4)
+    # `plain_call` is wrapped in a function without arguments; the cost of such a call is taken off.
+    number = 200_000
+    wrapped = min(timeit.repeat(plain_call, number=number, repeat=5))
+    wrapper = min(timeit.repeat(lambda: None, number=number, repeat=5))
+    call = 1e6 * (wrapped - wrapper) / number
+    return {
+        "us_per_call": median - call,
+        "us_difference": median,
+        "us_difference_quartiles": [lower, upper],
+        "us_python_call": call,
+        "turns": len(differences),
+    }
+
+
+def _run_for(work: Callable[[], int], seconds: float) -> tuple[float, int]:
+    """Calls `work` until the time has passed and returns the time taken and the sum of what it returned."""
+    steps = 0
+    start = perf_counter()
+    while True:
+        steps += work()
+        elapsed = perf_counter() - start
+        if elapsed >= seconds:
+            return elapsed, steps
+
+
+def _seconds_per_step(work: Callable[[], int]) -> float:
+    """Calls `work` once and returns the seconds that each of its env steps took."""
+    start = perf_counter()
+    steps = work()
+    return (perf_counter() - start) / steps

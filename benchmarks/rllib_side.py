@@ -1,0 +1,183 @@
+"""Takes one measurement of RLlib (new API stack) in this process and prints it as a JSON line (see `run.py`).
+
+RLlib is given its fastest honest settings where a measure is about speed at equal work: everything in this
+process (no remote env runners or learners), and the env's own NumPy vector implementation
+(`gym_env_vectorize_mode="vector_entry_point"`), which on CartPole is faster than its default "sync" mode, a
+Python loop over single envs.
+"""
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import measuring
+from measuring import Fields, Options
+
+
+def _silence() -> None:
+    """Turns off what Ray and its libraries would print or report; worker processes inherit this."""
+    os.environ.update(
+        PYTHONWARNINGS="ignore",
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_DEDUP_LOGS="1",
+        RAY_DISABLE_IMPORT_WARNING="1",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+        RAY_IGNORE_UNHANDLED_ERRORS="1",
+        GLOG_minloglevel="3",
+        TF_CPP_MIN_LOG_LEVEL="3",
+        PYGAME_HIDE_SUPPORT_PROMPT="1",
+    )
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)
+
+
+def _start_ray() -> None:
+    """Starts Ray with its defaults, less the dashboard and the logs of its processes."""
+    import ray
+
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+
+
+def _stop_ray() -> None:
+    """Stops Ray's daemons if this process has started them."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+
+
+def _config(options: Options, num_envs: int) -> Any:
+    """Returns a PPO config with everything in this process and the net that all systems are measured with."""
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    return (
+        PPOConfig()
+        .environment(measuring.ENV)
+        .env_runners(
+            num_env_runners=0,
+            num_envs_per_env_runner=num_envs,
+            gym_env_vectorize_mode="vector_entry_point",
+        )
+        .learners(num_learners=0)
+        .rl_module(
+            model_config=DefaultModelConfig(
+                fcnet_hiddens=measuring.HIDDEN, fcnet_activation="tanh", vf_share_layers=False
+            )
+        )
+        .debugging(seed=options.seed, log_level="ERROR")
+    )
+
+
+def _sampler(config: Any) -> Callable[[], int]:
+    """Builds a local env runner; returns a function that samples once and says how many steps that were."""
+    from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+
+    runner = SingleAgentEnvRunner(config=config)
+    return lambda: sum(len(episode) for episode in runner.sample(num_timesteps=measuring.STEPS_PER_SAMPLE))
+
+
+def sampling(options: Options) -> Fields:
+    """Env steps a second of a local SingleAgentEnvRunner."""
+    return measuring.sampling_rate(_sampler(_config(options, options.num_envs)), options)
+
+
+def ppo(options: Options) -> Fields:
+    """Trained env steps a second of PPO at the hyperparameters that all systems share."""
+    _start_ray()
+    config = _config(options, num_envs=8).training(
+        lr=3e-4,
+        train_batch_size_per_learner=2048,
+        minibatch_size=256,
+        num_epochs=4,
+        gamma=0.99,
+        lambda_=0.95,
+        clip_param=0.2,
+        grad_clip=0.5,
+        entropy_coeff=0.0,
+        # The KL penalty is not part of the shared hyperparameters, and leaving it out saves RLlib work.
+        use_kl_loss=False,
+        vf_loss_coeff=0.5,
+        vf_clip_param=float("inf"),
+    )
+    algo = config.build_algo()
+    steps_before = 0
+
+    def train() -> int:
+        nonlocal steps_before
+        lifetime = int(algo.train()["num_env_steps_sampled_lifetime"])
+        steps, steps_before = lifetime - steps_before, lifetime
+        return steps
+
+    return measuring.training_rate(train, options)
+
+
+def time_to_450(options: Options) -> Fields:
+    """Trains PPO with RLlib's defaults (two remote env runners) until the mean episode return reaches 450."""
+    from ray.rllib.algorithms.ppo import PPOConfig
+
+    _start_ray()
+    config = PPOConfig().environment(measuring.ENV).debugging(seed=options.seed, log_level="ERROR")
+    algo = config.build_algo()
+
+    def train() -> tuple[float, int]:
+        result = algo.train()
+        mean = result["env_runners"].get("episode_return_mean", float("nan"))
+        return float(mean), int(result["num_env_steps_sampled_lifetime"])
+
+    return measuring.train_until_target(train, options)
+
+
+def import_package(options: Options) -> Fields:
+    """Seconds that `import ray.rllib` takes."""
+    del options
+
+    def do_import() -> None:
+        import ray.rllib  # noqa: F401
+
+    return measuring.time_import(do_import)
+
+
+def import_ppo(options: Options) -> Fields:
+    """Seconds until the PPO config can be used, for what `import ray.rllib` may have put off."""
+    del options
+
+    def do_import() -> None:
+        from ray.rllib.algorithms.ppo import PPOConfig  # noqa: F401
+
+    return measuring.time_import(do_import)
+
+
+def _no_op(**arguments: Any) -> None:
+    """Subscribes to `on_episode_step`, taking all that RLlib passes, and does nothing."""
+
+
+def callbacks(options: Options) -> Fields:
+    """Microseconds that a subscribed no-op costs per env step beyond its Python call, at 64 envs.
+
+    With no subscriber RLlib still builds the arguments and calls an empty hook for each step. That cost is in
+    both halves and so not in the difference.
+    """
+    without = _config(options, num_envs=64)
+    subscribed = _config(options, num_envs=64).callbacks(on_episode_step=_no_op)
+    names = ("episode", "env_runner", "metrics_logger", "env", "rl_module", "env_index")
+    arguments = dict.fromkeys(names, object())
+    return measuring.callback_cost(_sampler(without), _sampler(subscribed), lambda: _no_op(**arguments), options)
+
+
+if __name__ == "__main__":
+    _silence()
+    measuring.run_measure(
+        "rllib",
+        {
+            "sampling": sampling,
+            "ppo": ppo,
+            "time_to_450": time_to_450,
+            "import": import_package,
+            "import_ppo": import_ppo,
+            "callbacks": callbacks,
+        },
+        finish=_stop_ray,
+    )

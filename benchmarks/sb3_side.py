@@ -1,0 +1,119 @@
+"""Takes one measurement of Stable-Baselines3 in this process and prints it as a JSON line (see `run.py`).
+
+Envs are made by SB3's own `make_vec_env`, which steps them one after the other in this process (DummyVecEnv):
+for an env as cheap as CartPole that is faster than its subprocess envs.
+"""
+
+import os
+import warnings
+from typing import Any
+
+import measuring
+from measuring import Fields, Options
+
+
+def _silence() -> None:
+    """Turns off the notices of SB3 and its libraries."""
+    os.environ.update(PYTHONWARNINGS="ignore", TF_CPP_MIN_LOG_LEVEL="3", PYGAME_HIDE_SUPPORT_PROMPT="1")
+    warnings.simplefilter("ignore")
+
+
+def sampling(options: Options) -> Fields:
+    """Env steps a second of `collect_rollouts`, whose policy is 64-64 tanh by default."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    envs = make_vec_env(measuring.ENV, options.num_envs, seed=options.seed)
+    steps_per_env = measuring.STEPS_PER_SAMPLE // options.num_envs
+    model = PPO("MlpPolicy", envs, n_steps=steps_per_env, seed=options.seed, device="cpu")
+    # What `learn` does before its loop: it resets the envs and prepares the callback.
+    _, callback = model._setup_learn(total_timesteps=1_000_000_000)
+
+    def sample() -> int:
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=steps_per_env)
+        return steps_per_env * options.num_envs
+
+    return measuring.sampling_rate(sample, options)
+
+
+def _train_one_iteration(model: Any) -> None:
+    """Runs one iteration of SB3's own training loop: one rollout and the updates on it."""
+    model.learn(total_timesteps=model.n_steps * model.n_envs, reset_num_timesteps=False)
+
+
+def ppo(options: Options) -> Fields:
+    """Trained env steps a second of PPO at the hyperparameters that all systems share."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    model = PPO(
+        "MlpPolicy",
+        make_vec_env(measuring.ENV, 8, seed=options.seed),
+        learning_rate=3e-4,
+        n_steps=256,
+        batch_size=256,
+        n_epochs=4,
+        gamma=0.99,
+        gae_lambda=0.95,
+        clip_range=0.2,
+        max_grad_norm=0.5,
+        ent_coef=0.0,
+        seed=options.seed,
+        device="cpu",
+    )
+
+    def train() -> int:
+        before = int(model.num_timesteps)
+        _train_one_iteration(model)
+        return int(model.num_timesteps) - before
+
+    return measuring.training_rate(train, options)
+
+
+def time_to_450(options: Options) -> Fields:
+    """Trains PPO with SB3's defaults (one env) until ep_rew_mean, the mean of 100 episodes, reaches 450."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.utils import safe_mean
+
+    model = PPO("MlpPolicy", measuring.ENV, seed=options.seed)
+
+    def train() -> tuple[float, int]:
+        _train_one_iteration(model)
+        mean = safe_mean([episode["r"] for episode in model.ep_info_buffer or ()])
+        return float(mean), int(model.num_timesteps)
+
+    return measuring.train_until_target(train, options)
+
+
+def import_package(options: Options) -> Fields:
+    """Seconds that `import stable_baselines3` takes."""
+    del options
+
+    def do_import() -> None:
+        import stable_baselines3  # noqa: F401
+
+    return measuring.time_import(do_import)
+
+
+def import_ppo(options: Options) -> Fields:
+    """Seconds until PPO can be used, for what `import stable_baselines3` may have put off."""
+    del options
+
+    def do_import() -> None:
+        from stable_baselines3 import PPO  # noqa: F401
+
+    return measuring.time_import(do_import)
+
+
+if __name__ == "__main__":
+    _silence()
+    measuring.run_measure(
+        "sb3",
+        {
+            "sampling": sampling,
+            "ppo": ppo,
+            "time_to_450": time_to_450,
+            "import": import_package,
+            "import_ppo": import_ppo,
+        },
+    )
