@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.config import AlgorithmConfig, Schedule
@@ -228,21 +229,24 @@ def ppo_loss(
     clipped_ratio = ratio.clamp(1 - clip_param, 1 + clip_param)
     policy_loss = -torch.min(ratio * advantages, clipped_ratio * advantages).mean()
 
-    errors = (values - batch["value_targets"]).square()
-    if vf_clip_param is not None:
+    value_targets = batch["value_targets"]
+    if vf_clip_param is None:
+        vf_loss = 0.5 * functional.mse_loss(values, value_targets)
+    else:
         near = batch["values"] + (values - batch["values"]).clamp(-vf_clip_param, vf_clip_param)
-        errors = torch.max(errors, (near - batch["value_targets"]).square())
-    vf_loss = 0.5 * errors.mean()
+        vf_loss = 0.5 * torch.max((values - value_targets).square(), (near - value_targets).square()).mean()
 
     loss = policy_loss + vf_loss_coeff * vf_loss
-    entropy = distribution.entropy(dist_inputs).mean()
-    if coefficients["entropy_coeff"]:
-        loss = loss - coefficients["entropy_coeff"] * entropy
-    if coefficients["kl_coeff"]:
+    entropy_coeff, kl_coeff = coefficients["entropy_coeff"], coefficients["kl_coeff"]
+    with torch.set_grad_enabled(entropy_coeff != 0):
+        entropy = distribution.entropy(dist_inputs).mean()
+    if entropy_coeff:
+        loss = loss - entropy_coeff * entropy
+    if kl_coeff:
         kl = distribution.kl(batch["dist_inputs"], dist_inputs).mean()
-        loss = loss + coefficients["kl_coeff"] * kl
+        loss = loss + kl_coeff * kl
     with torch.no_grad():
-        if not coefficients["kl_coeff"]:
+        if not kl_coeff:
             kl = (ratio - 1 - log_ratio).mean()
         clip_fraction = (clipped_ratio != ratio).float().mean()
     scalars = {

@@ -141,7 +141,7 @@ class Learner:
         num_minibatches = max(1, round(size / minibatch_size)) if minibatch_size else 1
         bounds = np.linspace(0, size, num_minibatches + 1).astype(int).tolist()
         stats: list[Tensor] = []
-        names: list[str] = []
+        norms: list[float] = []
         module.train()
         for epoch in range(num_epochs):
             rows = self._shuffled(batch, size) if shuffle and num_minibatches > 1 else batch
@@ -150,17 +150,20 @@ class Learner:
                 loss, scalars = self._loss(module, minibatch, coefficients)
                 if not math.isfinite(loss.item()):
                     raise _loss_error(module_id, epoch, index, loss, scalars)
-                optimizer.zero_grad(set_to_none=False)  # the gradients are views, to be filled in place
+                for parameter in parameters:  # in place: a module's gradients are views of a vector's
+                    if parameter.grad is not None:
+                        parameter.grad.zero_()
                 loss.backward()  # type: ignore[no-untyped-call]
                 norm = clip_gradients(parameters, self._grad_clip, self._grad_clip_by)
-                if not math.isfinite(norm.item()):
-                    raise _loss_error(module_id, epoch, index, loss, {**scalars, "gradient norm": norm})
+                if not math.isfinite(norm):
+                    raise _loss_error(module_id, epoch, index, loss, {**scalars, "gradient norm": torch.tensor(norm)})
                 optimizer.step()
-                names = ["total_loss", *scalars, "gradients_default_optimizer_global_norm"]
-                stats.append(torch.stack([loss.detach(), *scalars.values(), norm]))
+                stats.append(torch.stack([loss.detach(), *scalars.values()]))
+                norms.append(norm)
         means = torch.stack(stats).mean(0).tolist()
         return {
-            **dict(zip(names, means, strict=True)),
+            **dict(zip(["total_loss", *scalars], means, strict=True)),
+            "gradients_default_optimizer_global_norm": sum(norms) / len(norms),
             "default_optimizer_learning_rate": lr,
             "module_train_batch_size_mean": size / num_minibatches,
             "num_gradient_steps": float(len(stats)),
@@ -217,7 +220,7 @@ def flat_parameters(module: nn.Module) -> list[nn.Parameter]:
     return vectors
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None, by: str) -> Tensor:
+def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None, by: str) -> float:
     """Clip gradients in place, and return their global norm before clipping.
 
     Args:
@@ -226,9 +229,10 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None, by: 
         by: `"global_norm"`, `"norm"` or `"value"`; see `Learner`.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = gradients[0].norm() if len(gradients) == 1 else nn.utils.get_total_norm(gradients)
-    if limit is not None and by == "global_norm":
-        torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+    norm = (gradients[0].norm() if len(gradients) == 1 else nn.utils.get_total_norm(gradients)).item()
+    if limit is not None and by == "global_norm" and norm > limit:
+        for gradient in gradients:
+            gradient.mul_(limit / norm)
     if limit is not None and by == "norm":
         for parameter in parameters:
             nn.utils.clip_grad_norm_(parameter, limit)

@@ -189,13 +189,16 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
     first_of_env = np.diff(envs, prepend=-1) != 0
 
     def since_last_end(totals: NDArray[Any], start: Any) -> NDArray[Any]:
-        return totals - np.where(first_of_env, start, np.roll(totals, 1))
+        passed = totals.copy()
+        passed[1:] -= totals[:-1]
+        passed[first_of_env] = (totals - start)[first_of_env]
+        return passed[order]
 
-    order = np.lexsort((envs, rows))
+    order = np.argsort(rows, kind="stable")  # back to the order of time
     statistics = EpisodeStatistics(
-        since_last_end(returns[rows, envs], 0.0)[order],
-        since_last_end(lengths[rows, envs], 0)[order],
-        since_last_end(end_times, carry.start_times_s[envs])[order],
+        since_last_end(returns[rows, envs], 0.0),
+        since_last_end(lengths[rows, envs], 0),
+        since_last_end(end_times, carry.start_times_s[envs]),
     )
     left = EpisodeCarry(returns[-1].copy(), lengths[-1].copy(), carry.start_times_s.copy())
     # Assignment takes the last of repeated indices, which is each env's latest end.
