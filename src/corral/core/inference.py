@@ -33,7 +33,9 @@ class Inference:
 
     Args:
         module: The module; its weights are read at construction and at every `refresh`.
-        num_threads: Intra-op threads of the torch path; `None` leaves torch's choice.
+
+    Attributes:
+        backend: `"numpy"` or `"torch"`.
     """
 
     def __init__(self, module: Module) -> None:
@@ -41,7 +43,7 @@ class Inference:
         self.module = module
         self._stack = _numpy_stack(module)
         self.backend = "torch" if self._stack is None else "numpy"
-        self._log_std: FloatArray | None = None
+        self._appended: FloatArray | None = None
         self._layers: list[tuple[FloatArray, FloatArray, Callable[[FloatArray], Any] | None]] = []
         self.refresh()
 
@@ -51,10 +53,9 @@ class Inference:
             return
         self._layers = [
             (np.ascontiguousarray(linear.weight.detach().numpy().T), linear.bias.detach().numpy().copy(), activation)
-            for linear, activation in self._stack
+            for linear, activation in self._stack[0]
         ]
-        log_std = getattr(self.module, "log_std", None)
-        self._log_std = None if log_std is None else log_std.detach().numpy().copy()
+        self._appended = None if self._stack[1] is None else self._stack[1].detach().numpy().copy()
 
     def load_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Copy weights by parameter name into the module, and refresh."""
@@ -75,8 +76,8 @@ class Inference:
             x += bias
             if activation is not None:
                 activation(x)
-        if self._log_std is not None:
-            x = np.concatenate([x, np.broadcast_to(self._log_std, x.shape)], -1)
+        if self._appended is not None:
+            x = np.concatenate([x, np.broadcast_to(self._appended, (len(x), len(self._appended)))], -1)
         return x
 
 
@@ -84,17 +85,22 @@ def _as_tensor(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _numpy_stack(module: Module) -> list[tuple[nn.Linear, Callable[[FloatArray], Any] | None]] | None:
+_Activation = Callable[[FloatArray], Any]
+
+
+def _numpy_stack(
+    module: Module,
+) -> tuple[list[tuple[nn.Linear, _Activation | None]], nn.Parameter | None] | None:
     """Pair each linear layer with the activation after it, or return `None` if NumPy should not compute the policy."""
-    layers = module.policy_layers()
-    if layers is None:
+    policy = module.policy_layers()
+    if policy is None:
         return None
-    stack: list[tuple[nn.Linear, Callable[[FloatArray], Any] | None]] = []
-    for layer in layers:
+    stack: list[tuple[nn.Linear, _Activation | None]] = []
+    for layer in policy[0]:
         if isinstance(layer, nn.Linear) and layer.bias is not None and layer.out_features <= MAX_NUMPY_WIDTH:
             stack.append((layer, None))
         elif type(layer) in _NUMPY_ACTIVATIONS and stack and stack[-1][1] is None:
             stack[-1] = (stack[-1][0], _NUMPY_ACTIVATIONS[type(layer)])
         else:
             return None
-    return stack
+    return stack, policy[1]

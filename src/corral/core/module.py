@@ -57,10 +57,11 @@ class Module(nn.Module):
         """Return both at once; override it where they share layers."""
         return self.policy(obs), self.value(obs)
 
-    def policy_layers(self) -> list[nn.Module] | None:
+    def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the policy as a plain stack of `Linear` and activation layers on a flat observation, or `None`.
 
-        A stack lets the runner compute it in NumPy, which for small nets is several times faster than torch.
+        A stack lets the runner compute it in NumPy, which for small nets is several times faster than torch. The second
+        part is a vector that the policy appends to the stack's output, such as a learned log standard deviation.
         """
         return None
 
@@ -178,11 +179,11 @@ class ActorCritic(Module):
         value_features = features if self.value_encoder is self.policy_encoder else self.value_encoder(obs)
         return self._head(features), self.value_head(value_features).squeeze(-1)
 
-    def policy_layers(self) -> list[nn.Module] | None:
+    def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the stack of the policy if the observation is one flat vector and no subclass has another policy."""
         if type(self).policy is not ActorCritic.policy:
             return None
         parts = self.policy_encoder.parts
         if len(parts) != 1 or not isinstance(parts[0], Flat) or not isinstance(self.observation_space, spaces.Box):
             return None
-        return [*self.policy_encoder.mlp, self.policy_head]
+        return [*self.policy_encoder.mlp, self.policy_head], self.log_std
