@@ -19,7 +19,7 @@ $(READY): requirements/torch.txt requirements/base.txt requirements/dev.txt pypr
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --requirement requirements/torch.txt
 	$(BIN)/pip install --quiet --requirement requirements/base.txt --requirement requirements/dev.txt
-	$(BIN)/pip install --quiet --no-deps --editable .
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 train: $(READY) ## train PPO on CartPole-v1 to a mean return of 450

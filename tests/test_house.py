@@ -28,14 +28,19 @@ PPO_FILES = (
 FORBIDDEN = {
     "algorithms": ("corral.engines", "ray"),
     "core": ("corral.env", "corral.engines", "corral.algorithms"),
+    "env": ("corral.core.learner", "corral.core.learner_group", "corral.algorithms"),
 }
 RAY_HOMES = ("engines/ray.py", "tune/")
 
 
 def imports(source: str, path: str) -> Iterator[str]:
-    """Yield the dotted names that a file imports, wherever in it; `path` is relative to src/corral."""
+    """Yield the dotted names that a file imports when it runs, wherever in it; `path` is relative to src/corral."""
     package = ["corral", *Path(path).parts[:-1]]
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []  # a name for an annotation is no dependency
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

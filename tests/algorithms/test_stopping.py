@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral.algorithms.stopping import LATE_KEY_ITERATIONS, StopCriteria, flat_result
+from corral.algorithms.stopping import LATE_KEY_ITERATIONS, StopCriteria
 from corral.errors import StopCriterionError
+from corral.metrics.result import flat_result
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -93,3 +94,9 @@ def test_no_criterion_at_all_is_refused() -> None:
 def test_flat_result_leaves_out_the_config_and_only_that() -> None:
     flat = flat_result({"a": {"b": {"c": 1}, "config": {"d": 2}}, "e": 3, "config": {"f": 4}})
     assert flat == {"a/b/c": 1, "a/config/d": 2, "e": 3}
+
+
+@pytest.mark.parametrize("limit", [float("nan"), float("inf")])
+def test_a_limit_that_is_never_reached_is_refused(limit: float) -> None:
+    with pytest.raises(StopCriterionError, match="episode_return_mean"):
+        StopCriteria({"episode_return_mean": limit})

@@ -210,7 +210,7 @@ def test_an_env_that_raises(tmp_path: Path) -> None:
     assert "raised in step(): ZeroDivisionError: the simulator divided by zero" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
     run_dir = only_run(tmp_path)
-    assert done.stdout.rstrip().endswith(f"The run is kept in runs/{run_dir.name}")
+    assert done.stdout.rstrip().endswith(f"The run lies in runs/{run_dir.name}")
     _, results = read_run(run_dir)
     assert len(results) == 1
     text = (run_dir / "run.log").read_text(encoding="utf-8")
@@ -226,7 +226,7 @@ def test_an_env_that_cannot_be_made_leaves_no_run(
     monkeypatch.chdir(tmp_path)
     settings = ["environment.env_config.gravity=1", f"env_runners.vectorization={vectorization}"]
     assert main([*CARTPOLE, *SHORT, *(part for setting in settings for part in ("--set", setting))]) == 1
-    message = capsys.readouterr().err
+    message = capsys.readouterr().err.splitlines()[-1]  # after the traceback, which no run.log holds
     assert message.startswith("corral: env 'CartPole-v1' raised when ")
     assert "was made with env_config {'gravity': 1}: TypeError: " in message
     assert list(tmp_path.iterdir()) == []
@@ -303,7 +303,7 @@ def test_an_interrupt_keeps_the_run(vectorization: str, whole_group: bool, tmp_p
     assert (process.returncode, err) == (130, "")
     run_dir = only_run(tmp_path)
     assert out.splitlines()[-1].startswith("Interrupted after ")
-    assert out.rstrip().endswith(f"The run is kept in runs/{run_dir.name}")
+    assert out.rstrip().endswith(f"The run lies in runs/{run_dir.name}")
     _, results = read_run(run_dir)
     assert results
     assert (run_dir / "run.log").read_text(encoding="utf-8").rstrip().endswith("Run interrupted.")
@@ -319,7 +319,7 @@ def test_an_interrupt_in_the_first_iteration_says_where_the_run_lies(tmp_path: P
         process.kill()
     assert (process.returncode, err) == (130, "")
     run_dir = only_run(tmp_path)
-    assert out == f"Interrupted after no iteration. The run is kept in runs/{run_dir.name}\n"
+    assert out == f"Interrupted after no iteration. The run lies in runs/{run_dir.name}\n"
     assert read_run(run_dir) == ([], [])
 
 

@@ -13,10 +13,11 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
 
 from corral.env.sync_vector import SyncVectorEnv
 from corral.env.vector import EnvContext, make_vector_env, resolve_env
-from corral.errors import ConfigError, EnvError
+from corral.errors import ConfigError, EnvError, SubEnvError
 from corral.testing import CountingEnv
 
 Make = Callable[..., VectorEnv[Any, Any, Any]]
@@ -212,6 +213,7 @@ class TestReadyVectorEnv:
         ("settings", "words"),
         [
             ({"num_envs": 2}, ["num_envs_per_env_runner=2", "VectorEnv of 3"]),
+            ({"autoreset_mode": "same_step"}, ["autoreset_mode='same_step'", "NEXT_STEP"]),
             ({"vectorization": "async"}, ["vectorization='async'", "returned a VectorEnv"]),
             ({"wrappers": [time_limit_of_3]}, ["time_limit_of_3", "returned a VectorEnv"]),
         ],
@@ -308,3 +310,58 @@ def test_sync_reset_forgets_which_episodes_had_ended() -> None:
     assert env.step(np.zeros(2, int))[2].all()
     env.reset()
     assert env.step(np.zeros(2, int))[1].tolist() == [1, 1]  # a step, not the autoreset that was due
+
+
+class GlobalRandomEnv(CountingEnv):
+    """An env that draws from NumPy's global generator, as many do."""
+
+    def _obs(self) -> NDArray[np.float32]:
+        return np.random.random(2).astype(np.float32)
+
+
+def test_processes_of_async_do_not_share_a_random_stream(make: Make) -> None:
+    def first_obs(seed: int) -> NDArray[np.float32]:
+        obs, _ = make(GlobalRandomEnv, num_envs=3, vectorization="async", seed=seed).reset(seed=0)
+        rows: NDArray[np.float32] = obs.copy()
+        return rows
+
+    assert len(np.unique(first_obs(5)[:, 0])) == 3
+    np.testing.assert_array_equal(first_obs(5), first_obs(5))
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_sub_envs_whose_spaces_differ_are_refused_by_name(make: Make, vectorization: str) -> None:
+    def uneven(context: EnvContext) -> gym.Env[Any, Any]:
+        return SpaceEnv(spaces.Box(0, 1, (2 + context.vector_index,), np.float32))
+
+    with pytest.raises(EnvError, match="env 'uneven'"):
+        make(uneven, num_envs=2, vectorization=vectorization)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_a_ready_vector_env_that_raises_at_first_is_named(make: Make, method: str) -> None:
+    def broken(context: EnvContext) -> gym.vector.VectorEnv[Any, Any, Any]:
+        def fail(*_: Any, **__: Any) -> Any:
+            raise OSError("no display")
+
+        env = gym.make_vec("CartPole-v1", num_envs=2)
+        setattr(env, method, fail)
+        return env
+
+    with pytest.raises(EnvError, match=f"env 'broken' raised when it was first {method}.*no display"):
+        make(broken, num_envs=None)
+
+
+def test_integers_that_do_not_fit_are_refused_and_not_wrapped_around(make: Make) -> None:
+    class WideEnv(CountingEnv):
+        observation_space = spaces.Box(0, 255, (2,), np.uint8)
+
+        def _obs(self) -> NDArray[Any]:
+            return np.full(2, 100 * self._t, np.uint16)
+
+    env = make(WideEnv, num_envs=1, vectorization="sync", check=False, env_config={"episode_length": 10})
+    env.reset(seed=0)
+    env.step(np.array([0]))
+    env.step(np.array([0]))
+    with pytest.raises(SubEnvError, match="uint8"):
+        env.step(np.array([0]))  # 300 would become 44

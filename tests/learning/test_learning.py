@@ -78,8 +78,9 @@ def test_time_limit_is_no_termination(autoreset_mode: str) -> None:
 
 
 def without_times(result: dict[str, Any]) -> dict[str, Any]:
-    """Drop what a clock gave."""
-    kept = {key: value for key, value in result.items() if key not in ("timers", "bottleneck", "time_total_s")}
+    """Drop what a clock gave, and the config, which holds the seed."""
+    dropped = ("timers", "bottleneck", "time_total_s", "config")
+    kept = {key: value for key, value in result.items() if key not in dropped}
     kept["env_runners"] = {key: value for key, value in kept["env_runners"].items() if "duration" not in key}
     return kept
 

@@ -16,7 +16,6 @@ from corral import PPOConfig
 from corral.algorithms.registry import config_from_dict
 from corral.errors import EnvError
 from corral.loggers import CSVLogger, JSONLinesLogger, Logger, Run, default_loggers
-from corral.loggers.run import default_run_dir
 from corral.testing import CountingEnv, FaultyEnv
 
 
@@ -200,8 +199,7 @@ def test_default_directories_name_algorithm_and_env_and_do_not_collide(
     config = PPOConfig().environment("ALE/Pong-v5")
     seen = set()
     for _ in range(3):
-        path = default_run_dir(config)
-        assert path.parent == Path("runs") and path.name.startswith("PPO-ALE-Pong-v5-")
-        path.mkdir(parents=True)
-        seen.add(path)
+        with Run(config, None, []) as run:
+            assert run.path.parent == Path("runs") and run.path.name.startswith("PPO-ALE-Pong-v5-")
+            seen.add(run.path)
     assert len(seen) == 3

@@ -45,7 +45,7 @@ def test_merging_workers_gives_what_one_logger_of_all_values_gives(name: str, ro
         for worker, values in zip(workers, values_of_workers, strict=True):
             for logger in (worker, reference):
                 logger.log_values(("a", "b"), values, **SETTINGS[name])
-            merged.merge(worker.take(), "env_runners")
+            merged.merge(worker.take(), key="env_runners")
         now = merged.reduce()["env_runners"]["a"]["b"]
         assert now == pytest.approx(reference.reduce()["a"]["b"], rel=1e-9, abs=1e-9, nan_ok=True)
 
@@ -212,3 +212,12 @@ def test_settings_of_the_bottleneck_exist() -> None:
         group, _, name = setting.partition(".")
         assert group in groups
         assert not name or name in groups[group]
+
+
+def test_a_window_over_workers_holds_the_latest_of_each() -> None:
+    workers = [MetricsLogger(), MetricsLogger()]
+    for worker, value in zip(workers, (0.0, 1.0), strict=True):
+        worker.log_values("return", [value] * 100, window=100)
+    merged = MetricsLogger()
+    merged.merge(*(worker.take() for worker in workers))
+    assert merged.peek("return") == 0.5  # and not 1, the mean of the worker that came last

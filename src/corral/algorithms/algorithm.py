@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import torch
 
 from corral.algorithms.stopping import StopCriteria
 from corral.algorithms.validation import optimizer_class, round_size
@@ -21,10 +19,11 @@ from corral.core.inference import Inference
 from corral.core.learner import Learner, Loss
 from corral.core.learner_group import LearnerGroup
 from corral.core.module import DEFAULT_MODULE_ID, Module
+from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
 from corral.env.runner_group import EnvRunnerGroup
 from corral.loggers import Logger, Run, default_loggers
-from corral.metrics.logger import MetricsLogger
+from corral.metrics.logger import MetricsError, MetricsLogger
 from corral.metrics.timers import Timers, timer_results
 
 if TYPE_CHECKING:
@@ -70,9 +69,7 @@ class Algorithm(ABC):
         if config.seed is None:
             config.seed = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
         self.config = config.freeze()
-        random.seed(config.seed)
-        np.random.seed(config.seed)
-        torch.manual_seed(config.seed)
+        seed_everything(config.seed)
         self.metrics = MetricsLogger()
         self.timers = Timers()
         self.training_iteration = 0
@@ -104,6 +101,7 @@ class Algorithm(ABC):
             self.sync_weights()
             self.setup()
             self._callbacks.fire("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
+            self.timers.take()  # what building took is no part of the first iteration
         except BaseException:
             self.stop()
             raise
@@ -159,27 +157,41 @@ class Algorithm(ABC):
                 break
         self.env_runner_group.collect_metrics(self.metrics, self.timers)
         self.training_iteration += 1
+        result = self._result()
+        self._set_times(result, time.perf_counter() - start)
+        with self.timers.time("callbacks"):
+            self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         iteration_s = time.perf_counter() - start
+        self._set_times(result, iteration_s)  # again, with what the callbacks of this very event took
         self._time_total_s += iteration_s
-        timers, bottleneck = timer_results(self.timers.take(), iteration_s)
-        group = self.env_runner_group
-        result = {
-            **self.metrics.reduce(),
+        self.timers.take()
+        return result
+
+    def _set_times(self, result: dict[str, Any], iteration_s: float) -> None:
+        result["timers"], result["bottleneck"] = timer_results(self.timers.seconds, iteration_s)
+        result["time_total_s"] = self._time_total_s + iteration_s
+
+    def _result(self) -> dict[str, Any]:
+        """Return the result of an iteration, but for its times.
+
+        Raises:
+            MetricsError: A callback logged under a name that the result has for something else.
+        """
+        group, logged = self.env_runner_group, self.metrics.reduce()
+        fixed = {
             "evaluation": {**_NO_EVALUATION, "env_runners": dict(_NO_EVALUATION["env_runners"])},  # type: ignore[call-overload]
             "fault_tolerance": {
                 "num_healthy_workers": group.num_healthy_remote_workers,
                 "num_remote_worker_restarts": 0,
             },
-            "timers": timers,
-            "bottleneck": bottleneck,
             "training_iteration": self.training_iteration,
             "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
-            "time_total_s": self._time_total_s,
-            "config": config.to_dict(),
+            "engine": group.engine_name,
+            "config": self.config.to_dict(),
         }
-        with self.timers.time("callbacks"):
-            self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
-        return result
+        if taken := logged.keys() & (fixed.keys() | {"timers", "bottleneck", "time_total_s"}):
+            raise MetricsError(f"metrics were logged under {sorted(taken)}, which the result has for something else.")
+        return {**logged, **fixed}
 
     def fit(
         self,
@@ -187,6 +199,7 @@ class Algorithm(ABC):
         stop: Mapping[str, float],
         run_dir: str | Path | None = None,
         loggers: Sequence[Logger] | None = None,
+        on_start: Callable[[Path], None] | None = None,
         on_result: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
         """Train until a stop criterion is met, and write a run directory.
@@ -196,6 +209,7 @@ class Algorithm(ABC):
                 first one reached ends the run. See `StopCriteria` for the names.
             run_dir: Where to write; `None` is `runs/<algo>-<env>-<time>`.
             loggers: What to write each result with; `None` is progress.csv and result.jsonl.
+            on_start: Called with the run directory, once it is made.
             on_result: Called with each result, as a display is.
 
         Returns:
@@ -206,8 +220,9 @@ class Algorithm(ABC):
             FileExistsError: The run directory holds a run already.
         """
         criteria = StopCriteria(stop, late_keys=self._callbacks.subscribed_any())
-        run = Run(self.config, run_dir, default_loggers() if loggers is None else loggers)
-        with run:
+        with Run(self.config, run_dir, default_loggers() if loggers is None else loggers) as run:
+            if on_start is not None:
+                on_start(run.path)
             while True:
                 result = self.train()
                 run.log_result(result)
@@ -241,7 +256,10 @@ class Algorithm(ABC):
         return self.compute_actions(map_tree(lambda leaf: np.asarray(leaf)[None], obs), explore=explore)[0]
 
     def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> Module:
-        """Return the module that is being trained, on the learner's device."""
+        """Return the module that is being trained, on the learner's device.
+
+        Weights that are changed in it by hand reach the runners with the next update.
+        """
         return self.learner_group.get_module(module_id)
 
     @property

@@ -49,7 +49,7 @@ class EnvRunnersSettings:
     """How to sample.
 
     Attributes:
-        num_env_runners: Runners besides this process; 0 embeds one runner in it.
+        num_env_runners: Runners that the engine runs; 0 embeds one runner in the algorithm.
         num_envs_per_env_runner: Sub-envs N of each runner's vector env; `None` is the algorithm's default, or that
             of a factory that returns a ready vector env.
         rollout_fragment_length: Env steps of each sub-env in one `sample()` call, or `"auto"` to sample the train batch
@@ -159,7 +159,7 @@ class DebuggingSettings:
     Attributes:
         seed: Of everything random; `None` picks one at build, which the resolved config then holds. Building seeds
             Python's, NumPy's and torch's global generators too, for envs and modules that use them.
-        log_level: Of the run's log file and the logger `corral`.
+        log_level: Of `run.log`.
     """
 
     seed: int | None = None

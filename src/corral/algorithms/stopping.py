@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
 from corral.errors import StopCriterionError, nearest
+from corral.metrics.result import flat_result
 
 ALIASES = {"num_env_steps": "num_env_steps_sampled_lifetime", "time_s": "time_total_s"}
 # A key that a callback logs may take a few iterations to appear for the first time.
 LATE_KEY_ITERATIONS = 20
-
-
-def flat_result(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a nested result to `{"env_runners/episode_return_mean": ...}`, without the config."""
-    flat: dict[str, Any] = {}
-    for key, value in result.items():
-        if isinstance(value, Mapping):
-            if key != "config" or prefix:
-                flat |= flat_result(value, f"{prefix}{key}/")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 class StopCriteria:
@@ -40,10 +30,13 @@ class StopCriteria:
             late_keys: Whether callbacks may log keys that appear only later.
 
         Raises:
-            StopCriterionError: There is none, so that the run would never end.
+            StopCriterionError: There is none, or one is not finite, so that the run would never end.
         """
         if not criteria:
             raise StopCriterionError("no stop criterion: give one such as episode_return_mean=450.")
+        for name, limit in criteria.items():
+            if not math.isfinite(limit):
+                raise StopCriterionError(f"stop criterion {name!r}: {limit} is never reached; give a finite number.")
         self._criteria = dict(criteria)
         self._late_keys = late_keys
 

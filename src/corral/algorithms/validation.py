@@ -54,6 +54,18 @@ def validate(config: AlgorithmConfig) -> None:
     _validate_module(config)
     check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set them
     _validate_optimizer(config)
+    _validate_device(config.device)
+
+
+def _validate_device(device: str) -> None:
+    import torch
+
+    try:
+        kind = "cpu" if device == "auto" else torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"device={device!r} is no torch device: {error}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={device!r}, but torch finds no CUDA device here; use 'auto' or 'cpu'.")
 
 
 def _validate_optimizer(config: AlgorithmConfig) -> None:

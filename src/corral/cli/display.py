@@ -16,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from corral.algorithms.config import AlgorithmConfig
-from corral.algorithms.stopping import ALIASES, flat_result
+from corral.algorithms.stopping import ALIASES
 from corral.env.vector import env_name
+from corral.metrics.result import flat_result
 from corral.metrics.timers import PARTS
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -29,17 +30,19 @@ class Display:
     """Shows the results of a run as they come.
 
     Attributes:
+        path: The run directory, or `None` before there is one.
         result: The latest one, or `None`.
     """
 
-    def __init__(self, config: AlgorithmConfig, stop: Mapping[str, float], path: Path, *, quiet: bool = False) -> None:
-        """Take the stop criteria, shown as progress, and the path of the run."""
+    def __init__(self, config: AlgorithmConfig, stop: Mapping[str, float], *, quiet: bool = False) -> None:
+        """Take the stop criteria, which are shown as progress."""
         self._title = f"{config.algo_name} on {env_name(config.env)}"
-        self._stop, self._path, self._quiet = stop, path, quiet
+        self._stop, self._quiet = stop, quiet
         self._console = Console()
         self._live: Live | None = None
         self._returns: list[float] = []
         self._last_line_s = 0.0
+        self.path: Path | None = None
         self.result: dict[str, Any] | None = None
 
     def __enter__(self) -> Self:
@@ -56,6 +59,10 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
+    def start(self, path: Path) -> None:
+        """Note the run directory."""
+        self.path = path
+
     def update(self, result: dict[str, Any]) -> None:
         """Show a result."""
         self.result = result
@@ -64,12 +71,15 @@ class Display:
             self._live.update(self._panel())
         elif not self._quiet and time.monotonic() - self._last_line_s > LINE_INTERVAL_S:
             self._last_line_s = time.monotonic()
-            self.say(f"{self._title}: {self.summary()}")
+            self._say(f"{self._title}: {self.summary()}")
 
-    def say(self, text: str, when: bool = True) -> None:
-        """Print a last line."""
-        if when:
-            self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+    def end(self, how: str) -> None:
+        """Say how the run ended and where it lies, if it had begun."""
+        if self.path is not None:
+            self._say(f"{how} after {self.summary()}. The run lies in {self.path}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def summary(self) -> str:
         """Return the latest result in a few words."""
@@ -112,7 +122,7 @@ class Display:
                 self._progress(),
                 Text(shares, style="dim"),
                 Text(moved, style="dim"),
-                Text(str(self._path), style="dim"),
+                Text(str(self.path), style="dim"),
             ),
             title=self._title,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from corral.algorithms.config import AlgorithmConfig
 from corral.cli.display import Display
 from corral.cli.main import EXIT_ERROR, EXIT_INTERRUPTED
 from corral.errors import CorralError
-from corral.loggers.run import default_run_dir
 
 
 def train(
@@ -21,17 +21,18 @@ def train(
     Returns:
         The exit status: 0, 1 after an error, 130 after an interrupt.
     """
-    path = run_dir or default_run_dir(config)
-    display = Display(config, stop, path, quiet=quiet)
+    display = Display(config, stop, quiet=quiet)
     try:
         with config.build() as algorithm, display:
-            algorithm.fit(stop=stop, run_dir=path, on_result=display.update)
+            algorithm.fit(stop=stop, run_dir=run_dir, on_start=display.start, on_result=display.update)
     except KeyboardInterrupt:
-        display.say(f"Interrupted after {display.summary()}. The run is kept in {path}", (path / "run.log").exists())
+        display.end("Interrupted")
         return EXIT_INTERRUPTED
     except CorralError as error:
+        if display.path is None and error.__cause__ is not None:  # there is no run.log to hold the traceback
+            traceback.print_exception(error.__cause__)
         print(f"corral: {error}", file=sys.stderr)
-        display.say(f"Failed after {display.summary()}. The run is kept in {path}", (path / "run.log").exists())
+        display.end("Failed")
         return EXIT_ERROR
-    display.say(f"Done after {display.summary()}. The run lies in {path}")
+    display.end("Done")
     return 0

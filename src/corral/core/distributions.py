@@ -322,8 +322,10 @@ def action_distribution(space: spaces.Space[Any], action_bounds: str = "clip") -
         action_bounds: `"clip"` or `"squash"`, for a Box: see `DiagGaussian` and `SquashedGaussian`.
 
     Raises:
-        ConfigError: No distribution fits the space.
+        ConfigError: No distribution fits the space, or `action_bounds` is neither.
     """
+    if action_bounds not in ("clip", "squash"):
+        raise ConfigError(f"model_config: action_bounds is 'clip' or 'squash', not {action_bounds!r}.")
     if isinstance(space, spaces.Discrete):
         return Categorical(space)
     if isinstance(space, spaces.MultiDiscrete):

@@ -40,7 +40,7 @@ class Inference:
 
     def __init__(self, module: Module) -> None:
         """Choose the path and read the weights."""
-        self.module = module
+        self.module = module.eval()  # acting is no training: dropout and batch statistics stay still
         self._stack = _numpy_stack(module)
         self.backend = "torch" if self._stack is None else "numpy"
         self._appended: FloatArray | None = None

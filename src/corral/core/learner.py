@@ -105,7 +105,7 @@ class Learner:
             By module id: the loss's scalars and the gradient norm, averaged over the steps.
 
         Raises:
-            LossError: A loss or gradient is not finite. The step is not taken, so the weights stay as they were.
+            LossError: A loss or gradient is not finite. That step is not taken, so the weights stay finite.
         """
         results = {}
         for module_id, batch in batches.items():
@@ -179,7 +179,7 @@ class Learner:
 
     def values(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
         """Return the module's state values of a tree of observations `[B, ...]`, float32 `[B]`."""
-        module = self.modules[module_id]
+        module = self.modules[module_id].eval()
         size = len(leaves(obs)[0])
         parts = []
         with torch_threads(self._num_threads[module_id]), torch.inference_mode():

@@ -26,9 +26,10 @@ class LearnerGroup:
 
     def update(self, batches: dict[str, Batch], **settings: Any) -> dict[str, dict[str, float]]:
         """Take gradient steps and move the version on; see `Learner.update`."""
-        results = self._learner.update(batches, **settings)
-        self.weights_version += 1
-        return results
+        try:
+            return self._learner.update(batches, **settings)
+        finally:
+            self.weights_version += 1  # also after an error: steps before it have changed the weights
 
     def values(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
         """Return state values `[B]` of observations `[B, ...]`."""

@@ -14,12 +14,13 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from corral.core.seeding import seed_everything
 from corral.env.check import check_obs
 from corral.errors import SubEnvError
 
 
 def make_async(
-    make: Callable[[int], Any], num_envs: int, mode: AutoresetMode, first: gym.Env[Any, Any]
+    make: Callable[[int], Any], num_envs: int, mode: AutoresetMode, first: gym.Env[Any, Any], seed: int
 ) -> AsyncVectorEnv:
     """Start a process for each sub-env.
 
@@ -28,12 +29,14 @@ def make_async(
         num_envs: N.
         mode: When sub-envs are reset.
         first: An env made here, for its spaces.
+        seed: Of the processes' global generators, which would otherwise all go on from this process's.
 
     Raises:
         EnvError: A sub-env could not be made; no process is left.
     """
     sub_envs = [
-        partial(_in_process, make, index, first.observation_space, first.action_space) for index in range(num_envs)
+        partial(_in_process, make, index, first.observation_space, first.action_space, seed + index)
+        for index in range(num_envs)
     ]
     env = AsyncVectorEnv(sub_envs, autoreset_mode=mode, worker=_worker)
     try:
@@ -49,8 +52,10 @@ def _in_process(
     index: int,
     observation_space: gym.Space[Any],
     action_space: gym.Space[Any],
+    seed: int,
 ) -> gym.Env[Any, Any]:
     """Make one sub-env in its own process, or a stand-in: Gymnasium's worker reports no error before its loop runs."""
+    seed_everything(seed)
     try:
         return _ProcessEnv(make(index))
     except Exception as error:

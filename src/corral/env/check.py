@@ -130,7 +130,9 @@ def _leaf_mismatch(space: Any, value: Any, path: str, cast: Literal["safe", "sam
         return f"{path} must have shape {space.shape}, got {array.shape}"
     # A plain Python number carries no dtype worth holding it to; an array does.
     cast = cast if isinstance(value, (np.ndarray, np.generic)) else "same_kind"
-    if not np.can_cast(array.dtype, space.dtype, cast) and not _fits_integer(array, space.dtype):
+    integers = np.issubdtype(array.dtype, np.integer) and np.issubdtype(space.dtype, np.integer)
+    fits = _fits_integer(array, space.dtype) if integers else np.can_cast(array.dtype, space.dtype, cast)
+    if not fits:
         return f"{path} must have dtype {space.dtype}, got {array.dtype}: return it with .astype({space.dtype})"
     return None
 
@@ -153,10 +155,20 @@ def bad_values(space: spaces.Space[Any], values: NDArray[Any], path: str) -> str
     return None
 
 
+def copy_row(row: NDArray[Any], value: Any) -> None:
+    """Write a vector env's observations into a row of a column.
+
+    Raises:
+        ValueError: The shape is another one; NumPy alone would spread a smaller one over the row.
+        TypeError: The dtype would lose more than precision.
+    """
+    if np.shape(value) != row.shape:
+        raise ValueError(f"observation must have shape {row.shape}, got {np.shape(value)}")
+    np.copyto(row, value, casting="same_kind")
+
+
 def _fits_integer(array: NDArray[Any], dtype: Any) -> bool:
     """Accept another integer width if the values fit: `Discrete` is int64, and envs return int32 or Python ints."""
-    if not (np.issubdtype(array.dtype, np.integer) and np.issubdtype(dtype, np.integer)):
-        return False
     limits = np.iinfo(dtype)
     return bool(array.min() >= limits.min and array.max() <= limits.max)
 

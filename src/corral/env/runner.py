@@ -18,7 +18,7 @@ from corral.core.module import DEFAULT_MODULE_ID, Module
 from corral.core.networks import space_tree
 from corral.core.threads import num_threads_for, torch_threads
 from corral.core.tree import leaves, map_tree, named_leaves
-from corral.env.check import bad_values
+from corral.env.check import bad_values, copy_row
 from corral.env.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.env.rollout import EpisodeCarry, Rollout, episode_statistics
 from corral.env.vector import EnvContext, env_name, make_vector_env
@@ -63,10 +63,14 @@ class EnvRunner:
         self.weights_version = 0
         self._callbacks = Dispatcher(config.callbacks_class, config.callback_functions)
         env_seed, noise_seed, id_seed = np.random.SeedSequence([config.seed or 0, worker_index]).spawn(3)
-        self._env_seed: int | None = int(env_seed.generate_state(1)[0]) >> 1  # used up by the first reset
+        self._env_seeds = env_seed
         self._rng = np.random.default_rng(noise_seed)
         self.make_env()
-        self.module = config.build_module(self.env.single_observation_space, self.env.single_action_space)
+        try:
+            self.module = config.build_module(self.env.single_observation_space, self.env.single_action_space)
+        except BaseException:
+            self.env.close()
+            raise
         self.inference = Inference(self.module)
         self._distribution = self.module.distribution
         self._num_threads = num_threads_for(self.module, config.num_threads)
@@ -82,6 +86,8 @@ class EnvRunner:
         if hasattr(self, "env"):
             self.env.close()
         config = self.config
+        # Used up by the first reset; another env gets another seed.
+        self._env_seed: int | None = int(self._env_seeds.spawn(1)[0].generate_state(1)[0]) >> 1
         context = EnvContext(config.env_config, self.worker_index, config.num_env_runners)
         self.env = make_vector_env(
             config.env,
@@ -92,19 +98,24 @@ class EnvRunner:
             autoreset_mode=config.autoreset_mode,
             wrappers=config.wrappers,
             check=not config.disable_env_checking,
+            seed=self._env_seed,
         )
         self.num_envs: int = self.env.num_envs
         self._same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
         self._space = space_tree(self.env.single_observation_space)
         self._needs_reset = True
         self._events: EpisodeEvents | None = None  # made at the first reset
-        self._callbacks.fire(
-            "on_environment_created",
-            env_runner=self,
-            metrics_logger=self.metrics,
-            env=self.env,
-            env_context=context,
-        )
+        try:
+            self._callbacks.fire(
+                "on_environment_created",
+                env_runner=self,
+                metrics_logger=self.metrics,
+                env=self.env,
+                env_context=context,
+            )
+        except BaseException:
+            self.env.close()
+            raise
 
     def sample(
         self,
@@ -174,20 +185,22 @@ class EnvRunner:
         if self._events is None and any(self._callbacks.subscribed(event) for event in EPISODE_EVENTS):
             self._events = EpisodeEvents(self, self._callbacks, self._episode_ids, same_step=self._same_step)
         if self._events is not None:
-            self._events.create_all(rollout)
+            with self.timers.time("callbacks"):
+                self._events.create_all(rollout)
         with self.timers.time("env_step"):
             try:
                 obs, _ = self.env.reset(seed=self._env_seed)
             except Exception as error:
                 raise self._env_error("reset", error) from _original(error)
         self._env_seed = None
-        map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, obs)
+        map_tree(lambda column, value: copy_row(column[0], value), rollout.obs, obs)
         if found := self._bad_obs(rollout, 0, 1):
             raise self._bad_value(*min(found))
         self._pending = np.zeros(self.num_envs, np.bool_)
         self._carry = EpisodeCarry.fresh(self.num_envs, time.perf_counter())
         if self._events is not None:
-            self._events.start_all()
+            with self.timers.time("callbacks"):
+                self._events.start_all()
 
     def _continue(self, rollout: Rollout) -> None:
         """Go on where the last rollout stopped: its last row is the first of this one."""
@@ -234,15 +247,15 @@ class EnvRunner:
             inferred = clock()
             try:
                 next_obs, rewards[t], terminated[t], truncated[t], infos = env.step(to_env(chosen))
+                stepped = clock()
+                if single_leaf:
+                    copy_row(obs[t + 1], next_obs)
+                else:
+                    map_tree(lambda column, value, t=t: copy_row(column[t + 1], value), obs, next_obs)
             except Exception as error:
                 rollout.num_rows = t
                 self._check_block(rollout, start, t)  # a NaN that went in is the better explanation
                 raise self._env_error("step", error, t) from _original(error)
-            stepped = clock()
-            if single_leaf:
-                obs[t + 1] = next_obs
-            else:
-                map_tree(lambda column, value, t=t: np.copyto(column[t + 1], value), obs, next_obs)
             rollout.num_rows = t + 1
             if self._same_step:
                 self._keep_final_obs(rollout, t, infos)

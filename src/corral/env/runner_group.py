@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from corral.env.rollout import Rollout
 from corral.env.runner import EnvRunner
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
+
+log = logging.getLogger("corral")
 
 if TYPE_CHECKING:
     from corral.algorithms.config import AlgorithmConfig
@@ -27,11 +30,14 @@ class EnvRunnerGroup:
 
     Attributes:
         local_env_runner: The embedded runner, or `None`.
+        engine_name: Which engine runs the runners; `"embedded"` without one.
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:
         """Start the runners."""
         engine = make_engine(config.engine_name)
+        self.engine_name = engine.name if config.num_env_runners else "embedded"
+        log.info("Engine: %s.", self.engine_name)
         self._config = config
         self._handles: list[WorkerHandle] = []
         self.local_env_runner: EnvRunner | None = None
@@ -84,8 +90,9 @@ class EnvRunnerGroup:
 
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
         """Merge what the runners logged since the last call: metrics under `env_runners`, seconds into the timers."""
-        for parts, seconds in self._call_all("get_metrics"):
-            metrics.merge(parts, "env_runners")
+        collected = self._call_all("get_metrics")
+        metrics.merge(*(parts for parts, _ in collected), key="env_runners")
+        for _, seconds in collected:
             timers.add(seconds)
 
     def stop(self) -> None:
@@ -93,6 +100,11 @@ class EnvRunnerGroup:
         if self.local_env_runner is not None:
             self.local_env_runner.stop()
         for handle in self._handles:
-            if handle.alive():
+            if not handle.alive():
+                continue
+            try:
                 handle.call("stop").result()
+            except Exception:
+                log.exception("A runner could not close its env.")
+            finally:
                 handle.kill()

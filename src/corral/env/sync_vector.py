@@ -82,11 +82,9 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
         if isinstance(columns, np.ndarray):
             if np.shape(obs) != columns.shape[1:]:
                 raise ValueError(f"observation must have shape {columns.shape[1:]}, got {np.shape(obs)}")
-            try:
-                np.copyto(columns[i, ...], obs, casting="same_kind")
-            except TypeError:
-                check_obs(self.single_observation_space, obs)  # names the field
-                raise
+            if type(obs) is not int and getattr(obs, "dtype", None) != columns.dtype:
+                check_obs(self.single_observation_space, obs)
+            columns[i] = obs
             return
         check_obs(self.single_observation_space, obs)
         map_tree(lambda column, leaf: np.copyto(column[i, ...], leaf, casting="same_kind"), columns, obs)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,7 +18,9 @@ from corral.core.networks import space_tree
 from corral.env.async_vector import make_async
 from corral.env.check import check_env, check_spaces, mismatch
 from corral.env.sync_vector import SyncVectorEnv
-from corral.errors import ConfigError, EnvError, nearest
+from corral.errors import ConfigError, CorralError, EnvError, nearest
+
+log = logging.getLogger("corral")
 
 # A constructor whose first parameter has one of these names takes the whole EnvContext as one argument.
 CONTEXT_NAMES = frozenset({"config", "cfg", "env_config", "context", "ctx", "env_context", "env_ctx"})
@@ -84,7 +88,7 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
                 f"environment: module {module_name!r} has no env {attribute!r}. {nearest(attribute, names)}"
             ) from error
         raise ConfigError(f"environment: unknown env id {env_id!r}. {nearest(env_id, gym.registry)}") from error
-    return env_id
+    return str(env)
 
 
 def _call_factory(factory: Callable[..., Any], context: EnvContext) -> Any:
@@ -113,6 +117,7 @@ def make_vector_env(
     autoreset_mode: str = "next_step",
     wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
     check: bool = True,
+    seed: int = 0,
 ) -> VectorEnv[Any, Any, Any]:
     """Make the vector env of one runner.
 
@@ -126,6 +131,7 @@ def make_vector_env(
         autoreset_mode: `"next_step"` or `"same_step"`.
         wrappers: Put around every sub-env, the first one innermost.
         check: Whether to check spaces, reset and first step.
+        seed: Of the global generators of async sub-envs' processes.
 
     Raises:
         ConfigError: The id is unknown, or settings contradict a ready vector env.
@@ -133,35 +139,73 @@ def make_vector_env(
     """
     resolved, name, n = resolve_env(env), env_name(env), num_envs or default_num_envs
     mode = AutoresetMode.SAME_STEP if autoreset_mode == "same_step" else AutoresetMode.NEXT_STEP
-    if isinstance(resolved, str) and vectorization == "auto" and n > 1 and not wrappers:
-        spec = gym.spec(resolved)
-        if spec.vector_entry_point is not None and not spec.additional_wrappers:
-            try:
-                native = gym.make_vec(resolved, num_envs=n, vectorization_mode="vector_entry_point", **context)
-            except Exception as error:
-                raise _making_error(name, "its native vector env", context, error) from error
-            if native.metadata.get("autoreset_mode") == mode:
-                return _checked_vector_env(native, name, check)
-            native.close()
+    with ExitStack() as opened:  # closes what was made, unless all goes well
+        if isinstance(resolved, str) and vectorization == "auto" and n > 1 and not wrappers:
+            native = _make_native(resolved, name, n, mode, context)
+            if native is not None:
+                opened.callback(native.close)
+                _check_vector_env(native, name, check)
+                opened.pop_all()
+                return native
 
-    def make(vector_index: int) -> Any:
-        return _make_one(resolved, name, context.at(vector_index), wrappers)
+        def make(vector_index: int) -> Any:
+            return _make_one(resolved, name, context.at(vector_index), wrappers)
 
-    first = make(0)
-    if isinstance(first, VectorEnv):
-        _refuse_contradictions(first, name, num_envs, vectorization, wrappers)
-        return _checked_vector_env(first, name, check)
-    if check:
-        check_env(first, name)
-    if vectorization == "async":
-        first.close()
-        return make_async(make, n, mode, first)
-    return SyncVectorEnv([lambda: first, *(partial(make, index) for index in range(1, n))], autoreset_mode=mode)
+        first = make(0)
+        opened.callback(first.close)
+        if isinstance(first, VectorEnv):
+            _refuse_contradictions(first, name, num_envs, vectorization, autoreset_mode, wrappers)
+            _check_vector_env(first, name, check)
+            opened.pop_all()
+            return first
+        if check:
+            check_env(first, name)
+        with _errors_of(name, "its sub-envs were put into one vector env"):
+            if vectorization == "async":
+                return make_async(make, n, mode, first, seed)  # `first` is closed: it was for its spaces
+            envs = [first]
+            for index in range(1, n):
+                envs.append(make(index))
+                opened.callback(envs[-1].close)
+            vector_env = SyncVectorEnv([partial(_itself, made) for made in envs], autoreset_mode=mode)
+        opened.pop_all()
+        return vector_env
+
+
+def _itself(env: Any) -> Any:
+    return env
+
+
+@contextmanager
+def _errors_of(name: str, when: str) -> Iterator[None]:
+    """Turn whatever an env raises into an `EnvError` that names it."""
+    try:
+        yield
+    except CorralError:
+        raise
+    except Exception as error:
+        raise EnvError(f"env {name!r} raised when {when}: {type(error).__name__}: {error}") from error
+
+
+def _make_native(
+    env_id: str, name: str, num_envs: int, mode: AutoresetMode, context: EnvContext
+) -> VectorEnv[Any, Any, Any] | None:
+    """Make the id's own vector env, or return `None` if there is none that resets in this mode."""
+    spec = gym.spec(env_id.rpartition(":")[2])
+    if spec.vector_entry_point is None or spec.additional_wrappers:
+        return None
+    with _errors_of(name, f"its native vector env was made with env_config {dict(context)}"):
+        native = gym.make_vec(env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **context)
+    if native.metadata.get("autoreset_mode") == mode:
+        return native
+    log.info("env %r: its native vector env does not reset in mode %s, so sub-envs are stepped one by one.", name, mode)
+    native.close()
+    return None
 
 
 def _make_one(resolved: str | Callable[..., Any], name: str, context: EnvContext, wrappers: Sequence[Any]) -> Any:
     """Make one env and wrap it, or return the ready `VectorEnv` of a factory."""
-    try:
+    with _errors_of(name, f"sub-env {context.vector_index} was made with env_config {dict(context)}"):
         if isinstance(resolved, str):
             made = gym.make(resolved, disable_env_checker=True, **context)
         else:
@@ -169,22 +213,20 @@ def _make_one(resolved: str | Callable[..., Any], name: str, context: EnvContext
         if isinstance(made, gym.Env):
             for wrapper in wrappers:
                 made = wrapper(made)
-    except Exception as error:
-        raise _making_error(name, f"sub-env {context.vector_index}", context, error) from error
     if not isinstance(made, (gym.Env, VectorEnv)):
         raise EnvError(f"env {name!r}: expected a gymnasium Env or VectorEnv, got {type(made).__name__}.")
     return made
 
 
-def _making_error(name: str, what: str, context: EnvContext, error: Exception) -> EnvError:
-    return EnvError(
-        f"env {name!r} raised when {what} was made with env_config {dict(context)}: {type(error).__name__}: {error}"
-    )
-
-
 def _refuse_contradictions(
-    env: VectorEnv[Any, Any, Any], name: str, num_envs: int | None, vectorization: str, wrappers: Sequence[Any]
+    env: VectorEnv[Any, Any, Any],
+    name: str,
+    num_envs: int | None,
+    vectorization: str,
+    autoreset_mode: str,
+    wrappers: Sequence[Any],
 ) -> None:
+    """Refuse settings that do not apply to a ready vector env."""
     if num_envs is not None and num_envs != env.num_envs:
         raise ConfigError(
             f"num_envs_per_env_runner={num_envs} contradicts env {name!r}, whose factory returned a VectorEnv of "
@@ -195,9 +237,14 @@ def _refuse_contradictions(
             f"vectorization={vectorization!r} and wrappers={list(wrappers)} do not apply to env {name!r}, whose "
             "factory returned a VectorEnv: wrap it in the factory, and leave vectorization at 'auto'."
         )
+    if autoreset_mode == "same_step" and env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP:
+        raise ConfigError(
+            f"autoreset_mode='same_step' contradicts env {name!r}, whose factory returned a VectorEnv with "
+            "metadata['autoreset_mode']=NEXT_STEP: leave autoreset_mode unset."
+        )
 
 
-def _checked_vector_env(env: VectorEnv[Any, Any, Any], name: str, check: bool) -> VectorEnv[Any, Any, Any]:
+def _check_vector_env(env: VectorEnv[Any, Any, Any], name: str, check: bool) -> None:
     """Check a vector env that was not built here: its spaces, its autoreset mode, and one reset and step."""
     check_spaces(env, name, "single_")
     if env.metadata.get("autoreset_mode") not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
@@ -205,17 +252,18 @@ def _checked_vector_env(env: VectorEnv[Any, Any, Any], name: str, check: bool) -
             f"env {name!r}: metadata['autoreset_mode'] of a VectorEnv must be AutoresetMode.NEXT_STEP or SAME_STEP, "
             f"got {env.metadata.get('autoreset_mode')!r}: without it, episodes cannot be told apart."
         )
-    if check:
+    if not check:
+        return
+    with _errors_of(name, "it was first reset"):
         obs, _ = env.reset(seed=0)
-        problem = mismatch(space_tree(env.observation_space), obs, "observation")
-        if problem:
-            raise EnvError(f"env {name!r}: {problem} (from reset()).")
-        env.action_space.seed(0)
-        obs, *columns, _ = env.step(env.action_space.sample())
-        problem = mismatch(space_tree(env.observation_space), obs, "observation")
-        for field, column in zip(("rewards", "terminated", "truncated"), columns, strict=True):
-            if np.shape(column) != (env.num_envs,):
-                problem = problem or f"{field} must have shape ({env.num_envs},), got {np.shape(column)}"
-        if problem:
-            raise EnvError(f"env {name!r}: {problem} (from step()).")
-    return env
+    if problem := mismatch(space_tree(env.observation_space), obs, "observation"):
+        raise EnvError(f"env {name!r}: {problem} (from reset()).")
+    env.action_space.seed(0)
+    with _errors_of(name, "it was first stepped"):
+        obs, rewards, terminated, truncated, _ = env.step(env.action_space.sample())
+    problem = mismatch(space_tree(env.observation_space), obs, "observation")
+    for field, column in (("rewards", rewards), ("terminated", terminated), ("truncated", truncated)):
+        if np.shape(column) != (env.num_envs,):
+            problem = problem or f"{field} must have shape ({env.num_envs},), got {np.shape(column)}"
+    if problem:
+        raise EnvError(f"env {name!r}: {problem} (from step()).")

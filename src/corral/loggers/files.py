@@ -11,8 +11,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from corral.algorithms.stopping import flat_result
 from corral.loggers.base import Logger
+from corral.metrics.result import flat_result
 
 
 class CSVLogger(Logger):

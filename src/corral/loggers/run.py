@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -27,11 +29,13 @@ class Run:
     It is a context manager: whatever ends the block, an interrupt included, the log says how, and all files are closed.
 
     Attributes:
-        path: The directory.
+        path: The directory, from the start of the block on.
     """
 
+    path: Path
+
     def __init__(self, config: AlgorithmConfig, run_dir: str | Path | None, loggers: Sequence[Logger]) -> None:
-        """Choose the directory.
+        """Note where to write.
 
         Args:
             config: The resolved config.
@@ -41,7 +45,7 @@ class Run:
         self._config = config
         self._loggers = loggers
         self._opened: list[Logger] = []
-        self.path = default_run_dir(config) if run_dir is None else Path(run_dir)
+        self._run_dir = run_dir
 
     def __enter__(self) -> Self:
         """Make the directory, write config.yaml, and open the log and the loggers.
@@ -49,11 +53,15 @@ class Run:
         Raises:
             FileExistsError: The directory holds a run already; it is left as it is.
         """
-        if (self.path / "config.yaml").exists():
-            raise FileExistsError(f"{self.path} holds a run already: choose another directory, or move it away.")
+        self.path = _new_run_dir(self._config) if self._run_dir is None else Path(self._run_dir)
         self.path.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(plain(self._config.to_dict()), sort_keys=False)
-        (self.path / "config.yaml").write_text(text, encoding="utf-8")
+        try:
+            with (self.path / "config.yaml").open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            message = f"{self.path} holds a run already: choose another directory, or move it away."
+            raise FileExistsError(message) from None
         self._handler = logging.FileHandler(self.path / "run.log", encoding="utf-8")
         self._handler.setFormatter(logging.Formatter(LOG_FORMAT))
         self._level_before = log.level
@@ -101,15 +109,16 @@ class Run:
         self._handler.close()
 
 
-def default_run_dir(config: AlgorithmConfig) -> Path:
-    """Return `runs/<algo>-<env>-<time>`, with a number behind it if that exists."""
+def _new_run_dir(config: AlgorithmConfig) -> Path:
+    """Make `runs/<algo>-<env>-<time>`, with a number behind it if another run, perhaps of this second, has that."""
     safe_env = "".join(char if char.isalnum() or char in "-_." else "-" for char in env_name(config.env))
     base = f"{config.algo_name}-{safe_env}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, number = Path("runs") / base, 1
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{base}-{number}"
-    return path
+    for number in itertools.count(1):
+        path = Path("runs") / (base if number == 1 else f"{base}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError("the count does not end")
 
 
 def plain(value: Any) -> Any:

@@ -119,15 +119,17 @@ class MetricsLogger:
         """
         return {path: (reduction, reducer.take()) for path, (reduction, reducer) in self._reducers.items()}
 
-    def merge(self, parts: Parts, key: Key = ()) -> None:
-        """Take in another logger's parts, under `key`.
+    def merge(self, *workers: Parts, key: Key = ()) -> None:
+        """Take in the parts of other loggers that logged at the same time, under `key`.
 
         Raises:
             MetricsError: A key that both have is reduced in different ways.
         """
         prefix = (key,) if isinstance(key, str) else tuple(key)
-        for path, (reduction, part) in parts.items():
-            self._entry((*prefix, *path), reduction)[1].merge(part)
+        for path in dict.fromkeys(path for parts in workers for path in parts):
+            logged = [parts[path] for parts in workers if path in parts]
+            reducers = [self._entry((*prefix, *path), reduction)[1] for reduction, _ in logged]
+            reducers[0].merge(*(part for _, part in logged))
 
     def _entry(self, path: tuple[str, ...], reduction: Reduction) -> tuple[Reduction, Reducer]:
         """Return what is kept under a path, made if need be, if it is reduced this way."""

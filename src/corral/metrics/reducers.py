@@ -53,8 +53,8 @@ class Reducer(ABC):
         """Return what came in since the last `take`, for another reducer's `merge`."""
 
     @abstractmethod
-    def merge(self, part: Any) -> None:
-        """Take in another reducer's part."""
+    def merge(self, *parts: Any) -> None:
+        """Take in the parts of other reducers that worked at the same time."""
 
 
 class Window(Reducer):
@@ -88,8 +88,10 @@ class Window(Reducer):
         self._new.clear()
         return part
 
-    def merge(self, part: list[float]) -> None:
-        self.add(part)
+    def merge(self, *parts: list[float]) -> None:
+        # Each part is spread evenly over the same time, so that no worker's values push out another's.
+        timed = [((i + 1) / len(part), value) for part in parts for i, value in enumerate(part)]
+        self.add([value for _, value in sorted(timed, key=lambda pair: pair[0])])
 
 
 class Mean(Reducer):
@@ -114,9 +116,9 @@ class Mean(Reducer):
         self.clear()
         return part
 
-    def merge(self, part: tuple[float, int]) -> None:
-        self._total += part[0]
-        self._count += part[1]
+    def merge(self, *parts: tuple[float, int]) -> None:
+        self._total += math.fsum(total for total, _ in parts)
+        self._count += sum(count for _, count in parts)
 
 
 class Extreme(Reducer):
@@ -143,8 +145,8 @@ class Extreme(Reducer):
         self.clear()
         return part
 
-    def merge(self, part: list[float]) -> None:
-        self.add(part)
+    def merge(self, *parts: list[float]) -> None:
+        self.add([value for part in parts for value in part])
 
 
 class Sum(Reducer):
@@ -169,8 +171,8 @@ class Sum(Reducer):
         part, self._new = self._new, 0.0
         return part
 
-    def merge(self, part: float) -> None:
-        self.add([part])
+    def merge(self, *parts: float) -> None:
+        self.add(parts)
 
 
 class Ema(Reducer):
@@ -209,9 +211,10 @@ class Ema(Reducer):
         part, self._part = self._part, None
         return part
 
-    def merge(self, part: tuple[float, float, float] | None) -> None:
-        if part is not None:
-            self._apply(part)
+    def merge(self, *parts: tuple[float, float, float] | None) -> None:
+        for part in parts:
+            if part is not None:
+                self._apply(part)
 
 
 def make_reducer(reduction: Reduction) -> Reducer:

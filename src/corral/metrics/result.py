@@ -1,0 +1,18 @@
+"""Results: nested dicts of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def flat_result(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten a nested result to `{"env_runners/episode_return_mean": ...}`, without the config."""
+    flat: dict[str, Any] = {}
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            if key != "config" or prefix:
+                flat |= flat_result(value, f"{prefix}{key}/")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
