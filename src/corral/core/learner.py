@@ -158,15 +158,15 @@ class Learner:
                 if not math.isfinite(norm):
                     raise _loss_error(module_id, epoch, index, loss, {**scalars, "gradient norm": torch.tensor(norm)})
                 optimizer.step()
-                stats.append(torch.stack([loss.detach(), *scalars.values()]))
+                stats += [loss.detach(), *scalars.values()]
                 norms.append(norm)
-        means = torch.stack(stats).mean(0).tolist()
+        means = torch.stack(stats).reshape(len(norms), -1).mean(0).tolist()
         return {
             **dict(zip(["total_loss", *scalars], means, strict=True)),
             "gradients_default_optimizer_global_norm": sum(norms) / len(norms),
             "default_optimizer_learning_rate": lr,
             "module_train_batch_size_mean": size / num_minibatches,
-            "num_gradient_steps": float(len(stats)),
+            "num_gradient_steps": float(len(norms)),
         }
 
     def _shuffled(self, batch: Batch, size: int) -> Batch:
