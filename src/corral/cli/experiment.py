@@ -10,7 +10,6 @@ import yaml
 
 from corral.algorithms.config import AlgorithmConfig
 from corral.algorithms.registry import config_from_dict
-from corral.cli.main import parse_pair
 from corral.errors import ConfigError
 
 
@@ -64,3 +63,18 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise ConfigError(f"stop: {name} must be a number, got {value!r}.") from None
+
+
+def parse_pair(text: str, option: str) -> tuple[str, Any]:
+    """Split `name=value` and read the value as YAML.
+
+    Raises:
+        ConfigError: There is no `=`, or the value is no YAML.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"{option} {text!r}: expected NAME=VALUE.")
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{option} {text!r}: the value is not valid YAML: {error}") from error

@@ -6,12 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from corral import __version__
+from corral.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 from corral.errors import ConfigError, CorralError
-
-EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 EPILOG = """\
 examples:
@@ -98,23 +96,6 @@ def _events(_: argparse.Namespace) -> int:
         table.add_row(event.name, event.process, ", ".join(event.arguments), event.fires)
     Console().print(table)
     return 0
-
-
-def parse_pair(text: str, option: str) -> tuple[str, Any]:
-    """Split `name=value` and read the value as YAML.
-
-    Raises:
-        ConfigError: There is no `=`, or the value is no YAML.
-    """
-    import yaml
-
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ConfigError(f"{option} {text!r}: expected NAME=VALUE.")
-    try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{option} {text!r}: the value is not valid YAML: {error}") from error
 
 
 if __name__ == "__main__":

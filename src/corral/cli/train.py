@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from corral.algorithms.config import AlgorithmConfig
+from corral.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from corral.cli.display import Display
-from corral.cli.main import EXIT_ERROR, EXIT_INTERRUPTED
 from corral.errors import CorralError
 
 
