@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,85 @@ def test_json_lines_read_back_as_they_were(tmp_path: Path) -> None:
     assert (first["text"], first["env_runners"]) == ("ü", {"episode_return_mean": 1.5})
     assert (second["f"], second["i"], second["array"], second["path"]) == (0.5, 3, [0, 1], "x")
     assert "config" not in first
+
+
+MEDIA = {
+    "image": np.zeros((84, 84, 3), np.uint8),
+    "video": np.zeros((2, 84, 84, 3), np.uint8),
+    "small": np.array([[1.0, math.nan], [2.0, 3.0]], np.float32),
+    "large": np.zeros((11, 100), np.float32),
+    "series": [1.0, math.inf, np.float32(0.5)],
+    "views": [np.zeros((2, 2, 3), np.uint8)],
+    "arrays": [np.arange(2), np.arange(3)],
+}
+
+
+def test_csv_has_columns_for_numbers_bools_and_short_texts_only(tmp_path: Path) -> None:
+    logger = CSVLogger()
+    logger.open(tmp_path)
+    numbers = {"bool": True, "f": np.float32(0.5), "none": None, "short": "x" * 200, "late": "x" * 201}
+    logger.log_result({**MEDIA, **numbers, "deep": MEDIA, "path": Path("x"), "list": [1, "a"]})
+    logger.log_result({"late": "short now"})
+    logger.log_result({"late": "x" * 201})
+    logger.close()
+    first, second, third = read_csv(tmp_path / "progress.csv")
+    assert first == {"bool": "True", "f": "0.5", "none": "", "short": "x" * 200, "late": ""}
+    assert (second["late"], third["late"]) == ("short now", "")
+
+
+def test_json_lines_hold_small_arrays_and_describe_the_rest(tmp_path: Path) -> None:
+    logger = JSONLinesLogger()
+    logger.open(tmp_path)
+    logger.log_result({"deep": MEDIA, "mixed": [1, {"a": MEDIA["image"]}], "complex": np.ones(1, np.complex64)})
+    logger.close()
+    (line,) = read_lines(tmp_path / "result.jsonl")
+    assert line["deep"] == {
+        "image": "uint8[84, 84, 3]",
+        "video": "uint8[2, 84, 84, 3]",
+        "small": [[1.0, None], [2.0, 3.0]],
+        "large": "float32[11, 100]",
+        "series": [1.0, None, 0.5],
+        "views": ["uint8[2, 2, 3]"],
+        "arrays": [[0, 1], [0, 1, 2]],
+    }
+    assert line["mixed"] == [1, {"a": "uint8[84, 84, 3]"}]
+    assert line["complex"] == ["(1+0j)"]
+
+
+def test_a_json_line_stays_short_up_to_the_entries_that_one_asks_for(tmp_path: Path) -> None:
+    arrays = [np.zeros(400), np.zeros((2, 300)), np.zeros(1)]
+    values = {"full": list(range(1000)), "long": list(range(1001)), "array": np.zeros(1000), "arrays": arrays}
+    for entries, name in ((1000, "default.jsonl"), (2000, "more.jsonl")):
+        logger = JSONLinesLogger(name) if entries == 1000 else JSONLinesLogger(name, max_entries=entries)
+        logger.open(tmp_path)
+        logger.log_result(values)
+        logger.close()
+    (short,), (long,) = read_lines(tmp_path / "default.jsonl"), read_lines(tmp_path / "more.jsonl")
+    assert (short["full"], short["array"]) == (list(range(1000)), [0.0] * 1000)
+    assert (short["long"], short["arrays"]) == ("int[1001]", ["float64[400]", "float64[2, 300]", "float64[1]"])
+    assert (long["long"], long["arrays"]) == (list(range(1001)), [[0.0] * 400, [[0.0] * 300] * 2, [0.0]])
+
+
+class Rounded(CSVLogger):
+    """A subclass: fewer columns, and one of its own."""
+
+    def row(self, result: dict[str, Any]) -> dict[str, Any]:
+        mean = super().row(result)["env_runners/episode_return_mean"]
+        return {"rounded": round(mean), "iteration": result["training_iteration"]}
+
+
+class Short(JSONLinesLogger):
+    """A subclass that keeps one group."""
+
+    def line(self, result: dict[str, Any]) -> dict[str, Any]:
+        return {"episodes": super().line(result)["env_runners"]}
+
+
+def test_subclasses_change_what_a_row_and_a_line_hold(tmp_path: Path) -> None:
+    with Run(small_ppo(), tmp_path, [Rounded("rounded.csv"), Short("short.jsonl")]) as run:
+        run.log_result(result(2))
+    assert read_csv(tmp_path / "rounded.csv") == [{"rounded": "3", "iteration": "2"}]
+    assert read_lines(tmp_path / "short.jsonl") == [{"episodes": {"episode_return_mean": 3.0}}]
 
 
 def test_a_finished_run_leaves_config_log_and_results(tmp_path: Path) -> None:

@@ -6,20 +6,26 @@ import csv
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from corral.loggers.base import Logger
+from corral.loggers.values import classify, describe
 from corral.metrics.result import flat_result
+
+LONGEST_TEXT = 200
+"""Longer texts get no column in a CSV file."""
 
 
 class CSVLogger(Logger):
-    """`progress.csv`: a column for each number of the result, a row for each iteration.
+    """`progress.csv`: a column for each number and short text of the result, a row for each iteration.
 
     A key that first appears later gets a column then: the file is rewritten beside and moved into place, with the
-    earlier rows empty there.
+    earlier rows empty there. To change what is written, override `row`.
     """
 
     def __init__(self, file_name: str = "progress.csv") -> None:
@@ -35,13 +41,27 @@ class CSVLogger(Logger):
 
     def log_result(self, result: dict[str, Any]) -> None:
         """Append a row and flush it."""
-        row = flat_result(result)
+        row = self.row(result)
         new = [key for key in row if key not in self._columns]
         if new:
             self._add_columns(new)
         assert self._file is not None, "log_result before open"
         csv.DictWriter(self._file, self._columns).writerow(row)
         self._file.flush()
+
+    def row(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Return what is written of a result, by column.
+
+        Args:
+            result: The nested result. Its arrays, series and texts of more than 200 characters are no columns.
+        """
+        row = {}
+        for path, value in flat_result(result).items():
+            kind, series, data = classify(value)
+            short = kind in ("none", "number") or (kind == "text" and len(data) <= LONGEST_TEXT)
+            if short and not series:
+                row[path] = data
+        return row
 
     def _add_columns(self, new: list[str]) -> None:
         assert self._file is not None, "log_result before open"
@@ -67,12 +87,19 @@ class CSVLogger(Logger):
 class JSONLinesLogger(Logger):
     """`result.jsonl`: each result whole but for the config, a line of JSON each.
 
-    NaN and infinity, which JSON lacks, become null.
+    NaN and infinity, which JSON lacks, become null. Images, videos and whatever has more than `max_entries` entries
+    become a description, such as `uint8[84, 84, 3]`, so that a line does not become megabytes. To change what is
+    written, override `line`.
     """
 
-    def __init__(self, file_name: str = "result.jsonl") -> None:
-        """Name the file."""
-        self._file_name = file_name
+    def __init__(self, file_name: str = "result.jsonl", max_entries: int = 1000) -> None:
+        """Name the file.
+
+        Args:
+            file_name: In the run directory.
+            max_entries: Arrays and lists of at most so many entries are written as lists.
+        """
+        self._file_name, self._max_entries = file_name, max_entries
         self._file: TextIOWrapper | None = None
 
     def open(self, run_dir: Path) -> None:
@@ -82,27 +109,43 @@ class JSONLinesLogger(Logger):
     def log_result(self, result: dict[str, Any]) -> None:
         """Append a line and flush it."""
         assert self._file is not None, "log_result before open"
-        line = {key: value for key, value in result.items() if key != "config"}
-        self._file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
+        self._file.write(json.dumps(self.line(result), allow_nan=False) + "\n")
         self._file.flush()
+
+    def line(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Return what is written of a result, as what JSON knows; anything that it does not know is text.
+
+        Args:
+            result: The nested result.
+        """
+        return {str(key): self._plain(value) for key, value in result.items() if key != "config"}
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): self._plain(part) for key, part in value.items()}
+        kind, series, data = classify(value)
+        if series or isinstance(data, (list, tuple)):
+            return self._plain_list(data)
+        if isinstance(data, np.ndarray):
+            is_long = kind in ("image", "video") or data.size > self._max_entries
+            return describe(data) if is_long else self._plain_list(data.tolist())
+        if kind == "number":
+            return data if math.isfinite(data) else None
+        return data if kind in ("none", "text") else str(data)
+
+    def _plain_list(self, values: Sequence[Any]) -> Any:
+        """Return a list as what JSON knows, described where it holds too much."""
+        if len(values) > self._max_entries:
+            return f"{type(values[0]).__name__}[{len(values)}]"
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        if sum(array.size for array in arrays) > self._max_entries:
+            return [describe(value) if isinstance(value, np.ndarray) else self._plain(value) for value in values]
+        return [self._plain(value) for value in values]
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
-
-
-def _plain(value: Any) -> Any:
-    """Turn a value into what JSON knows: NumPy numbers and arrays too, and anything else as text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 def default_loggers() -> list[Logger]:

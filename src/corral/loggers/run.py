@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from corral.env.vector import env_name
 from corral.loggers.base import Logger
 
 if TYPE_CHECKING:
@@ -111,6 +110,8 @@ class Run:
 
 def _new_run_dir(config: AlgorithmConfig) -> Path:
     """Make `runs/<algo>-<env>-<time>`, with a number behind it if another run, perhaps of this second, has that."""
+    from corral.env.vector import env_name  # here, so that importing a logger imports neither torch nor gymnasium
+
     safe_env = "".join(char if char.isalnum() or char in "-_." else "-" for char in env_name(config.env))
     base = f"{config.algo_name}-{safe_env}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):

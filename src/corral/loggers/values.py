@@ -1,0 +1,76 @@
+"""What a value of a result is: the one place that all loggers ask."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+Kind = Literal["none", "number", "text", "image", "video", "array", "other"]
+
+
+class Value(NamedTuple):
+    """A value of a result, and what it is.
+
+    Attributes:
+        kind: What it is. `number`: a bool, int or float. `text`: a string. `image`: uint8 `[H, W, 3]` (RGB) or
+            `[H, W, 4]` (RGBA). `video`: uint8 `[T, H, W, 3]`. `array`: any other bools or real numbers in an array.
+            `none`: `None`. `other`: all else, lists of lists and of unlike things included.
+        series: Whether it is a list of such values, as `reduce="item_series"` gives.
+        data: The value in plain types: NumPy scalars and arrays without axes as Python's own, tensors as arrays. A list
+            of those if it is a series.
+    """
+
+    kind: Kind
+    series: bool
+    data: Any
+
+
+def classify(value: Any) -> Value:
+    """Say what a value of a result is.
+
+    Args:
+        value: A leaf of a result. An empty list is a series of no numbers.
+    """
+    if not isinstance(value, (list, tuple)):
+        return Value(*_classify_one(value))
+    parts = [_classify_one(part) for part in value]
+    kinds = {kind for kind, _, _ in parts} or {"number"}
+    if len(kinds) > 1 or kinds & {"none", "other"}:
+        return Value("other", False, value)
+    return Value(kinds.pop(), True, [data for _, _, data in parts])
+
+
+def _classify_one(value: Any) -> tuple[Kind, bool, Any]:
+    """Classify a value that is taken for no series."""
+    if hasattr(value, "detach"):  # a tensor; whoever made it has imported torch, and a logger need not
+        value = value.detach().cpu()
+        value = (value.float() if value.is_floating_point() and value.itemsize < 4 else value).numpy()
+    elif hasattr(value, "__array__") and not isinstance(value, (np.ndarray, np.generic)):
+        value = np.asarray(value)
+    if isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0:
+        value = value.item()
+    if value is None:
+        return "none", False, None
+    if isinstance(value, (bool, int, float)):
+        return "number", False, value
+    if isinstance(value, str):
+        return "text", False, value
+    if isinstance(value, np.ndarray):
+        return _array_kind(value), False, value
+    return "other", False, value
+
+
+def _array_kind(array: np.ndarray[Any, Any]) -> Kind:
+    """Say what an array with at least one axis is."""
+    if array.dtype == np.uint8 and array.size:
+        if array.ndim == 3 and array.shape[-1] in (3, 4):
+            return "image"
+        if array.ndim == 4 and array.shape[-1] == 3:
+            return "video"
+    return "array" if array.dtype.kind in "biuf" else "other"
+
+
+def describe(array: np.ndarray[Any, Any]) -> str:
+    """Return an array's dtype and shape, such as `uint8[84, 84, 3]`."""
+    return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
