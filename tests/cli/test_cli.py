@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from corral.callbacks import EVENTS
 from corral.cli.main import main
@@ -178,6 +179,32 @@ def test_wrong_files(
     (tmp_path / "experiment.yaml").write_text(text, encoding="utf-8")
     assert main([*CARTPOLE, "--config", "experiment.yaml", *SHORT]) == 2
     assert capsys.readouterr().err.startswith("corral: ")
+
+
+def test_tensorboard_writes_event_files_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*CARTPOLE, "--stop", "training_iteration=1", "--run-dir", "here", "--tensorboard"]) == 0
+    capsys.readouterr()
+    (events,) = (tmp_path / "here").glob("events.out.tfevents.*")
+    accumulator = EventAccumulator(str(events))
+    accumulator.Reload()
+    assert [event.value for event in accumulator.Scalars("training_iteration")] == [1.0]
+    assert {path.name for path in (tmp_path / "here").iterdir()} == {*RUN_FILES, events.name}
+
+
+def test_a_missing_tensorboard_is_wrong_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.startswith(("torch.utils.tensorboard", "tensorboard."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # what Python does with a module that must not be imported
+    assert main([*CARTPOLE, *SHORT, "--tensorboard"]) == 2
+    streams = capsys.readouterr()
+    assert "pip install 'corral[tensorboard]'" in streams.err
+    assert (streams.out, list(tmp_path.iterdir())) == ("", [])
 
 
 def test_usage_errors_print_no_traceback(tmp_path: Path) -> None:

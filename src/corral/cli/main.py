@@ -66,6 +66,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="any setting; a value is read as YAML, such as 3e-3, [64, 64] or true",
     )
     train.add_argument("--run-dir", type=Path, help="where to write; runs/<algo>-<env>-<time> if left out")
+    train.add_argument(
+        "--tensorboard", action="store_true", help="write TensorBoard event files too; needs 'corral[tensorboard]'"
+    )
     train.add_argument("--quiet", action="store_true", help="no display; only the last line")
     train.set_defaults(run=_train)
 
@@ -80,8 +83,12 @@ def _train(options: argparse.Namespace) -> int:
     config, stop = load_experiment(options)
     config.validate()  # a mistake is reported before torch's slower parts are loaded and anything is written
     from corral.cli.train import train
+    from corral.loggers import TensorBoardLogger, default_loggers
 
-    return train(config, stop, run_dir=options.run_dir, quiet=options.quiet)
+    loggers = default_loggers()
+    if options.tensorboard:
+        loggers.append(TensorBoardLogger())
+    return train(config, stop, run_dir=options.run_dir, loggers=loggers, quiet=options.quiet)
 
 
 def _events(_: argparse.Namespace) -> int:

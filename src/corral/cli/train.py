@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from corral.algorithms.config import AlgorithmConfig
 from corral.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from corral.cli.display import Display
 from corral.errors import CorralError
+from corral.loggers import Logger
 
 
 def train(
-    config: AlgorithmConfig, stop: Mapping[str, float], *, run_dir: Path | None = None, quiet: bool = False
+    config: AlgorithmConfig,
+    stop: Mapping[str, float],
+    *,
+    run_dir: Path | None = None,
+    loggers: Sequence[Logger] | None = None,
+    quiet: bool = False,
 ) -> int:
     """Train until a criterion is met, an error, or an interrupt; say how it ended and where the run lies.
+
+    Args:
+        config: What to train.
+        stop: The criteria; see `Algorithm.fit`, which takes `run_dir` and `loggers` too.
+        run_dir: Where to write.
+        loggers: What to write with.
+        quiet: Whether to show only the last line.
 
     Returns:
         The exit status: 0, 1 after an error, 130 after an interrupt.
@@ -24,7 +37,7 @@ def train(
     display = Display(config, stop, quiet=quiet)
     try:
         with config.build() as algorithm, display:
-            algorithm.fit(stop=stop, run_dir=run_dir, on_start=display.start, on_result=display.update)
+            algorithm.fit(stop=stop, run_dir=run_dir, loggers=loggers, on_start=display.start, on_result=display.update)
     except KeyboardInterrupt:
         display.end("Interrupted")
         return EXIT_INTERRUPTED
