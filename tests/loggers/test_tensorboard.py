@@ -69,8 +69,9 @@ def test_what_is_not_finite_is_no_point(tmp_path: Path) -> None:
 def test_each_result_is_kept_at_once(tmp_path: Path) -> None:
     logger = TensorBoardLogger()
     logger.open(tmp_path)
+    noise = rng.integers(0, 256, (256, 256, 3), np.uint8)  # large enough that the file is late if nobody waits for it
     for step in (10, 20):
-        logger.log_result({"a": step / 10, "num_env_steps_sampled_lifetime": step})
+        logger.log_result({"noise": noise, "a": step / 10, "num_env_steps_sampled_lifetime": step})
         assert points(read(tmp_path), "a")[-1] == (step, step / 10)  # before the file is closed
     logger.close()
 
