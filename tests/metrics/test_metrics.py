@@ -1,4 +1,4 @@
-"""Metrics: reductions, merging over workers, settings that contradict each other, and the iteration's timers."""
+"""Metrics: reductions, keys, settings that contradict each other, and the iteration's timers."""
 
 from __future__ import annotations
 
@@ -7,47 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from metric_cases import PERCENTS, SETTINGS
 
 from corral.metrics.logger import MetricsError, MetricsLogger
 from corral.metrics.timers import PARTS, Timers, timer_results
-
-SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "ema": {"reduce": "ema", "ema_coeff": 0.3},
-    "mean": {"reduce": "mean"},
-    "min": {"reduce": "min"},
-    "max": {"reduce": "max"},
-    "sum": {"reduce": "sum"},
-    "lifetime_sum": {"reduce": "lifetime_sum"},
-    "window": {"window": 3},
-    **{f"window_{name}": {"reduce": name, "window": 3} for name in ("mean", "min", "max", "sum")},
-    "window_cleared": {"window": 3, "clear_on_reduce": True},
-    "mean_kept": {"reduce": "mean", "clear_on_reduce": False},
-}
-numbers = st.floats(-1e3, 1e3)
-# rounds of workers of values; some workers have nothing to say in a round
-rounds_of_values = st.integers(1, 4).flatmap(
-    lambda workers: st.lists(
-        st.lists(st.lists(numbers, max_size=5), min_size=workers, max_size=workers), min_size=1, max_size=4
-    )
-)
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-@given(rounds=rounds_of_values)
-@settings(max_examples=40, deadline=None)
-def test_merging_workers_gives_what_one_logger_of_all_values_gives(name: str, rounds: list[list[list[float]]]) -> None:
-    workers = [MetricsLogger() for _ in rounds[0]]
-    merged, reference = MetricsLogger(), MetricsLogger()
-    for values_of_workers in rounds:
-        for worker, values in zip(workers, values_of_workers, strict=True):
-            for logger in (worker, reference):
-                logger.log_values(("a", "b"), values, **SETTINGS[name])
-            merged.merge(worker.take(), key="env_runners")
-        now = merged.reduce()["env_runners"]["a"]["b"]
-        assert now == pytest.approx(reference.reduce()["a"]["b"], rel=1e-9, abs=1e-9, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +29,16 @@ def test_merging_workers_gives_what_one_logger_of_all_values_gives(name: str, ro
         ("window_sum", 6.0, 15.0),
         ("window_cleared", 2.0, 10.0),
         ("mean_kept", 2.0, 4.0),
+        ("percentiles", {"p0": 1.0, "p50": 2.0, "p75": 2.5, "p100": 3.0}, dict.fromkeys(PERCENTS, 10.0)),
+        ("window_percentiles", {"p25": 1.5}, {"p25": 2.5}),
+        ("item", 3.0, 10.0),
+        ("item_cleared", 3.0, 10.0),
+        ("item_series", [1, 2, 3], [10.0]),
+        ("window_item_series", [1, 2, 3], [2, 3, 10.0]),
+        ("window_item_series_cleared", [1, 2, 3], [10.0]),
     ],
 )
-def test_what_outlives_a_reduce(name: str, first: float, second: float) -> None:
+def test_what_outlives_a_reduce(name: str, first: Any, second: Any) -> None:
     logger = MetricsLogger()
     for value in (1, 2, 3):
         logger.log_value("x", value, **SETTINGS[name])
@@ -77,9 +49,21 @@ def test_what_outlives_a_reduce(name: str, first: float, second: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "empty"), [("mean", math.nan), ("min", math.nan), ("max", math.nan), ("sum", 0.0), ("window", math.nan)]
+    ("name", "empty"),
+    [
+        ("mean", math.nan),
+        ("min", math.nan),
+        ("max", math.nan),
+        ("sum", 0.0),
+        ("ema", math.nan),
+        ("window", math.nan),
+        ("window_sum", math.nan),
+        ("percentiles", dict.fromkeys(PERCENTS, math.nan)),
+        ("item", math.nan),
+        ("item_series", []),
+    ],
 )
-def test_a_key_without_values_stays_in_the_result(name: str, empty: float) -> None:
+def test_a_key_without_values_stays_in_the_result(name: str, empty: Any) -> None:
     logger = MetricsLogger()
     logger.log_values("x", [], **SETTINGS[name])
     assert logger.reduce()["x"] == pytest.approx(empty, nan_ok=True)
@@ -113,6 +97,18 @@ def test_a_window_without_reduce_is_the_mean_over_the_latest_values() -> None:
         ({"reduce": "mean", "ema_coeff": 0.1}, ["ema_coeff=0.1", "'mean'"]),
         ({"ema_coeff": 0.0}, ["ema_coeff=0.0"]),
         ({"ema_coeff": 1.5}, ["ema_coeff=1.5"]),
+        ({"window": 2.5}, ["window=2.5", "whole number"]),
+        ({"reduce": "item", "window": 2}, ["window=2", "'item'"]),
+        ({"percentiles": [50]}, ["percentiles=[50]", "reduce='percentiles'"]),
+        ({"reduce": "percentiles", "percentiles": [50, 101]}, ["percentiles=[50, 101]", "0 to 100"]),
+        ({"reduce": "percentiles", "percentiles": []}, ["percentiles=[]"]),
+        ({"reduce": "percentiles", "percentiles": 50}, ["percentiles=50"]),
+        ({"reduce": "percentiles", "clear_on_reduce": False}, ["clear_on_reduce=False", "'percentiles'", "window"]),
+        ({"reduce": "item_series", "clear_on_reduce": False}, ["clear_on_reduce=False", "'item_series'", "window"]),
+        ({"reduce": "lifetime_sum", "clear_on_reduce": True}, ["clear_on_reduce=True", "'lifetime_sum'"]),
+        ({"with_throughput": True}, ["with_throughput=True", "'ema'"]),
+        ({"reduce": "mean", "with_throughput": True}, ["with_throughput=True", "'mean'", "'lifetime_sum'"]),
+        ({"reduce": "sum", "window": 3, "with_throughput": True}, ["with_throughput=True", "window=3"]),
     ],
     ids=str,
 )
@@ -132,14 +128,6 @@ def test_a_key_keeps_the_settings_it_was_first_logged_with() -> None:
     with pytest.raises(MetricsError, match="'x'"):
         logger.log_value("x", 1.0, reduce="mean")
     assert logger.peek("x") == 3.0
-
-
-def test_merging_a_key_that_is_reduced_otherwise_is_refused() -> None:
-    worker, merged = MetricsLogger(), MetricsLogger()
-    worker.log_value("x", 1.0, reduce="mean")
-    merged.log_value("x", 1.0, window=5)
-    with pytest.raises(MetricsError, match="'x'"):
-        merged.merge(worker.take())
 
 
 @pytest.mark.parametrize("keys", [("a", ("a", "b")), (("a", "b"), "a")], ids=["number_first", "group_first"])
@@ -212,12 +200,3 @@ def test_settings_of_the_bottleneck_exist() -> None:
         group, _, name = setting.partition(".")
         assert group in groups
         assert not name or name in groups[group]
-
-
-def test_a_window_over_workers_holds_the_latest_of_each() -> None:
-    workers = [MetricsLogger(), MetricsLogger()]
-    for worker, value in zip(workers, (0.0, 1.0), strict=True):
-        worker.log_values("return", [value] * 100, window=100)
-    merged = MetricsLogger()
-    merged.merge(*(worker.take() for worker in workers))
-    assert merged.peek("return") == 0.5  # and not 1, the mean of the worker that came last

@@ -91,7 +91,7 @@ class EnvRunnerGroup:
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
         """Merge what the runners logged since the last call: metrics under `env_runners`, seconds into the timers."""
         collected = self._call_all("get_metrics")
-        metrics.merge(*(parts for parts, _ in collected), key="env_runners")
+        metrics.aggregate([parts for parts, _ in collected], key="env_runners")
         for _, seconds in collected:
             timers.add(seconds)
 

@@ -3,181 +3,346 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from corral.errors import CorralError, nearest
-from corral.metrics.reducers import DEFAULT_EMA_COEFF, REDUCTIONS, Reducer, Reduction, make_reducer
+from corral.metrics.entry import FLUSH_AT, Entry, Part
+from corral.metrics.reduction import MetricsError, Path, Reduction, Settings, make_reduction
+from corral.metrics.values import Key, as_path, as_value, call_site, default_reduce, fit
 
-Key = str | tuple[str, ...]
-Parts = dict[tuple[str, ...], tuple[Reduction, Any]]
+__all__ = ["Key", "MetricsError", "MetricsLogger", "Parts"]
+
+Parts = dict[Path, Part]
 """What `MetricsLogger.take` hands out: plain data, fit to be pickled."""
 
-
-class MetricsError(CorralError, ValueError):
-    """A value was logged with settings that contradict each other, or that the key already has otherwise."""
+_NOTHING_GIVEN = Settings()
+_MISSING = object()
 
 
 class MetricsLogger:
     """Collects values under keys and reduces them.
 
-    Without `reduce`, a key is an exponential moving average with coefficient 0.01, or with `window` the mean over the
-    window. `mean`, `min`, `max` and `sum` without a window start anew after each `reduce()`; a window, a
-    `lifetime_sum` and an `ema` go on.
+    A value is a number (a bool and a 0-d array or tensor too), or an array or tensor of numbers of any shape: a
+    `[H, W, 3]` uint8 array is an image, a `[T, H, W, 3]` one a video, and any other a histogram to the loggers that
+    write results; here they are arrays. Tensors may be on any device.
+
+    Reductions:
+        mean, min, max, sum: Of the values since the last `reduce()`, or of the latest `window`.
+        lifetime_sum: Of all values.
+        ema: The exponential moving average e <- (1 - c) e + c v, started at the first value; c is `ema_coeff`, 0.01.
+        percentiles: A dict `{"p50": ...}` of numbers, linearly interpolated, of the values since the last `reduce()`
+            or of the latest `window`; which ones is `percentiles`, by default 0, 50, 75, 90, 95, 99 and 100.
+        item: The latest value, a string too.
+        item_series: The list of the values since the last `reduce()`, or of the latest `window`.
+
+    Without `reduce`, a number's key is an `ema`, an array's an `item`, and with `window` either's a `mean`. Arrays are
+    reduced element by element in float64, all of one shape; `item` and `item_series` keep them as they are, and
+    `percentiles` takes none. Of no values at all, a sum is 0, a series empty, and everything else NaN.
+
+    `reduce()` clears what counts since the last `reduce()`; a window, an item, a lifetime sum and an average go on.
+    `clear_on_reduce` says so where that does not fit.
     """
 
-    def __init__(self) -> None:
-        """Start without keys."""
-        self._reducers: dict[tuple[str, ...], tuple[Reduction, Reducer]] = {}
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Start without keys.
+
+        Args:
+            clock: Gives the time in seconds, for throughputs and `log_time`.
+        """
+        self._clock = clock
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all keys, and start throughputs anew."""
+        self._entries: dict[Path, Entry] = {}
+        self._by_key: dict[Key, Entry] = {}  # by the keys as callers write them, to spare the calls after the first
+        self._names: dict[Path, Entry] = {}  # what a result has numbers under: keys, and their throughputs
+        self._groups: set[Path] = set()
+        # A period ends with a reduce. What is logged after it still belongs to the period that has just ended.
+        self._period_start = self._last_period_start = self._clock()
+
+    # Logging.
 
     def log_value(
         self,
         key: Key,
-        value: float,
+        value: Any,
         *,
         reduce: str | None = None,
         window: int | None = None,
         ema_coeff: float | None = None,
+        percentiles: Sequence[float] | None = None,
         clear_on_reduce: bool | None = None,
+        with_throughput: bool = False,
     ) -> None:
-        """Log one number.
+        """Log one value. A key keeps the settings that it was first logged with; later calls may leave them out.
 
         Args:
-            key: A name, or a tuple of names for a nested result.
-            value: A number or 0-d array.
-            reduce: One of `mean`, `min`, `max`, `sum`, `lifetime_sum`, `ema`; see the class.
-            window: Number of latest values that count.
+            key: A name, or a (nested) tuple of names for a nested result.
+            value: A number, or an array or tensor of numbers, of which a copy is kept; for an `item` a string too.
+            reduce: One of the reductions; see the class.
+            window: Number of latest values that count, at least 1.
             ema_coeff: Weight of a new value in (0, 1], for `ema`.
+            percentiles: List of numbers from 0 to 100, for `percentiles`.
             clear_on_reduce: Whether `reduce()` forgets the values; see the class for the defaults.
+            with_throughput: Whether the result has a key `<name>_throughput` beside this one: the sum of the values
+                since the last `reduce()`, a second. For `sum` and `lifetime_sum`, without a window.
 
         Raises:
-            MetricsError: The settings contradict each other, or those that the key was first logged with; or the key is
-                a group of other keys, or lies below another key.
+            MetricsError: The settings contradict each other, or those that the key was first logged with; the value is
+                of a kind, or of a shape, that does not go with them; or the key is a group of other keys, lies below
+                another key, or is no key.
         """
-        values = [float(value)]
-        self.log_values(key, values, reduce=reduce, window=window, ema_coeff=ema_coeff, clear_on_reduce=clear_on_reduce)
+        given = (reduce, window, ema_coeff, percentiles, clear_on_reduce, with_throughput)
+        entry = self._entry_of(key)
+        if entry is None or type(value) not in entry.plain or (given != entry.given and given != _NOTHING_GIVEN):
+            self._log(key, [value], Settings(*given))
+            return
+        # The way of nearly every call: nothing is looked at twice, and the reducer gets many values at a time.
+        entry.pending.append(value)
+        if len(entry.pending) >= FLUSH_AT:
+            entry.flush()
 
     def log_values(
         self,
         key: Key,
-        values: Sequence[float] | np.ndarray[Any, Any],
+        values: Sequence[Any] | NDArray[Any],
         *,
         reduce: str | None = None,
         window: int | None = None,
         ema_coeff: float | None = None,
+        percentiles: Sequence[float] | None = None,
         clear_on_reduce: bool | None = None,
+        with_throughput: bool = False,
     ) -> None:
-        """Log many numbers under one key, oldest first; an empty sequence only makes the key known."""
-        numbers: Sequence[float] = values.tolist() if isinstance(values, np.ndarray) else values
-        path = (key,) if isinstance(key, str) else tuple(key)
-        entry = self._reducers.get(path)
-        if entry is None or (reduce, window, ema_coeff, clear_on_reduce) != (None, None, None, None):
-            reduction = _reduction(path, reduce, window, ema_coeff, clear_on_reduce)
-            entry = self._entry(path, reduction)
-        entry[1].add(numbers)
+        """Log many values under one key, oldest first; an empty sequence only makes the key known.
+
+        Args:
+            key: As in `log_value`, like the settings.
+            values: A sequence of values, or an array `[n, ...]` of n of them.
+            reduce: See `log_value`.
+            window: See `log_value`.
+            ema_coeff: See `log_value`.
+            percentiles: See `log_value`.
+            clear_on_reduce: See `log_value`.
+            with_throughput: See `log_value`.
+
+        Raises:
+            MetricsError: As in `log_value`; none of the values is logged then.
+        """
+        settings = Settings(reduce, window, ema_coeff, percentiles, clear_on_reduce, with_throughput)
+        many: Any = values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
+        entry = self._entry_of(key)
+        if entry is None or settings != entry.given or not entry.plain.issuperset(map(type, many)):
+            self._log(key, many, settings)
+        else:
+            entry.add(many)
 
     def log_dict(self, values: Mapping[str, Any], *, key: Key = (), **settings: Any) -> None:
-        """Log a (nested) dict of numbers under `key`, all with the same settings as `log_value` takes."""
-        prefix = (key,) if isinstance(key, str) else tuple(key)
+        """Log a (nested) dict of values under `key`, all with the same settings as `log_value` takes."""
+        prefix = as_path(key)
         for name, value in values.items():
             if isinstance(value, Mapping):
                 self.log_dict(value, key=(*prefix, name), **settings)
             else:
                 self.log_value((*prefix, name), value, **settings)
 
-    @contextmanager
-    def log_time(self, key: Key, **settings: Any) -> Iterator[None]:
-        """Log the wall-clock seconds that a block takes."""
-        start = time.perf_counter()
+    def log_time(self, key: Key, **settings: Any) -> Timed:
+        """Return a context manager that logs the seconds that its block takes, also if it raises."""
+        return Timed(self, self._clock, key, settings)
+
+    def _entry_of(self, key: Key) -> Entry | None:
+        """Return the entry of a key that was logged in this very spelling."""
         try:
-            yield
-        finally:
-            self.log_value(key, time.perf_counter() - start, **settings)
+            return self._by_key.get(key)
+        except TypeError:  # a list or the like, which `as_path` refuses in words
+            return None
 
-    def peek(self, key: Key | None = None, default: float = float("nan")) -> Any:
-        """Return the number under a key now (`default` if there is none), or without a key all as a nested dict."""
-        if key is None:
-            return _nested({path: reducer.peek() for path, (_, reducer) in self._reducers.items()})
-        entry = self._reducers.get((key,) if isinstance(key, str) else tuple(key))
-        return default if entry is None else entry[1].peek()
+    def _log(self, key: Key, values: Iterable[Any], settings: Settings) -> None:
+        """Check everything, then log."""
+        path = as_path(key)
+        plain = [as_value(path, value) for value in values]
+        entry = self._entries.get(path)
+        if entry is None or settings not in (_NOTHING_GIVEN, entry.given):
+            reduction = make_reduction(path, settings, default_reduce(plain))
+            if entry is not None:
+                _check_reduction(entry, reduction, None)
+        else:
+            reduction = entry.reduction
+        fitted = [fit(path, reduction, value) for value in plain]
+        if is_new := entry is None:
+            entry = Entry(path, reduction, call_site(), settings)
+        for value in fitted:
+            entry.set_shape(value.shape if isinstance(value, np.ndarray) else ())
+        if is_new:
+            self._add_entry(entry)
+        if settings != _NOTHING_GIVEN:
+            entry.given = settings
+        self._by_key[key] = entry
+        entry.add(fitted)
 
-    def reduce(self) -> dict[str, Any]:
-        """Return all numbers as a nested dict, and forget what does not outlive an iteration."""
-        result: dict[str, Any] = self.peek()
-        for reduction, reducer in self._reducers.values():
-            if reduction.clear_on_reduce:
-                reducer.clear()
-        return result
-
-    def take(self) -> Parts:
-        """Return what was logged since the last `take`, for `merge` in another process.
-
-        Windows, sums and averages stay for `peek`; `mean`, `min` and `max` start anew, as after `reduce`.
-        """
-        return {path: (reduction, reducer.take()) for path, (reduction, reducer) in self._reducers.items()}
-
-    def merge(self, *workers: Parts, key: Key = ()) -> None:
-        """Take in the parts of other loggers that logged at the same time, under `key`.
-
-        Raises:
-            MetricsError: A key that both have is reduced in different ways.
-        """
-        prefix = (key,) if isinstance(key, str) else tuple(key)
-        for path in dict.fromkeys(path for parts in workers for path in parts):
-            logged = [parts[path] for parts in workers if path in parts]
-            reducers = [self._entry((*prefix, *path), reduction)[1] for reduction, _ in logged]
-            reducers[0].merge(*(part for _, part in logged))
-
-    def _entry(self, path: tuple[str, ...], reduction: Reduction) -> tuple[Reduction, Reducer]:
-        """Return what is kept under a path, made if need be, if it is reduced this way."""
-        entry = self._reducers.get(path)
-        if entry is None:
-            for other in self._reducers:
-                if path == other[: len(path)] or other == path[: len(other)]:
-                    raise MetricsError(
-                        f"metric {'/'.join(path)!r}: {'/'.join(other)!r} is logged too, and a key is a number or a "
-                        "group of numbers, not both."
-                    )
-            entry = self._reducers[path] = (reduction, make_reducer(reduction))
-        elif entry[0] != reduction:
-            raise MetricsError(f"metric {'/'.join(path)!r} was logged as {entry[0]}, and now as {reduction}.")
+    def _add_entry(self, entry: Entry) -> Entry:
+        """Make a key known, if no other is in its way."""
+        paths = (entry.path, entry.rate_path) if entry.reduction.with_throughput else (entry.path,)
+        for path in paths:
+            self._check_free(path)
+        for path in paths:
+            self._names[path] = entry
+        self._groups.update(entry.path[:length] for length in range(1, len(entry.path)))
+        self._entries[entry.path] = entry
         return entry
 
+    def _check_free(self, path: Path) -> None:
+        if not path:
+            raise MetricsError("a metric's key needs at least one name, and () has none.")
+        above = [path[:length] for length in range(1, len(path) + 1) if path[:length] in self._names]
+        if not above and path not in self._groups:
+            return
+        other = above[0] if above else next(name for name in self._names if name[: len(path)] == path)
+        raise MetricsError(
+            f"metric {'/'.join(path)!r}: {'/'.join(other)!r} is logged too, at {self._names[other].site}, and a name "
+            "is that of one value or of a group of them, not both."
+        )
 
-def _reduction(
-    path: tuple[str, ...], name: str | None, window: int | None, ema_coeff: float | None, clear: bool | None
-) -> Reduction:
-    """Fill in the defaults and refuse contradictions."""
-    where = f"metric {'/'.join(path)!r}"
-    if name is None:
-        name = "mean" if window is not None else "ema"
-    if name not in REDUCTIONS:
-        raise MetricsError(f"{where}: unknown reduce {name!r}. {nearest(name, REDUCTIONS)}")
-    if window is not None and ema_coeff is not None:
-        raise MetricsError(f"{where}: window={window} and ema_coeff={ema_coeff} exclude each other.")
-    if window is not None and (name in ("ema", "lifetime_sum") or window < 1):
-        raise MetricsError(f"{where}: window={window} does not go with reduce={name!r}.")
-    if ema_coeff is not None and name != "ema":
-        raise MetricsError(f"{where}: ema_coeff={ema_coeff} does not go with reduce={name!r}.")
-    if ema_coeff is not None and not 0 < ema_coeff <= 1:
-        raise MetricsError(f"{where}: ema_coeff={ema_coeff} must lie in (0, 1].")
-    if name == "ema":
-        ema_coeff = DEFAULT_EMA_COEFF if ema_coeff is None else ema_coeff
-    if clear and name == "lifetime_sum":
-        raise MetricsError(f"{where}: clear_on_reduce=True contradicts reduce='lifetime_sum'; use 'sum'.")
-    if clear is None:
-        clear = window is None and name in ("mean", "min", "max", "sum")
-    return Reduction(name, window, ema_coeff, clear)
+    # Results.
+
+    def peek(self, key: Key | None = None, default: Any = float("nan")) -> Any:
+        """Return the result under a key now (`default` if there is none); nothing is forgotten.
+
+        Args:
+            key: A key; a group of keys gives their nested dict, and `None` that of all.
+            default: What to return for an unknown key.
+        """
+        path = () if key is None else as_path(key)
+        if entry := self._names.get(path):
+            return entry.peek() if path == entry.path else entry.throughput(self._clock() - self._period_start)
+        nearby = [entry for entry in self._entries.values() if not path or entry.path[0] == path[0]]
+        found: Any = self._results(nearby, self._period_start)
+        for name in path:
+            found = found.get(name, _MISSING) if isinstance(found, dict) else _MISSING
+        return default if found is _MISSING else found
+
+    def reduce(self) -> dict[str, Any]:
+        """Return all results as a nested dict, and forget what does not outlive an iteration."""
+        result = self._reduce(list(self._entries.values()), self._period_start)
+        self._last_period_start, self._period_start = self._period_start, self._clock()
+        return result
+
+    def reduce_new(self) -> dict[str, Any]:
+        """Return only what was logged or aggregated since the last `reduce()` or `reduce_new()`, and clear it likewise.
+
+        For what is logged when an iteration has been reduced already, and still belongs to it: its throughputs are over
+        that iteration and the time since.
+        """
+        return self._reduce([entry for entry in self._entries.values() if entry.has_news()], self._last_period_start)
+
+    def _reduce(self, entries: Sequence[Entry], since: float) -> dict[str, Any]:
+        result = self._results(entries, since)
+        for entry in entries:
+            entry.reduced()
+        return result
+
+    def _results(self, entries: Sequence[Entry], since: float) -> dict[str, Any]:
+        """Return the results of entries as a nested dict, with throughputs since a time of the clock."""
+        elapsed_s = self._clock() - since
+        result: dict[str, Any] = {}
+        for entry in entries:
+            group = result
+            for name in entry.path[:-1]:
+                group = group.setdefault(name, {})
+            group[entry.path[-1]] = entry.peek()
+            if entry.rate is not None:
+                group[entry.rate_path[-1]] = entry.throughput(elapsed_s)
+        return result
+
+    # Merging, and state.
+
+    def take(self) -> Parts:
+        """Return what was logged since the last `take`, for `aggregate` in another process.
+
+        Windows, items, sums and averages stay for `peek`; what else counts since the last reduce starts anew.
+        """
+        return {path: entry.take() for path, entry in self._entries.items()}
+
+    def aggregate(self, parts: Sequence[Parts], *, key: Key = ()) -> None:
+        """Take in what other loggers logged at the same time, under `key`.
+
+        The results are those of one logger that logged all their values, in one call of `aggregate` or in several.
+        Where the order of one call's values matters: windows and series hold them interleaved as if each logger had
+        logged its own evenly over the same time, the loggers in order where two fall together; moving averages take one
+        logger's values after the other's; and an item is that of the last logger that has a new one. A throughput is
+        what all of them logged since this logger's last `reduce()`, a second of this logger's clock.
+
+        Args:
+            parts: What `take` returned, one of each logger.
+            key: The group to put their keys under.
+
+        Raises:
+            MetricsError: Two have a key that is reduced in different ways, or different shapes under one; or one has a
+                key that is a group here, or the other way round. No value is taken in then.
+        """
+        prefix = as_path(key)
+        merges = []
+        for path in dict.fromkeys(path for worker in parts for path in worker):
+            logged = [worker[path] for worker in parts if path in worker]
+            merges.append((self._entry_for((*prefix, *path), logged), logged))
+        for entry, logged in merges:
+            entry.merge(logged)
+
+    def _entry_for(self, path: Path, parts: Sequence[Part]) -> Entry:
+        entry = self._entries.get(path)
+        if entry is None:
+            entry = self._add_entry(Entry(path, parts[0].reduction, parts[0].site, _NOTHING_GIVEN))
+        for part in parts:
+            _check_reduction(entry, part.reduction, part.site)
+            entry.set_shape(part.shape)
+        return entry
+
+    def get_state(self) -> dict[str, Any]:
+        """Return everything as plain data: dicts with string keys, lists, numbers, strings and NumPy arrays."""
+        now = self._clock()
+        return {
+            # Durations, since the clock of another process may start anywhere.
+            "period_s": now - self._period_start,
+            "last_period_s": now - self._last_period_start,
+            "keys": [entry.get_state() for entry in self._entries.values()],
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Forget all keys, and go on where the logger of this state was."""
+        self.reset()
+        now = self._clock()
+        self._period_start, self._last_period_start = now - state["period_s"], now - state["last_period_s"]
+        for entry_state in state["keys"]:
+            self._add_entry(Entry.from_state(entry_state))
 
 
-def _nested(flat: Mapping[tuple[str, ...], float]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for path, value in flat.items():
-        node = nested
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        node[path[-1]] = value
-    return nested
+def _check_reduction(entry: Entry, reduction: Reduction, site: str | None) -> None:
+    """Refuse other settings than those of the key; `site` says where they were given, `None` by the call under way."""
+    if entry.reduction != reduction:
+        raise MetricsError(
+            f"metric {'/'.join(entry.path)!r} was logged as {entry.reduction} at {entry.site}, and now as {reduction} "
+            f"at {site or call_site()}."
+        )
+
+
+class Timed:
+    """The context manager of `MetricsLogger.log_time`."""
+
+    def __init__(self, logger: MetricsLogger, clock: Callable[[], float], key: Key, settings: dict[str, Any]) -> None:
+        """Take where the seconds go."""
+        self._logger, self._clock, self._key, self._settings = logger, clock, key, settings
+
+    def __enter__(self) -> None:
+        """Start the clock."""
+        self._start = self._clock()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Log the seconds."""
+        self._logger.log_value(self._key, self._clock() - self._start, **self._settings)

@@ -1,7 +1,18 @@
-"""How the values logged under one key become one number.
+"""How the values logged under one key become one result.
 
-Every reducer can hand out what it saw since it last did so (`take`), and take in what another one handed out
-(`merge`). Merging n runners' parts gives what one reducer would have given that saw all their values in turn.
+Every reducer can hand out what it saw since it last did so (`take`), and take in what others handed out that worked at
+the same time (`merge`). Merging n workers' parts, in one call or in several, gives what one reducer would have given
+that saw all their values. Where their order matters, it is, for the parts of one call:
+
+- in a window, and in a series: each worker's values are spread evenly over the same time and interleaved by it, workers
+  in order where two fall together, so that no worker's values push out another's;
+- in a moving average, and for an item: one worker after the other, in order.
+
+The parts of a later call are later.
+
+A value is a number, or an array `[...]` that has the same shape each time and is reduced element by element in float64;
+series and items hold values of any shape, and as they are. No reducer changes an array in place, so that parts and
+states can share them.
 """
 
 from __future__ import annotations
@@ -9,40 +20,71 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.metrics.reduction import DEFAULT_EMA_COEFF, Reduction
 
 NAN = float("nan")
-DEFAULT_EMA_COEFF = 0.01
-REDUCTIONS = ("mean", "min", "max", "sum", "lifetime_sum", "ema")
+
+Number = float | NDArray[Any]
 
 
-class Reduction(NamedTuple):
-    """The settings of one key.
+def _total(values: Sequence[Any]) -> Number:
+    """Return the sum of numbers, or of arrays; 0 of none."""
+    if len(values) and isinstance(values[0], np.ndarray):
+        return np.sum(values, axis=0, dtype=np.float64)
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # infinities of both signs, or a sum beyond the largest float
+        return float(sum(values))
 
-    Attributes:
-        name: One of `REDUCTIONS`.
-        window: Number of latest values that count, or `None` for all since the last reduce.
-        ema_coeff: Weight of a new value in an exponential moving average.
-        clear_on_reduce: Whether a reduce forgets the values.
-    """
 
-    name: str
-    window: int | None = None
-    ema_coeff: float | None = None
-    clear_on_reduce: bool = False
+def _mean(values: Sequence[Any]) -> Number:
+    return _total(values) / len(values)
+
+
+def _extreme(pick: Callable[..., Any], values: Sequence[Any]) -> Number:
+    """Return `np.min` or `np.max` over axis 0: unlike Python's own, NaN wins wherever it stands."""
+    best = pick(np.asarray(values, np.float64), axis=0)
+    return best if best.ndim else float(best)
+
+
+_min, _max = partial(_extreme, np.min), partial(_extreme, np.max)
+
+
+def _percentiles(percents: Sequence[float], values: Sequence[float]) -> dict[str, float]:
+    found = np.percentile(values, percents) if len(values) else [NAN] * len(percents)
+    return {f"p{percent:g}": float(value) for percent, value in zip(percents, found, strict=True)}
+
+
+_SUMMARIES: dict[str, Callable[[Sequence[Any]], Number]] = {"mean": _mean, "min": _min, "max": _max, "sum": _total}
+
+
+def _if_any(summary: Callable[[Sequence[Any]], Number], values: Sequence[Any]) -> Number:
+    return summary(values) if values else NAN
 
 
 class Reducer(ABC):
-    """Values in, one number out."""
+    """Values in, one result out.
+
+    Attributes:
+        STATE: Names of the attributes that make up the state: numbers, arrays, and lists or deques of such.
+    """
+
+    STATE: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def add(self, values: Sequence[float]) -> None:
-        """Take in values, oldest first."""
+    def add(self, values: Sequence[Any]) -> None:
+        """Take in values, oldest first, at least one."""
 
     @abstractmethod
-    def peek(self) -> float:
-        """Return the number now; NaN if there is none yet."""
+    def peek(self) -> Any:
+        """Return the result now; NaN if there is none yet."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -53,178 +95,251 @@ class Reducer(ABC):
         """Return what came in since the last `take`, for another reducer's `merge`."""
 
     @abstractmethod
-    def merge(self, *parts: Any) -> None:
+    def merge(self, parts: Sequence[Any]) -> None:
         """Take in the parts of other reducers that worked at the same time."""
 
+    def get_state(self) -> dict[str, Any]:
+        """Return everything that it holds as plain data."""
+        values = {name: getattr(self, name) for name in self.STATE}
+        return {name: list(value) if isinstance(value, (list, deque)) else value for name, value in values.items()}
 
-class Window(Reducer):
-    """Mean, min, max or sum of the latest values."""
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on where the reducer of this state was."""
+        for name in self.STATE:
+            old, value = getattr(self, name), state[name]
+            if isinstance(old, deque):
+                value = deque(value, maxlen=old.maxlen)
+            setattr(self, name, list(value) if isinstance(value, list) else value)
 
-    def __init__(self, name: str, window: int) -> None:
-        """Keep at most `window` values."""
-        self._name = name
-        self._values: deque[float] = deque(maxlen=window)
-        self._new: deque[float] = deque(maxlen=window)
 
-    def add(self, values: Sequence[float]) -> None:
+class Values(Reducer):
+    """The latest values, or all since the last reduce, and a summary of them."""
+
+    STATE = ("_values", "_new", "_num_new")
+
+    def __init__(self, window: int | None, summary: Callable[[Sequence[Any]], Any]) -> None:
+        """Keep at most `window` values, or all with `None`; `summary` turns a list of them into the result."""
+        self._window, self._summary = window, summary
+        self._values: deque[Any] = deque(maxlen=window)
+        # The latest of what came in since the last take, and how many there were.
+        self._new: deque[Any] = deque(maxlen=window)
+        self._num_new = 0
+
+    def add(self, values: Sequence[Any]) -> None:
         self._values.extend(values)
         self._new.extend(values)
+        self._num_new += len(values)
 
-    def peek(self) -> float:
-        if not self._values:
-            return NAN
-        if self._name == "mean":
-            return math.fsum(self._values) / len(self._values)
-        if self._name == "sum":
-            return math.fsum(self._values)
-        return min(self._values) if self._name == "min" else max(self._values)
+    def peek(self) -> Any:
+        return self._summary(list(self._values))
 
     def clear(self) -> None:
         self._values.clear()
-        self._new.clear()
+        self._forget_new()
 
-    def take(self) -> list[float]:
-        part = list(self._new)
+    def _forget_new(self) -> None:
         self._new.clear()
+        self._num_new = 0
+
+    def take(self) -> tuple[int, list[Any]]:
+        part = (self._num_new, list(self._new))
+        self._forget_new()
+        if self._window is None:
+            self._values.clear()  # a worker is never reduced: it would keep ever more
         return part
 
-    def merge(self, *parts: list[float]) -> None:
-        # Each part is spread evenly over the same time, so that no worker's values push out another's.
-        timed = [((i + 1) / len(part), value) for part in parts for i, value in enumerate(part)]
+    def merge(self, parts: Sequence[tuple[int, list[Any]]]) -> None:
+        # A worker's i-th value of n came at the time i / n, also when only the latest of the n are left.
+        timed = [
+            ((number - len(values) + i + 1) / number, value)
+            for number, values in parts
+            for i, value in enumerate(values)
+        ]
         self.add([value for _, value in sorted(timed, key=lambda pair: pair[0])])
+        self._num_new += sum(number for number, _ in parts) - len(timed)
 
 
 class Mean(Reducer):
     """Mean of all values since the last reduce."""
 
+    STATE = ("_total", "_count")
+
     def __init__(self) -> None:
         """Start empty."""
-        self._total, self._count = 0.0, 0
+        self._total: Number = 0.0
+        self._count = 0
 
-    def add(self, values: Sequence[float]) -> None:
-        self._total += math.fsum(values)
+    def add(self, values: Sequence[Any]) -> None:
+        self._total = self._total + _total(values)
         self._count += len(values)
 
-    def peek(self) -> float:
+    def peek(self) -> Number:
         return self._total / self._count if self._count else NAN
 
     def clear(self) -> None:
         self._total, self._count = 0.0, 0
 
-    def take(self) -> tuple[float, int]:
+    def take(self) -> tuple[Number, int]:
         part = (self._total, self._count)
         self.clear()
         return part
 
-    def merge(self, *parts: tuple[float, int]) -> None:
-        self._total += math.fsum(total for total, _ in parts)
-        self._count += sum(count for _, count in parts)
+    def merge(self, parts: Sequence[tuple[Number, int]]) -> None:
+        for total, count in parts:
+            self._total = self._total + total
+            self._count += count
 
 
 class Extreme(Reducer):
-    """Smallest or largest value since the last reduce."""
+    """Smallest or largest value since the last reduce; NaN if one was NaN."""
 
-    def __init__(self, name: str) -> None:
-        """Take `"min"` or `"max"`."""
-        self._pick = min if name == "min" else max
-        self._value: float | None = None
+    STATE = ("_best",)
 
-    def add(self, values: Sequence[float]) -> None:
-        if len(values):
-            best = float(self._pick(values))
-            self._value = best if self._value is None else self._pick(self._value, best)
+    def __init__(self, pick: Callable[[Sequence[Any]], Number]) -> None:
+        """Take what picks the best of values."""
+        self._pick = pick
+        self._best: list[Number] = []  # none or one
 
-    def peek(self) -> float:
-        return NAN if self._value is None else self._value
+    def add(self, values: Sequence[Any]) -> None:
+        self._best = [self._pick([*self._best, *values])]
+
+    def peek(self) -> Number:
+        return self._best[0] if self._best else NAN
 
     def clear(self) -> None:
-        self._value = None
+        self._best = []
 
-    def take(self) -> list[float]:
-        part = [] if self._value is None else [self._value]
+    def take(self) -> list[Number]:
+        part = self._best
         self.clear()
         return part
 
-    def merge(self, *parts: list[float]) -> None:
-        self.add([value for part in parts for value in part])
+    def merge(self, parts: Sequence[list[Number]]) -> None:
+        if best := [value for part in parts for value in part]:
+            self.add(best)
 
 
 class Sum(Reducer):
     """Sum since the last reduce, or over the lifetime."""
 
+    STATE = ("_total", "_new")
+
     def __init__(self) -> None:
         """Start at 0."""
-        self._total, self._new = 0.0, 0.0
+        self._total: Number = 0.0
+        self._new: Number = 0.0
 
-    def add(self, values: Sequence[float]) -> None:
-        total = math.fsum(values)
-        self._total += total
-        self._new += total
+    def add(self, values: Sequence[Any]) -> None:
+        total = _total(values)
+        self._total = self._total + total
+        self._new = self._new + total
 
-    def peek(self) -> float:
+    def peek(self) -> Number:
         return self._total
 
     def clear(self) -> None:
         self._total, self._new = 0.0, 0.0
 
-    def take(self) -> float:
+    def take(self) -> Number:
         part, self._new = self._new, 0.0
         return part
 
-    def merge(self, *parts: float) -> None:
-        self.add(parts)
+    def merge(self, parts: Sequence[Number]) -> None:
+        for part in parts:  # one by one: the part of a worker that logged nothing is a 0, not an array
+            self.add([part])
 
 
 class Ema(Reducer):
     """Exponential moving average, started at the first value: e <- (1 - c) e + c v.
 
-    A run of values maps e to `decay * e + shift`, so a part is those two numbers, and the first value for the case
-    that nothing came before.
+    After the first value v, a run of values maps e to `decay * e + shift`; a part is `[v, decay, shift]`, or empty.
     """
+
+    STATE = ("_value", "_part")
 
     def __init__(self, coeff: float) -> None:
         """Take the weight c of a new value, in (0, 1]."""
-        self._coeff = coeff
-        self._value: float | None = None
-        self._part: tuple[float, float, float] | None = None  # decay, shift, first value
+        self._coeff, self._keep = coeff, 1 - coeff
+        self._value: list[Number] = []  # none or one
+        self._part: list[Number] = []
 
-    def add(self, values: Sequence[float]) -> None:
-        for value in values:
-            self._apply((1 - self._coeff, self._coeff * value, value))
+    def add(self, values: Sequence[Any]) -> None:
+        coeff, keep, shift = self._coeff, self._keep, 0.0
+        for value in values[1:]:
+            shift = keep * shift + coeff * value
+        self._apply(values[0], keep ** (len(values) - 1), shift)
 
-    def _apply(self, part: tuple[float, float, float]) -> None:
-        decay, shift, first = part
-        # Started at the first value, its own decay and shift change nothing: (1 - c) v + c v = v.
-        self._value = decay * (first if self._value is None else self._value) + shift
-        if self._part is None:
-            self._part = part
+    def _apply(self, first: Number, decay: Number, shift: Number) -> None:
+        self._value = [decay * (self._step(self._value[0], first) if self._value else first) + shift]
+        if self._part:
+            start, old_decay, old_shift = self._part
+            self._part = [start, old_decay * self._keep * decay, decay * self._step(old_shift, first) + shift]
         else:
-            self._part = (self._part[0] * decay, self._part[1] * decay + shift, self._part[2])
+            self._part = [first, decay, shift]
 
-    def peek(self) -> float:
-        return NAN if self._value is None else self._value
+    def _step(self, old: Number, value: Number) -> Number:
+        return self._keep * old + self._coeff * value
+
+    def peek(self) -> Number:
+        return self._value[0] if self._value else NAN
 
     def clear(self) -> None:
-        self._value = self._part = None
+        self._value, self._part = [], []
 
-    def take(self) -> tuple[float, float, float] | None:
-        part, self._part = self._part, None
+    def take(self) -> list[Number]:
+        part, self._part = self._part, []
         return part
 
-    def merge(self, *parts: tuple[float, float, float] | None) -> None:
+    def merge(self, parts: Sequence[list[Number]]) -> None:
         for part in parts:
-            if part is not None:
-                self._apply(part)
+            if part:
+                self._apply(*part)
+
+
+class Item(Reducer):
+    """The latest value, of any kind."""
+
+    STATE = ("_item", "_is_new")
+
+    def __init__(self) -> None:
+        """Start without one."""
+        self._item: list[Any] = []  # none or one
+        self._is_new = False
+
+    def add(self, values: Sequence[Any]) -> None:
+        self._item, self._is_new = [values[-1]], True
+
+    def peek(self) -> Any:
+        return self._item[0] if self._item else NAN
+
+    def clear(self) -> None:
+        self._item, self._is_new = [], False
+
+    def take(self) -> list[Any]:
+        part = self._item if self._is_new else []
+        self._is_new = False
+        return part
+
+    def merge(self, parts: Sequence[list[Any]]) -> None:
+        if items := [item for part in parts for item in part]:
+            self.add(items)
 
 
 def make_reducer(reduction: Reduction) -> Reducer:
     """Return an empty reducer for the settings of a key."""
-    if reduction.window is not None:
-        return Window(reduction.name, reduction.window)
-    if reduction.name == "mean":
+    name, window = reduction.name, reduction.window
+    if name == "percentiles":
+        return Values(window, partial(_percentiles, reduction.percentiles or ()))
+    if name == "item_series":
+        return Values(window, list)
+    if name == "item":
+        return Item()
+    if window is not None:
+        return Values(window, partial(_if_any, _SUMMARIES[name]))
+    if name == "mean":
         return Mean()
-    if reduction.name in ("min", "max"):
-        return Extreme(reduction.name)
-    if reduction.name == "ema":
+    if name in ("min", "max"):
+        return Extreme(_min if name == "min" else _max)
+    if name == "ema":
         return Ema(reduction.ema_coeff or DEFAULT_EMA_COEFF)
     return Sum()

@@ -1,0 +1,228 @@
+"""Metrics of many workers are those of one logger that logged all their values; a logger goes on from its state."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from metric_cases import SETTINGS, Clock, assert_same
+
+from corral.metrics.logger import MetricsError, MetricsLogger
+
+KEY = ("a", "b")
+CASES = [
+    *((name, "numbers") for name in SETTINGS),
+    *((name, "arrays") for name, given in SETTINGS.items() if given.get("reduce") != "percentiles"),
+]
+Rounds = list[list[list[Any]]]
+
+
+@st.composite
+def rounds_of(draw: st.DrawFn, kind: str) -> Rounds:
+    """Rounds of workers of values; some workers have nothing to say in a round."""
+    workers = draw(st.integers(1, 4))
+    sizes = draw(st.lists(st.lists(st.integers(0, 7), min_size=workers, max_size=workers), min_size=1, max_size=4))
+    rng = random.Random(draw(st.integers(0, 1000)))
+
+    def value() -> Any:
+        if kind == "arrays":
+            return np.array([rng.uniform(-1e3, 1e3), rng.uniform(-1, 1)])
+        return rng.choice([rng.uniform(-1e3, 1e3), rng.uniform(-1, 1), rng.randint(-5, 5), rng.random() < 0.5])
+
+    return [[[value() for _ in range(size)] for size in row] for row in sizes]
+
+
+def given_settings(name: str, kind: str) -> dict[str, Any]:
+    return {"reduce": "ema"} if (name, kind) == ("default", "arrays") else SETTINGS[name]
+
+
+def at_once(name: str, workers: list[list[Any]]) -> list[Any]:
+    """Return the values of workers that worked at the same time, in the order that the merge stands for."""
+    if "window" not in name and "item_series" not in name:
+        return [value for values in workers for value in values]
+    timed = [(Fraction(i + 1, len(values)), value) for values in workers for i, value in enumerate(values)]
+    return [value for _, value in sorted(timed, key=lambda pair: pair[0])]
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["one_call", "a_call_each"])
+@pytest.mark.parametrize(("name", "kind"), CASES)
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_merging_workers_gives_what_one_logger_of_all_values_gives(
+    name: str, kind: str, together: bool, data: st.DataObject
+) -> None:
+    rounds = data.draw(rounds_of(kind))
+    clock, given = Clock(), given_settings(name, kind)
+    workers = [MetricsLogger(Clock()) for _ in rounds[0]]
+    merged, reference = MetricsLogger(clock), MetricsLogger(clock)
+    for values_of_workers in rounds:
+        for worker, values in zip(workers, values_of_workers, strict=True):
+            worker.log_values(KEY, values, **given)
+        parts = [pickle.loads(pickle.dumps(worker.take())) for worker in workers]
+        if together:
+            merged.aggregate(parts, key="env_runners")
+            reference.log_values(KEY, at_once(name, values_of_workers), **given)
+        else:
+            for part, values in zip(parts, values_of_workers, strict=True):
+                merged.aggregate([part], key="env_runners")
+                reference.log_values(KEY, values, **given)
+        clock.now += 2.0
+        assert_same(merged.peek(("env_runners", *KEY)), reference.peek(KEY))
+        assert_same(merged.reduce()["env_runners"], reference.reduce())
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_merging_in_two_stages_gives_what_merging_in_one_gives(name: str, kind: str, data: st.DataObject) -> None:
+    given = given_settings(name, kind)
+    direct, indirect, between = MetricsLogger(Clock()), MetricsLogger(Clock()), MetricsLogger(Clock())
+    for (values,) in [workers[:1] for workers in data.draw(rounds_of(kind))]:
+        worker = MetricsLogger()
+        worker.log_values(KEY, values, **given)
+        parts = worker.take()
+        for logger in (direct, between):
+            logger.aggregate([parts])
+        indirect.aggregate([between.take()])
+        assert_same(indirect.reduce(), direct.reduce())
+
+
+def is_plain(state: Any) -> bool:
+    if isinstance(state, dict):
+        return all(type(key) is str and is_plain(value) for key, value in state.items())
+    if isinstance(state, list):
+        return all(map(is_plain, state))
+    return type(state) in (bool, int, float, str, np.ndarray)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_a_logger_goes_on_from_its_state_as_if_nothing_had_been(name: str, kind: str, data: st.DataObject) -> None:
+    given = given_settings(name, kind)
+    before, after = (data.draw(rounds_of(kind)) for _ in range(2))
+    original = MetricsLogger(Clock())
+    for (values, *_), stage in zip(before, data.draw(st.lists(st.sampled_from(["", "take", "reduce"]))), strict=False):
+        original.log_values(KEY, values, **given)
+        if stage:
+            getattr(original, stage)()
+    original._clock.now += 3.0  # type: ignore[attr-defined]
+    state = original.get_state()
+    assert is_plain(state)
+    restored = MetricsLogger(Clock(100.0))  # another process, another clock
+    restored.log_value("forgotten", 1.0)
+    restored.set_state(pickle.loads(pickle.dumps(state)))
+    assert_same(restored.peek(), original.peek(), rel=0)
+    for values, *_ in after:
+        for logger in (original, restored):
+            logger.log_values(KEY, values, **given)
+            logger._clock.now += 0.5  # type: ignore[attr-defined]
+        assert_same(restored.peek(), original.peek(), rel=0)
+    merged = [MetricsLogger(Clock()) for _ in range(2)]
+    for logger, part in zip(merged, (original.take(), restored.take()), strict=True):
+        logger.aggregate([part])
+    assert_same(merged[1].peek(), merged[0].peek(), rel=0)
+    assert_same(restored.reduce_new(), original.reduce_new(), rel=0)
+    assert_same(restored.reduce(), original.reduce(), rel=0)
+    assert_same(restored.reduce(), original.reduce(), rel=0)
+
+
+def test_a_state_does_not_change_with_the_loggers_that_it_came_from_and_went_to() -> None:
+    logger = MetricsLogger()
+    logger.log_values("x", [1.0, 2.0], reduce="item_series", window=5)
+    logger.log_value("y", np.zeros(2), reduce="sum")
+    state = logger.get_state()
+    restored = MetricsLogger()
+    restored.set_state(state)
+    for one in (logger, restored):
+        one.log_value("x", 3.0)
+        one.log_value("y", np.ones(2))
+    again = MetricsLogger()
+    again.set_state(state)
+    assert_same(again.peek(), {"x": [1.0, 2.0], "y": np.zeros(2)})
+
+
+def test_a_window_over_workers_holds_the_latest_of_each() -> None:
+    workers = [MetricsLogger(), MetricsLogger()]
+    for worker, value in zip(workers, (0.0, 1.0), strict=True):
+        worker.log_values("return", [value] * 100, window=100)
+    merged = MetricsLogger()
+    merged.aggregate([worker.take() for worker in workers])
+    assert merged.peek("return") == 0.5  # and not 1, the mean of the worker that came last
+
+
+def test_a_worker_with_ten_times_the_values_has_ten_times_the_room_in_a_window() -> None:
+    workers = [MetricsLogger(), MetricsLogger()]
+    workers[0].log_values("return", [0.0] * 1000, window=110)
+    workers[1].log_values("return", [1.0] * 100, window=110)
+    merged = MetricsLogger()
+    merged.aggregate([worker.take() for worker in workers])
+    assert merged.peek("return") == pytest.approx(1 / 11)
+
+
+def test_an_item_is_that_of_the_last_worker_that_has_a_new_one() -> None:
+    workers, merged = [MetricsLogger() for _ in range(3)], MetricsLogger()
+    for index in (0, 1):
+        workers[index].log_value("name", f"worker {index}", reduce="item")
+    merged.aggregate([worker.take() for worker in workers])
+    assert merged.reduce() == {"name": "worker 1"}
+    workers[0].log_value("name", "again")
+    merged.aggregate([worker.take() for worker in workers])
+    assert merged.reduce() == {"name": "again"}
+    merged.aggregate([worker.take() for worker in workers])
+    assert merged.reduce() == {"name": "again"}
+    assert workers[1].peek("name") == "worker 1"
+
+
+def test_a_throughput_is_per_second_of_the_logger_that_reduces() -> None:
+    clocks = [Clock(7.0), Clock(70.0)]
+    workers, clock = [MetricsLogger(clock) for clock in clocks], Clock(1000.0)
+    merged = MetricsLogger(clock)
+    for total in (40, 80):
+        for worker, steps in zip(workers, (30, 10), strict=True):
+            worker.log_value("steps", steps, reduce="lifetime_sum", with_throughput=True)
+        clock.now += 4.0
+        merged.aggregate([worker.take() for worker in workers], key="env_runners")
+        assert merged.peek(("env_runners", "steps_throughput")) == 10.0
+        assert merged.reduce() == {"env_runners": {"steps": total, "steps_throughput": 10.0}}
+    clocks[0].now += 5.0
+    assert workers[0].peek("steps_throughput") == 12.0  # 60 in 5 s: nothing has reduced the worker
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_merging_keys_that_are_reduced_otherwise_is_refused_and_names_both_call_sites(together: bool) -> None:
+    workers, merged = [MetricsLogger(), MetricsLogger()], MetricsLogger()
+    workers[0].log_value(("a", "x"), 1.0, reduce="mean", window=50)
+    workers[1].log_value(("a", "x"), 1.0, reduce="sum")
+    parts = [worker.take() for worker in workers]
+    sites = [part["a", "x"].site for part in parts]
+    assert all(site.startswith(f"{__file__}:") for site in sites)
+    assert len(set(sites)) == 2
+    with pytest.raises(MetricsError) as error:
+        for group in [parts] if together else [parts[:1], parts[1:]]:
+            merged.aggregate(group, key="env_runners")
+    assert str(error.value) == (
+        f"metric 'env_runners/a/x' was logged as mean over a window of 50 at {sites[0]}, and now as sum at {sites[1]}."
+    )
+
+
+def test_merging_arrays_of_two_shapes_is_refused_and_names_both() -> None:
+    workers, merged = [MetricsLogger(), MetricsLogger()], MetricsLogger()
+    for worker, size in zip(workers, (2, 3), strict=True):
+        worker.log_value("x", np.zeros(size), reduce="mean")
+    with pytest.raises(MetricsError, match=r"'x'.*\[2\].*\[3\]"):
+        merged.aggregate([worker.take() for worker in workers])
+
+
+def test_merging_a_key_below_a_number_is_refused() -> None:
+    worker, merged = MetricsLogger(), MetricsLogger()
+    worker.log_value("x", 1.0)
+    merged.log_value("env_runners", 1.0)
+    with pytest.raises(MetricsError, match="'env_runners/x'"):
+        merged.aggregate([worker.take()], key="env_runners")
