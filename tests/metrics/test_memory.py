@@ -44,7 +44,7 @@ def test_a_million_values_take_no_memory(reduces: bool) -> None:
 
 
 def test_a_hundred_thousand_episodes_take_no_memory() -> None:
-    worker, merged = MetricsLogger(), MetricsLogger()
+    worker, aggregated = MetricsLogger(), MetricsLogger()
 
     def work(num_values: int) -> None:
         for i in range(num_values // 1000):
@@ -54,7 +54,7 @@ def test_a_hundred_thousand_episodes_take_no_memory() -> None:
             worker.log_value("num_episodes_lifetime", 100, reduce="lifetime_sum", with_throughput=True)
             worker.log_values("returns", episodes, reduce="percentiles")
             worker.log_values("lengths", episodes, reduce="item_series")
-            merged.aggregate([worker.take()], key="env_runners")
-            merged.reduce()
+            aggregated.aggregate([worker.take()], key="env_runners")
+            aggregated.reduce()
 
     assert growth(work) < 150_000

@@ -112,7 +112,7 @@ def test_arrays_are_reduced_element_by_element_in_float64(name: str, wanted: lis
 @pytest.mark.parametrize("shape", [(4, 5, 3), (2, 4, 5, 3)], ids=["image", "video"])
 def test_images_and_videos_stay_as_they_are(shape: tuple[int, ...]) -> None:
     image = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
-    logger, merged = MetricsLogger(), MetricsLogger()
+    logger, aggregated = MetricsLogger(), MetricsLogger()
     buffer = image.copy()
     logger.log_value("latest", buffer)  # an array's default is item
     logger.log_value("all", buffer, reduce="item_series")
@@ -121,9 +121,9 @@ def test_images_and_videos_stay_as_they_are(shape: tuple[int, ...]) -> None:
     assert_same(logger.peek("latest"), image)
     logger.peek("latest")[:] = 0  # nor is what comes out the logger's own
     logger.peek("all")[0][:] = 0
-    merged.aggregate([logger.take()])
-    assert_same(merged.reduce(), {"latest": image, "all": [image, np.arange(3)]})
-    assert_same(merged.reduce(), {"latest": image, "all": []})
+    aggregated.aggregate([logger.take()])
+    assert_same(aggregated.reduce(), {"latest": image, "all": [image, np.arange(3)]})
+    assert_same(aggregated.reduce(), {"latest": image, "all": []})
 
 
 def test_an_array_with_a_window_and_no_reduce_is_a_mean() -> None:

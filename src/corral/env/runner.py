@@ -42,7 +42,7 @@ class EnvRunner:
         num_envs: N.
         module: This runner's own copy of the module.
         worker_index: 0 for the embedded runner, 1 and up for others.
-        metrics: The logger that callbacks get; merged into `result["env_runners"]`.
+        metrics: The logger that callbacks get; aggregated into `result["env_runners"]`.
         weights_version: Version of the weights that act.
     """
 

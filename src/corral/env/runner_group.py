@@ -89,7 +89,7 @@ class EnvRunnerGroup:
             self._weights_version = version
 
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
-        """Merge what the runners logged since the last call: metrics under `env_runners`, seconds into the timers."""
+        """Take in what the runners logged since the last call: metrics under `env_runners`, seconds into the timers."""
         collected = self._call_all("get_metrics")
         metrics.aggregate([parts for parts, _ in collected], key="env_runners")
         for _, seconds in collected:

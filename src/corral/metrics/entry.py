@@ -144,14 +144,14 @@ class Entry:
         self.flush()
         return Part(self.reduction, self.site, self.shape, self.reducer.take())
 
-    def merge(self, parts: Sequence[Part]) -> None:
+    def aggregate(self, parts: Sequence[Part]) -> None:
         """Take in parts of this key, whose shapes fit, from loggers that worked at the same time."""
         self.flush()
         self.is_new = True
         data = [part.data for part in parts]
-        self.reducer.merge(data)
+        self.reducer.aggregate(data)
         if self.rate is not None:
-            self.rate.merge(data)
+            self.rate.aggregate(data)
 
     def get_state(self) -> dict[str, Any]:
         """Return everything as plain data."""

@@ -1,4 +1,4 @@
-"""The metrics logger: values under (nested) keys, reduced once an iteration, merged over workers."""
+"""The metrics logger: values under (nested) keys, reduced once an iteration, aggregated over workers."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ class MetricsLogger:
                 group[entry.rate_path[-1]] = entry.throughput(elapsed_s)
         return result
 
-    # Merging, and state.
+    # Other loggers, and state.
 
     def take(self) -> Parts:
         """Return what was logged since the last `take`, for `aggregate` in another process.
@@ -286,12 +286,12 @@ class MetricsLogger:
                 key that is a group here, or the other way round. No value is taken in then.
         """
         prefix = as_path(key)
-        merges = []
+        taken = []
         for path in dict.fromkeys(path for worker in parts for path in worker):
             logged = [worker[path] for worker in parts if path in worker]
-            merges.append((self._entry_for((*prefix, *path), logged), logged))
-        for entry, logged in merges:
-            entry.merge(logged)
+            taken.append((self._entry_for((*prefix, *path), logged), logged))
+        for entry, logged in taken:
+            entry.aggregate(logged)
 
     def _entry_for(self, path: Path, parts: Sequence[Part]) -> Entry:
         entry = self._entries.get(path)

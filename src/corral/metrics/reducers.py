@@ -1,8 +1,8 @@
 """How the values logged under one key become one result.
 
 Every reducer can hand out what it saw since it last did so (`take`), and take in what others handed out that worked at
-the same time (`merge`). Merging n workers' parts, in one call or in several, gives what one reducer would have given
-that saw all their values. Where their order matters, it is, for the parts of one call:
+the same time (`aggregate`). Aggregating n workers' parts, in one call or in several, gives what one reducer would have
+given that saw all their values. Where their order matters, it is, for the parts of one call:
 
 - in a window, and in a series: each worker's values are spread evenly over the same time and interleaved by it, workers
   in order where two fall together, so that no worker's values push out another's;
@@ -92,10 +92,10 @@ class Reducer(ABC):
 
     @abstractmethod
     def take(self) -> Any:
-        """Return what came in since the last `take`, for another reducer's `merge`."""
+        """Return what came in since the last `take`, for another reducer's `aggregate`."""
 
     @abstractmethod
-    def merge(self, parts: Sequence[Any]) -> None:
+    def aggregate(self, parts: Sequence[Any]) -> None:
         """Take in the parts of other reducers that worked at the same time."""
 
     def get_state(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Values(Reducer):
             self._values.clear()  # a worker is never reduced: it would keep ever more
         return part
 
-    def merge(self, parts: Sequence[tuple[int, list[Any]]]) -> None:
+    def aggregate(self, parts: Sequence[tuple[int, list[Any]]]) -> None:
         # A worker's i-th value of n came at the time i / n, also when only the latest of the n are left.
         timed = [
             ((number - len(values) + i + 1) / number, value)
@@ -184,7 +184,7 @@ class Mean(Reducer):
         self.clear()
         return part
 
-    def merge(self, parts: Sequence[tuple[Number, int]]) -> None:
+    def aggregate(self, parts: Sequence[tuple[Number, int]]) -> None:
         for total, count in parts:
             self._total = self._total + total
             self._count += count
@@ -214,7 +214,7 @@ class Extreme(Reducer):
         self.clear()
         return part
 
-    def merge(self, parts: Sequence[list[Number]]) -> None:
+    def aggregate(self, parts: Sequence[list[Number]]) -> None:
         if best := [value for part in parts for value in part]:
             self.add(best)
 
@@ -244,7 +244,7 @@ class Sum(Reducer):
         part, self._new = self._new, 0.0
         return part
 
-    def merge(self, parts: Sequence[Number]) -> None:
+    def aggregate(self, parts: Sequence[Number]) -> None:
         for part in parts:  # one by one: the part of a worker that logged nothing is a 0, not an array
             self.add([part])
 
@@ -290,7 +290,7 @@ class Ema(Reducer):
         part, self._part = self._part, []
         return part
 
-    def merge(self, parts: Sequence[list[Number]]) -> None:
+    def aggregate(self, parts: Sequence[list[Number]]) -> None:
         for part in parts:
             if part:
                 self._apply(*part)
@@ -320,7 +320,7 @@ class Item(Reducer):
         self._is_new = False
         return part
 
-    def merge(self, parts: Sequence[list[Any]]) -> None:
+    def aggregate(self, parts: Sequence[list[Any]]) -> None:
         if items := [item for part in parts for item in part]:
             self.add(items)
 

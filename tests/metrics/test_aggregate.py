@@ -43,7 +43,7 @@ def given_settings(name: str, kind: str) -> dict[str, Any]:
 
 
 def at_once(name: str, workers: list[list[Any]]) -> list[Any]:
-    """Return the values of workers that worked at the same time, in the order that the merge stands for."""
+    """Return the values of workers that worked at the same time, in the order that `aggregate` stands for."""
     if "window" not in name and "item_series" not in name:
         return [value for values in workers for value in values]
     timed = [(Fraction(i + 1, len(values)), value) for values in workers for i, value in enumerate(values)]
@@ -54,33 +54,33 @@ def at_once(name: str, workers: list[list[Any]]) -> list[Any]:
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
-def test_merging_workers_gives_what_one_logger_of_all_values_gives(
+def test_aggregating_workers_gives_what_one_logger_of_all_values_gives(
     name: str, kind: str, together: bool, data: st.DataObject
 ) -> None:
     rounds = data.draw(rounds_of(kind))
     clock, given = Clock(), given_settings(name, kind)
     workers = [MetricsLogger(Clock()) for _ in rounds[0]]
-    merged, reference = MetricsLogger(clock), MetricsLogger(clock)
+    aggregated, reference = MetricsLogger(clock), MetricsLogger(clock)
     for values_of_workers in rounds:
         for worker, values in zip(workers, values_of_workers, strict=True):
             worker.log_values(KEY, values, **given)
         parts = [pickle.loads(pickle.dumps(worker.take())) for worker in workers]
         if together:
-            merged.aggregate(parts, key="env_runners")
+            aggregated.aggregate(parts, key="env_runners")
             reference.log_values(KEY, at_once(name, values_of_workers), **given)
         else:
             for part, values in zip(parts, values_of_workers, strict=True):
-                merged.aggregate([part], key="env_runners")
+                aggregated.aggregate([part], key="env_runners")
                 reference.log_values(KEY, values, **given)
         clock.now += 2.0
-        assert_same(merged.peek(("env_runners", *KEY)), reference.peek(KEY))
-        assert_same(merged.reduce()["env_runners"], reference.reduce())
+        assert_same(aggregated.peek(("env_runners", *KEY)), reference.peek(KEY))
+        assert_same(aggregated.reduce()["env_runners"], reference.reduce())
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @given(data=st.data())
 @settings(max_examples=10, deadline=None)
-def test_merging_in_two_stages_gives_what_merging_in_one_gives(name: str, kind: str, data: st.DataObject) -> None:
+def test_aggregating_in_two_stages_gives_what_one_gives(name: str, kind: str, data: st.DataObject) -> None:
     given = given_settings(name, kind)
     direct, indirect, between = MetricsLogger(Clock()), MetricsLogger(Clock()), MetricsLogger(Clock())
     for (values,) in [workers[:1] for workers in data.draw(rounds_of(kind))]:
@@ -124,10 +124,10 @@ def test_a_logger_goes_on_from_its_state_as_if_nothing_had_been(name: str, kind:
             logger.log_values(KEY, values, **given)
             logger._clock.now += 0.5  # type: ignore[attr-defined]
         assert_same(restored.peek(), original.peek(), rel=0)
-    merged = [MetricsLogger(Clock()) for _ in range(2)]
-    for logger, part in zip(merged, (original.take(), restored.take()), strict=True):
+    aggregated = [MetricsLogger(Clock()) for _ in range(2)]
+    for logger, part in zip(aggregated, (original.take(), restored.take()), strict=True):
         logger.aggregate([part])
-    assert_same(merged[1].peek(), merged[0].peek(), rel=0)
+    assert_same(aggregated[1].peek(), aggregated[0].peek(), rel=0)
     assert_same(restored.reduce_new(), original.reduce_new(), rel=0)
     assert_same(restored.reduce(), original.reduce(), rel=0)
     assert_same(restored.reduce(), original.reduce(), rel=0)
@@ -152,52 +152,52 @@ def test_a_window_over_workers_holds_the_latest_of_each() -> None:
     workers = [MetricsLogger(), MetricsLogger()]
     for worker, value in zip(workers, (0.0, 1.0), strict=True):
         worker.log_values("return", [value] * 100, window=100)
-    merged = MetricsLogger()
-    merged.aggregate([worker.take() for worker in workers])
-    assert merged.peek("return") == 0.5  # and not 1, the mean of the worker that came last
+    aggregated = MetricsLogger()
+    aggregated.aggregate([worker.take() for worker in workers])
+    assert aggregated.peek("return") == 0.5  # and not 1, the mean of the worker that came last
 
 
 def test_a_worker_with_ten_times_the_values_has_ten_times_the_room_in_a_window() -> None:
     workers = [MetricsLogger(), MetricsLogger()]
     workers[0].log_values("return", [0.0] * 1000, window=110)
     workers[1].log_values("return", [1.0] * 100, window=110)
-    merged = MetricsLogger()
-    merged.aggregate([worker.take() for worker in workers])
-    assert merged.peek("return") == pytest.approx(1 / 11)
+    aggregated = MetricsLogger()
+    aggregated.aggregate([worker.take() for worker in workers])
+    assert aggregated.peek("return") == pytest.approx(1 / 11)
 
 
 def test_an_item_is_that_of_the_last_worker_that_has_a_new_one() -> None:
-    workers, merged = [MetricsLogger() for _ in range(3)], MetricsLogger()
+    workers, aggregated = [MetricsLogger() for _ in range(3)], MetricsLogger()
     for index in (0, 1):
         workers[index].log_value("name", f"worker {index}", reduce="item")
-    merged.aggregate([worker.take() for worker in workers])
-    assert merged.reduce() == {"name": "worker 1"}
+    aggregated.aggregate([worker.take() for worker in workers])
+    assert aggregated.reduce() == {"name": "worker 1"}
     workers[0].log_value("name", "again")
-    merged.aggregate([worker.take() for worker in workers])
-    assert merged.reduce() == {"name": "again"}
-    merged.aggregate([worker.take() for worker in workers])
-    assert merged.reduce() == {"name": "again"}
+    aggregated.aggregate([worker.take() for worker in workers])
+    assert aggregated.reduce() == {"name": "again"}
+    aggregated.aggregate([worker.take() for worker in workers])
+    assert aggregated.reduce() == {"name": "again"}
     assert workers[1].peek("name") == "worker 1"
 
 
 def test_a_throughput_is_per_second_of_the_logger_that_reduces() -> None:
     clocks = [Clock(7.0), Clock(70.0)]
     workers, clock = [MetricsLogger(clock) for clock in clocks], Clock(1000.0)
-    merged = MetricsLogger(clock)
+    aggregated = MetricsLogger(clock)
     for total in (40, 80):
         for worker, steps in zip(workers, (30, 10), strict=True):
             worker.log_value("steps", steps, reduce="lifetime_sum", with_throughput=True)
         clock.now += 4.0
-        merged.aggregate([worker.take() for worker in workers], key="env_runners")
-        assert merged.peek(("env_runners", "steps_throughput")) == 10.0
-        assert merged.reduce() == {"env_runners": {"steps": total, "steps_throughput": 10.0}}
+        aggregated.aggregate([worker.take() for worker in workers], key="env_runners")
+        assert aggregated.peek(("env_runners", "steps_throughput")) == 10.0
+        assert aggregated.reduce() == {"env_runners": {"steps": total, "steps_throughput": 10.0}}
     clocks[0].now += 5.0
     assert workers[0].peek("steps_throughput") == 12.0  # 60 in 5 s: nothing has reduced the worker
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_merging_keys_that_are_reduced_otherwise_is_refused_and_names_both_call_sites(together: bool) -> None:
-    workers, merged = [MetricsLogger(), MetricsLogger()], MetricsLogger()
+def test_aggregating_keys_that_are_reduced_otherwise_is_refused_and_names_both_call_sites(together: bool) -> None:
+    workers, aggregated = [MetricsLogger(), MetricsLogger()], MetricsLogger()
     workers[0].log_value(("a", "x"), 1.0, reduce="mean", window=50)
     workers[1].log_value(("a", "x"), 1.0, reduce="sum")
     parts = [worker.take() for worker in workers]
@@ -206,23 +206,23 @@ def test_merging_keys_that_are_reduced_otherwise_is_refused_and_names_both_call_
     assert len(set(sites)) == 2
     with pytest.raises(MetricsError) as error:
         for group in [parts] if together else [parts[:1], parts[1:]]:
-            merged.aggregate(group, key="env_runners")
+            aggregated.aggregate(group, key="env_runners")
     assert str(error.value) == (
         f"metric 'env_runners/a/x' was logged as mean over a window of 50 at {sites[0]}, and now as sum at {sites[1]}."
     )
 
 
-def test_merging_arrays_of_two_shapes_is_refused_and_names_both() -> None:
-    workers, merged = [MetricsLogger(), MetricsLogger()], MetricsLogger()
+def test_aggregating_arrays_of_two_shapes_is_refused_and_names_both() -> None:
+    workers, aggregated = [MetricsLogger(), MetricsLogger()], MetricsLogger()
     for worker, size in zip(workers, (2, 3), strict=True):
         worker.log_value("x", np.zeros(size), reduce="mean")
     with pytest.raises(MetricsError, match=r"'x'.*\[2\].*\[3\]"):
-        merged.aggregate([worker.take() for worker in workers])
+        aggregated.aggregate([worker.take() for worker in workers])
 
 
-def test_merging_a_key_below_a_number_is_refused() -> None:
-    worker, merged = MetricsLogger(), MetricsLogger()
+def test_aggregating_a_key_below_a_number_is_refused() -> None:
+    worker, aggregated = MetricsLogger(), MetricsLogger()
     worker.log_value("x", 1.0)
-    merged.log_value("env_runners", 1.0)
+    aggregated.log_value("env_runners", 1.0)
     with pytest.raises(MetricsError, match="'env_runners/x'"):
-        merged.aggregate([worker.take()], key="env_runners")
+        aggregated.aggregate([worker.take()], key="env_runners")
