@@ -80,17 +80,35 @@ def test_aggregating_workers_gives_what_one_logger_of_all_values_gives(
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @given(data=st.data())
 @settings(max_examples=10, deadline=None)
-def test_aggregating_in_two_stages_gives_what_one_gives(name: str, kind: str, data: st.DataObject) -> None:
+def test_aggregating_in_two_stages_gives_what_one_logger_gives(name: str, kind: str, data: st.DataObject) -> None:
     given = given_settings(name, kind)
-    direct, indirect, between = MetricsLogger(Clock()), MetricsLogger(Clock()), MetricsLogger(Clock())
-    for (values,) in [workers[:1] for workers in data.draw(rounds_of(kind))]:
-        worker = MetricsLogger()
-        worker.log_values(KEY, values, **given)
-        parts = worker.take()
-        for logger in (direct, between):
-            logger.aggregate([parts])
-        indirect.aggregate([between.take()])
-        assert_same(indirect.reduce(), direct.reduce())
+    aggregated, between, reference = MetricsLogger(Clock()), MetricsLogger(Clock()), MetricsLogger(Clock())
+    for first, *others in data.draw(rounds_of(kind)):
+        workers = []
+        for values in (first, *others):
+            workers.append(MetricsLogger())
+            workers[-1].log_values(KEY, values, **given)
+        between.aggregate([worker.take() for worker in workers[1:]])
+        aggregated.aggregate([workers[0].take(), between.take()])
+        reference.log_values(KEY, at_once(name, [first, at_once(name, others)]), **given)
+        assert_same(aggregated.reduce(), reference.reduce())
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_what_is_looked_at_in_between_is_taken_all_the_same(name: str, kind: str, data: st.DataObject) -> None:
+    given = given_settings(name, kind)
+    looked, worker = MetricsLogger(Clock()), MetricsLogger(Clock())
+    aggregated = [MetricsLogger(Clock()) for _ in range(2)]
+    for pieces in data.draw(rounds_of(kind)):
+        for values in pieces:
+            for logger in (looked, worker):
+                logger.log_values(KEY, values, **given)
+            looked.peek()
+        for logger, part in zip(aggregated, (looked.take(), worker.take()), strict=True):
+            logger.aggregate([part])
+        assert_same(aggregated[0].reduce(), aggregated[1].reduce())
 
 
 def is_plain(state: Any) -> bool:
