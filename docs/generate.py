@@ -14,7 +14,7 @@ from typing import Any
 
 from corral.algorithms.config import GROUPS, AlgorithmConfig
 from corral.algorithms.registry import ALGORITHMS, config_class
-from corral.callbacks.callback import EVENTS
+from corral.callbacks.callback import ARGUMENTS, EVENTS
 from corral.cli.main import make_parser
 from corral.core.module import ModelConfig
 
@@ -138,6 +138,8 @@ def events_page() -> str:
         "Every event that a callback can listen to. A callable may take any subset of the arguments, by name. "
         "`corral events` prints this list. [Callbacks](../callbacks.md) says how to use it.",
         table(["event", "runs in", "arguments", "fires"], rows),
+        "## Arguments",
+        table(["argument", "what"], [[f"`{name}`", meaning] for name, meaning in ARGUMENTS.items()]),
     ]
     return "\n\n".join(parts) + "\n"
 

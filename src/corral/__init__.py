@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from corral.algorithms.ppo import PPO as PPO
     from corral.algorithms.ppo import PPOConfig as PPOConfig
     from corral.callbacks.callback import Callback as Callback
+    from corral.callbacks.callback import make_multi_callbacks as make_multi_callbacks
     from corral.core.module import Module as Module
+    from corral.env.episode import SingleAgentEpisode as SingleAgentEpisode
     from corral.env.vector import EnvContext as EnvContext
 
 _HOMES = {
@@ -27,6 +29,8 @@ _HOMES = {
     "Module": "corral.core.module",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
+    "SingleAgentEpisode": "corral.env.episode",
+    "make_multi_callbacks": "corral.callbacks.callback",
 }
 
 __all__ = [*_HOMES, "__version__"]

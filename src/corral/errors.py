@@ -23,6 +23,18 @@ class LossError(CorralError, ArithmeticError):
     """A loss became NaN or infinite; the step that it would have made was not taken."""
 
 
+class CallbackError(CorralError, RuntimeError):
+    """A callback raised; the message names the event, the callback and the episode, and the cause is the original."""
+
+
+class ColumnError(CorralError, ValueError):
+    """A column was given another shape or dtype than it has, or one that does not fit the others."""
+
+
+class EpisodeError(CorralError, ValueError):
+    """An episode was put together from parts that do not fit, or stepped when it could not be."""
+
+
 class StopCriterionError(CorralError, KeyError):
     """A stop criterion names a number that the result does not hold."""
 

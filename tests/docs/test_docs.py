@@ -18,7 +18,6 @@ from pages import NO_RUN, PAGES, README, ROOT, anchors, blocks, commands, first_
 from corral import PPOConfig
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import flat_result
-from corral.callbacks import EVENTS
 from corral.cli.main import make_parser
 from corral.core.module import ModelConfig
 from corral.metrics.timers import PARTS
@@ -119,8 +118,10 @@ def test_bottleneck_settings_are_those_of_the_page() -> None:
     assert dict(re.findall(r"^\| `(\w+)` \| `([\w.]+)` \|$", text, flags=re.MULTILINE)) == PARTS
 
 
-def test_events_are_those_of_the_page() -> None:
-    assert first_column(CALLBACKS, "The events") == list(EVENTS)
+def test_examples_are_those_of_the_page() -> None:
+    assert sorted(first_column(CALLBACKS, "Examples")) == sorted(
+        p.name for p in (ROOT / "examples/callbacks").glob("*.py")
+    )
 
 
 def test_module_settings_are_those_of_the_page() -> None:

@@ -141,12 +141,14 @@ class TestGoldenTraces:
         runner = make_runner(env_config={"episode_length": 1}, **{name: partial(trace.append, name) for name in names})
         runner.sample(num_timesteps=1)
         assert trace == [
+            "on_sub_environment_created",
             "on_environment_created",
             "on_episode_created",
             "on_episode_start",
             "on_episode_step",
             "on_episode_end",
             "on_episode_created",
+            "on_postprocess_trajectory",
             "on_sample_end",
         ]
 
@@ -307,7 +309,8 @@ class TestEpisode:
 class ForbiddenEpisode:
     """Stands in for the episode class where no episode may be made."""
 
-    def __init__(self, *args: Any) -> None:
+    @classmethod
+    def view(cls, *args: Any) -> None:
         raise AssertionError("an episode was made though nobody listens")
 
 

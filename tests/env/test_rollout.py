@@ -164,4 +164,3 @@ def test_valid_rows_flatten_in_time_order() -> None:
     assert rollout.valid_rows({"a": (rollout.rewards,)})["a"][0].tolist() == [0, 1, 3, 4]
     rollout.valid[...] = True
     assert rollout.valid_rows(rollout.rewards).tolist() == [0, 1, 2, 3, 4, 5]
-    assert rollout.num_env_steps == 6

@@ -258,27 +258,27 @@ def test_the_name_of_a_throughput_is_taken() -> None:
     assert set(logger.reduce()) == {"x", "x_throughput", "y_throughput"}
 
 
-def test_reduce_new_gives_what_came_after_the_reduce_and_clears_it_likewise() -> None:
+def test_peek_new_gives_whole_results_of_what_came_after_the_mark() -> None:
     clock = Clock()
     logger, worker = MetricsLogger(clock), MetricsLogger()
     logger.log_value("old", 1.0)
     logger.log_value("seen", 1, reduce="sum", with_throughput=True)
     worker.log_value("x", 1.0, window=2)
-    assert set(logger.reduce_new()) == {"old", "seen", "seen_throughput"}
+    assert set(logger.peek_new()) == {"old", "seen", "seen_throughput"}
     for _ in range(2):
-        logger.log_value("old", 1.0)
-        clock.now += 4.0
         logger.reduce()
-        assert logger.reduce_new() == {}
+        logger.log_value("old", 1.0)
+        logger.log_value("seen", 5)
+        clock.now += 4.0
+        logger.mark()
+        assert logger.peek_new() == {}
         logger.log_value("seen", 3)
         logger.log_values("empty", [], reduce="item_series")
         logger.aggregate([worker.take()], key="env_runners")
-        new = logger.reduce_new()
-        # Of the whole iteration that has just been reduced, and not of the moment since.
-        assert (new["seen"], new["seen_throughput"]) == (3, 0.75)
+        new = logger.peek_new()
+        assert (new["seen"], new["seen_throughput"]) == (8, 2.0)
         assert new["env_runners"] == {"x": 1.0}
-        assert logger.reduce_new() == {}
-        assert logger.peek("seen") == 0
+        assert logger.peek_new() == new
     assert "empty" not in new  # nothing new came for it the second time
 
 

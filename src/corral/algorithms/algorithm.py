@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,8 +23,10 @@ from corral.core.module import DEFAULT_MODULE_ID, Module
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
 from corral.env.runner_group import EnvRunnerGroup
+from corral.errors import CorralError
 from corral.loggers import Logger, Run, default_loggers
 from corral.metrics.logger import MetricsError, MetricsLogger
+from corral.metrics.result import merge_nested
 from corral.metrics.timers import Timers, timer_results
 
 if TYPE_CHECKING:
@@ -33,6 +36,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("corral")
 NAN = float("nan")
+
+# What the result has from the algorithm itself.
+_FIXED_KEYS = frozenset(
+    {
+        "evaluation",
+        "fault_tolerance",
+        "training_iteration",
+        "num_env_steps_sampled_lifetime",
+        "engine",
+        "config",
+        "timers",
+        "bottleneck",
+        "time_total_s",
+    }
+)
 
 # What `result["evaluation"]` holds as long as no evaluation has run.
 _EPISODE_KEYS = tuple(f"episode_{name}_{how}" for name in ("return", "len") for how in ("mean", "min", "max"))
@@ -76,12 +94,17 @@ class Algorithm(ABC):
         self.num_env_steps_sampled_lifetime = 0
         self._time_total_s = 0.0
         self._stopped = False
-        self._callbacks = Dispatcher(config.callbacks_class, config.callback_functions)
+        self._shown: BaseException | None = None  # the exception that on_exception saw
+        self._running = False  # from on_algorithm_init to on_algorithm_stop
+        self._callbacks = self._make_dispatcher()
         self.env_runner_group = EnvRunnerGroup(config)
         try:
             observation_space, action_space, num_envs = self.env_runner_group.describe_env()
             self._round_size = round_size(config, num_envs)
             module = config.build_module(observation_space, action_space)
+            self._callbacks.fire(
+                "on_create_policy", policy_id=DEFAULT_MODULE_ID, policy=module, metrics_logger=self.metrics
+            )
             self.learner_group = LearnerGroup(
                 Learner(
                     {DEFAULT_MODULE_ID: module},
@@ -93,6 +116,7 @@ class Algorithm(ABC):
                     device=config.device,
                     num_threads=config.num_threads,
                     seed=config.seed,
+                    callbacks=self._make_dispatcher(),
                 )
             )
             self._acting = Inference(config.build_module(observation_space, action_space))
@@ -101,10 +125,16 @@ class Algorithm(ABC):
             self.sync_weights()
             self.setup()
             self._callbacks.fire("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
+            self._running = True
             self.timers.take()  # what building took is no part of the first iteration
         except BaseException:
             self.stop()
             raise
+
+    def _make_dispatcher(self) -> Dispatcher:
+        """Return callbacks of its own for one part of the algorithm: classes are made anew for each."""
+        config = self.config
+        return Dispatcher(config.callbacks_class, config.callback_functions, config.on_error)
 
     # What an algorithm's file gives.
 
@@ -146,7 +176,15 @@ class Algorithm(ABC):
         Raises:
             EnvError: An env raised or gave NaN.
             LossError: A loss became NaN.
+            CallbackError: A callback raised.
+            CorralError: The algorithm was stopped.
         """
+        if self._stopped:
+            raise CorralError("this algorithm was stopped, and its envs are closed: build() another one.")
+        with self._exceptions_shown():
+            return self._train()
+
+    def _train(self) -> dict[str, Any]:
         config, start = self.config, time.perf_counter()
         steps_before = self.num_env_steps_sampled_lifetime
         while True:
@@ -156,29 +194,45 @@ class Algorithm(ABC):
             if elapsed_s >= config.min_time_s_per_iteration and sampled >= config.min_sample_timesteps_per_iteration:
                 break
         self.env_runner_group.collect_metrics(self.metrics, self.timers)
+        self.learner_group.collect_metrics(self.metrics, self.timers)
         self.training_iteration += 1
         result = self._result()
-        self._set_times(result, time.perf_counter() - start)
+        self._set_costs(result, time.perf_counter() - start)
         with self.timers.time("callbacks"):
             self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
+        self._add_metrics(result, self.metrics.peek_new())  # what the callbacks of this very event logged
+        self.metrics.reduce()
         iteration_s = time.perf_counter() - start
-        self._set_times(result, iteration_s)  # again, with what the callbacks of this very event took
+        self._set_costs(result, iteration_s)  # again, with theirs
         self._time_total_s += iteration_s
         self.timers.take()
         return result
 
-    def _set_times(self, result: dict[str, Any], iteration_s: float) -> None:
+    @contextmanager
+    def _exceptions_shown(self) -> Iterator[None]:
+        """Fire `on_exception` for what the block raises; once, however deep the blocks lie."""
+        try:
+            yield
+        except BaseException as error:
+            if error is not self._shown:
+                self._shown = error
+                try:
+                    self._callbacks.fire("on_exception", algorithm=self, exception=error)
+                except Exception:
+                    log.exception("A callback raised at on_exception; the first exception goes on.")
+            raise
+
+    def _set_costs(self, result: dict[str, Any], iteration_s: float) -> None:
+        """Put into a result what the callbacks of `on_train_result` add to: times, and errors that were logged."""
+        parts = (self, self.env_runner_group, self.learner_group)
+        result["fault_tolerance"]["num_callback_errors"] = sum(part.num_callback_errors for part in parts)
         result["timers"], result["bottleneck"] = timer_results(self.timers.seconds, iteration_s)
         result["time_total_s"] = self._time_total_s + iteration_s
 
     def _result(self) -> dict[str, Any]:
-        """Return the result of an iteration, but for its times.
-
-        Raises:
-            MetricsError: A callback logged under a name that the result has for something else.
-        """
-        group, logged = self.env_runner_group, self.metrics.reduce()
-        fixed = {
+        """Return the result of an iteration, but for its costs."""
+        group = self.env_runner_group
+        result = {
             "evaluation": {**_NO_EVALUATION, "env_runners": dict(_NO_EVALUATION["env_runners"])},  # type: ignore[call-overload]
             "fault_tolerance": {
                 "num_healthy_workers": group.num_healthy_remote_workers,
@@ -189,9 +243,19 @@ class Algorithm(ABC):
             "engine": group.engine_name,
             "config": self.config.to_dict(),
         }
-        if taken := logged.keys() & (fixed.keys() | {"timers", "bottleneck", "time_total_s"}):
+        self._add_metrics(result, self.metrics.peek())
+        self.metrics.mark()
+        return result
+
+    def _add_metrics(self, result: dict[str, Any], logged: dict[str, Any]) -> None:
+        """Put metrics into a result.
+
+        Raises:
+            MetricsError: A callback logged under a name that the result has for something else.
+        """
+        if taken := logged.keys() & _FIXED_KEYS:
             raise MetricsError(f"metrics were logged under {sorted(taken)}, which the result has for something else.")
-        return {**logged, **fixed}
+        merge_nested(result, logged)
 
     def fit(
         self,
@@ -219,8 +283,9 @@ class Algorithm(ABC):
             StopCriterionError: A criterion never appears in the result.
             FileExistsError: The run directory holds a run already.
         """
-        criteria = StopCriteria(stop, late_keys=self._callbacks.subscribed_any())
-        with Run(self.config, run_dir, default_loggers() if loggers is None else loggers) as run:
+        criteria = StopCriteria(stop, late_keys=self._callbacks.subscribed())
+        chosen = default_loggers() if loggers is None else loggers
+        with Run(self.config, run_dir, chosen) as run, self._exceptions_shown():
             if on_start is not None:
                 on_start(run.path)
             while True:
@@ -263,6 +328,11 @@ class Algorithm(ABC):
         return self.learner_group.get_module(module_id)
 
     @property
+    def num_callback_errors(self) -> int:
+        """Exceptions in the algorithm's own events that `on_error="log"` kept from ending the run."""
+        return self._callbacks.num_errors
+
+    @property
     def env_runner(self) -> EnvRunner | None:
         """The embedded runner; `None` when the engine runs the runners."""
         return self.env_runner_group.local_env_runner
@@ -271,8 +341,13 @@ class Algorithm(ABC):
 
     def stop(self) -> None:
         """Close the envs and end all workers; a second call does nothing."""
-        if not self._stopped:
-            self._stopped = True
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            if self._running:
+                self._callbacks.fire("on_algorithm_stop", algorithm=self)
+        finally:
             self.env_runner_group.stop()
 
     def __enter__(self) -> Self:

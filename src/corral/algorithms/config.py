@@ -55,7 +55,8 @@ class EnvRunnersSettings:
         rollout_fragment_length: Env steps of each sub-env in one `sample()` call, or `"auto"` to sample the train batch
             in one round, split evenly over the runners.
         vectorization: `"sync"`, `"async"` (a process for each sub-env), or `"auto"`: the id's native vector env where
-            it has one with this autoreset mode, no wrapper forbids it, and N > 1; else sync.
+            it has one with this autoreset mode, N > 1, and neither a wrapper nor a listener of
+            `on_sub_environment_created` forbids it; else sync.
         autoreset_mode: `"next_step"` or `"same_step"`.
         explore: Whether to sample actions; False takes the most likely ones.
     """
@@ -131,10 +132,25 @@ class CallbacksSettings:
     Attributes:
         callbacks_class: `Callback` subclasses or instances, in order.
         callback_functions: Lists of callables by event name, in order.
+        on_error: What an exception in a callback does: `"raise"` ends the run; with `"log"` it is logged, once for each
+            event and callback, and counted in `fault_tolerance/num_callback_errors`.
     """
 
     callbacks_class: list[ImportString[Any]] = field(default_factory=list)
     callback_functions: dict[str, list[ImportString[Any]]] = field(default_factory=dict)
+    on_error: Literal["raise", "log"] = "raise"
+
+
+@dataclass(kw_only=True)
+class EvaluationSettings:
+    """What the runners of this config are for.
+
+    Attributes:
+        in_evaluation: Whether they evaluate, rather than collect steps to train on. Callbacks read it as
+            `env_runner.config.in_evaluation`; it is set by whoever makes evaluation runners.
+    """
+
+    in_evaluation: bool = False
 
 
 @dataclass(kw_only=True)
@@ -184,6 +200,7 @@ GROUPS: dict[str, type] = {
     "rl_module": RLModuleSettings,
     "learners": LearnersSettings,
     "callbacks": CallbacksSettings,
+    "evaluation": EvaluationSettings,
     "reporting": ReportingSettings,
     "debugging": DebuggingSettings,
     "engine": EngineSettings,
@@ -195,6 +212,7 @@ class AlgorithmConfig(
     EngineSettings,
     DebuggingSettings,
     ReportingSettings,
+    EvaluationSettings,
     CallbacksSettings,
     LearnersSettings,
     RLModuleSettings,
@@ -233,6 +251,10 @@ class AlgorithmConfig(
         """Set where to learn; see `LearnersSettings`."""
         return self._set("learners", settings)
 
+    def evaluation(self, **settings: Any) -> Self:
+        """Set how to evaluate; see `EvaluationSettings`."""
+        return self._set("evaluation", settings)
+
     def reporting(self, **settings: Any) -> Self:
         """Set what is reported; see `ReportingSettings`."""
         return self._set("reporting", settings)
@@ -247,13 +269,16 @@ class AlgorithmConfig(
 
     _NOT_GIVEN: typing.ClassVar[object] = object()
 
-    def callbacks(self, callbacks_class: Any = _NOT_GIVEN, **functions: Any) -> Self:
+    def callbacks(
+        self, callbacks_class: Any = _NOT_GIVEN, *, on_error: Literal["raise", "log"] | None = None, **functions: Any
+    ) -> Self:
         """Add code to run at events; several calls add up.
 
         Args:
             callbacks_class: A `Callback` subclass or instance, or a list of them; `None` drops all callbacks so far.
             **functions: By event name, a callable or a list of callables, that take any subset of the event's
                 arguments by name. Classes run first, in list order, then callables, in list order.
+            on_error: See `CallbacksSettings`.
 
         Raises:
             ConfigError: An event is unknown, something is not callable, or a callable takes an argument that its
@@ -271,6 +296,8 @@ class AlgorithmConfig(
             by_event.setdefault(name, []).extend(given if isinstance(given, (list, tuple)) else [given])
         check_callbacks(classes, by_event)
         self.callbacks_class, self.callback_functions = classes, by_event
+        if on_error is not None:
+            self.on_error = on_error
         return self
 
     def _set(self, group: str, settings: Mapping[str, Any]) -> Self:

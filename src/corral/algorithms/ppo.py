@@ -24,7 +24,7 @@ from corral.core.module import DEFAULT_MODULE_ID, Module
 from corral.core.returns import gae
 from corral.core.schedules import schedule_value, validate_schedule
 from corral.core.tree import Tree, map_tree
-from corral.env.rollout import Rollout
+from corral.env.rollout import Rollout, level_added_columns
 from corral.errors import ConfigError
 
 # Section 4 of the paper: the KL coefficient moves when the divergence leaves this band around its target.
@@ -159,9 +159,11 @@ def ppo_batch(
         normalize_advantages: Whether advantages get mean 0 and deviation 1 over the batch.
 
     Returns:
-        Columns `[B, ...]`: `obs`, `actions`, `logp`, `dist_inputs`, `values`, `advantages`, `value_targets`.
+        Columns `[B, ...]`: `obs`, `actions`, `logp`, `dist_inputs`, `values`, `advantages`, `value_targets`, and those
+        that user code added to a rollout.
     """
     parts = []
+    level_added_columns(rollouts)
     for rollout in rollouts:
         values, next_values = rollout.evaluate(value_fn)
         advantages, value_targets = gae(
@@ -174,15 +176,17 @@ def ppo_batch(
             gamma=gamma,
             lambda_=lambda_,
         )
-        columns = {
-            "obs": map_tree(lambda column: column[:-1], rollout.obs),
-            "actions": rollout.actions,
-            "logp": rollout.logp,
-            "dist_inputs": rollout.dist_inputs,
-            "values": values,
-            "advantages": advantages,
-            "value_targets": value_targets,
-        }
+        columns = rollout.with_added(
+            {
+                "obs": map_tree(lambda column: column[:-1], rollout.obs),
+                "actions": rollout.actions,
+                "logp": rollout.logp,
+                "dist_inputs": rollout.dist_inputs,
+                "values": values,
+                "advantages": advantages,
+                "value_targets": value_targets,
+            }
+        )
         parts.append({name: rollout.valid_rows(column) for name, column in columns.items()})
     batch: Batch = parts[0] if len(parts) == 1 else map_tree(lambda *leaf: np.concatenate(leaf), *parts)
     if normalize_advantages:

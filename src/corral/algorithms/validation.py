@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from corral.callbacks.dispatch import check_callbacks
+from corral.callbacks.dispatch import check_callbacks, listens
 from corral.core.module import ActorCritic, ModelConfig, Module
 from corral.core.schedules import validate_schedule
 from corral.env.vector import resolve_env
@@ -53,6 +53,13 @@ def validate(config: AlgorithmConfig) -> None:
     _validate_batch(config)
     _validate_module(config)
     check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set them
+    if config.vectorization == "async" and listens(
+        config.callbacks_class, config.callback_functions, "on_sub_environment_created"
+    ):
+        raise ConfigError(
+            "vectorization='async' puts sub-envs into processes of their own, where on_sub_environment_created cannot "
+            "fire: change them with environment(wrappers=[...]), or take vectorization='sync'."
+        )
     _validate_optimizer(config)
     _validate_device(config.device)
 

@@ -1,5 +1,5 @@
 """Callbacks: the user's code at named events."""
 
-from corral.callbacks.callback import EVENTS, Callback, Event
+from corral.callbacks.callback import EVENTS, Callback, Event, make_multi_callbacks
 
-__all__ = ["EVENTS", "Callback", "Event"]
+__all__ = ["EVENTS", "Callback", "Event", "make_multi_callbacks"]

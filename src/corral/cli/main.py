@@ -93,15 +93,25 @@ def _train(options: argparse.Namespace) -> int:
 
 def _events(_: argparse.Namespace) -> int:
     from rich.console import Console
-    from rich.table import Table
+    from rich.padding import Padding
+    from rich.text import Text
 
-    from corral.callbacks.callback import EVENTS
+    from corral.callbacks.callback import ARGUMENTS, EVENTS
 
-    table = Table("event", "process", "arguments", "fires")
-    table.columns[0].no_wrap = True  # a name cut off is no name; the other columns fold
-    for event in EVENTS.values():
-        table.add_row(event.name, event.process, ", ".join(event.arguments), event.fires)
-    Console().print(table)
+    console = Console(highlight=False)
+    for process in dict.fromkeys(event.process for event in EVENTS.values()):
+        console.print(Text(f"In the process of the {process.replace('_', ' ')}\n", "bold underline"))
+        for event in EVENTS.values():
+            if event.process == process:
+                console.print(Text(event.name, "bold cyan"))
+                console.print(Padding(Text(event.fires), (0, 0, 0, 4), expand=False))
+                console.print(
+                    Padding(Text("arguments: " + ", ".join(event.arguments), "dim"), (0, 0, 1, 4), expand=False)
+                )
+    console.print(Text("Arguments (a callable may take any subset, by name)\n", "bold underline"))
+    for name, meaning in ARGUMENTS.items():
+        console.print(Text(name, "bold"))
+        console.print(Padding(Text(meaning.replace("`", "")), (0, 0, 0, 4), expand=False))
     return 0
 
 

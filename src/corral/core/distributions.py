@@ -338,3 +338,12 @@ def action_distribution(space: spaces.Space[Any], action_bounds: str = "clip") -
         f"Unsupported action space {space}: use Discrete, MultiDiscrete, MultiBinary or a floating-point Box "
         "(flatten a Dict or Tuple with gymnasium.wrappers)."
     )
+
+
+def module_action_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return the space of module actions: that of the env, but for discrete ones, which start at 0."""
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec)
+    return space

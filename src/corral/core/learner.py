@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,10 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from corral.callbacks.dispatch import Dispatcher
+from corral.core.columns import Columns
 from corral.core.module import Module
 from corral.core.threads import num_threads_for, torch_threads
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import LossError
+from corral.metrics.logger import MetricsLogger
 
 Batch = dict[str, Tree]
 """Columns by name, each a tree of arrays or tensors `[B, ...]` of one length B."""
@@ -43,6 +47,13 @@ class Learner:
         device: `"auto"` (CUDA when there is one), or a torch device name.
         num_threads: Intra-op threads, or `"auto"`: one for small nets.
         seed: Of the shuffling.
+        callbacks: Who listens to the learner's events; `None` is nobody.
+
+    Attributes:
+        modules: By module id.
+        device: Where they are.
+        metrics: The logger that callbacks get; aggregated into `result["learners"]`.
+        callbacks_s: Seconds in callbacks since somebody set it to 0.
     """
 
     def __init__(
@@ -57,6 +68,7 @@ class Learner:
         device: str = "auto",
         num_threads: int | str = "auto",
         seed: int = 0,
+        callbacks: Dispatcher | None = None,
     ) -> None:
         """Move the modules to the device and make an optimizer for each."""
         if device == "auto":
@@ -79,6 +91,23 @@ class Learner:
             module_id: num_threads_for(module, num_threads) for module_id, module in self.modules.items()
         }
         self._rng = np.random.default_rng(seed)
+        self.metrics = MetricsLogger()
+        self.callbacks = callbacks or Dispatcher([], {})
+        self.callbacks_s = 0.0
+
+    def _fire(self, event: str, module_id: str, **arguments: Any) -> None:
+        if not self.callbacks.subscribed(event):
+            return
+        start = time.perf_counter()
+        self.callbacks.fire(
+            event,
+            learner=self,
+            metrics_logger=self.metrics,
+            policy_id=module_id,
+            policy=self.modules[module_id],
+            **arguments,
+        )
+        self.callbacks_s += time.perf_counter() - start
 
     def update(
         self,
@@ -106,11 +135,17 @@ class Learner:
 
         Raises:
             LossError: A loss or gradient is not finite. That step is not taken, so the weights stay finite.
+            CallbackError: A callback raised.
         """
         results = {}
         for module_id, batch in batches.items():
+            added: dict[str, float] = {}
+            if self.callbacks.subscribed("on_learn_on_batch"):
+                columns = Columns(batch, len(leaves(batch)[0]))
+                self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
+                batch = columns.data
             with torch_threads(self._num_threads[module_id]):
-                results[module_id] = self._update_module(
+                metrics = self._update_module(
                     module_id,
                     map_tree(self._to_device, batch),
                     lr=lr,
@@ -119,6 +154,8 @@ class Learner:
                     shuffle=shuffle,
                     coefficients=(coefficients or {}).get(module_id, {}),
                 )
+            results[module_id] = metrics | added
+            self._fire("on_update_end", module_id, result=results[module_id])
         return results
 
     def _update_module(
@@ -143,6 +180,7 @@ class Learner:
         stats: list[Tensor] = []
         norms: list[float] = []
         module.train()
+        listened_to = self.callbacks.subscribed("on_gradients")
         for epoch in range(num_epochs):
             rows = self._shuffled(batch, size) if shuffle and num_minibatches > 1 else batch
             for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
@@ -154,6 +192,8 @@ class Learner:
                     if parameter.grad is not None:
                         parameter.grad.zero_()
                 loss.backward()  # type: ignore[no-untyped-call]
+                if listened_to:
+                    self._show_gradients(module_id)
                 norm = clip_gradients(parameters, self._grad_clip, self._grad_clip_by)
                 if not math.isfinite(norm):
                     raise _loss_error(module_id, epoch, index, loss, {**scalars, "gradient norm": torch.tensor(norm)})
@@ -168,6 +208,16 @@ class Learner:
             "module_train_batch_size_mean": size / num_minibatches,
             "num_gradient_steps": float(len(norms)),
         }
+
+    def _show_gradients(self, module_id: str) -> None:
+        """Fire `on_gradients`; a gradient that was replaced in the dict, and not in place, counts too."""
+        named = self.modules[module_id].named_parameters()
+        gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+        shown = dict(gradients)
+        self._fire("on_gradients", module_id, gradients=shown)
+        for name, gradient in gradients.items():
+            if shown[name] is not gradient:
+                gradient.copy_(shown[name])
 
     def _shuffled(self, batch: Batch, size: int) -> Batch:
         order = torch.from_numpy(self._rng.permutation(size)).to(self.device)

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from corral.core.learner import Batch, Learner
 from corral.core.module import Module
 from corral.core.tree import Tree
+from corral.metrics.logger import MetricsLogger
+from corral.metrics.timers import Timers
 
 
 class LearnerGroup:
@@ -38,6 +40,20 @@ class LearnerGroup:
     def get_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return the weights by module id and parameter name."""
         return self._learner.get_weights()
+
+    def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
+        """Aggregate what the learner's callbacks logged since the last call, under `learners`, and what time they took.
+
+        They run within the time of learning.
+        """
+        seconds, self._learner.callbacks_s = self._learner.callbacks_s, 0.0
+        timers.add({"learning": -seconds, "callbacks": seconds})
+        metrics.aggregate([self._learner.metrics.take()], key="learners")
+
+    @property
+    def num_callback_errors(self) -> int:
+        """Exceptions so far that `on_error="log"` kept from ending the run."""
+        return self._learner.callbacks.num_errors
 
     def get_module(self, module_id: str) -> Module:
         """Return the module that is being trained."""

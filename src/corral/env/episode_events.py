@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from corral.callbacks.dispatch import BoundCall, Dispatcher
+from corral.callbacks.dispatch import BoundCall, Dispatcher, callback_error
 from corral.env.episode import SingleAgentEpisode
 from corral.env.rollout import Rollout
 
@@ -26,22 +25,25 @@ class EpisodeEvents:
     Args:
         runner: Whose events these are.
         callbacks: The subscribers.
-        ids: For new episodes.
         same_step: Whether the vector env resets in the step that ends an episode.
     """
 
-    def __init__(self, runner: EnvRunner, callbacks: Dispatcher, ids: Iterator[str], *, same_step: bool) -> None:
+    def __init__(self, runner: EnvRunner, callbacks: Dispatcher, *, same_step: bool) -> None:
         """Bind the arguments that never change."""
         self._same_step = same_step
-        self._ids = ids
         self._episodes: list[SingleAgentEpisode] = []
+        self._ended = [0] * runner.num_envs  # episodes of the sub-env that ended in the current rollout
         self._waiting: set[int] = set()  # sub-envs whose next row is only a reset
         self._every_row = callbacks.subscribed("on_episode_step")
+        # Chunks hold on to their rollouts, so they are kept only for who asks.
+        self._keeps_chunks = callbacks.wanted("on_episode_end", "prev_episode_chunks")
+        self._chunks: list[list[SingleAgentEpisode]] = [[] for _ in range(runner.num_envs)]
         # The arguments are dicts that stay; a new episode is put into them. A step then only makes the call.
         self._calls: dict[str, list[list[BoundCall]]] = {event: [] for event in EPISODE_EVENTS}
         for i in range(runner.num_envs):
             arguments = {
                 "episode": None,
+                "prev_episode_chunks": self._chunks[i],
                 "env_runner": runner,
                 "metrics_logger": runner.metrics,
                 "env": runner.env,
@@ -50,41 +52,62 @@ class EpisodeEvents:
             }
             for event, calls in self._calls.items():
                 calls.append(callbacks.bind(event, arguments))
-        self._episode_arguments = [
-            [arguments for calls in self._calls.values() for _, arguments in calls[i] if "episode" in arguments]
-            for i in range(runner.num_envs)
+        self._arguments = [
+            [arguments for calls in self._calls.values() for _, arguments in calls[i]] for i in range(runner.num_envs)
         ]
 
-    def _put(self, env_index: int, episode: SingleAgentEpisode) -> None:
-        self._episodes[env_index] = episode
-        for arguments in self._episode_arguments[env_index]:
-            arguments["episode"] = episode
+    def _put(self, env_index: int, name: str, value: object) -> None:
+        for arguments in self._arguments[env_index]:
+            if name in arguments:
+                arguments[name] = value
 
     def _fire(self, event: str, env_index: int) -> None:
         for function, arguments in self._calls[event][env_index]:
-            function(**arguments)
+            try:
+                function(**arguments)
+            except Exception as error:
+                raise callback_error(event, function, error, self._episodes[env_index]) from error
 
     def _create(self, env_index: int, rollout: Rollout) -> None:
-        self._put(env_index, SingleAgentEpisode(next(self._ids), env_index, rollout))
+        assert rollout.carry is not None
+        id_ = rollout.carry.episode_id(env_index, self._ended[env_index])
+        self._episodes[env_index] = episode = SingleAgentEpisode.view(id_, env_index, rollout)
+        self._put(env_index, "episode", episode)
+        if self._keeps_chunks:
+            self._chunks[env_index] = []
+            self._put(env_index, "prev_episode_chunks", self._chunks[env_index])
         self._fire("on_episode_created", env_index)
+
+    def _start(self, env_index: int, row: int, rollout: Rollout) -> None:
+        episode = self._episodes[env_index]
+        episode.start(row)
+        rollout.know_episode(row, episode)
+        self._fire("on_episode_start", env_index)
 
     def create_all(self, rollout: Rollout) -> None:
         """Make new episodes for all sub-envs, before they are reset."""
         self._waiting = set()
-        self._episodes = [None] * len(self._episode_arguments)  # type: ignore[list-item]  # filled on the next line
-        for i in range(len(self._episodes)):
+        num_envs = len(self._arguments)
+        self._ended = [0] * num_envs
+        self._episodes = [None] * num_envs  # type: ignore[list-item]  # filled on the next line
+        for i in range(num_envs):
             self._create(i, rollout)
 
-    def start_all(self) -> None:
+    def start_all(self, rollout: Rollout) -> None:
         """Start all episodes, after the reset whose observations are in row 0."""
-        for i, episode in enumerate(self._episodes):
-            episode.start(0)
-            self._fire("on_episode_start", i)
+        for i in range(len(self._episodes)):
+            self._start(i, 0, rollout)
 
     def continue_all(self, rollout: Rollout) -> None:
         """Go on with the unfinished episodes as chunks in another rollout."""
+        self._ended = [0] * len(self._episodes)
         for i, episode in enumerate(self._episodes):
-            self._put(i, episode.continued_in(rollout))
+            self._episodes[i] = chunk = episode.continued_in(rollout)
+            self._put(i, "episode", chunk)
+            if chunk.is_reset:
+                rollout.know_episode(0, chunk)
+                if self._keeps_chunks and len(episode):
+                    self._chunks[i].append(episode)
 
     def fire_row(self, rollout: Rollout, t: int, episodes_left: int | None) -> None:
         """Fire the events of one row.
@@ -99,11 +122,13 @@ class EpisodeEvents:
         step_calls, special = self._calls["on_episode_step"], ended | reset
         for i in range(len(step_calls)) if self._every_row else sorted(special):
             if i not in special:
-                for function, arguments in step_calls[i]:
-                    function(**arguments)
+                try:
+                    for function, arguments in step_calls[i]:
+                        function(**arguments)
+                except Exception as error:
+                    raise callback_error("on_episode_step", function, error, self._episodes[i]) from error
             elif i in reset:
-                self._episodes[i].start(t + 1)
-                self._fire("on_episode_start", i)
+                self._start(i, t + 1, rollout)
             else:
                 self._end(rollout, t, i)
                 if episodes_left is not None:
@@ -113,12 +138,13 @@ class EpisodeEvents:
 
     def _end(self, rollout: Rollout, t: int, env_index: int) -> None:
         """Fire the events of a step that ended its episode."""
-        self._episodes[env_index].end(bool(rollout.terminated[t, env_index]), bool(rollout.truncated[t, env_index]))
+        terminated, truncated = bool(rollout.terminated[t, env_index]), bool(rollout.truncated[t, env_index])
+        self._episodes[env_index].end(terminated, truncated, t + 1)
         self._fire("on_episode_step", env_index)
         self._fire("on_episode_end", env_index)
+        self._ended[env_index] += 1
         self._create(env_index, rollout)
         if self._same_step:
-            self._episodes[env_index].start(t + 1)
-            self._fire("on_episode_start", env_index)
+            self._start(env_index, t + 1, rollout)
         else:
             self._waiting.add(env_index)

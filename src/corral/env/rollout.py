@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from corral.core.columns import checked, checked_new, describe
 from corral.core.distributions import ActionDistribution
 from corral.core.networks import space_tree
 from corral.core.tree import Tree, map_tree
+from corral.env.infos import Infos, final_info_at, info_at, row_of
+from corral.errors import ColumnError
 
-_ROW_COLUMNS = ("actions", "rewards", "terminated", "truncated", "valid", "dist_inputs", "row_times_s")
+if TYPE_CHECKING:
+    from corral.env.episode import SingleAgentEpisode
 
 
-@dataclass
+OWN_COLUMNS = frozenset(
+    {"obs", "actions", "rewards", "terminated", "truncated", "valid", "dist_inputs", "logp", "row_times_s"}
+)
+"""What every runner's rollout has; any other column was added by user code."""
+
+
+class _Column:
+    """A column as an attribute: `rollout.rewards` is `rollout["rewards"]`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, rollout: Rollout | None, owner: type) -> Any:
+        return self if rollout is None else rollout.columns[self._name]
+
+    def __set__(self, rollout: Rollout, value: Tree) -> None:
+        rollout[self._name] = value
+
+
 class Rollout:
     """Columns with time T on axis 0 and the sub-envs N on axis 1, in one allocation for each `sample()` call.
 
-    A rollout is never written again after `sample()` returned it, so whoever keeps it keeps the data.
+    A rollout is never written again after `sample()` returned it, so whoever keeps it keeps the data. In
+    `on_sample_end` and before, user code may write into columns, replace them by others of the same shape and dtype
+    (`rollout.rewards = ...`), and add columns `[T, N, ...]` (`rollout["bonus"] = ...`), which the batch then holds too.
 
     Attributes:
         obs: Tree of `[T + 1, N, ...]`: row t is what the action of row t saw, row T what the last step led to.
@@ -34,24 +58,39 @@ class Rollout:
         dist_inputs: float32 `[T, N, D]`, the policy's outputs.
         logp: float32 `[T, N]`, log-probability of the actions; filled when the rollout is complete.
         row_times_s: float64 `[T]`, clock readings at the end of each row.
+        columns: All of them by name, those that were added too.
         final_obs: By (t, n) of a step that ended its episode, the final observation that `obs` does not hold because a
             same-step autoreset overwrote it; in the order of time.
+        info_rows: By row of `obs`, the infos that came with it, as the vector env gave them. Kept only if somebody
+            listens to a runner's event.
+        carry: What the episodes had behind them when the rollout began, or `None` if no runner made it.
         weights_version: Version of the weights that acted.
         num_rows: Rows written so far; T once complete.
+        num_env_steps: Steps that were taken, once complete: the valid entries, before any callback changed `valid`.
     """
 
-    obs: Tree
-    actions: NDArray[Any]
-    rewards: NDArray[np.float64]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    valid: NDArray[np.bool_]
-    dist_inputs: NDArray[np.float32]
-    row_times_s: NDArray[np.float64]
-    final_obs: dict[tuple[int, int], Tree]
-    logp: NDArray[np.float32]
-    weights_version: int = 0
-    num_rows: int = 0
+    obs = _Column()
+    actions = _Column()
+    rewards = _Column()
+    terminated = _Column()
+    truncated = _Column()
+    valid = _Column()
+    dist_inputs = _Column()
+    logp = _Column()
+    row_times_s = _Column()
+
+    def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
+        """Take columns with room for as many rows as `rewards` has."""
+        self.columns = columns
+        self.final_obs: dict[tuple[int, int], Tree] = {}
+        self.info_rows: dict[int, Infos] = {}
+        self.carry: EpisodeCarry | None = None
+        self.observation_space: spaces.Space[Any] | None = None
+        self.action_space: spaces.Space[Any] | None = None
+        self.weights_version = 0
+        self.num_rows = num_rows
+        self.num_env_steps = 0
+        self._known_episodes: dict[tuple[int, int], SingleAgentEpisode] = {}
 
     @classmethod
     def allocate(
@@ -61,17 +100,71 @@ class Rollout:
         shape = (num_rows, num_envs)
         space = space_tree(observation_space)
         return cls(
-            obs=map_tree(lambda leaf: np.empty((num_rows + 1, num_envs, *leaf.shape), leaf.dtype), space),
-            actions=np.empty((*shape, *distribution.action_shape), distribution.action_dtype),
-            rewards=np.empty(shape),
-            terminated=np.empty(shape, np.bool_),
-            truncated=np.empty(shape, np.bool_),
-            valid=np.empty(shape, np.bool_),
-            dist_inputs=np.empty((*shape, distribution.num_inputs), np.float32),
-            row_times_s=np.empty(num_rows),
-            final_obs={},
-            logp=np.empty((0, num_envs), np.float32),
+            {
+                "obs": map_tree(lambda leaf: np.empty((num_rows + 1, num_envs, *leaf.shape), leaf.dtype), space),
+                "actions": np.empty((*shape, *distribution.action_shape), distribution.action_dtype),
+                "rewards": np.empty(shape),
+                "terminated": np.empty(shape, np.bool_),
+                "truncated": np.empty(shape, np.bool_),
+                "valid": np.empty(shape, np.bool_),
+                "dist_inputs": np.empty((*shape, distribution.num_inputs), np.float32),
+                "row_times_s": np.empty(num_rows),
+            }
         )
+
+    # Columns.
+
+    def __getitem__(self, name: str) -> Tree:
+        """Return a column by name."""
+        return self.columns[name]
+
+    def __contains__(self, name: str) -> bool:
+        """Say whether there is a column of this name."""
+        return name in self.columns
+
+    def __setitem__(self, name: str, value: Tree) -> None:
+        """Replace a column by one of the same shape and dtype, or add one `[T, N, ...]`.
+
+        A float column named as one that the algorithm computes (`value_targets`, `advantages`) takes its place, but for
+        entries that are NaN.
+
+        Raises:
+            ColumnError: The shape or dtype does not fit; both are named.
+        """
+        if name in self.columns:
+            self.columns[name] = checked(name, self.columns[name], value)
+        else:
+            self.columns[name] = checked_new(name, value, (self.capacity, self.num_envs))
+
+    @property
+    def added(self) -> dict[str, NDArray[Any]]:
+        """The columns that user code added, by name."""
+        return {name: column for name, column in self.columns.items() if name not in OWN_COLUMNS}
+
+    def add_column(self, name: str, like: NDArray[Any]) -> None:
+        """Add a column of the dtype and entry shape `[...]` of `like` `[len, ...]`; NaN, or 0 where there is no NaN."""
+        self.columns[name] = empty_column(like.dtype, (self.capacity, self.num_envs, *like.shape[1:]))
+
+    def with_added(self, computed: dict[str, Tree]) -> dict[str, Tree]:
+        """Return computed columns `[T, N, ...]` and the added ones; an added one counts wherever it is not NaN.
+
+        Raises:
+            ColumnError: An added column has another shape than the computed one of its name.
+        """
+        merged = dict(computed)
+        for name, column in self.added.items():
+            if name not in computed:
+                merged[name] = column
+                continue
+            if column.shape != computed[name].shape:
+                raise ColumnError(
+                    f"column {name!r} was added as {describe(column)}, and the algorithm computes it as "
+                    f"{describe(computed[name])}."
+                )
+            merged[name] = np.where(np.isnan(column), computed[name], column).astype(computed[name].dtype)
+        return merged
+
+    # Size.
 
     @property
     def capacity(self) -> int:
@@ -84,14 +177,10 @@ class Rollout:
         return int(self.rewards.shape[1])
 
     @property
-    def num_env_steps(self) -> int:
-        """Steps that were taken: the valid entries."""
-        return int(np.count_nonzero(self.valid[: self.num_rows]))
-
-    @property
     def done(self) -> NDArray[np.bool_]:
         """Where an episode ended, either way: bool `[T, N]`, for bookkeeping; returns keep the two apart."""
-        return self.terminated | self.truncated
+        done: NDArray[np.bool_] = self.terminated | self.truncated
+        return done
 
     def __len__(self) -> int:
         """Return the number of rows T."""
@@ -101,16 +190,18 @@ class Rollout:
         """Give the columns room for `capacity` rows, and keep the rows written so far."""
         rows = min(self.num_rows, capacity)
 
-        def resized(column: NDArray[Any], extra: int = 0) -> NDArray[Any]:
+        def resized(column: NDArray[Any], extra: int) -> NDArray[Any]:
             if capacity + extra <= len(column):
                 return column[: capacity + extra]
-            larger = np.empty((capacity + extra, *column.shape[1:]), column.dtype)
+            larger = empty_column(column.dtype, (capacity + extra, *column.shape[1:]))
             larger[: rows + extra] = column[: rows + extra]
             return larger
 
-        self.obs = map_tree(lambda column: resized(column, 1), self.obs)
-        for name in _ROW_COLUMNS:
-            setattr(self, name, resized(getattr(self, name)))
+        for name, column in self.columns.items():
+            extra = int(name == "obs")
+            self.columns[name] = map_tree(lambda leaf, extra=extra: resized(leaf, extra), column)
+
+    # Episodes.
 
     def add_final_obs(self, row: int, env_index: int, obs: Tree) -> None:
         """Keep a final observation that a same-step autoreset takes out of `obs`."""
@@ -121,6 +212,73 @@ class Rollout:
         if (row, env_index) in self.final_obs:
             return self.final_obs[row, env_index]
         return map_tree(lambda column: column[row + 1, env_index], self.obs)
+
+    def next_info_at(self, row: int, env_index: int) -> dict[str, Any]:
+        """Return the info that a step gave."""
+        infos = self.info_rows.get(row + 1)
+        if infos is not None and "final_info" in infos and (row, env_index) in self.final_obs:
+            return final_info_at(infos, env_index)
+        return info_at(infos, env_index)
+
+    def info_column(self, key: str | tuple[str, ...], default: float = float("nan")) -> NDArray[Any]:
+        """Return what the info of each step holds under a key, `[T, N, ...]`.
+
+        Args:
+            key: A key of the infos, or a tuple of keys for nested ones.
+            default: Stands where a step's info has no such key.
+        """
+        column = np.full((self.num_rows, self.num_envs), default)
+        for row, infos in self.info_rows.items():
+            if row == 0:  # it came with a reset, or with the last step of the rollout before
+                continue
+            final = np.array([(row - 1, n) in self.final_obs for n in range(self.num_envs)])
+            for source, there in ((infos, ~final), (infos.get("final_info", {}), final)):
+                if there.any() and (found := row_of(source, key)) is not None:
+                    values, mask = found
+                    column = _room_for(column, values, default)
+                    mask = mask & there & self.valid[row - 1]
+                    column[row - 1, mask] = values[mask]
+        return column
+
+    def know_episode(self, row: int, episode: SingleAgentEpisode) -> None:
+        """Let `episodes` return this view for the chunk that begins with `row`."""
+        self._known_episodes[row, episode.env_index] = episode
+
+    def episodes(self) -> list[SingleAgentEpisode]:
+        """Return the episodes, or chunks of them, in this complete rollout: by sub-env, then by time.
+
+        Those that callbacks saw are the same objects, with their `custom_data`.
+        """
+        return [episode for _, episode in self.chunks()]
+
+    def chunks(self) -> list[tuple[int, SingleAgentEpisode]]:
+        """Return what `episodes` does, each with its first row."""
+        from corral.env.episode import SingleAgentEpisode  # episodes are views of rollouts
+
+        valid = self.valid
+        linked = np.zeros_like(valid)  # whether a row goes on with the episode of the row before it
+        linked[1:] = valid[:-1] & ~self.done[:-1] & valid[1:]
+        last = valid.copy()
+        last[:-1] &= ~linked[1:]
+        ended = np.cumsum(self.done & valid, axis=0)
+        carry, found = self.carry or EpisodeCarry.fresh(self.num_envs, 0.0), []
+        for (n, start), (_, stop) in zip(
+            np.argwhere((valid & ~linked).T).tolist(), np.argwhere(last.T).tolist(), strict=True
+        ):
+            episode = self._known_episodes.get((start, n))
+            if episode is None:
+                episode = SingleAgentEpisode.view(
+                    carry.episode_id(n, int(ended[start - 1, n]) if start else 0), n, self
+                )
+                episode.start(start)
+                if start == 0:
+                    episode.continue_from(int(carry.lengths[n]), float(carry.returns[n]))
+                episode.end(bool(self.terminated[stop, n]), bool(self.truncated[stop, n]), stop + 1)
+                self.know_episode(start, episode)
+            found.append((start, episode))
+        return found
+
+    # Batches.
 
     def evaluate(self, value_fn: Callable[[Tree], NDArray[np.float32]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Compute the values that return computations need.
@@ -147,18 +305,59 @@ class Rollout:
         return map_tree(lambda leaf: leaf[self.valid], column)
 
 
+def empty_column(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return a column without values: NaN, or 0 where the dtype has no NaN."""
+    return np.full(shape, np.nan if dtype.kind == "f" else 0, dtype)
+
+
+def _room_for(column: NDArray[Any], values: NDArray[Any], default: float) -> NDArray[Any]:
+    """Return a column `[T, N, ...]` that can hold such values `[N, ...]`: its own, or one of a wider dtype or shape."""
+    dtype = object if values.dtype == object else np.result_type(column.dtype, values.dtype)
+    if column.ndim == 2 and values.ndim > 1:  # the first values show what one entry looks like
+        return np.full((*column.shape[:2], *values.shape[1:]), default, dtype)
+    return column.astype(dtype, copy=False)
+
+
+def level_added_columns(rollouts: Sequence[Rollout]) -> None:
+    """Give every rollout the columns that user code added to any of them, without values where it added none."""
+    for name, column in {name: column for rollout in rollouts for name, column in rollout.added.items()}.items():
+        for rollout in rollouts:
+            if name not in rollout:
+                rollout.add_column(name, column[0])
+
+
 @dataclass
 class EpisodeCarry:
-    """What the unfinished episodes of a runner have behind them, all `[N]`."""
+    """What the unfinished episodes of a runner have behind them, all `[N]`.
+
+    Attributes:
+        returns: Sums of rewards.
+        lengths: Env steps.
+        start_times_s: Clock readings at the start.
+        counts: How many episodes of the sub-env came before.
+        id_prefix: Of the ids of the runner's episodes.
+    """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
     start_times_s: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    id_prefix: str = ""
 
     @classmethod
     def fresh(cls, num_envs: int, now_s: float) -> EpisodeCarry:
-        """Return the carry of episodes that start now."""
-        return cls(np.zeros(num_envs), np.zeros(num_envs, np.int64), np.full(num_envs, now_s))
+        """Return the carry of the first episodes, which start now."""
+        zeros = np.zeros(num_envs, np.int64)
+        return cls(np.zeros(num_envs), zeros, np.full(num_envs, now_s), zeros.copy())
+
+    def after_reset(self, now_s: float) -> EpisodeCarry:
+        """Return the carry of the next episodes of all sub-envs, which start now."""
+        fresh = EpisodeCarry.fresh(len(self.counts), now_s)
+        return replace(fresh, counts=self.counts + 1, id_prefix=self.id_prefix)
+
+    def episode_id(self, env_index: int, ended: int = 0) -> str:
+        """Return the id of the sub-env's current episode, or of one after it, when `ended` more of them have ended."""
+        return f"{self.id_prefix}{env_index:04x}{int(self.counts[env_index]) + ended:08x}"
 
 
 @dataclass(frozen=True)
@@ -200,7 +399,13 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
         since_last_end(lengths[rows, envs], 0),
         since_last_end(end_times, carry.start_times_s[envs]),
     )
-    left = EpisodeCarry(returns[-1].copy(), lengths[-1].copy(), carry.start_times_s.copy())
+    left = replace(
+        carry,
+        returns=returns[-1].copy(),
+        lengths=lengths[-1].copy(),
+        start_times_s=carry.start_times_s.copy(),
+        counts=carry.counts + np.bincount(envs, minlength=rollout.num_envs),
+    )
     # Assignment takes the last of repeated indices, which is each env's latest end.
     at_end_returns, at_end_lengths = np.zeros(rollout.num_envs), np.zeros(rollout.num_envs, np.int64)
     at_end_returns[envs], at_end_lengths[envs] = returns[rows, envs], lengths[rows, envs]

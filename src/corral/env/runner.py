@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +13,19 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import Dispatcher
+from corral.core.distributions import module_action_space
 from corral.core.inference import Inference
 from corral.core.module import DEFAULT_MODULE_ID, Module
 from corral.core.networks import space_tree
 from corral.core.threads import num_threads_for, torch_threads
 from corral.core.tree import leaves, map_tree, named_leaves
+from corral.env.async_vector import AsyncVectorEnv
 from corral.env.check import bad_values, copy_row
 from corral.env.episode_events import EPISODE_EVENTS, EpisodeEvents
+from corral.env.infos import copied
 from corral.env.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.env.sync_vector import SyncVectorEnv
+from corral.env.trajectories import postprocess_trajectories
 from corral.env.vector import EnvContext, env_name, make_vector_env
 from corral.errors import EnvError, SubEnvError
 from corral.metrics.logger import MetricsLogger, Parts
@@ -61,7 +66,9 @@ class EnvRunner:
         self.metrics = MetricsLogger()
         self.timers = Timers()
         self.weights_version = 0
-        self._callbacks = Dispatcher(config.callbacks_class, config.callback_functions)
+        self._callbacks = Dispatcher(config.callbacks_class, config.callback_functions, config.on_error)
+        # Infos are kept for the callbacks that see episodes or rollouts: nobody else could ask for them.
+        self._keeps_infos = self._callbacks.subscribed(*EPISODE_EVENTS, "on_postprocess_trajectory", "on_sample_end")
         env_seed, noise_seed, id_seed = np.random.SeedSequence([config.seed or 0, worker_index]).spawn(3)
         self._env_seeds = env_seed
         self._rng = np.random.default_rng(noise_seed)
@@ -73,13 +80,14 @@ class EnvRunner:
             raise
         self.inference = Inference(self.module)
         self._distribution = self.module.distribution
+        self._module_action_space = module_action_space(self.env.single_action_space)
         self._num_threads = num_threads_for(self.module, config.num_threads)
         self._noise = self._distribution.noise(self._rng, (NOISE_ROWS, self.num_envs))
         self._noise_row = 0
         self._num_rows_lifetime = 0
         self._last_num_rows = 0
         id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
-        self._episode_ids = (f"{id_prefix}{count:08x}" for count in itertools.count())
+        self._carry = replace(EpisodeCarry.fresh(self.num_envs, 0.0), id_prefix=id_prefix)
 
     def make_env(self) -> None:
         """Make the vector env, in place of the one there is, and fire `on_environment_created`."""
@@ -99,23 +107,35 @@ class EnvRunner:
             wrappers=config.wrappers,
             check=not config.disable_env_checking,
             seed=self._env_seed,
+            needs_sub_envs=self._callbacks.subscribed("on_sub_environment_created"),
         )
         self.num_envs: int = self.env.num_envs
         self._same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+        # A vector env that is not ours may give the same arrays at every step.
+        self._infos_are_new = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
         self._space = space_tree(self.env.single_observation_space)
         self._needs_reset = True
         self._events: EpisodeEvents | None = None  # made at the first reset
         try:
-            self._callbacks.fire(
-                "on_environment_created",
-                env_runner=self,
-                metrics_logger=self.metrics,
-                env=self.env,
-                env_context=context,
-            )
+            self._announce_env(context)
         except BaseException:
             self.env.close()
             raise
+
+    def _announce_env(self, context: EnvContext) -> None:
+        """Fire `on_sub_environment_created` for the sub-envs that live here, then `on_environment_created`."""
+        for i, sub_env in enumerate(getattr(self.env.unwrapped, "envs", ())):
+            self._callbacks.fire(
+                "on_sub_environment_created",
+                env_runner=self,
+                metrics_logger=self.metrics,
+                sub_environment=sub_env,
+                env_context=context.at(i),
+                env_index=i,
+            )
+        self._callbacks.fire(
+            "on_environment_created", env_runner=self, metrics_logger=self.metrics, env=self.env, env_context=context
+        )
 
     def sample(
         self,
@@ -138,6 +158,8 @@ class EnvRunner:
         Raises:
             ValueError: Neither or both of the numbers are given, or one is negative.
             EnvError: An env raised or gave NaN; the message names env, sub-env, step and field.
+            CallbackError: A callback raised; the message names event, callback and episode.
+            ColumnError: A callback gave a column another shape or dtype.
         """
         if (num_timesteps is None) == (num_episodes is None):
             raise ValueError("sample() takes exactly one of num_timesteps and num_episodes.")
@@ -166,12 +188,17 @@ class EnvRunner:
                     self._step_rows(rollout, -(-left // self.num_envs), pick)
             self._finish(rollout, num_episodes)
         with self.timers.time("callbacks"):
+            if self._callbacks.subscribed("on_postprocess_trajectory"):
+                postprocess_trajectories(rollout, self._callbacks, self, self.module)
             self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
         return rollout
 
     def _allocate(self, num_rows: int) -> Rollout:
         rollout = Rollout.allocate(num_rows, self.num_envs, self.env.single_observation_space, self._distribution)
         rollout.weights_version = self.weights_version
+        rollout.observation_space = self.env.single_observation_space
+        rollout.action_space = self._module_action_space
+        rollout.carry = self._carry
         return rollout
 
     def _count(self, rollout: Rollout, by_episodes: bool) -> int:
@@ -182,14 +209,15 @@ class EnvRunner:
 
     def _reset(self, rollout: Rollout) -> None:
         """Start all sub-envs anew, into row 0."""
-        if self._events is None and any(self._callbacks.subscribed(event) for event in EPISODE_EVENTS):
-            self._events = EpisodeEvents(self, self._callbacks, self._episode_ids, same_step=self._same_step)
+        self._carry = rollout.carry = self._carry.after_reset(time.perf_counter())
+        if self._events is None and self._callbacks.subscribed(*EPISODE_EVENTS):
+            self._events = EpisodeEvents(self, self._callbacks, same_step=self._same_step)
         if self._events is not None:
             with self.timers.time("callbacks"):
                 self._events.create_all(rollout)
         with self.timers.time("env_step"):
             try:
-                obs, _ = self.env.reset(seed=self._env_seed)
+                obs, infos = self.env.reset(seed=self._env_seed)
             except Exception as error:
                 raise self._env_error("reset", error) from _original(error)
         self._env_seed = None
@@ -197,14 +225,16 @@ class EnvRunner:
         if found := self._bad_obs(rollout, 0, 1):
             raise self._bad_value(*min(found))
         self._pending = np.zeros(self.num_envs, np.bool_)
-        self._carry = EpisodeCarry.fresh(self.num_envs, time.perf_counter())
+        self._carry.start_times_s[:] = time.perf_counter()
+        self._keep_infos(rollout, 0, infos)
         if self._events is not None:
             with self.timers.time("callbacks"):
-                self._events.start_all()
+                self._events.start_all(rollout)
 
     def _continue(self, rollout: Rollout) -> None:
         """Go on where the last rollout stopped: its last row is the first of this one."""
         map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, self._last_obs)
+        self._keep_infos(rollout, 0, self._last_infos)
         if self._events is not None:
             self._events.continue_all(rollout)
 
@@ -228,7 +258,7 @@ class EnvRunner:
             rollout.truncated,
             rollout.row_times_s,
         )
-        single_leaf = isinstance(obs, np.ndarray)
+        single_leaf, looks_at_infos = isinstance(obs, np.ndarray), self._same_step or self._keeps_infos
         inference_s = env_step_s = storage_s = 0.0
         now = clock()
         for t in range(start, stop):
@@ -257,7 +287,8 @@ class EnvRunner:
                 self._check_block(rollout, start, t)  # a NaN that went in is the better explanation
                 raise self._env_error("step", error, t) from _original(error)
             rollout.num_rows = t + 1
-            if self._same_step:
+            if looks_at_infos:
+                self._keep_infos(rollout, t + 1, infos)
                 self._keep_final_obs(rollout, t, infos)
             times[t] = after = clock()
             inference_s += inferred - now
@@ -292,7 +323,15 @@ class EnvRunner:
         rollout.valid[start + 1 : stop] = ~done[:-1]
         self._pending = done[-1].copy()
 
+    def _keep_infos(self, rollout: Rollout, row: int, infos: Mapping[str, Any]) -> None:
+        """Keep the infos that came with a row of observations, if there are any and somebody may ask for them."""
+        if infos and self._keeps_infos:
+            rollout.info_rows[row] = infos if self._infos_are_new else copied(infos)
+
     def _keep_final_obs(self, rollout: Rollout, t: int, infos: Mapping[str, Any]) -> None:
+        """Keep the final observations that a same-step autoreset takes out of row t + 1."""
+        if not self._same_step:
+            return
         for i in np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]):
             if "final_obs" not in infos:
                 raise EnvError(
@@ -312,18 +351,21 @@ class EnvRunner:
             self._needs_reset = True
         elif rollout.num_rows:
             self._needs_reset = False
+        rollout.num_env_steps = int(np.count_nonzero(rollout.valid))
         if rollout.num_rows:
             self._num_rows_lifetime += rollout.num_rows
             self._last_num_rows = rollout.num_rows
             self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
+            self._last_infos = rollout.info_rows.get(rollout.num_rows, {})
             flat = rollout.dist_inputs.reshape(-1, self._distribution.num_inputs)
             actions = rollout.actions.reshape(-1, *self._distribution.action_shape)
             with torch.inference_mode():
                 logp = self._distribution.logp(torch.from_numpy(flat), torch.from_numpy(actions))
-            rollout.logp = logp.numpy().reshape(rollout.rewards.shape)
+            rollout.columns["logp"] = logp.numpy().reshape(rollout.rewards.shape)
             statistics, self._carry = episode_statistics(rollout, self._carry)
         else:
-            statistics, _ = episode_statistics(rollout, EpisodeCarry.fresh(self.num_envs, tic))
+            rollout.columns["logp"] = np.zeros((0, self.num_envs), np.float32)
+            statistics, _ = episode_statistics(rollout, self._carry)
         log, window = self.metrics.log_values, self.config.metrics_num_episodes_for_smoothing
         for name, values in (("return", statistics.returns), ("len", statistics.lengths)):
             for reduce in ("mean", "min", "max"):
@@ -386,9 +428,9 @@ class EnvRunner:
         self.inference.load_weights(weights[DEFAULT_MODULE_ID])
         self.weights_version = version
 
-    def get_metrics(self) -> tuple[Parts, dict[str, float]]:
-        """Return the metrics and the timers' seconds since the last call."""
-        return self.metrics.take(), self.timers.take()
+    def get_metrics(self) -> tuple[Parts, dict[str, float], int]:
+        """Return the metrics and the timers' seconds since the last call, and how many callbacks have raised so far."""
+        return self.metrics.take(), self.timers.take(), self._callbacks.num_errors
 
     def describe_env(self) -> tuple[Any, Any, int]:
         """Return the observation and the action space of one sub-env, and the number of sub-envs N."""

@@ -31,6 +31,7 @@ class EnvRunnerGroup:
     Attributes:
         local_env_runner: The embedded runner, or `None`.
         engine_name: Which engine runs the runners; `"embedded"` without one.
+        num_callback_errors: Exceptions so far that `on_error="log"` kept from ending the run, at the last collection.
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:
@@ -41,6 +42,7 @@ class EnvRunnerGroup:
         self._config = config
         self._handles: list[WorkerHandle] = []
         self.local_env_runner: EnvRunner | None = None
+        self.num_callback_errors = 0
         self._weights_version = -1
         if config.num_env_runners == 0:
             self.local_env_runner = EnvRunner(config)
@@ -91,9 +93,10 @@ class EnvRunnerGroup:
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
         """Take in what the runners logged since the last call: metrics under `env_runners`, seconds into the timers."""
         collected = self._call_all("get_metrics")
-        metrics.aggregate([parts for parts, _ in collected], key="env_runners")
-        for _, seconds in collected:
+        metrics.aggregate([parts for parts, _, _ in collected], key="env_runners")
+        for _, seconds, _ in collected:
             timers.add(seconds)
+        self.num_callback_errors = sum(num_errors for _, _, num_errors in collected)
 
     def stop(self) -> None:
         """Close all envs and end all workers."""

@@ -118,6 +118,7 @@ def make_vector_env(
     wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
     check: bool = True,
     seed: int = 0,
+    needs_sub_envs: bool = False,
 ) -> VectorEnv[Any, Any, Any]:
     """Make the vector env of one runner.
 
@@ -127,11 +128,12 @@ def make_vector_env(
         num_envs: Number of sub-envs N, or `None` if the user did not say.
         default_num_envs: N for `None`, unless a ready `VectorEnv` has its own.
         vectorization: `"sync"`, `"async"` (a process each), or `"auto"`: the id's native vector env where it has one
-            with this autoreset mode, no wrapper forbids it, and N > 1; else `"sync"`.
+            with this autoreset mode, neither `wrappers` nor `needs_sub_envs` forbids it, and N > 1; else `"sync"`.
         autoreset_mode: `"next_step"` or `"same_step"`.
         wrappers: Put around every sub-env, the first one innermost.
         check: Whether to check spaces, reset and first step.
         seed: Of the global generators of async sub-envs' processes.
+        needs_sub_envs: Whether somebody wants to see the sub-envs, which a native vector env does not have.
 
     Raises:
         ConfigError: The id is unknown, or settings contradict a ready vector env.
@@ -140,7 +142,7 @@ def make_vector_env(
     resolved, name, n = resolve_env(env), env_name(env), num_envs or default_num_envs
     mode = AutoresetMode.SAME_STEP if autoreset_mode == "same_step" else AutoresetMode.NEXT_STEP
     with ExitStack() as opened:  # closes what was made, unless all goes well
-        if isinstance(resolved, str) and vectorization == "auto" and n > 1 and not wrappers:
+        if isinstance(resolved, str) and vectorization == "auto" and n > 1 and not (wrappers or needs_sub_envs):
             native = _make_native(resolved, name, n, mode, context)
             if native is not None:
                 opened.callback(native.close)
@@ -156,6 +158,8 @@ def make_vector_env(
         if isinstance(first, VectorEnv):
             _refuse_contradictions(first, name, num_envs, vectorization, autoreset_mode, wrappers)
             _check_vector_env(first, name, check)
+            if needs_sub_envs and not hasattr(first.unwrapped, "envs"):
+                log.warning("env %r has no sub-envs in this process: on_sub_environment_created does not fire.", name)
             opened.pop_all()
             return first
         if check:

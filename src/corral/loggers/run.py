@@ -66,7 +66,6 @@ class Run:
         self._level_before = log.level
         log.setLevel(self._config.log_level)
         log.addHandler(self._handler)
-        log.info("Run in %s, seed %s.", self.path, self._config.seed)
         try:
             for logger in self._loggers:
                 logger.open(self.path)
@@ -74,6 +73,7 @@ class Run:
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
+        log.info("Run in %s, seed %s.", self.path, self._config.seed)
         return self
 
     def log_result(self, result: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ class Entry:
         given: The settings as the latest call wrote them.
         plain: Types of values that can wait just as they are.
         pending: The values that wait.
-        is_new: Whether the reducer was given something since the last reduce.
+        is_new: Whether the reducer was given something since the last mark.
     """
 
     __slots__ = ("given", "is_new", "path", "pending", "plain", "rate", "reducer", "reduction", "shape", "site")
@@ -96,7 +96,7 @@ class Entry:
             self._reduce(values)
 
     def has_news(self) -> bool:
-        """Whether something came in since the last reduce."""
+        """Whether something came in since the last mark."""
         return self.is_new or bool(self.pending)
 
     def flush(self) -> None:
@@ -137,7 +137,6 @@ class Entry:
             self.reducer.clear()
         if self.rate is not None:
             self.rate.clear()
-        self.is_new = False
 
     def take(self) -> Part:
         """Return what came in since the last take."""

@@ -62,8 +62,7 @@ class MetricsLogger:
         self._by_key: dict[Key, Entry] = {}  # by the keys as callers write them, to spare the calls after the first
         self._names: dict[Path, Entry] = {}  # what a result has numbers under: keys, and their throughputs
         self._groups: set[Path] = set()
-        # A period ends with a reduce. What is logged after it still belongs to the period that has just ended.
-        self._period_start = self._last_period_start = self._clock()
+        self._period_start = self._clock()  # a period ends with a reduce
 
     # Logging.
 
@@ -228,23 +227,21 @@ class MetricsLogger:
 
     def reduce(self) -> dict[str, Any]:
         """Return all results as a nested dict, and forget what does not outlive an iteration."""
-        result = self._reduce(list(self._entries.values()), self._period_start)
-        self._last_period_start, self._period_start = self._period_start, self._clock()
-        return result
-
-    def reduce_new(self) -> dict[str, Any]:
-        """Return only what was logged or aggregated since the last `reduce()` or `reduce_new()`, and clear it likewise.
-
-        For what is logged when an iteration has been reduced already, and still belongs to it: its throughputs are over
-        that iteration and the time since.
-        """
-        return self._reduce([entry for entry in self._entries.values() if entry.has_news()], self._last_period_start)
-
-    def _reduce(self, entries: Sequence[Entry], since: float) -> dict[str, Any]:
-        result = self._results(entries, since)
-        for entry in entries:
+        result: dict[str, Any] = self.peek()
+        for entry in self._entries.values():
             entry.reduced()
+        self._period_start = self._clock()
         return result
+
+    def mark(self) -> None:
+        """Let `peek_new` give the keys that something comes in for from now on."""
+        for entry in self._entries.values():
+            entry.flush()
+            entry.is_new = False
+
+    def peek_new(self) -> dict[str, Any]:
+        """Return the results as `peek` does, but only of keys that something came in for since the last `mark`."""
+        return self._results([entry for entry in self._entries.values() if entry.has_news()], self._period_start)
 
     def _results(self, entries: Sequence[Entry], since: float) -> dict[str, Any]:
         """Return the results of entries as a nested dict, with throughputs since a time of the clock."""
@@ -304,19 +301,16 @@ class MetricsLogger:
 
     def get_state(self) -> dict[str, Any]:
         """Return everything as plain data: dicts with string keys, lists, numbers, strings and NumPy arrays."""
-        now = self._clock()
         return {
-            # Durations, since the clock of another process may start anywhere.
-            "period_s": now - self._period_start,
-            "last_period_s": now - self._last_period_start,
+            # A duration, since the clock of another process may start anywhere.
+            "period_s": self._clock() - self._period_start,
             "keys": [entry.get_state() for entry in self._entries.values()],
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Forget all keys, and go on where the logger of this state was."""
         self.reset()
-        now = self._clock()
-        self._period_start, self._last_period_start = now - state["period_s"], now - state["last_period_s"]
+        self._period_start = self._clock() - state["period_s"]
         for entry_state in state["keys"]:
             self._add_entry(Entry.from_state(entry_state))
 

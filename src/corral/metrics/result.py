@@ -16,3 +16,12 @@ def flat_result(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def merge_nested(result: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Put nested values into a nested result, beside or in place of what is there."""
+    for key, value in more.items():
+        if isinstance(value, Mapping) and isinstance(result.get(key), dict):
+            merge_nested(result[key], value)
+        else:
+            result[key] = value

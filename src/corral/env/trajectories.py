@@ -1,0 +1,78 @@
+"""Trajectories as `on_postprocess_trajectory` sees them: the columns of one episode, or chunk of it, in a rollout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from corral.callbacks.dispatch import Dispatcher
+from corral.core.columns import Columns, checked, checked_new
+from corral.core.module import DEFAULT_MODULE_ID, Module
+from corral.core.tree import Tree, map_tree
+from corral.env.episode import SingleAgentEpisode
+from corral.env.rollout import Rollout
+
+if TYPE_CHECKING:
+    from corral.env.runner import EnvRunner
+
+DEFAULT_AGENT_ID = "default_agent"
+_PER_STEP = ("actions", "rewards", "terminated", "truncated", "dist_inputs", "logp")
+
+
+class TrajectoryBatch(Columns):
+    """The columns of one trajectory: views, so that what is written is in the rollout.
+
+    `obs`, `actions`, `rewards`, `terminated`, `truncated`, `dist_inputs`, `logp` and what user code added; and to read
+    only, `next_obs` (what each step led to) and `infos` (a list of dicts, what each step gave).
+    """
+
+    def __init__(self, rollout: Rollout, episode: SingleAgentEpisode, start: int) -> None:
+        """Take the rows of the episode, which begin with `start`."""
+        self._rollout, self._episode = rollout, episode
+        self._rows = slice(start, start + len(episode)), episode.env_index
+        names = ("obs", *_PER_STEP, *rollout.added)
+        super().__init__({name: self._view(name) for name in names}, len(episode))
+
+    def _view(self, name: str) -> Tree:
+        return map_tree(lambda column: column[self._rows], self._rollout[name])
+
+    def __missing__(self, name: str) -> Any:
+        """Work out what is read only."""
+        if name == "next_obs":
+            return self._episode.get_observations(slice(1, None))
+        if name == "infos":
+            return self._episode.get_infos(slice(1, None))
+        raise KeyError(name)
+
+    def __setitem__(self, name: str, value: Tree) -> None:
+        """Write a column into the rollout, or add one to it, without values for the other trajectories.
+
+        Raises:
+            ColumnError: Its shape or dtype does not fit; both are named.
+        """
+        if name in self.data:
+            map_tree(np.copyto, self.data[name], checked(name, self.data[name], value))
+            return
+        column = checked_new(name, value, (self.length,))
+        self._rollout.add_column(name, column)
+        self.data[name] = self._view(name)
+        np.copyto(self.data[name], column)
+
+
+def postprocess_trajectories(rollout: Rollout, callbacks: Dispatcher, runner: EnvRunner, module: Module) -> None:
+    """Fire `on_postprocess_trajectory` for each episode, or chunk, of a complete rollout: by sub-env, then by time."""
+    for start, episode in rollout.chunks():
+        batch = TrajectoryBatch(rollout, episode, start)
+        original = {name: map_tree(np.copy, column) for name, column in batch.items()}
+        callbacks.fire(
+            "on_postprocess_trajectory",
+            env_runner=runner,
+            metrics_logger=runner.metrics,
+            episode=episode,
+            agent_id=DEFAULT_AGENT_ID,
+            policy_id=DEFAULT_MODULE_ID,
+            policies={DEFAULT_MODULE_ID: module},
+            postprocessed_batch=batch,
+            original_batches={DEFAULT_AGENT_ID: (module, original)},
+        )

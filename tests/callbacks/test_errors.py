@@ -1,0 +1,158 @@
+"""An exception in a callback: named, chained and fatal, or logged once and counted."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corral import Callback, PPOConfig
+from corral.errors import CallbackError, ConfigError
+from corral.testing import CountingEnv
+
+
+def config(**events: Any) -> PPOConfig:
+    config = PPOConfig().environment(CountingEnv, disable_env_checking=True).env_runners(num_envs_per_env_runner=2)
+    config.training(train_batch_size_per_learner=16, minibatch_size=8, num_epochs=1).debugging(seed=0)
+    return config.callbacks(**events)
+
+
+def divide(*_: Any) -> None:
+    raise ZeroDivisionError("one over nothing.")
+
+
+class Faulty(Callback):
+    """Raises at the third step of each episode."""
+
+    def on_episode_step(self, *, episode: Any, **kwargs: Any) -> None:
+        if episode.t == 3:
+            divide()
+
+
+EPISODE_EVENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+ALGORITHM_EVENTS = ("on_create_policy", "on_algorithm_init")
+RUNNER_EVENTS = ("on_sub_environment_created", "on_environment_created", *EPISODE_EVENTS)
+TRAIN_EVENTS = ("on_postprocess_trajectory", "on_sample_end", "on_learn_on_batch", "on_gradients", "on_update_end")
+
+
+@pytest.mark.parametrize("event", [*ALGORITHM_EVENTS, *RUNNER_EVENTS, *TRAIN_EVENTS, "on_train_result"])
+def test_event_and_callback_are_named_and_the_original_is_chained(event: str) -> None:
+    with pytest.raises(CallbackError) as caught, config(**{event: lambda: divide()}).build() as algo:
+        algo.train()
+    message = str(caught.value)
+    assert message.startswith(f"{event}: callback test_event_and_callback_are_named")
+    assert "test_errors.py:" in message
+    assert "raised ZeroDivisionError: one over nothing." in message
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert ("Episode " in message) == (event in (*EPISODE_EVENTS, "on_postprocess_trajectory"))
+
+
+def test_a_class_is_named_by_its_method_and_the_episode_by_id_sub_env_and_step() -> None:
+    ids: list[str] = []
+    faulty = config(callbacks_class=Faulty, on_episode_start=lambda episode: ids.append(episode.id_))
+    with faulty.build() as algo, pytest.raises(CallbackError) as caught:
+        algo.train()
+    assert "callback Faulty.on_episode_step raised" in str(caught.value)
+    assert str(caught.value).endswith(f"Episode {ids[0]}, sub-env 0, step 3.")
+
+
+@pytest.mark.parametrize("event", ["on_episode_step", "on_sample_end", "on_train_result", "on_gradients"])
+def test_a_run_stops_cleanly_and_keeps_what_it_wrote(event: str, tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def late(**_: Any) -> None:
+        calls.append(1)
+        if len(calls) > limit:
+            divide()
+
+    limit = {"on_episode_step": 40, "on_sample_end": 2, "on_train_result": 2, "on_gradients": 5}[event]
+    stopped: list[str] = []
+    faulty = config(**{event: late}, on_algorithm_stop=lambda: stopped.append("stopped"))
+    with faulty.build() as algo, pytest.raises(CallbackError):
+        algo.fit(stop={"training_iteration": 100}, run_dir=tmp_path)
+    assert len((tmp_path / "result.jsonl").read_text().splitlines()) == 2
+    log = (tmp_path / "run.log").read_text()
+    assert "Run failed." in log and f"{event}: callback" in log and "ZeroDivisionError" in log
+    assert stopped == ["stopped"]
+
+
+def test_with_log_the_run_goes_on_and_each_callback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    after: list[int] = []
+    with config(
+        on_error="log",
+        callbacks_class=Faulty,
+        on_episode_end=[lambda: divide(), lambda env_index: after.append(env_index)],
+        on_train_result=lambda: divide(),
+        on_update_end=lambda: divide(),
+    ).build() as algo:
+        caplog.set_level(logging.ERROR, "corral")
+        first, second = algo.train(), algo.train()
+    assert len(after) > 4  # the callable after the faulty one is called all the same
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "on_episode_step",
+        "on_episode_end",
+        "on_update_end",
+        "on_train_result",
+    ]
+    assert "Faulty.on_episode_step raised ZeroDivisionError" in caplog.records[0].message
+    assert caplog.records[0].exc_info is not None
+    counts = [result["fault_tolerance"]["num_callback_errors"] for result in (first, second)]
+    ended = [result["env_runners"]["num_episodes_lifetime"] for result in (first, second)]
+    # Of each episode the third step and the end; of each iteration the update's end and the result.
+    assert counts == [2 * ended[0] + 2, 2 * ended[1] + 4]
+
+
+def test_without_errors_the_count_is_in_the_result_from_the_start() -> None:
+    with config().build() as algo:
+        assert algo.train()["fault_tolerance"]["num_callback_errors"] == 0
+
+
+def test_an_interrupt_goes_straight_through() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    for on_error in ("raise", "log"):
+        with config(on_error=on_error, on_episode_step=interrupt).build() as algo, pytest.raises(KeyboardInterrupt):
+            algo.train()
+
+
+def test_an_error_in_on_exception_does_not_hide_the_first(caplog: pytest.LogCaptureFixture) -> None:
+    def oops() -> None:
+        raise KeyError("second")
+
+    with (
+        config(on_sample_end=lambda: divide(), on_exception=oops).build() as algo,
+        pytest.raises(CallbackError) as caught,
+    ):
+        algo.train()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "A callback raised at on_exception" in caplog.text
+
+
+def test_an_error_in_on_algorithm_stop_still_closes_the_envs() -> None:
+    class Closing(CountingEnv):
+        closed = 0
+
+        def close(self) -> None:
+            Closing.closed += 1
+
+    algo = config(on_algorithm_stop=lambda: divide()).environment(Closing).build()
+    with pytest.raises(CallbackError, match="on_algorithm_stop"):
+        algo.stop()
+    assert Closing.closed == 2
+    algo.stop()  # a second call does nothing
+
+
+def test_on_error_takes_two_words() -> None:
+    assert PPOConfig().on_error == "raise"
+    with pytest.raises(ConfigError, match="on_error='ignore'"):
+        PPOConfig().callbacks(on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_a_callable_that_hides_its_arguments_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"on_train_result.*Wrap it in a lambda"):
+        PPOConfig().callbacks(on_train_result=min)
+    PPOConfig().callbacks(on_train_result=partial(print, "an iteration"))
