@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from measuring import ROWS_PER_TURN
+
 # The script of each system. Those in RIVALS run with the rivals' interpreter, the others with Corral's own.
 SCRIPTS = {
     "corral": "corral_side.py",
@@ -108,6 +110,33 @@ def _sampling(num_envs: int, ratio_budgets: Mapping[str, float]) -> Case:
     )
 
 
+def _no_subscriber(num_envs: int) -> Case:
+    """Returns the case of what the dispatch costs where nobody subscribed, for one number of envs."""
+    return Case(
+        name=f"no_subscriber_{num_envs}",
+        title=f"The dispatch without a subscriber, {num_envs} envs",
+        what=(
+            "Percent of time that sampling takes longer than with a build of the env runner without the "
+            "dispatch, where nobody subscribed to anything. `without_dispatch.py` derives that build from the "
+            "runner's own source by removing what is there for callbacks. Both, with the same seed, take turns "
+            f"of {ROWS_PER_TURN} rows in one process; the value of a run is the median over its turns of the "
+            "ratio within a turn. It may come out negative. A second instance of the runner takes turns too, and "
+            "what it differs by (`percent_of_twin` in the raw results) is the error of the method."
+        ),
+        measure="no_subscriber",
+        unit="%",
+        value="percent",
+        digits=2,
+        higher_is_better=False,
+        systems=("corral",),
+        num_envs=num_envs,
+        seconds=20.0,
+        threads=1,
+        limit=1.0,
+        has_ratio=False,
+    )
+
+
 CASES = (
     _sampling(1, {}),
     _sampling(8, {"rllib": 8.0}),
@@ -200,6 +229,45 @@ CASES = (
         threads=1,
         limit=1.5,
         has_ratio=False,
+    ),
+    Case(
+        name="callback_logging",
+        title="An `on_episode_step` that logs one value, 64 envs",
+        what=(
+            "Env steps a second as under sampling, with a subscriber to `on_episode_step` that calls "
+            '`metrics_logger.log_value("x", 1.0, reduce="mean", window=100)` in every step of every env, and the '
+            "runner's metrics collected after each sampling call, as training does."
+        ),
+        measure="callback_logging",
+        unit="env steps/s",
+        value="env_steps_per_s",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral", "rllib"),
+        num_envs=64,
+        seconds=4.0,
+        threads=1,
+        ratio_budgets={"rllib": 10.0},
+    ),
+    _no_subscriber(8),
+    _no_subscriber(64),
+    Case(
+        name="log_value",
+        title="One `log_value`",
+        what=(
+            'Microseconds of one `log_value("x", 1.0, reduce="mean", window=50)`, over so many calls that what '
+            "is put off from one to a later one is in it (median of the repeats of a loop). RLlib's logger is "
+            "one as its env runners have it: of a mean it only keeps the window."
+        ),
+        measure="log_value",
+        unit="us/call",
+        value="us_per_call",
+        digits=3,
+        higher_is_better=False,
+        systems=("corral", "rllib"),
+        seconds=2.0,
+        threads=1,
+        limit=1.0,
     ),
 )
 

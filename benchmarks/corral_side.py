@@ -11,6 +11,11 @@ def _no_op(episode: Any) -> None:
     """Subscribes to `on_episode_step` and does nothing."""
 
 
+def _log_number(metrics_logger: Any) -> None:
+    """Subscribes to `on_episode_step` and logs one number."""
+    metrics_logger.log_value("x", 1.0, reduce="mean", window=100)
+
+
 def _config(options: Options, num_envs: int) -> Any:
     """Returns a PPO config with the embedded env runner and the net that all systems are measured with."""
     from corral import PPOConfig
@@ -111,6 +116,50 @@ def callbacks(options: Options) -> Fields:
         )
 
 
+def callback_logging(options: Options) -> Fields:
+    """Env steps a second with a subscriber that logs one number a step, the metrics taken after each sample."""
+    with _config(options, options.num_envs).callbacks(on_episode_step=_log_number).build() as algo:
+        sample = _sampler(algo)
+
+        def sample_and_collect() -> int:
+            steps = sample()
+            metrics, _, _ = algo.env_runner.get_metrics()
+            assert ("x",) in metrics, "the callback has logged nothing"
+            return steps
+
+        return measuring.sampling_rate(sample_and_collect, options)
+
+
+def no_subscriber(options: Options) -> Fields:
+    """Percent that the dispatch costs a runner to which nobody subscribed, against a build without it."""
+    import without_dispatch
+    from corral.env.runner import EnvRunner
+
+    build = without_dispatch.build(EnvRunner)
+    config = _config(options, options.num_envs).freeze()
+
+    def short_sampler(runner_class: Any) -> Callable[[], int]:
+        runner = runner_class(config)
+        return lambda: int(runner.sample(num_timesteps=measuring.ROWS_PER_TURN * options.num_envs).num_env_steps)
+
+    makers = {"sample": EnvRunner, "twin": EnvRunner, "baseline": build.runner_class}
+    # Where in memory a runner lies may matter, so that another one is made first from pair to pair.
+    names = list(makers)
+    names = names[options.seed % 3 :] + names[: options.seed % 3]
+    samplers = {name: short_sampler(makers[name]) for name in names}
+    return {**measuring.relative_cost(**samplers, options=options), "statements_removed": build.removed}
+
+
+def log_value(options: Options) -> Fields:
+    """Microseconds of one `log_value` of a mean with a window."""
+    from corral.metrics.logger import MetricsLogger
+
+    logger = MetricsLogger()
+    fields = measuring.call_time(measuring.LOG_CALL, {"logger": logger}, options)
+    assert logger.peek("x") == 1.0
+    return fields
+
+
 if __name__ == "__main__":
     measuring.run_measure(
         "corral",
@@ -121,5 +170,8 @@ if __name__ == "__main__":
             "import": import_package,
             "import_ppo": import_ppo,
             "callbacks": callbacks,
+            "callback_logging": callback_logging,
+            "no_subscriber": no_subscriber,
+            "log_value": log_value,
         },
     )

@@ -167,6 +167,35 @@ def callbacks(options: Options) -> Fields:
     return measuring.callback_cost(_sampler(without), _sampler(subscribed), lambda: _no_op(**arguments), options)
 
 
+def _log_number(metrics_logger: Any, **arguments: Any) -> None:
+    """Subscribes to `on_episode_step`, taking all that RLlib passes, and logs one number."""
+    metrics_logger.log_value("x", 1.0, reduce="mean", window=100)
+
+
+def callback_logging(options: Options) -> Fields:
+    """Env steps a second with a subscriber that logs one number a step, the metrics taken after each sample."""
+    from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+
+    runner = SingleAgentEnvRunner(config=_config(options, options.num_envs).callbacks(on_episode_step=_log_number))
+
+    def sample_and_collect() -> int:
+        steps = sum(len(episode) for episode in runner.sample(num_timesteps=measuring.STEPS_PER_SAMPLE))
+        assert "x" in runner.get_metrics(), "the callback has logged nothing"
+        return steps
+
+    return measuring.sampling_rate(sample_and_collect, options)
+
+
+def log_value(options: Options) -> Fields:
+    """Microseconds of one `log_value` of a mean with a window, of a logger as an env runner has it."""
+    from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+    logger = MetricsLogger()
+    fields = measuring.call_time(measuring.LOG_CALL, {"logger": logger}, options)
+    assert logger.peek("x") == 1.0
+    return fields
+
+
 if __name__ == "__main__":
     _silence()
     measuring.run_measure(
@@ -178,6 +207,8 @@ if __name__ == "__main__":
             "import": import_package,
             "import_ppo": import_ppo,
             "callbacks": callbacks,
+            "callback_logging": callback_logging,
+            "log_value": log_value,
         },
         finish=_stop_ray,
     )
