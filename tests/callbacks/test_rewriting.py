@@ -288,7 +288,11 @@ def test_another_shape_or_dtype_is_refused_with_both(event: str, name: str, chan
 
 
 @pytest.mark.parametrize("event", ["on_sample_end", "on_postprocess_trajectory", "on_learn_on_batch"])
-@pytest.mark.parametrize("new", [np.zeros(1), np.zeros((3, 3, 3, 3)), np.array(["text"] * 16), None], ids=str)
+@pytest.mark.parametrize(
+    "new",
+    [np.zeros(1), np.zeros((3, 3, 3, 3)), np.array(["text"] * 16), None],
+    ids=["length", "axes", "text", "none"],
+)
 def test_a_new_column_has_to_fit(event: str, new: Any) -> None:
     def add(**arguments: Any) -> None:
         (columns,) = [arguments[n] for n in ("samples", "postprocessed_batch", "train_batch") if n in arguments]

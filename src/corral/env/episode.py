@@ -189,15 +189,21 @@ class SingleAgentEpisode:
         """Note what lies before this chunk."""
         self.t_started, self.return_before = t_started, return_before
 
-    def continued_in(self, rollout: Rollout) -> Self:
-        """Return the next chunk, which starts with row 0 of another rollout; this one is complete."""
+    def continued_in(self, rollout: Rollout, return_before: float, last_time_s: float) -> Self:
+        """Return the next chunk, which starts with row 0 of another rollout; this one is complete.
+
+        Args:
+            rollout: The next one.
+            return_before: Sum of rewards of the episode so far.
+            last_time_s: Clock reading at the end of this rollout.
+        """
         chunk = self.view(self.id_, self.env_index, rollout)
         chunk.custom_data, chunk.temporary_data = self.custom_data, self.temporary_data
         if self._start is not None:
-            chunk.start(0)
-            chunk._start_time_s, chunk._last_time_s = self._start_time_s, self._start_time_s + self.get_duration_s()
-            chunk.continue_from(self.t, self.get_return())
             self._stop = self._rollout.num_rows
+            chunk._start = 0
+            chunk._start_time_s, chunk._last_time_s = self._start_time_s, last_time_s
+            chunk.continue_from(self.t, return_before)
         return chunk
 
     # What a user adds by hand.
@@ -289,7 +295,9 @@ class SingleAgentEpisode:
 
     def get_return(self) -> float:
         """Return the sum of rewards of the whole episode so far, earlier chunks included."""
-        return self.return_before + (float(self.get_rewards().sum()) if len(self) else 0.0)
+        if not len(self):
+            return self.return_before
+        return self.return_before + float(self._rollout.rewards[self._start : self._end, self._column].sum())
 
     def get_duration_s(self) -> float:
         """Return the wall-clock seconds from the reset to the latest step; 0 if the episode was built of ready data."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from corral.callbacks.dispatch import BoundCall, Dispatcher, callback_error
 from corral.env.episode import SingleAgentEpisode
-from corral.env.rollout import Rollout
+from corral.env.rollout import EpisodeCarry, Rollout, episode_id
 
 if TYPE_CHECKING:
     from corral.env.runner import EnvRunner
@@ -32,7 +32,7 @@ class EpisodeEvents:
         """Bind the arguments that never change."""
         self._same_step = same_step
         self._episodes: list[SingleAgentEpisode] = []
-        self._ended = [0] * runner.num_envs  # episodes of the sub-env that ended in the current rollout
+        self._counts = [0] * runner.num_envs  # episodes of the sub-env before the current one
         self._waiting: set[int] = set()  # sub-envs whose next row is only a reset
         self._every_row = callbacks.subscribed("on_episode_step")
         # Chunks hold on to their rollouts, so they are kept only for who asks.
@@ -69,8 +69,7 @@ class EpisodeEvents:
                 raise callback_error(event, function, error, self._episodes[env_index]) from error
 
     def _create(self, env_index: int, rollout: Rollout) -> None:
-        assert rollout.carry is not None
-        id_ = rollout.carry.episode_id(env_index, self._ended[env_index])
+        id_ = episode_id(self._id_prefix, env_index, self._counts[env_index])
         self._episodes[env_index] = episode = SingleAgentEpisode.view(id_, env_index, rollout)
         self._put(env_index, "episode", episode)
         if self._keeps_chunks:
@@ -88,10 +87,17 @@ class EpisodeEvents:
         """Make new episodes for all sub-envs, before they are reset."""
         self._waiting = set()
         num_envs = len(self._arguments)
-        self._ended = [0] * num_envs
+        self._enter(rollout)
         self._episodes = [None] * num_envs  # type: ignore[list-item]  # filled on the next line
         for i in range(num_envs):
             self._create(i, rollout)
+
+    def _enter(self, rollout: Rollout) -> EpisodeCarry:
+        """Take over what a rollout begins with."""
+        assert rollout.carry is not None  # a runner's rollouts have one
+        self._rollout, self._id_prefix = rollout, rollout.carry.id_prefix
+        self._counts = rollout.carry.counts.tolist()
+        return rollout.carry
 
     def start_all(self, rollout: Rollout) -> None:
         """Start all episodes, after the reset whose observations are in row 0."""
@@ -100,9 +106,10 @@ class EpisodeEvents:
 
     def continue_all(self, rollout: Rollout) -> None:
         """Go on with the unfinished episodes as chunks in another rollout."""
-        self._ended = [0] * len(self._episodes)
+        last_time_s = float(self._rollout.row_times_s[-1])
+        returns = self._enter(rollout).returns.tolist()
         for i, episode in enumerate(self._episodes):
-            self._episodes[i] = chunk = episode.continued_in(rollout)
+            self._episodes[i] = chunk = episode.continued_in(rollout, returns[i], last_time_s)
             self._put(i, "episode", chunk)
             if chunk.is_reset:
                 rollout.know_episode(0, chunk)
@@ -117,7 +124,8 @@ class EpisodeEvents:
             t: The row.
             episodes_left: Ends that are still wanted; the events of the row stop with the last of them.
         """
-        ended = set(np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]).tolist())
+        terminated, truncated = rollout.terminated[t], rollout.truncated[t]
+        ended = set(np.flatnonzero(terminated | truncated).tolist())
         reset, self._waiting = self._waiting, set()
         step_calls, special = self._calls["on_episode_step"], ended | reset
         for i in range(len(step_calls)) if self._every_row else sorted(special):
@@ -130,6 +138,7 @@ class EpisodeEvents:
             elif i in reset:
                 self._start(i, t + 1, rollout)
             else:
+                self._episodes[i].end(bool(terminated[i]), bool(truncated[i]), t + 1)
                 self._end(rollout, t, i)
                 if episodes_left is not None:
                     episodes_left -= 1
@@ -138,11 +147,9 @@ class EpisodeEvents:
 
     def _end(self, rollout: Rollout, t: int, env_index: int) -> None:
         """Fire the events of a step that ended its episode."""
-        terminated, truncated = bool(rollout.terminated[t, env_index]), bool(rollout.truncated[t, env_index])
-        self._episodes[env_index].end(terminated, truncated, t + 1)
         self._fire("on_episode_step", env_index)
         self._fire("on_episode_end", env_index)
-        self._ended[env_index] += 1
+        self._counts[env_index] += 1
         self._create(env_index, rollout)
         if self._same_step:
             self._start(env_index, t + 1, rollout)

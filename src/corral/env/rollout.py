@@ -267,9 +267,8 @@ class Rollout:
         ):
             episode = self._known_episodes.get((start, n))
             if episode is None:
-                episode = SingleAgentEpisode.view(
-                    carry.episode_id(n, int(ended[start - 1, n]) if start else 0), n, self
-                )
+                count = int(carry.counts[n]) + (int(ended[start - 1, n]) if start else 0)
+                episode = SingleAgentEpisode.view(episode_id(carry.id_prefix, n, count), n, self)
                 episode.start(start)
                 if start == 0:
                     episode.continue_from(int(carry.lengths[n]), float(carry.returns[n]))
@@ -355,9 +354,10 @@ class EpisodeCarry:
         fresh = EpisodeCarry.fresh(len(self.counts), now_s)
         return replace(fresh, counts=self.counts + 1, id_prefix=self.id_prefix)
 
-    def episode_id(self, env_index: int, ended: int = 0) -> str:
-        """Return the id of the sub-env's current episode, or of one after it, when `ended` more of them have ended."""
-        return f"{self.id_prefix}{env_index:04x}{int(self.counts[env_index]) + ended:08x}"
+
+def episode_id(prefix: str, env_index: int, count: int) -> str:
+    """Return the id of a sub-env's episode that `count` others came before."""
+    return f"{prefix}{env_index:04x}{count:08x}"
 
 
 @dataclass(frozen=True)
