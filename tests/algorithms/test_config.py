@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral import AlgorithmConfig, PPOConfig
+from corral import AlgorithmConfig, Callback, PPOConfig
 from corral.algorithms.registry import config_class, config_from_dict
+from corral.algorithms.validation import optimizer_class
+from corral.core.module import ActorCritic
 from corral.errors import ConfigError
 from corral.testing import CountingEnv
 
@@ -341,3 +344,42 @@ def test_building_leaves_the_users_config_as_it_was() -> None:
 def test_the_plain_config_builds_nothing() -> None:
     with pytest.raises(ConfigError, match="use PPOConfig"):
         AlgorithmConfig().environment("CartPole-v1").build()
+
+
+class Counting(Callback):
+    """Named by its import path in the tests below."""
+
+
+def count(result: dict[str, Any]) -> None:
+    """Named by its import path in the tests below."""
+
+
+def test_classes_and_functions_may_be_import_paths() -> None:
+    config = config_from_dict(
+        {
+            "algo": "PPO",
+            "environment": {"env": "CartPole-v1", "wrappers": ["gymnasium.wrappers:RecordEpisodeStatistics"]},
+            "rl_module": {"module_class": "corral.core.module:ActorCritic"},
+            "training": {"optimizer": "torch.optim:Adam"},
+            "callbacks": {
+                "callbacks_class": [f"{__name__}:Counting"],
+                "callback_functions": {"on_train_result": [f"{__name__}:count"]},
+                "on_error": "log",
+            },
+        }
+    )
+    assert config.wrappers == [gym.wrappers.RecordEpisodeStatistics]
+    assert config.module_class is ActorCritic
+    assert optimizer_class(config.optimizer) is torch.optim.Adam
+    assert (config.callbacks_class, config.callback_functions) == ([Counting], {"on_train_result": [count]})
+    with config.build() as algo:
+        assert algo.config.on_error == "log"
+    for value in (Counting, Counting(), print, lambda: None):
+        config.callbacks_class = [value]
+        assert config.callbacks_class == [value]
+
+
+@pytest.mark.parametrize("path", ["nowhere:Counting", f"{__name__}:Nobody"])
+def test_an_import_path_that_leads_nowhere_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"callbacks_class=.*(nowhere|Nobody)"):
+        config_from_dict({"algo": "PPO", "callbacks": {"callbacks_class": [path]}})

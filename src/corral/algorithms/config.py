@@ -82,7 +82,7 @@ class TrainingSettings:
         shuffle_batch_per_epoch: Whether each pass takes the batch in a new order.
         grad_clip: Limit of the gradients; `None` clips nothing.
         grad_clip_by: `"global_norm"`, `"norm"` (of each parameter) or `"value"`.
-        optimizer: `"adam"`, `"adamw"`, `"sgd"`, `"rmsprop"`, or a `torch.optim.Optimizer` class.
+        optimizer: `"adam"`, `"adamw"`, `"sgd"`, `"rmsprop"`, or a `torch.optim.Optimizer` class or its import path.
         optimizer_config: Its keyword arguments, apart from `lr`.
     """
 
@@ -94,7 +94,7 @@ class TrainingSettings:
     shuffle_batch_per_epoch: bool = True
     grad_clip: float | None = None
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] | ImportString[Any] = "adam"
+    optimizer: Any = "adam"
     optimizer_config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -484,7 +484,7 @@ def _copied(value: Any) -> Any:
 @functools.cache
 def _adapters(cls: type) -> dict[str, Any]:
     """Return a validator for each setting of a config class, made from its annotation."""
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)  # `ImportString` is an extra
     config = ConfigDict(allow_inf_nan=False)
     return {
         f.name: None if hints[f.name] is Any else TypeAdapter(hints[f.name], config=config)

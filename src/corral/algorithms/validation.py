@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ImportString, TypeAdapter, ValidationError
+
 from corral.callbacks.dispatch import check_callbacks, listens
 from corral.core.module import ActorCritic, ModelConfig, Module
 from corral.core.schedules import validate_schedule
@@ -141,6 +143,11 @@ def optimizer_class(setting: Any) -> Any:
     """
     import torch
 
+    if isinstance(setting, str) and ":" in setting:
+        try:
+            setting = TypeAdapter(ImportString).validate_python(setting)
+        except ValidationError as error:
+            raise ConfigError(f"optimizer={setting!r}: {error.errors()[0]['msg']}.") from None
     if inspect.isclass(setting) and issubclass(setting, torch.optim.Optimizer):
         return setting
     if not isinstance(setting, str) or setting.lower() not in OPTIMIZERS:
