@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -51,7 +53,9 @@ def test_made_with_and_without_listeners_they_are_the_same(
     ]
     for rollout in silent:
         assert sum(map(len, rollout.episodes())) == rollout.num_env_steps
-        assert all(rollout.episodes()[i] is episode for i, episode in enumerate(rollout.episodes()))
+        for episode in rollout.episodes():
+            episode.custom_data["mark"] = episode.id_
+        assert [e.custom_data["mark"] for e in rollout.episodes()] == [e.id_ for e in rollout.episodes()]
     # Every step event belongs to the episode that has that step; those past the last wanted episode to none.
     held = {(e.id_, e.t_started + i + 1) for rollout in silent for e in rollout.episodes() for i in range(len(e))}
     assert held <= set(steps) and len(steps) == len(set(steps))
@@ -67,6 +71,20 @@ def test_callbacks_notes_are_on_the_episodes_of_the_rollout(make_runner: MakeRun
         assert [(e.custom_data["steps"] if e.is_done else None) for e in rollout.episodes()] == [
             (e.t if e.is_done else None) for e in rollout.episodes()
         ]
+
+
+def test_a_rollout_goes_with_its_last_user(make_runner: MakeRunner) -> None:
+    runner = make_runner(
+        num_envs=2, on_episode_end=lambda episode: None, on_sample_end=lambda samples: samples.episodes()
+    )
+    gc.collect()
+    gc.disable()  # columns are large: they must not wait for a collection
+    try:
+        gone = weakref.ref(runner.sample(num_timesteps=20))
+        runner.sample(num_timesteps=2)
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_what_an_episode_writes_is_in_the_columns(make_runner: MakeRunner) -> None:

@@ -14,7 +14,7 @@ from corral.core.tree import Tree, leaves, map_tree
 from corral.env import episode_parts
 from corral.env.infos import info_at, one_info
 from corral.env.lookback import Indices, one_hot, overwrite, pick, positions
-from corral.env.rollout import Rollout
+from corral.env.rollout import Notes, Rollout
 from corral.errors import EpisodeError, nearest
 
 _STEP_COLUMNS = ("actions", "rewards")
@@ -42,7 +42,7 @@ class SingleAgentEpisode:
         return_before: Sum of rewards before this chunk.
         is_terminated: Whether its last step terminated it.
         is_truncated: Whether its last step truncated it.
-        custom_data: For the user's own notes; the chunks of a runner's episode share it.
+        notes: `custom_data` and the temporary data; the chunks of a runner's episode share them.
         observation_space: Of one observation, if known.
         action_space: Of one module action, if known.
     """
@@ -57,15 +57,14 @@ class SingleAgentEpisode:
         "_start_time_s",
         "_stop",
         "action_space",
-        "custom_data",
         "env_index",
         "id_",
         "is_terminated",
         "is_truncated",
+        "notes",
         "observation_space",
         "return_before",
         "t_started",
-        "temporary_data",
     )
 
     observation_space: spaces.Space[Any] | None
@@ -129,7 +128,7 @@ class SingleAgentEpisode:
         self._column = env_index  # where in the columns; an episode that owns its data has columns of one sub-env
         self.t_started = 0
         self.is_terminated = self.is_truncated = False
-        self.custom_data: dict[str, Any] = {}
+        self.notes: Notes = ({}, {})
         self.observation_space = self.action_space = None
         self._rollout, self._owns_data = rollout, False
         self._first = 0  # row of the oldest step, lookback included
@@ -137,7 +136,6 @@ class SingleAgentEpisode:
         self._stop: int | None = None  # row past the last; None follows the rollout
         self.return_before = 0.0
         self._start_time_s = self._last_time_s = 0.0
-        self.temporary_data: dict[str, list[Any]] | None = None
 
     def adopt(self, columns: dict[str, Tree], infos: Sequence[Mapping[str, Any]], lookback: int) -> None:
         """Take columns `[R, ...]`, observations `[R + 1, ...]`, as the episode's own; R counts the lookback."""
@@ -176,10 +174,10 @@ class SingleAgentEpisode:
         episode.observation_space, episode.action_space = rollout.observation_space, rollout.action_space
         return episode
 
-    def start(self, row: int) -> None:
-        """Note the row whose observation the reset gave."""
+    def start(self, row: int, now_s: float) -> None:
+        """Note the row whose observation the reset gave, and the clock reading then."""
         self._start = self._first = row
-        self._start_time_s = self._last_time_s = time.perf_counter()
+        self._start_time_s = self._last_time_s = now_s
 
     def end(self, terminated: bool, truncated: bool, stop: int) -> None:
         """Note how the episode ended, if it did, and the row past its last step in this rollout."""
@@ -198,7 +196,7 @@ class SingleAgentEpisode:
             last_time_s: Clock reading at the end of this rollout.
         """
         chunk = self.view(self.id_, self.env_index, rollout)
-        chunk.custom_data, chunk.temporary_data = self.custom_data, self.temporary_data
+        chunk.notes = self.notes
         if self._start is not None:
             self._stop = self._rollout.num_rows
             chunk._start = 0
@@ -549,11 +547,14 @@ class SingleAgentEpisode:
 
     # Notes.
 
+    @property
+    def custom_data(self) -> dict[str, Any]:
+        """A dict for the user's own notes; the chunks of a runner's episode share it."""
+        return self.notes[0]
+
     def add_temporary_timestep_data(self, key: str, value: Any) -> None:
         """Keep a value for the time of the episode, beside those given under the key before."""
-        if self.temporary_data is None:
-            self.temporary_data = {}
-        self.temporary_data.setdefault(key, []).append(value)
+        self.notes[1].setdefault(key, []).append(value)
 
     def get_temporary_timestep_data(self, key: str) -> list[Any]:
         """Return the values given to `add_temporary_timestep_data` in this episode, earlier chunks included.
@@ -561,7 +562,7 @@ class SingleAgentEpisode:
         Raises:
             KeyError: Nothing was given under the key.
         """
-        known = self.temporary_data or {}
+        known = self.notes[1]
         if key not in known:
             raise KeyError(f"episode {self.id_} has no temporary data {key!r}. {nearest(key, known)}")
         return known[key]

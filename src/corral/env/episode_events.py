@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,8 +80,8 @@ class EpisodeEvents:
 
     def _start(self, env_index: int, row: int, rollout: Rollout) -> None:
         episode = self._episodes[env_index]
-        episode.start(row)
-        rollout.know_episode(row, episode)
+        episode.start(row, time.perf_counter())
+        rollout.notes[row, env_index] = episode.notes
         self._fire("on_episode_start", env_index)
 
     def create_all(self, rollout: Rollout) -> None:
@@ -112,7 +113,7 @@ class EpisodeEvents:
             self._episodes[i] = chunk = episode.continued_in(rollout, returns[i], last_time_s)
             self._put(i, "episode", chunk)
             if chunk.is_reset:
-                rollout.know_episode(0, chunk)
+                rollout.notes[0, i] = chunk.notes
                 if self._keeps_chunks and len(episode):
                     self._chunks[i].append(episode)
 

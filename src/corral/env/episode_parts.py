@@ -108,7 +108,7 @@ def _part_of(episode: SingleAgentEpisode, first: int, start: int, stop: int) -> 
     }
     part.adopt(columns, episode.all_infos()[first : stop + 1], start - first)
     part.env_index = episode.env_index
-    part.custom_data = copy.deepcopy(episode.custom_data)
+    part.notes = copy.deepcopy(episode.notes)
     return part
 
 
@@ -139,7 +139,6 @@ def cut_episode(episode: SingleAgentEpisode, len_lookback_buffer: int) -> Single
     stop = episode.len_lookback + len(episode)
     chunk = _part_of(episode, max(0, stop - len_lookback_buffer), stop, stop)
     chunk.continue_from(episode.t, episode.get_return())
-    chunk.temporary_data = copy.deepcopy(episode.temporary_data)
     return chunk
 
 
@@ -169,7 +168,9 @@ def concat_episodes(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> N
         infos = [*episode.all_infos()[:-1], *other.all_infos()[skip:]]
         episode.adopt(columns, infos, episode.len_lookback)
     episode.is_terminated, episode.is_truncated = other.is_terminated, other.is_truncated
-    episode.custom_data.update(copy.deepcopy(other.custom_data))
+    custom, temporary = copy.deepcopy(other.notes)
+    episode.notes[0].update(custom)
+    episode.notes[1].update(temporary)  # the chunk's lists go on from those here
 
 
 _PLAIN = ("id_", "env_index", "t_started", "return_before", "is_terminated", "is_truncated")
@@ -183,8 +184,8 @@ def episode_state(episode: SingleAgentEpisode) -> dict[str, Any]:
         state["infos"] = episode.all_infos()
         state["len_lookback"] = episode.len_lookback
     return state | {
-        "custom_data": copy.deepcopy(episode.custom_data),
-        "temporary_data": copy.deepcopy(episode.temporary_data),
+        "custom_data": copy.deepcopy(episode.notes[0]),
+        "temporary_data": copy.deepcopy(episode.notes[1]),
     }
 
 
@@ -196,6 +197,5 @@ def episode_from_state(state: Mapping[str, Any], cls: type[SingleAgentEpisode]) 
         episode.adopt(columns, state["infos"], state["len_lookback"])
     for name in _PLAIN:
         setattr(episode, name, state[name])
-    episode.custom_data = copy.deepcopy(state["custom_data"])
-    episode.temporary_data = copy.deepcopy(state["temporary_data"])
+    episode.notes = (copy.deepcopy(state["custom_data"]), copy.deepcopy(state["temporary_data"]))
     return episode

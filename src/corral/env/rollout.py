@@ -27,6 +27,10 @@ OWN_COLUMNS = frozenset(
 """What every runner's rollout has; any other column was added by user code."""
 
 
+Notes = tuple[dict[str, Any], dict[str, list[Any]]]
+"""What user code noted on an episode: its custom data, and its temporary data by name."""
+
+
 class _Column:
     """A column as an attribute: `rollout.rewards` is `rollout["rewards"]`."""
 
@@ -63,6 +67,8 @@ class Rollout:
             same-step autoreset overwrote it; in the order of time.
         info_rows: By row of `obs`, the infos that came with it, as the vector env gave them. Kept only if somebody
             listens to a runner's event.
+        notes: By first row and sub-env of an episode or chunk, what callbacks noted on it. The episodes themselves are
+            not kept: they would keep the rollout.
         carry: What the episodes had behind them when the rollout began, or `None` if no runner made it.
         weights_version: Version of the weights that acted.
         num_rows: Rows written so far; T once complete.
@@ -90,7 +96,7 @@ class Rollout:
         self.weights_version = 0
         self.num_rows = num_rows
         self.num_env_steps = 0
-        self._known_episodes: dict[tuple[int, int], SingleAgentEpisode] = {}
+        self.notes: dict[tuple[int, int], Notes] = {}
 
     @classmethod
     def allocate(
@@ -240,14 +246,10 @@ class Rollout:
                     column[row - 1, mask] = values[mask]
         return column
 
-    def know_episode(self, row: int, episode: SingleAgentEpisode) -> None:
-        """Let `episodes` return this view for the chunk that begins with `row`."""
-        self._known_episodes[row, episode.env_index] = episode
-
     def episodes(self) -> list[SingleAgentEpisode]:
-        """Return the episodes, or chunks of them, in this complete rollout: by sub-env, then by time.
+        """Return views of the episodes, or chunks of them, in this complete rollout: by sub-env, then by time.
 
-        Those that callbacks saw are the same objects, with their `custom_data`.
+        What callbacks noted in an episode's `custom_data` is there, and notes made now are there the next time.
         """
         return [episode for _, episode in self.chunks()]
 
@@ -265,15 +267,13 @@ class Rollout:
         for (n, start), (_, stop) in zip(
             np.argwhere((valid & ~linked).T).tolist(), np.argwhere(last.T).tolist(), strict=True
         ):
-            episode = self._known_episodes.get((start, n))
-            if episode is None:
-                count = int(carry.counts[n]) + (int(ended[start - 1, n]) if start else 0)
-                episode = SingleAgentEpisode.view(episode_id(carry.id_prefix, n, count), n, self)
-                episode.start(start)
-                if start == 0:
-                    episode.continue_from(int(carry.lengths[n]), float(carry.returns[n]))
-                episode.end(bool(self.terminated[stop, n]), bool(self.truncated[stop, n]), stop + 1)
-                self.know_episode(start, episode)
+            count = int(carry.counts[n]) + (int(ended[start - 1, n]) if start else 0)
+            episode = SingleAgentEpisode.view(episode_id(carry.id_prefix, n, count), n, self)
+            episode.notes = self.notes.setdefault((start, n), episode.notes)
+            episode.start(start, float(self.row_times_s[start - 1] if start else carry.start_times_s[n]))
+            if start == 0:
+                episode.continue_from(int(carry.lengths[n]), float(carry.returns[n]))
+            episode.end(bool(self.terminated[stop, n]), bool(self.truncated[stop, n]), stop + 1)
             found.append((start, episode))
         return found
 
