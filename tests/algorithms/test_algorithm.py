@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from corral import Module, PPOConfig
 from corral.core.tree import Tree
-from corral.errors import ConfigError, CorralError, LossError
+from corral.errors import CallbackError, ConfigError, CorralError, LossError
 from corral.loggers import Run, default_loggers
 from corral.metrics.logger import MetricsError
 from corral.testing import CountingEnv
@@ -161,8 +161,24 @@ def test_names_of_the_result_are_not_for_metrics(name: str) -> None:
     def log(metrics_logger: Any) -> None:
         metrics_logger.log_value((name, "mine"), 1.0)
 
-    with small().callbacks(on_algorithm_init=log).build() as algorithm, pytest.raises(MetricsError, match=name):
+    with (
+        small().callbacks(on_train_result=log).build() as algorithm,
+        pytest.raises(CallbackError, match=f"on_train_result.*{name}/mine.*for something else") as caught,
+    ):
         algorithm.train()
+    assert isinstance(caught.value.__cause__, MetricsError)
+
+
+def test_a_result_may_be_emptied_and_filled_by_a_callback() -> None:
+    def keep_little(result: dict[str, Any]) -> None:
+        result.clear()
+        result["mine"] = 1
+        result["timers"] = {"mine": 2.0}
+
+    with small().callbacks(on_train_result=keep_little).build() as algorithm:
+        result = algorithm.train()
+    assert result.keys() == {"mine", "timers", "bottleneck", "time_total_s", "fault_tolerance"}
+    assert result["timers"]["mine"] == 2.0 and result["timers"]["iteration_s"] > 0
 
 
 def test_the_result_says_which_engine_runs() -> None:

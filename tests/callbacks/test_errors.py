@@ -156,3 +156,56 @@ def test_a_callable_that_hides_its_arguments_is_refused_with_the_remedy() -> Non
     with pytest.raises(ConfigError, match=r"on_train_result.*Wrap it in a lambda"):
         PPOConfig().callbacks(on_train_result=min)
     PPOConfig().callbacks(on_train_result=partial(print, "an iteration"))
+
+
+def test_with_log_the_episode_is_named_whatever_the_callable_takes(caplog: pytest.LogCaptureFixture) -> None:
+    ids: list[str] = []
+    faulty = config(
+        on_error="log",
+        on_episode_created=lambda episode: ids.append(episode.id_),
+        on_episode_end=lambda env_index: divide(),
+    )
+    with faulty.build() as algo:
+        algo.train()
+    assert f"Episode {ids[0]}, sub-env 0, step 3." in caplog.records[0].message
+
+
+def test_an_error_without_a_message_is_named_by_its_type() -> None:
+    def check() -> None:
+        raise AssertionError
+
+    with config(on_sample_end=check).build() as algo, pytest.raises(CallbackError, match=r"raised AssertionError\.$"):
+        algo.train()
+
+
+def test_ids_are_not_used_again_after_an_error() -> None:
+    created: list[str] = []
+    steps: list[int] = []
+
+    def fail_once() -> None:
+        steps.append(1)
+        if len(steps) == 20:
+            divide()
+
+    with config(
+        on_episode_created=lambda episode: created.append(episode.id_), on_episode_step=fail_once
+    ).build() as algo:
+        with pytest.raises(CallbackError):
+            algo.train()
+            algo.train()
+        for _ in range(3):
+            algo.train()
+    assert len(created) == len(set(created)) > 20
+
+
+def test_what_cannot_work_is_refused_when_it_is_given() -> None:
+    async def later(result: Any) -> None: ...
+
+    class NeedsAName(Callback):
+        def __init__(self, name: str) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"on_train_result.*later.*coroutine"):
+        PPOConfig().callbacks(on_train_result=later)
+    with pytest.raises(ConfigError, match=r"NeedsAName.*name.*instance"):
+        PPOConfig().callbacks(NeedsAName)
+    PPOConfig().callbacks(NeedsAName("given"))

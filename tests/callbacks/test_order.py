@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from corral import Callback, PPOConfig, make_multi_callbacks
 from corral.callbacks import EVENTS
 from corral.env.runner import EnvRunner
 from corral.errors import CallbackError, ConfigError, CorralError, EnvError
-from corral.loggers import Logger
+from corral.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger
 from corral.testing import CountingEnv, FaultyEnv
 
 WAITING = {"on_evaluate_start", "on_evaluate_end", "on_env_runners_recreated", "on_checkpoint_loaded"}
@@ -236,6 +237,23 @@ class TestSeveral:
             "Second 1",
         ]
 
+    def test_a_subclass_of_several_adds_its_own(self) -> None:
+        class Both(make_multi_callbacks([Naming, Second])):  # type: ignore[misc]
+            def on_sample_end(self, **kwargs: Any) -> None:
+                Naming.log.append("Both")
+
+        assert self.sample(Both)[:3] == ["Naming 1", "Second 1", "Both"]
+
+    def test_a_file_names_the_classes_of_several(self) -> None:
+        assert PPOConfig().callbacks(make_multi_callbacks([Naming, Second])).callbacks_class == [Naming, Second]
+
+    def test_a_method_made_in_the_constructor_counts(self) -> None:
+        class Late(Callback):
+            def __init__(self) -> None:
+                self.on_sample_end = lambda **kwargs: Naming.log.append("late")  # type: ignore[method-assign]
+
+        assert self.sample(Late) == ["late", "late"]
+
     def test_make_multi_callbacks_refuses_what_the_list_does(self) -> None:
         with pytest.raises(ConfigError, match="Callback subclass or instance"):
             PPOConfig().callbacks(make_multi_callbacks([Naming, int]))
@@ -331,7 +349,11 @@ class TestMetrics:
             metrics_logger.log_value("late", 7.0, window=1)
 
         with config().callbacks(on_train_result=log).build() as algo:
-            algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path)
+            loggers = [CSVLogger(), JSONLinesLogger(), TensorBoardLogger()]
+            algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path, loggers=loggers)
+        accumulator = EventAccumulator(str(tmp_path))
+        accumulator.Reload()
+        assert [(event.step, event.value) for event in accumulator.Scalars("late")] == [(2, 7.0)]
         assert '"late": 7.0' in (tmp_path / "result.jsonl").read_text()
         head, row = (tmp_path / "progress.csv").read_text().splitlines()
         assert dict(zip(head.split(","), row.split(","), strict=True))["late"] == "7.0"

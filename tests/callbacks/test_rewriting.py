@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from corral import PPOConfig
@@ -319,3 +320,94 @@ def test_an_added_column_of_a_computed_name_needs_its_shape() -> None:
         pytest.raises(ColumnError, match=r"'advantages' was added as float64"),
     ):
         algo.train()
+
+
+class TestTrajectoryAsADict:
+    def test_a_copy_is_a_plain_dict_and_changes_nothing(self) -> None:
+        before, _ = trained_on()
+        after, _ = trained_on(on_postprocess_trajectory=lambda postprocessed_batch: postprocessed_batch.copy().clear())
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+
+    def test_updates_of_all_kinds_write(self) -> None:
+        def change(postprocessed_batch: Any) -> None:
+            columns = postprocessed_batch
+            columns |= {"rewards": columns["rewards"] + 1}
+            columns.update(rewards=columns["rewards"] * 2)
+            assert columns.get("nothing") is None and "rewards" in columns and len(columns) == len(list(columns))
+
+        _, plain = trained_on()
+        _, rollout = trained_on(on_postprocess_trajectory=change)
+        assert np.array_equal(rollout.rewards[rollout.valid], 2 * (plain.rewards[plain.valid] + 1))
+
+    @pytest.mark.parametrize("name", ["valid", "row_times_s", "next_obs", "infos"])
+    def test_what_is_not_one_trajectory_s_to_write_is_refused(self, name: str) -> None:
+        def write(postprocessed_batch: Any) -> None:
+            postprocessed_batch[name] = np.ones(len(postprocessed_batch["rewards"]), np.bool_)
+
+        with (
+            config(on_postprocess_trajectory=write).build() as algo,
+            pytest.raises(CallbackError, match=f"'{name}' cannot"),
+        ):
+            algo.train()
+
+    def test_a_misspelt_column_is_named(self) -> None:
+        for event, look in (
+            ("on_postprocess_trajectory", lambda postprocessed_batch: postprocessed_batch["reward"]),
+            ("on_sample_end", lambda samples: samples["reward"]),
+        ):
+            with config(**{event: look}).build() as algo, pytest.raises(CallbackError, match="Did you mean 'rewards'"):
+                algo.train()
+        with (
+            config(on_sample_end=lambda samples: setattr(samples, "reward", 0)).build() as algo,
+            pytest.raises(CallbackError, match=r"AttributeError.*'reward'"),
+        ):
+            algo.train()
+
+
+def test_integers_do_not_take_the_place_of_a_computed_column() -> None:
+    def add(postprocessed_batch: Any) -> None:
+        postprocessed_batch["value_targets"] = np.full(len(postprocessed_batch["rewards"]), 5)
+
+    with config(on_postprocess_trajectory=add).build() as algo, pytest.raises(ColumnError, match="as floats, with NaN"):
+        algo.train()
+
+
+def test_columns_of_two_rollouts_have_to_be_alike() -> None:
+    def add(samples: Any, env_runner: Any) -> None:
+        samples["mark"] = np.ones((*samples.rewards.shape, env_runner.worker_index))
+
+    with (
+        config(on_sample_end=add).env_runners(num_env_runners=2).build() as algo,
+        pytest.raises(ColumnError, match=r"'mark'.*alike"),
+    ):
+        algo.train()
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.uint8, np.float16, np.int64, np.float64])
+def test_columns_of_any_number_reach_the_loss(dtype: Any) -> None:
+    batch, _ = trained_on(on_sample_end=lambda samples: samples.__setitem__("x", samples.rewards.astype(dtype)))
+    assert batch["x"].dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [">f4", np.longdouble, np.complex64, object])
+def test_columns_that_no_tensor_can_hold_are_refused(dtype: Any) -> None:
+    with (
+        config(on_sample_end=lambda samples: samples.__setitem__("x", samples.rewards.astype(dtype))).build() as algo,
+        pytest.raises(CallbackError, match=r"'x' is .*64 bits"),
+    ):
+        algo.train()
+
+
+@pytest.mark.parametrize("new", [None, np.zeros(3), torch.zeros(1)], ids=["none", "array", "shape"])
+def test_a_gradient_is_replaced_by_one_like_it(new: Any) -> None:
+    def replace(gradients: dict[str, Any]) -> None:
+        gradients["policy_head.weight"] = new
+
+    with config(on_gradients=replace).build() as algo, pytest.raises(ColumnError, match=r"on_gradients: 'policy_head"):
+        algo.train()
+
+
+def test_iterating_over_samples_gives_the_episodes() -> None:
+    seen: list[list[int]] = []
+    trained_on(on_sample_end=[lambda samples: seen.append([len(episode) for episode in samples])])
+    assert seen == [[3, 3, 2, 3, 3, 2]]

@@ -354,3 +354,39 @@ class TestRefused:
     def test_a_negative_lookback(self) -> None:
         with pytest.raises(EpisodeError, match="len_lookback_buffer"):
             made(-1)
+
+
+@pytest.mark.parametrize("name", ["rewards", "actions", "obs", "valid", "terminated"])
+def test_extra_outputs_do_not_hide_columns(name: str) -> None:
+    with pytest.raises(EpisodeError, match=name):
+        SingleAgentEpisode(observations=[0, 1], actions=[0], rewards=[1.0], extra_model_outputs={name: [9.0]})
+    episode = SingleAgentEpisode(observations=[0])
+    with pytest.raises(EpisodeError, match=name):
+        episode.add_env_step(1, 0, 1.0, extra_model_outputs={name: 9.0})
+    assert len(episode) == 0
+
+
+@pytest.mark.parametrize("observations", [[[0.0], [1.0, 2.0]], [{"a": 0}, {"b": 1}], [(0, 1), (0,)]], ids=str)
+def test_observations_that_differ_in_form_are_refused(observations: list[Any]) -> None:
+    with pytest.raises(EpisodeError, match="'obs' differ"):
+        SingleAgentEpisode(observations=observations, actions=[0], rewards=[1.0])
+
+
+@pytest.mark.parametrize("lookback", [-1, "all", 1.5])
+def test_a_lookback_is_a_number_of_steps(lookback: Any) -> None:
+    with pytest.raises(EpisodeError, match="len_lookback_buffer"):
+        SingleAgentEpisode(observations=[0, 1], actions=[0], rewards=[1.0], len_lookback_buffer=lookback)
+
+
+def test_a_slice_has_no_negative_lookback_and_the_return_of_its_steps() -> None:
+    episode = SingleAgentEpisode(observations=range(5), actions=[0] * 4, rewards=[1, 2, 3, 4], len_lookback_buffer=0)
+    with pytest.raises(EpisodeError, match="len_lookback_buffer=-3"):
+        episode.slice(slice(1, 3), len_lookback_buffer=-3)
+    assert episode[1:3].get_return() == 2 + 3
+
+
+def test_from_state_keeps_a_subclass() -> None:
+    class Mine(SingleAgentEpisode):
+        __slots__ = ()
+
+    assert type(Mine.from_state(Mine(observations=[0]).get_state())) is Mine

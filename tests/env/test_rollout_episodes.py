@@ -11,6 +11,7 @@ import pytest
 from conftest import MakeRunner
 
 from corral.env.rollout import Rollout
+from corral.errors import EpisodeError
 
 Described = tuple[str, int, int, int, float, bool, bool, bytes, bytes]
 
@@ -117,3 +118,69 @@ def test_a_view_that_goes_on_by_hand_owns_its_data(make_runner: MakeRunner) -> N
     assert part.get_rewards().tolist() == [-1, 2, 99] and part.is_done
     assert np.array_equal(rollout.rewards, before)
     assert whole[1:].get_rewards().tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_an_episode_that_starts_holds_its_own_first_observation(make_runner: MakeRunner, mode: str) -> None:
+    seen: list[list[float]] = []
+
+    def on_episode_start(episode: Any) -> None:
+        seen.append(episode.get_observations(-1).tolist())
+        assert episode.get_observations().shape == (1, 2)
+        episode.set_observations(new_data=np.array([9, 9], np.float32), at_indices=0)
+
+    finals: list[list[float]] = []
+    runner = make_runner(
+        autoreset_mode=mode,
+        on_episode_start=on_episode_start,
+        on_sample_end=lambda samples: finals.extend(
+            samples.next_obs_at(t, 0).tolist() for t in np.flatnonzero(samples.terminated[:, 0])
+        ),
+    )
+    runner.sample(num_timesteps=10)
+    assert seen == [[0, 0], [1, 0], [2, 0], [3, 0]]
+    assert finals == [[0, 3], [1, 3], [2, 3]]
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_the_chunks_of_a_runner_s_episode_join(make_runner: MakeRunner, mode: str) -> None:
+    joined: list[Any] = []
+
+    def join(episode: Any, prev_episode_chunks: list[Any]) -> None:
+        if prev_episode_chunks:
+            whole = prev_episode_chunks[0]
+            for chunk in [*prev_episode_chunks[1:], episode]:
+                whole.concat_episode(chunk)
+            joined.append(whole)
+
+    runner = make_runner(num_envs=2, autoreset_mode=mode, env_config={"episode_length": 7}, on_episode_end=join)
+    for _ in range(8):
+        runner.sample(num_timesteps=6)
+    assert len(joined) > 2
+    for whole in joined:
+        assert whole.is_terminated and (len(whole), whole.t, whole.get_return()) == (7, 7, 28)
+        assert whole.get_observations()[:, 1].tolist() == list(range(8))
+        assert whole.get_rewards().tolist() == [1, 2, 3, 4, 5, 6, 7]
+        assert whole.get_extra_model_outputs("dist_inputs").shape == (7, 2)
+
+
+def test_logp_cannot_be_set_before_it_is_known(make_runner: MakeRunner) -> None:
+    def early(episode: Any) -> None:
+        with pytest.raises(EpisodeError, match="before the rollout is complete"):
+            episode.set_extra_model_outputs(key="logp", new_data=np.zeros(len(episode), np.float32))
+        assert "logp" not in episode.get_extra_model_outputs()
+
+    make_runner(on_episode_end=early).sample(num_timesteps=4)
+
+
+def test_durations_are_those_of_the_events(make_runner: MakeRunner) -> None:
+    seen: dict[str, float] = {}
+    runner = make_runner(
+        num_envs=2, on_episode_end=lambda episode: seen.update({episode.id_: episode.get_duration_s()})
+    )
+    for _ in range(4):
+        for episode in runner.sample(num_timesteps=5).episodes():
+            if episode.is_done:
+                assert episode.get_duration_s() == pytest.approx(seen[episode.id_], abs=0.05)
+                assert 0 < seen[episode.id_] < 10
+    assert len(seen) > 4

@@ -161,14 +161,10 @@ def test_curiosity_finds_what_is_far_away(seed: int) -> None:
     assert curious[0]["curiosity_bonus_mean"] > 10 * curious[-1]["curiosity_bonus_mean"] > 0
 
 
-def run_documented(callback: Any, num_iterations: int = 1) -> list[dict[str, Any]]:
-    config = PPOConfig().environment("Acrobot-v1").callbacks(callbacks_class=callback).debugging(seed=0)
-    with config.training(train_batch_size_per_learner=8192, num_epochs=1).build() as algo:
-        return [algo.train()["env_runners"] for _ in range(num_iterations)]
-
-
 @pytest.mark.parametrize("keep", ["custom_data", "temporary"])
 def test_the_angle_as_users_of_rllib_write_it(keep: str) -> None:
+    means: list[float] = []
+
     class LogAcrobotAngle(Callback):
         def on_episode_created(self, *, episode: Any, **kwargs: Any) -> None:
             episode.custom_data["theta1"] = []
@@ -185,7 +181,11 @@ def test_the_angle_as_users_of_rllib_write_it(keep: str) -> None:
             read: Callable[[str], list[float]] = episode.get_temporary_timestep_data
             theta1s = episode.custom_data["theta1"] if keep == "custom_data" else read("theta1")
             assert len(theta1s) == episode.t
+            means.append(sum(theta1s) / len(theta1s))
             metrics_logger.log_value("theta1_mean", np.mean(theta1s), reduce="mean", window=50)
 
-    results = run_documented(LogAcrobotAngle)
-    assert -180 <= results[-1]["theta1_mean"] <= 180
+    config = PPOConfig().environment("Acrobot-v1").callbacks(callbacks_class=LogAcrobotAngle).debugging(seed=0)
+    with config.training(train_batch_size_per_learner=16_384, num_epochs=1).build() as algo:
+        result = algo.train()
+    assert len(means) > 20
+    assert result["env_runners"]["theta1_mean"] == pytest.approx(np.mean(means[-50:]))

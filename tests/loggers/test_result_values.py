@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from corral.loggers.values import classify, describe
+from corral.core.columns import describe
+from corral.loggers.values import classify
 
 
 def zeros(*shape: int, dtype: Any = np.uint8) -> np.ndarray[Any, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from corral.algorithms.stopping import StopCriteria
 from corral.algorithms.validation import optimizer_class, round_size
-from corral.callbacks.dispatch import Dispatcher
+from corral.callbacks.dispatch import make_dispatcher
 from corral.core.inference import Inference
 from corral.core.learner import Learner, Loss
 from corral.core.learner_group import LearnerGroup
@@ -25,7 +25,7 @@ from corral.core.tree import Tree, map_tree
 from corral.env.runner_group import EnvRunnerGroup
 from corral.errors import CorralError
 from corral.loggers import Logger, Run, default_loggers
-from corral.metrics.logger import MetricsError, MetricsLogger
+from corral.metrics.logger import MetricsLogger
 from corral.metrics.result import merge_nested
 from corral.metrics.timers import Timers, timer_results
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("corral")
 NAN = float("nan")
 
-# What the result has from the algorithm itself.
+# What the result has from the algorithm itself, so that no metric can have it.
 _FIXED_KEYS = frozenset(
     {
         "evaluation",
@@ -88,7 +88,7 @@ class Algorithm(ABC):
             config.seed = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
         self.config = config.freeze()
         seed_everything(config.seed)
-        self.metrics = MetricsLogger()
+        self.metrics = MetricsLogger(reserved=_FIXED_KEYS)
         self.timers = Timers()
         self.training_iteration = 0
         self.num_env_steps_sampled_lifetime = 0
@@ -96,7 +96,7 @@ class Algorithm(ABC):
         self._stopped = False
         self._shown: BaseException | None = None  # the exception that on_exception saw
         self._running = False  # from on_algorithm_init to on_algorithm_stop
-        self._callbacks = self._make_dispatcher()
+        self._callbacks = make_dispatcher(config)
         self.env_runner_group = EnvRunnerGroup(config)
         try:
             observation_space, action_space, num_envs = self.env_runner_group.describe_env()
@@ -116,7 +116,7 @@ class Algorithm(ABC):
                     device=config.device,
                     num_threads=config.num_threads,
                     seed=config.seed,
-                    callbacks=self._make_dispatcher(),
+                    callbacks=make_dispatcher(config),
                 )
             )
             self._acting = Inference(config.build_module(observation_space, action_space))
@@ -130,11 +130,6 @@ class Algorithm(ABC):
         except BaseException:
             self.stop()
             raise
-
-    def _make_dispatcher(self) -> Dispatcher:
-        """Return callbacks of its own for one part of the algorithm: classes are made anew for each."""
-        config = self.config
-        return Dispatcher(config.callbacks_class, config.callback_functions, config.on_error)
 
     # What an algorithm's file gives.
 
@@ -200,7 +195,7 @@ class Algorithm(ABC):
         self._set_costs(result, time.perf_counter() - start)
         with self.timers.time("callbacks"):
             self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
-        self._add_metrics(result, self.metrics.peek_new())  # what the callbacks of this very event logged
+        merge_nested(result, self.metrics.peek_new())  # what the callbacks of this very event logged
         self.metrics.reduce()
         iteration_s = time.perf_counter() - start
         self._set_costs(result, iteration_s)  # again, with theirs
@@ -225,9 +220,14 @@ class Algorithm(ABC):
     def _set_costs(self, result: dict[str, Any], iteration_s: float) -> None:
         """Put into a result what the callbacks of `on_train_result` add to: times, and errors that were logged."""
         parts = (self, self.env_runner_group, self.learner_group)
-        result["fault_tolerance"]["num_callback_errors"] = sum(part.num_callback_errors for part in parts)
-        result["timers"], result["bottleneck"] = timer_results(self.timers.seconds, iteration_s)
-        result["time_total_s"] = self._time_total_s + iteration_s
+        timers, bottleneck = timer_results(self.timers.seconds, iteration_s)
+        costs = {
+            "fault_tolerance": {"num_callback_errors": sum(part.num_callback_errors for part in parts)},
+            "timers": timers,
+            "bottleneck": bottleneck,
+            "time_total_s": self._time_total_s + iteration_s,
+        }
+        merge_nested(result, costs)
 
     def _result(self) -> dict[str, Any]:
         """Return the result of an iteration, but for its costs."""
@@ -243,19 +243,9 @@ class Algorithm(ABC):
             "engine": group.engine_name,
             "config": self.config.to_dict(),
         }
-        self._add_metrics(result, self.metrics.peek())
+        result |= self.metrics.peek()
         self.metrics.mark()
         return result
-
-    def _add_metrics(self, result: dict[str, Any], logged: dict[str, Any]) -> None:
-        """Put metrics into a result.
-
-        Raises:
-            MetricsError: A callback logged under a name that the result has for something else.
-        """
-        if taken := logged.keys() & _FIXED_KEYS:
-            raise MetricsError(f"metrics were logged under {sorted(taken)}, which the result has for something else.")
-        merge_nested(result, logged)
 
     def fit(
         self,

@@ -284,14 +284,16 @@ class AlgorithmConfig(
             ConfigError: An event is unknown, something is not callable, or a callable takes an argument that its
                 event does not have. It is a `ValueError`.
         """
-        from corral.callbacks.dispatch import check_callbacks
+        from corral.callbacks.dispatch import check_callbacks, single
 
         classes = list(self.callbacks_class)
         by_event = {name: list(callables) for name, callables in self.callback_functions.items()}
         if callbacks_class is None:
             classes, by_event = [], {}
         elif callbacks_class is not self._NOT_GIVEN:
-            classes += callbacks_class if isinstance(callbacks_class, (list, tuple)) else [callbacks_class]
+            for entry in callbacks_class if isinstance(callbacks_class, (list, tuple)) else [callbacks_class]:
+                unfolded = list(single([entry]))  # so that a file names the classes of make_multi_callbacks
+                classes += [entry] if any(part is entry for part in unfolded) else unfolded
         for name, given in functions.items():
             by_event.setdefault(name, []).extend(given if isinstance(given, (list, tuple)) else [given])
         check_callbacks(classes, by_event)

@@ -6,10 +6,13 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corral.callbacks.callback import EVENTS, Callback, Event, MultiCallbacks, overrides
 from corral.errors import CallbackError, ConfigError, nearest
+
+if TYPE_CHECKING:
+    from corral.algorithms.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
 
@@ -37,10 +40,10 @@ class Dispatcher:
         self.num_errors = 0
         self._logs_errors = on_error == "log"
         self._logged: set[tuple[str, str]] = set()
-        self.instances = [entry() if isinstance(entry, type) else entry for entry in _single(classes)]
+        self.instances = [entry() if isinstance(entry, type) else entry for entry in single(classes)]
         self._subscribers: dict[str, list[tuple[Callable[..., Any], tuple[str, ...] | None]]] = {}
         for name, event in EVENTS.items():
-            methods = [getattr(instance, name) for instance in self.instances if overrides(type(instance), name)]
+            methods = [getattr(instance, name) for instance in self.instances if _handles(instance, name)]
             self._subscribers[name] = [
                 (function, accepted_arguments(function, event)) for function in [*methods, *functions.get(name, ())]
             ]
@@ -56,11 +59,13 @@ class Dispatcher:
     def bind(self, event: str, arguments: Mapping[str, Any]) -> list[BoundCall]:
         """Pick each subscriber's arguments; done once for a run of calls that share them.
 
+        `arguments` is kept, and asked for the episode when something is to be logged.
+
         Whoever makes the calls turns what they raise into a `callback_error`. With `on_error="log"` they raise nothing.
         """
         return [
             (
-                partial(self._call_and_log, event, function) if self._logs_errors else function,
+                partial(self._call_and_log, event, function, arguments) if self._logs_errors else function,
                 {name: arguments[name] for name in (EVENTS[event].arguments if names is None else names)},
             )
             for function, names in self._subscribers[event]
@@ -78,7 +83,9 @@ class Dispatcher:
             except Exception as error:
                 raise callback_error(event, function, error, arguments.get("episode")) from error
 
-    def _call_and_log(self, event: str, function: Callable[..., Any], /, **arguments: Any) -> None:
+    def _call_and_log(
+        self, event: str, function: Callable[..., Any], known: Mapping[str, Any], /, **arguments: Any
+    ) -> None:
         try:
             function(**arguments)
         except Exception as error:
@@ -86,7 +93,7 @@ class Dispatcher:
             name = callback_name(function)
             if (event, name) not in self._logged:
                 self._logged.add((event, name))
-                problem = callback_error(event, function, error, arguments.get("episode"))
+                problem = callback_error(event, function, error, known.get("episode"))
                 log.error("%s The run goes on; later errors of it are counted only.", problem, exc_info=error)
 
 
@@ -109,24 +116,33 @@ def callback_error(event: str, function: Callable[..., Any], error: Exception, e
     where = ""
     if episode is not None:
         where = f" Episode {episode.id_}, sub-env {episode.env_index}, step {episode.t}."
-    return CallbackError(
-        f"{event}: callback {callback_name(function)} raised {type(error).__name__}: {str(error).rstrip('.')}.{where}"
-    )
+    problem = f"{type(error).__name__}: {str(error).rstrip('.')}" if str(error) else type(error).__name__
+    return CallbackError(f"{event}: callback {callback_name(function)} raised {problem}.{where}")
 
 
-def _single(classes: Sequence[Any]) -> Iterator[Any]:
+def single(classes: Sequence[Any]) -> Iterator[Any]:
     """Yield classes and instances, with those that stand for several unfolded."""
     for entry in classes:
         cls = entry if isinstance(entry, type) else type(entry)
         if issubclass(cls, MultiCallbacks):
-            yield from _single(cls.callback_classes)
-        else:
-            yield entry
+            yield from single(cls.callback_classes)
+            if not any(overrides(cls, event) for event in EVENTS):
+                continue
+        yield entry
+
+
+def _handles(instance: Any, event: str) -> bool:
+    return overrides(type(instance), event) or event in getattr(instance, "__dict__", ())
+
+
+def make_dispatcher(config: AlgorithmConfig) -> Dispatcher:
+    """Return the callbacks of a config for one part of the algorithm; classes are made anew for each part."""
+    return Dispatcher(config.callbacks_class, config.callback_functions, config.on_error)
 
 
 def listens(classes: Sequence[Any], functions: Mapping[str, Sequence[Any]], event: str) -> bool:
     """Say whether one of these classes, instances and callables would be called at an event."""
-    types = (entry if isinstance(entry, type) else type(entry) for entry in _single(classes))
+    types = (entry if isinstance(entry, type) else type(entry) for entry in single(classes))
     return bool(functions.get(event)) or any(overrides(cls, event) for cls in types)
 
 
@@ -136,6 +152,8 @@ def accepted_arguments(function: Callable[..., Any], event: Event) -> tuple[str,
     Raises:
         ConfigError: The callable requires a name that the event does not have, or its names cannot be found out.
     """
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(f"{event.name}: {callback_name(function)} is a coroutine function, which nobody would await.")
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
@@ -160,14 +178,28 @@ def accepted_arguments(function: Callable[..., Any], event: Event) -> tuple[str,
     return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else tuple(names)
 
 
+def _check_constructor(cls: type) -> None:
+    try:
+        inspect.signature(cls).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"callbacks: {cls.__name__} is made without arguments, but its __init__ needs some ({error}): give an "
+            "instance, or the arguments defaults."
+        ) from error
+    except ValueError:  # a class of C code, whose signature cannot be found out
+        return
+
+
 def check_callbacks(classes: Sequence[Any], functions: Mapping[str, Sequence[Any]]) -> None:
     """Refuse what cannot be called, at the time it is given.
 
     Raises:
         ConfigError: An event is unknown, something is not callable, or takes an argument its event does not have.
     """
-    for entry in _single(classes):
+    for entry in single(classes):
         cls = entry if isinstance(entry, type) else type(entry)
+        if isinstance(entry, type):
+            _check_constructor(entry)
         overridden = [name for name in EVENTS if overrides(cls, name)]
         if not issubclass(cls, Callback) and not overridden:
             raise ConfigError(

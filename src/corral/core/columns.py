@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import UserDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +13,8 @@ from corral.errors import ColumnError
 
 
 def describe(array: NDArray[Any]) -> str:
-    """Return dtype and shape in words, such as `float32 [128, 4]`."""
-    return f"{array.dtype} {list(array.shape)}"
+    """Return dtype and shape in words, such as `float32[128, 4]`."""
+    return f"{array.dtype}{list(array.shape)}"
 
 
 def checked(name: str, old: Tree, new: Tree) -> Tree:
@@ -49,7 +48,7 @@ def checked_new(name: str, column: Any, lengths: tuple[int, ...]) -> NDArray[Any
     """Return a column that was not there before, as an array.
 
     Raises:
-        ColumnError: Its first axes are not `lengths`, or it holds no numbers.
+        ColumnError: Its first axes are not `lengths`, or it holds no numbers that a tensor can hold.
     """
     array: NDArray[Any] = np.asarray(column)
     if array.shape[: len(lengths)] != lengths:
@@ -57,12 +56,15 @@ def checked_new(name: str, column: Any, lengths: tuple[int, ...]) -> NDArray[Any
             f"column {name!r} is {describe(array)}, but the columns beside it start with {list(lengths)}: give it one "
             "entry for each of theirs."
         )
-    if array.dtype.kind not in "biuf":
-        raise ColumnError(f"column {name!r} is {describe(array)}: a column holds numbers or bools.")
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or not array.dtype.isnative:
+        raise ColumnError(
+            f"column {name!r} is {describe(array)}: a column holds bools or numbers of at most 64 bits, in this "
+            "machine's byte order."
+        )
     return array
 
 
-class Columns(UserDict[str, Tree]):
+class Columns(MutableMapping[str, Tree]):
     """A batch as user code sees it: a dict of columns whose first axis has one length.
 
     A column may be changed in place, replaced by one of the same shape and dtype, or added; none can be taken away.
@@ -74,9 +76,11 @@ class Columns(UserDict[str, Tree]):
 
     def __init__(self, columns: Mapping[str, Tree], length: int) -> None:
         """Take the columns without copying them."""
-        super().__init__()
-        self.data = dict(columns)
-        self.length = length
+        self.columns, self.length = dict(columns), length
+
+    def __getitem__(self, name: str) -> Tree:
+        """Return a column."""
+        return self.columns[name]
 
     def __setitem__(self, name: str, value: Tree) -> None:
         """Replace a column, or add one.
@@ -84,10 +88,27 @@ class Columns(UserDict[str, Tree]):
         Raises:
             ColumnError: Its shape or dtype does not fit; both are named.
         """
-        if name in self.data:
-            self.data[name] = checked(name, self.data[name], value)
+        if name in self.columns:
+            self.columns[name] = checked(name, self.columns[name], value)
         else:
-            self.data[name] = checked_new(name, value, (self.length,))
+            self.columns[name] = checked_new(name, value, (self.length,))
 
     def __delitem__(self, name: str) -> None:
         raise ColumnError(f"column {name!r} cannot be taken out of the batch: the loss may need it.")
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names."""
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        """Return how many columns there are."""
+        return len(self.columns)
+
+    def __ior__(self, other: Mapping[str, Tree]) -> Self:
+        """Replace and add columns, as `update` does."""
+        self.update(other)
+        return self
+
+    def copy(self) -> dict[str, Tree]:
+        """Return the columns as a plain dict; the arrays are the same."""
+        return dict(self.columns)

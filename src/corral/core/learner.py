@@ -18,7 +18,7 @@ from corral.core.columns import Columns
 from corral.core.module import Module
 from corral.core.threads import num_threads_for, torch_threads
 from corral.core.tree import Tree, leaves, map_tree
-from corral.errors import LossError
+from corral.errors import ColumnError, LossError
 from corral.metrics.logger import MetricsLogger
 
 Batch = dict[str, Tree]
@@ -143,7 +143,7 @@ class Learner:
             if self.callbacks.subscribed("on_learn_on_batch"):
                 columns = Columns(batch, len(leaves(batch)[0]))
                 self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
-                batch = columns.data
+                batch = columns.columns
             with torch_threads(self._num_threads[module_id]):
                 metrics = self._update_module(
                     module_id,
@@ -216,8 +216,13 @@ class Learner:
         shown = dict(gradients)
         self._fire("on_gradients", module_id, gradients=shown)
         for name, gradient in gradients.items():
-            if shown[name] is not gradient:
-                gradient.copy_(shown[name])
+            new = shown[name]
+            if new is gradient:
+                continue
+            if not isinstance(new, Tensor) or new.shape != gradient.shape:
+                was = getattr(new, "shape", type(new).__name__)
+                raise ColumnError(f"on_gradients: {name!r} is a tensor {tuple(gradient.shape)}, and was given {was}.")
+            gradient.copy_(new)
 
     def _shuffled(self, batch: Batch, size: int) -> Batch:
         order = torch.from_numpy(self._rng.permutation(size)).to(self.device)

@@ -14,11 +14,11 @@ from corral.core.tree import Tree, leaves, map_tree
 from corral.env import episode_parts
 from corral.env.infos import info_at, one_info
 from corral.env.lookback import Indices, one_hot, overwrite, pick, positions
-from corral.env.rollout import Notes, Rollout
+from corral.env.rollout import OWN_COLUMNS, Notes, Rollout
 from corral.errors import EpisodeError, nearest
 
 _STEP_COLUMNS = ("actions", "rewards")
-_NO_OUTPUTS = frozenset({"obs", *_STEP_COLUMNS, "terminated", "truncated", "valid", "row_times_s"})
+_NO_OUTPUTS = OWN_COLUMNS - {"dist_inputs", "logp"}
 
 
 class SingleAgentEpisode:
@@ -40,6 +40,7 @@ class SingleAgentEpisode:
         env_index: Index of the sub-env; 0 for an episode built by hand.
         t_started: Env steps of the episode before this chunk.
         return_before: Sum of rewards before this chunk.
+        owns_data: Whether it is no view of a runner's columns.
         is_terminated: Whether its last step terminated it.
         is_truncated: Whether its last step truncated it.
         notes: `custom_data` and the temporary data; the chunks of a runner's episode share them.
@@ -51,7 +52,6 @@ class SingleAgentEpisode:
         "_column",
         "_first",
         "_last_time_s",
-        "_owns_data",
         "_rollout",
         "_start",
         "_start_time_s",
@@ -63,6 +63,7 @@ class SingleAgentEpisode:
         "is_truncated",
         "notes",
         "observation_space",
+        "owns_data",
         "return_before",
         "t_started",
     )
@@ -112,16 +113,21 @@ class SingleAgentEpisode:
         self.observation_space, self.action_space = observation_space, action_space
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
         self.t_started = t_started or 0
+        self._check_outputs(extra_model_outputs)
         given = {"obs": observations, "actions": actions, "rewards": rewards, **(extra_model_outputs or {})}
         columns = episode_parts.stacked(given, infos)
         num_steps = len(columns["rewards"]) if columns else 0
         if self.is_done and not num_steps:
             raise EpisodeError("an episode without a step cannot be terminated or truncated.")
-        lookback = num_steps if len_lookback_buffer == "auto" else int(len_lookback_buffer)
-        if lookback < 0:
-            raise EpisodeError(f"len_lookback_buffer={lookback} cannot be negative.")
+        lookback = num_steps if len_lookback_buffer == "auto" else len_lookback_buffer
+        if not isinstance(lookback, int) or lookback < 0:
+            raise EpisodeError(f"len_lookback_buffer={lookback!r} must be 'auto' or a number from 0 on.")
         if columns:
             self.adopt(columns, infos or (), min(lookback, num_steps))
+
+    def _check_outputs(self, extra_model_outputs: Mapping[str, Any] | None) -> None:
+        if taken := sorted(_NO_OUTPUTS.intersection(extra_model_outputs or ())):
+            raise EpisodeError(f"extra_model_outputs cannot be named {taken}: an episode has columns of these names.")
 
     def _clear(self, id_: str, env_index: int, rollout: Rollout) -> None:
         self.id_, self.env_index = id_, env_index
@@ -130,7 +136,7 @@ class SingleAgentEpisode:
         self.is_terminated = self.is_truncated = False
         self.notes: Notes = ({}, {})
         self.observation_space = self.action_space = None
-        self._rollout, self._owns_data = rollout, False
+        self._rollout, self.owns_data = rollout, False
         self._first = 0  # row of the oldest step, lookback included
         self._start: int | None = None  # row of index 0
         self._stop: int | None = None  # row past the last; None follows the rollout
@@ -144,7 +150,7 @@ class SingleAgentEpisode:
             {name: map_tree(lambda leaf: leaf[:, None], column) for name, column in columns.items()}, num_rows=rows
         )
         self._rollout.info_rows = {row: one_info(info) for row, info in enumerate(infos) if info}
-        self._owns_data, self._column = True, 0
+        self.owns_data, self._column = True, 0
         self._first, self._start, self._stop = 0, lookback, None
 
     def all_columns(self) -> dict[str, Tree]:
@@ -159,7 +165,8 @@ class SingleAgentEpisode:
 
     def own_data(self) -> Self:
         """Copy the data out of the rollout, if it is a view, so that it can grow; return the episode."""
-        if not self._owns_data and self._start is not None:
+        if not self.owns_data and self._start is not None:
+            self._last_time_s = self._start_time_s + self.get_duration_s()
             columns = {name: map_tree(np.copy, column) for name, column in self.all_columns().items()}
             self.adopt(columns, self.all_infos(), self.len_lookback)
         return self
@@ -245,6 +252,7 @@ class SingleAgentEpisode:
         if self._start is None or self.is_done:
             why = "is over" if self.is_done else "was not reset"
             raise EpisodeError(f"episode {self.id_} {why}: no step can be added.")
+        self._check_outputs(extra_model_outputs)
         self.own_data()
         step = {"actions": action, "rewards": reward, **(extra_model_outputs or {})}
         try:
@@ -300,7 +308,7 @@ class SingleAgentEpisode:
     def get_duration_s(self) -> float:
         """Return the wall-clock seconds from the reset to the latest step; 0 if the episode was built of ready data."""
         last = self._last_time_s
-        if not self._owns_data and len(self) and "row_times_s" in self._rollout:
+        if not self.owns_data and len(self) and "row_times_s" in self._rollout:
             last = float(self._rollout.row_times_s[self._end - 1])
         return last - self._start_time_s
 
@@ -429,9 +437,15 @@ class SingleAgentEpisode:
             return np.zeros(0)
         stop = self._first + self._num_rows(name)
         rows = map_tree(lambda column: column[self._first : stop, self._column], self._rollout[name])
-        if name == "obs" and (final := self._rollout.final_obs.get((stop - 2, self._column))) is not None:
+        if name == "obs" and (final := self._final_obs()) is not None:
             rows = map_tree(lambda column, leaf: np.concatenate([column[:-1], leaf[None]]), rows, final)
         return rows
+
+    def _final_obs(self) -> Tree:
+        """Return the observation that the last step led to, if it was kept apart from `obs`."""
+        last = self._first + self._num_rows("actions") - 1
+        # Without a step, the row before belongs to the episode before.
+        return self._rollout.final_obs.get((last, self._column)) if last >= self._first else None
 
     def _pick(self, rows: Tree, indices: Indices, neg_index_as_lookback: bool, fill: Any) -> Any:
         where = positions(
@@ -477,8 +491,9 @@ class SingleAgentEpisode:
                 raise KeyError(
                     f"episode {self.id_} has no extra model output {key!r}. {nearest(key, self.extra_names)}"
                 )
-            if key in _NO_OUTPUTS:
-                raise KeyError(f"{key!r} is a column of its own, and no extra model output.")
+            self._check_outputs({key: new_data})
+            if key in OWN_COLUMNS and not self.owns_data:
+                raise EpisodeError(f"{key!r} is not known before the rollout is complete: set it in on_sample_end.")
             if len(new_data) != len(self):
                 raise IndexError(f"{key!r} has {len(new_data)} entries for {len(self)} steps.")
             self._rollout.add_column(key, np.asarray(new_data))
@@ -489,7 +504,7 @@ class SingleAgentEpisode:
         num_rows = self._num_rows(name)
         where = positions(at_indices, num_rows, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback)
         overwrite(rows, where, new_data)
-        final = self._rollout.final_obs.get((self._first + num_rows - 2, self._column)) if name == "obs" else None
+        final = self._final_obs() if name == "obs" else None
         if final is not None:  # `rows` was a copy, with the final observation at its end
             kept = self._rollout[name]
             map_tree(lambda leaf, last: np.copyto(leaf, last[-1]), final, rows)
@@ -505,7 +520,7 @@ class SingleAgentEpisode:
         return self.slice(slice_)
 
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> SingleAgentEpisode:
-        """Return some of the steps as an episode that owns its data.
+        """Return some of the steps as an episode that owns its data; its return is that of these steps alone.
 
         Args:
             slice_: Of this chunk's steps, without a step width; it stops at the chunk's ends.
@@ -513,7 +528,7 @@ class SingleAgentEpisode:
                 many as this episode has.
 
         Raises:
-            EpisodeError: The slice has a step width.
+            EpisodeError: The slice has a step width, the episode was not reset, or the lookback is negative.
         """
         return episode_parts.slice_episode(self, slice_, len_lookback_buffer)
 
@@ -524,7 +539,7 @@ class SingleAgentEpisode:
             len_lookback_buffer: Steps of this chunk that the next one keeps in its lookback, as far as there are any.
 
         Raises:
-            EpisodeError: The episode is over, or was not reset.
+            EpisodeError: The episode is over, or the lookback is negative.
         """
         return episode_parts.cut_episode(self, len_lookback_buffer)
 
@@ -540,10 +555,10 @@ class SingleAgentEpisode:
         """Return all but the spaces, as dicts, lists, numbers, strings and arrays, and `custom_data` as it is."""
         return episode_parts.episode_state(self)
 
-    @staticmethod
-    def from_state(state: Mapping[str, Any]) -> SingleAgentEpisode:
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Return the episode that `get_state` described; it owns its data."""
-        return episode_parts.episode_from_state(state, SingleAgentEpisode)
+        return episode_parts.episode_from_state(cls(state["id_"]), state)
 
     # Notes.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class EpisodeEvents:
         self._chunks: list[list[SingleAgentEpisode]] = [[] for _ in range(runner.num_envs)]
         # The arguments are dicts that stay; a new episode is put into them. A step then only makes the call.
         self._calls: dict[str, list[list[BoundCall]]] = {event: [] for event in EPISODE_EVENTS}
+        self._arguments: list[list[dict[str, Any]]] = []
         for i in range(runner.num_envs):
             arguments = {
                 "episode": None,
@@ -51,11 +52,10 @@ class EpisodeEvents:
                 "rl_module": runner.module,
                 "env_index": i,
             }
+            self._arguments.append([arguments])
             for event, calls in self._calls.items():
-                calls.append(callbacks.bind(event, arguments))
-        self._arguments = [
-            [arguments for calls in self._calls.values() for _, arguments in calls[i]] for i in range(runner.num_envs)
-        ]
+                calls.append(bound := callbacks.bind(event, arguments))
+                self._arguments[i] += [chosen for _, chosen in bound]
 
     def _put(self, env_index: int, name: str, value: object) -> None:
         for arguments in self._arguments[env_index]:

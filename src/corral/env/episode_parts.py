@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from corral.errors import EpisodeError
 
 if TYPE_CHECKING:
     from corral.env.episode import SingleAgentEpisode
+
+Episode = TypeVar("Episode", bound="SingleAgentEpisode")
 
 
 _FIRST_CAPACITY = 64
@@ -47,13 +49,16 @@ def stacked(given: Mapping[str, Sequence[Any] | None], infos: Sequence[Any] | No
         raise EpisodeError(f"an episode has an info for each observation; got {len(infos)} for {lengths['obs']}.")
     if not lengths["obs"]:
         return {}
-    columns = {
-        name: map_tree(lambda *leaf: np.stack([np.asarray(part) for part in leaf]), *values)
-        for name, values in given.items()
-        if values is not None and len(values)
-    }
+    columns = {name: _stack(name, values) for name, values in given.items() if values is not None and len(values)}
     columns["rewards"] = np.array(columns.get("rewards", ()), np.float64)
     return columns
+
+
+def _stack(name: str, values: Sequence[Tree]) -> Tree:
+    try:
+        return map_tree(lambda *leaf: np.stack([np.asarray(part) for part in leaf]), *values)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise EpisodeError(f"the entries of {name!r} differ in shape or nesting: {error}") from error
 
 
 def append(rollout: Rollout, observation: Tree, step: Mapping[str, Tree]) -> None:
@@ -121,6 +126,8 @@ def slice_episode(episode: SingleAgentEpisode, slice_: slice, len_lookback_buffe
     stop = max(start, stop)
     lookback = episode.len_lookback
     kept = lookback if len_lookback_buffer is None else len_lookback_buffer
+    if kept < 0:
+        raise EpisodeError(f"len_lookback_buffer={kept} cannot be negative.")
     part = _part_of(episode, max(0, lookback + start - kept), lookback + start, lookback + stop)
     part.t_started = episode.t_started + start
     if stop == len(episode):
@@ -159,6 +166,9 @@ def concat_episodes(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> N
     if not all(leaves(map_tree(lambda a, b: np.array_equal(a[-1], b[skip]), mine["obs"], theirs["obs"]))):
         raise EpisodeError(f"episode {episode.id_} has another last observation than the chunk's first one.")
     if len(other):
+        if len(mine["rewards"]) and not (episode.owns_data and other.owns_data):
+            shared = mine.keys() & theirs.keys()  # a complete rollout has more columns than one that is being written
+            mine, theirs = ({name: part[name] for name in shared} for part in (mine, theirs))
         if len(mine["rewards"]) and mine.keys() != theirs.keys():
             raise EpisodeError(f"episode {episode.id_} has {sorted(mine)} at each step, the chunk {sorted(theirs)}.")
         columns = {}
@@ -189,9 +199,8 @@ def episode_state(episode: SingleAgentEpisode) -> dict[str, Any]:
     }
 
 
-def episode_from_state(state: Mapping[str, Any], cls: type[SingleAgentEpisode]) -> SingleAgentEpisode:
-    """See `SingleAgentEpisode.from_state`."""
-    episode = cls(state["id_"])
+def episode_from_state(episode: Episode, state: Mapping[str, Any]) -> Episode:
+    """Fill an empty episode; see `SingleAgentEpisode.from_state`."""
     if "columns" in state:
         columns = {name: map_tree(np.copy, column) for name, column in state["columns"].items()}
         episode.adopt(columns, state["infos"], state["len_lookback"])

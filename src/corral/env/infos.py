@@ -30,7 +30,7 @@ def info_at(infos: Infos | None, env_index: int) -> dict[str, Any]:
         if key in FINAL or (key.startswith("_") and key[1:] in infos):  # type: ignore[operator]  # not None: it has items
             continue
         if _has(infos, key, env_index):
-            found[key] = info_at(value, env_index) if isinstance(value, Mapping) else value[env_index]
+            found[key] = info_at(value, env_index) if isinstance(value, Mapping) else _entry(value, env_index)
     return found
 
 
@@ -52,13 +52,21 @@ def one_info(info: Mapping[str, Any]) -> dict[str, Any]:
     return infos
 
 
+def _entry(value: Any, env_index: int) -> Any:
+    return value[env_index] if np.ndim(value) else value  # what is no array over the sub-envs is everyone's
+
+
 def _has(infos: Infos | None, key: str, env_index: int) -> bool:
     mask = (infos or {}).get(f"_{key}")
     return True if mask is None else bool(mask[env_index])
 
 
-def row_of(infos: Infos, key: str | tuple[str, ...]) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
-    """Return the values `[N, ...]` under a key, or a tuple of keys for nested infos, and who has one, bool `[N]`."""
+def row_of(infos: Infos, key: str | tuple[str, ...], num_envs: int) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
+    """Return the values `[N, ...]` under a key, or a tuple of keys for nested infos, and who has one, bool `[N]`.
+
+    Raises:
+        KeyError: There is a group of infos under the key.
+    """
     value: Any = infos
     mask: Any = True
     for name in (key,) if isinstance(key, str) else key:
@@ -68,5 +76,5 @@ def row_of(infos: Infos, key: str | tuple[str, ...]) -> tuple[NDArray[Any], NDAr
         value = value[name]
     if isinstance(value, Mapping):
         raise KeyError(f"infos hold {sorted(value)} under {key!r}: ask for one of them, as a tuple of keys.")
-    value = np.asarray(value)
-    return value, np.broadcast_to(mask, len(value))
+    values = np.asarray(value) if np.ndim(value) else np.full(num_envs, value)
+    return values, np.broadcast_to(mask, num_envs)

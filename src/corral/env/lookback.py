@@ -67,7 +67,7 @@ def _outside(where: Positions, num_rows: int) -> NDArray[np.bool_]:
 
 
 def pick(rows: Tree, where: Positions, fill: Any = None) -> Tree:
-    """Return rows by position: views for a slice, copies else.
+    """Return rows by position: views for an int or a slice, copies for a list.
 
     Args:
         rows: Tree of `[R, ...]`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from corral.core.distributions import ActionDistribution
 from corral.core.networks import space_tree
 from corral.core.tree import Tree, map_tree
 from corral.env.infos import Infos, final_info_at, info_at, row_of
-from corral.errors import ColumnError
+from corral.errors import ColumnError, nearest
 
 if TYPE_CHECKING:
     from corral.env.episode import SingleAgentEpisode
@@ -85,6 +85,20 @@ class Rollout:
     logp = _Column()
     row_times_s = _Column()
 
+    __slots__ = (  # so that a misspelt column is refused, rather than kept as an attribute that nobody reads
+        "__weakref__",
+        "action_space",
+        "carry",
+        "columns",
+        "final_obs",
+        "info_rows",
+        "notes",
+        "num_env_steps",
+        "num_rows",
+        "observation_space",
+        "weights_version",
+    )
+
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
         """Take columns with room for as many rows as `rewards` has."""
         self.columns = columns
@@ -121,8 +135,18 @@ class Rollout:
     # Columns.
 
     def __getitem__(self, name: str) -> Tree:
-        """Return a column by name."""
+        """Return a column by name.
+
+        Raises:
+            KeyError: There is none; the nearest name is named.
+        """
+        if name not in self.columns:
+            raise KeyError(f"the rollout has no column {name!r}. {nearest(str(name), self.columns)}")
         return self.columns[name]
+
+    def __iter__(self) -> Iterator[SingleAgentEpisode]:
+        """Go through the episodes; see `episodes`. `len`, though, is the number of rows."""
+        return iter(self.episodes())
 
     def __contains__(self, name: str) -> bool:
         """Say whether there is a column of this name."""
@@ -155,17 +179,17 @@ class Rollout:
         """Return computed columns `[T, N, ...]` and the added ones; an added one counts wherever it is not NaN.
 
         Raises:
-            ColumnError: An added column has another shape than the computed one of its name.
+            ColumnError: An added column has another shape than the computed one of its name, or holds no floats.
         """
         merged = dict(computed)
         for name, column in self.added.items():
             if name not in computed:
                 merged[name] = column
                 continue
-            if column.shape != computed[name].shape:
+            if column.shape != computed[name].shape or column.dtype.kind != "f":
                 raise ColumnError(
                     f"column {name!r} was added as {describe(column)}, and the algorithm computes it as "
-                    f"{describe(computed[name])}."
+                    f"{describe(computed[name])}: give it this shape, as floats, with NaN where the computed one stays."
                 )
             merged[name] = np.where(np.isnan(column), computed[name], column).astype(computed[name].dtype)
         return merged
@@ -239,7 +263,7 @@ class Rollout:
                 continue
             final = np.array([(row - 1, n) in self.final_obs for n in range(self.num_envs)])
             for source, there in ((infos, ~final), (infos.get("final_info", {}), final)):
-                if there.any() and (found := row_of(source, key)) is not None:
+                if there.any() and (found := row_of(source, key, self.num_envs)) is not None:
                     values, mask = found
                     column = _room_for(column, values, default)
                     mask = mask & there & self.valid[row - 1]
@@ -318,11 +342,20 @@ def _room_for(column: NDArray[Any], values: NDArray[Any], default: float) -> NDA
 
 
 def level_added_columns(rollouts: Sequence[Rollout]) -> None:
-    """Give every rollout the columns that user code added to any of them, without values where it added none."""
+    """Give every rollout the columns that user code added to any of them, without values where it added none.
+
+    Raises:
+        ColumnError: Two rollouts have columns of one name whose entries differ in shape.
+    """
     for name, column in {name: column for rollout in rollouts for name, column in rollout.added.items()}.items():
         for rollout in rollouts:
             if name not in rollout:
                 rollout.add_column(name, column[0])
+            if rollout[name].shape[2:] != column.shape[2:]:
+                raise ColumnError(
+                    f"column {name!r} was added as {describe(column)} to one rollout, and as "
+                    f"{describe(rollout[name])} to another: an entry must look alike in all of them."
+                )
 
 
 @dataclass
@@ -333,8 +366,8 @@ class EpisodeCarry:
         returns: Sums of rewards.
         lengths: Env steps.
         start_times_s: Clock readings at the start.
-        counts: How many episodes of the sub-env came before.
-        id_prefix: Of the ids of the runner's episodes.
+        counts: How many episodes of the sub-env came before since the envs were reset together.
+        id_prefix: Of the ids of episodes, another one after each such reset.
     """
 
     returns: NDArray[np.float64]
@@ -344,15 +377,10 @@ class EpisodeCarry:
     id_prefix: str = ""
 
     @classmethod
-    def fresh(cls, num_envs: int, now_s: float) -> EpisodeCarry:
-        """Return the carry of the first episodes, which start now."""
+    def fresh(cls, num_envs: int, now_s: float, id_prefix: str = "") -> EpisodeCarry:
+        """Return the carry of episodes that start now."""
         zeros = np.zeros(num_envs, np.int64)
-        return cls(np.zeros(num_envs), zeros, np.full(num_envs, now_s), zeros.copy())
-
-    def after_reset(self, now_s: float) -> EpisodeCarry:
-        """Return the carry of the next episodes of all sub-envs, which start now."""
-        fresh = EpisodeCarry.fresh(len(self.counts), now_s)
-        return replace(fresh, counts=self.counts + 1, id_prefix=self.id_prefix)
+        return cls(np.zeros(num_envs), zeros, np.full(num_envs, now_s), zeros.copy(), id_prefix)
 
 
 def episode_id(prefix: str, env_index: int, count: int) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from corral.callbacks.dispatch import Dispatcher
+from corral.callbacks.dispatch import make_dispatcher
 from corral.core.distributions import module_action_space
 from corral.core.inference import Inference
 from corral.core.module import DEFAULT_MODULE_ID, Module
@@ -66,7 +66,7 @@ class EnvRunner:
         self.metrics = MetricsLogger()
         self.timers = Timers()
         self.weights_version = 0
-        self._callbacks = Dispatcher(config.callbacks_class, config.callback_functions, config.on_error)
+        self._callbacks = make_dispatcher(config)
         # Infos are kept for the callbacks that see episodes or rollouts: nobody else could ask for them.
         self._keeps_infos = self._callbacks.subscribed(*EPISODE_EVENTS, "on_postprocess_trajectory", "on_sample_end")
         env_seed, noise_seed, id_seed = np.random.SeedSequence([config.seed or 0, worker_index]).spawn(3)
@@ -87,7 +87,8 @@ class EnvRunner:
         self._num_rows_lifetime = 0
         self._last_num_rows = 0
         id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
-        self._carry = replace(EpisodeCarry.fresh(self.num_envs, 0.0), id_prefix=id_prefix)
+        self._id_prefixes = (f"{id_prefix}{count:06x}" for count in itertools.count())  # one for each reset of all envs
+        self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
 
     def make_env(self) -> None:
         """Make the vector env, in place of the one there is, and fire `on_environment_created`."""
@@ -158,8 +159,8 @@ class EnvRunner:
         Raises:
             ValueError: Neither or both of the numbers are given, or one is negative.
             EnvError: An env raised or gave NaN; the message names env, sub-env, step and field.
-            CallbackError: A callback raised; the message names event, callback and episode.
-            ColumnError: A callback gave a column another shape or dtype.
+            CallbackError: A callback raised, or gave a column another shape or dtype; the message names event, callback
+                and episode.
         """
         if (num_timesteps is None) == (num_episodes is None):
             raise ValueError("sample() takes exactly one of num_timesteps and num_episodes.")
@@ -173,9 +174,9 @@ class EnvRunner:
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
         if wanted:
-            anew, self._needs_reset = self._needs_reset or force_reset or by_episodes, True
-            # Until `_finish`: what raises on the way, a callback too, leaves the envs ahead of the columns.
-            if anew:
+            starts_anew = self._needs_reset or force_reset or by_episodes
+            self._needs_reset = True  # until `_finish`: what raises on the way leaves the envs ahead of the columns
+            if starts_anew:
                 self._reset(rollout)
             else:
                 self._continue(rollout)
@@ -209,7 +210,9 @@ class EnvRunner:
 
     def _reset(self, rollout: Rollout) -> None:
         """Start all sub-envs anew, into row 0."""
-        self._carry = rollout.carry = self._carry.after_reset(time.perf_counter())
+        # An exception may have cut off what the last carry does not know of: new episodes get ids of their own.
+        self._carry = EpisodeCarry.fresh(self.num_envs, time.perf_counter(), next(self._id_prefixes))
+        rollout.carry = self._carry
         if self._events is None and self._callbacks.subscribed(*EPISODE_EVENTS):
             self._events = EpisodeEvents(self, self._callbacks, same_step=self._same_step)
         if self._events is not None:
@@ -387,7 +390,8 @@ class EnvRunner:
         rewards = rollout.rewards[start:stop]
         if not np.isfinite(rewards).all():
             t, i = np.argwhere(~np.isfinite(rewards))[0].tolist()
-            found.append((start + t, i, f"reward is {rewards[t, i]}"))
+            blame = "" if self._events is None else ", from the env or from a callback that wrote it"
+            found.append((start + t, i, f"reward is {rewards[t, i]}{blame}"))
         for (t, i), obs in reversed(rollout.final_obs.items()):
             if t < start:
                 break

@@ -69,8 +69,3 @@ def _array_kind(array: np.ndarray[Any, Any]) -> Kind:
         if array.ndim == 4 and array.shape[-1] == 3:
             return "video"
     return "array" if array.dtype.kind in "biuf" else "other"
-
-
-def describe(array: np.ndarray[Any, Any]) -> str:
-    """Return an array's dtype and shape, such as `uint8[84, 84, 3]`."""
-    return f"{array.dtype}[{', '.join(map(str, array.shape))}]"

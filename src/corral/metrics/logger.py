@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -47,13 +47,14 @@ class MetricsLogger:
     `clear_on_reduce` says so where that does not fit.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, reserved: Collection[str] = frozenset()) -> None:
         """Start without keys.
 
         Args:
             clock: Gives the time in seconds, for throughputs and `log_time`.
+            reserved: First names that no key may have.
         """
-        self._clock = clock
+        self._clock, self._reserved = clock, reserved
         self.reset()
 
     def reset(self) -> None:
@@ -198,6 +199,8 @@ class MetricsLogger:
     def _check_free(self, path: Path) -> None:
         if not path:
             raise MetricsError("a metric's key needs at least one name, and () has none.")
+        if path[0] in self._reserved:
+            raise MetricsError(f"metric {'/'.join(path)!r}: the result has {path[0]!r} for something else.")
         above = [path[:length] for length in range(1, len(path) + 1) if path[:length] in self._names]
         if not above and path not in self._groups:
             return
