@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from corral import PPOConfig
 from corral.algorithms.ppo import PPO
 from corral.core.returns import gae
-from corral.errors import CallbackError, ColumnError
+from corral.errors import CallbackError, ColumnError, LossError
 from corral.testing import CountingEnv
 
 Batch = dict[str, NDArray[Any]]
@@ -411,3 +411,19 @@ def test_iterating_over_samples_gives_the_episodes() -> None:
     seen: list[list[int]] = []
     trained_on(on_sample_end=[lambda samples: seen.append([len(episode) for episode in samples])])
     assert seen == [[3, 3, 2, 3, 3, 2]]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda gradients: gradients.clear(), lambda gradients: gradients.update(nobody=0)], ids=["gone", "new"]
+)
+def test_gradients_are_neither_added_nor_taken_away(change: Any) -> None:
+    with config(on_gradients=change).build() as algo, pytest.raises(ColumnError, match="added or taken away"):
+        algo.train()
+
+
+def test_a_batch_without_a_step_is_an_error_that_names_the_reason() -> None:
+    with (
+        config(on_sample_end=lambda samples: samples.valid.fill(False)).build() as algo,
+        pytest.raises(LossError, match=r"default_policy: the batch is empty.*valid"),
+    ):
+        algo.train()

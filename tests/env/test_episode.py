@@ -390,3 +390,12 @@ def test_from_state_keeps_a_subclass() -> None:
         __slots__ = ()
 
     assert type(Mine.from_state(Mine(observations=[0]).get_state())) is Mine
+
+
+def test_a_first_step_that_does_not_fit_decides_nothing() -> None:
+    episode = SingleAgentEpisode(observations=[[0.0, 0.0]])
+    with pytest.raises(EpisodeError, match="obs"):
+        episode.add_env_step([1.0], [9, 9], 1.0, extra_model_outputs={"x": 1})
+    assert len(episode) == 0 and episode.get_extra_model_outputs() == {}
+    episode.add_env_step([1.0, 2.0], 0.5, 1.0)
+    assert (episode.get_actions().tolist(), episode.get_extra_model_outputs()) == ([0.5], {})

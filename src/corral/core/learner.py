@@ -134,7 +134,9 @@ class Learner:
             By module id: the loss's scalars and the gradient norm, averaged over the steps.
 
         Raises:
-            LossError: A loss or gradient is not finite. That step is not taken, so the weights stay finite.
+            LossError: A batch is empty, or a loss or gradient is not finite: that step is not taken, and the weights
+                stay finite.
+            ColumnError: A callback of `on_gradients` left other gradients than it was given.
             CallbackError: A callback raised.
         """
         results = {}
@@ -144,6 +146,10 @@ class Learner:
                 columns = Columns(batch, len(leaves(batch)[0]))
                 self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
                 batch = columns.columns
+            if not len(leaves(batch)[0]):
+                raise LossError(
+                    f"learners/{module_id}: the batch is empty. Did a callback set all of `valid` to False?"
+                )
             with torch_threads(self._num_threads[module_id]):
                 metrics = self._update_module(
                     module_id,
@@ -215,6 +221,10 @@ class Learner:
         gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
         shown = dict(gradients)
         self._fire("on_gradients", module_id, gradients=shown)
+        if shown.keys() != gradients.keys():
+            raise ColumnError(
+                f"on_gradients: gradients were added or taken away: {sorted(shown.keys() ^ gradients.keys())}."
+            )
         for name, gradient in gradients.items():
             new = shown[name]
             if new is gradient:

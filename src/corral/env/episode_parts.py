@@ -70,22 +70,26 @@ def append(rollout: Rollout, observation: Tree, step: Mapping[str, Tree]) -> Non
         step: The other columns' entries by name.
 
     Raises:
-        ValueError: A shape or dtype differs from that of the rows before.
-        KeyError: The names differ.
+        ValueError: A name, shape or dtype differs from those of the rows before.
+        KeyError: The nesting does.
     """
-    row, names = rollout.num_rows, rollout.columns.keys() - {"obs"}
+    row, before = rollout.num_rows, dict(rollout.columns)
     if row == 0:
         for name, value in step.items():
             if name not in rollout:
                 rollout.columns[name] = map_tree(lambda leaf: _room_like(leaf, rollout.capacity), value)
-    elif step.keys() != names:
-        raise ValueError(f"the steps before have {sorted(names)}, and this one has {sorted(step)}")
+    elif step.keys() != before.keys() - {"obs"}:
+        raise ValueError(f"the steps before have {sorted(before.keys() - {'obs'})}, and this one has {sorted(step)}")
     if row == rollout.capacity:
         rollout.resize(max(2 * row, _FIRST_CAPACITY))
     targets = [("obs", row + 1, observation), *((name, row, value) for name, value in step.items())]
-    for write in (False, True):  # all is checked before anything is written
-        for name, at, value in targets:
-            map_tree(partial(_write, name, at, write), rollout[name], value)
+    try:
+        for write in (False, True):  # all is checked before anything is written
+            for name, at, value in targets:
+                map_tree(partial(_write, name, at, write), rollout[name], value)
+    except Exception:
+        rollout.columns = before  # a first step that does not fit decides nothing about the next one
+        raise
     rollout.num_rows = row + 1
 
 
@@ -96,7 +100,7 @@ def _room_like(entry: Any, capacity: int) -> NDArray[Any]:
 def _write(name: str, row: int, write: bool, column: NDArray[Any], value: Any) -> None:
     array: NDArray[Any] = np.asarray(value)
     if array.shape != column.shape[2:] or not np.can_cast(array.dtype, column.dtype, "same_kind"):
-        raise ValueError(f"{name} is {column.dtype} {list(column.shape[2:])}, got {describe(array)}")
+        raise ValueError(f"{name} is {column.dtype}{list(column.shape[2:])}, got {describe(array)}")
     if write:
         column[row, 0] = array
 
