@@ -9,7 +9,7 @@ BENCH_READY := $(BENCH_VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check bench docs format clean
+.PHONY: help train test check slow campaign bench docs format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -32,7 +32,13 @@ check: $(READY) ## lint, types and spelling
 	$(BIN)/codespell
 
 test: check ## check, then all tests
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n 3
+
+slow: $(READY) ## the tests that `make test` leaves out, mostly second forms on real Ray
+	$(BIN)/python -m pytest -n 2 -m slow
+
+campaign: $(READY) ## kill, break and hang runners 200 times on each engine, in training runs that have to survive it
+	NUM_FAULTS=200 $(BIN)/python -m pytest -m "" tests/faults/test_campaign.py
 
 $(BENCH_READY): requirements/torch.txt benchmarks/requirements-rivals.txt
 	$(PYTHON) -m venv $(BENCH_VENV)

@@ -30,7 +30,7 @@ FORBIDDEN = {
     "core": ("corral.env", "corral.engines", "corral.algorithms"),
     "env": ("corral.core.learner", "corral.core.learner_group", "corral.algorithms"),
 }
-RAY_HOMES = ("engines/ray.py", "tune/")
+RAY_HOMES = ("engines/ray", "tune/")
 
 
 def imports(source: str, path: str) -> Iterator[str]:
@@ -82,6 +82,8 @@ def test_import_rules(file: Path) -> None:
         ("core/learner.py", "from corral import PPOConfig"),
         ("env/runner.py", "from corral.compat.rllib import PPO"),
         ("engines/local.py", "import ray.util"),
+        ("engines/process.py", "def f():\n    import ray"),
+        ("env/ray.py", "import ray"),
     ],
 )
 def test_the_rules_catch_what_breaks_them(path: str, source: str) -> None:
@@ -92,6 +94,7 @@ def test_the_rules_catch_what_breaks_them(path: str, source: str) -> None:
     ("path", "source"),
     [
         ("engines/ray.py", "import ray"),
+        ("engines/ray_actors.py", "from ray.util import state"),
         ("tune/search.py", "import ray.tune"),
         ("compat/rllib/ppo.py", "from corral.compat.rllib import names"),
         ("algorithms/ppo.py", "from corral.core.learner import Batch"),
@@ -114,6 +117,7 @@ def test_every_exported_name_is_there() -> None:
     import corral
 
     assert all(getattr(corral, name).__module__ == home for name, home in _HOMES.items())
+    assert corral.coordination.__name__ == "corral.coordination"
     with pytest.raises(AttributeError, match="PPOConfi"):
         corral.PPOConfi  # noqa: B018
 

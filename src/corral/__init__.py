@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from corral import coordination as coordination
     from corral.algorithms.algorithm import Algorithm as Algorithm
     from corral.algorithms.config import AlgorithmConfig as AlgorithmConfig
     from corral.algorithms.ppo import PPO as PPO
@@ -33,10 +34,14 @@ _HOMES = {
     "make_multi_callbacks": "corral.callbacks.callback",
 }
 
-__all__ = [*_HOMES, "__version__"]
+_MODULES = ("coordination",)
+
+__all__ = [*_HOMES, *_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"corral.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'corral' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -19,6 +19,10 @@ class EnvError(CorralError, RuntimeError):
     """An environment raised, or gave something that its spaces do not allow."""
 
 
+class EnvTimeoutError(EnvError, TimeoutError):
+    """A `step` or `reset` took longer than `env_step_timeout_s`; the message says where it hung."""
+
+
 class LossError(CorralError, ArithmeticError):
     """A loss became NaN or infinite; the step that it would have made was not taken."""
 
@@ -41,6 +45,22 @@ class StopCriterionError(CorralError, KeyError):
     def __str__(self) -> str:
         """Return the message as it is (`KeyError` would print its repr)."""
         return str(self.args[0])
+
+
+class WorkerDiedError(CorralError, RuntimeError):
+    """A worker's process ended, or was ended; the message says how, with the last it wrote if it crashed."""
+
+
+class SerializationError(CorralError, TypeError):
+    """Something that has to go to another process cannot be pickled; the message names the attribute."""
+
+
+class CoordinationError(CorralError, RuntimeError):
+    """A named actor does not exist, exists already, has no such method, or cannot be reached."""
+
+
+class CheckpointError(CorralError, ValueError):
+    """A checkpoint cannot be written, or is missing, damaged, or of something else; the message names the file."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -59,6 +59,16 @@ class EnvRunnersSettings:
             `on_sub_environment_created` forbids it; else sync.
         autoreset_mode: `"next_step"` or `"same_step"`.
         explore: Whether to sample actions; False takes the most likely ones.
+        batch_mode: `"truncate_episodes"` cuts fragments wherever they are long enough; `"complete_episodes"` hands over
+            whole episodes only.
+        sample_timeout_s: Seconds that a round waits for runners of the engine. What has arrived by then is learned
+            from; a fragment that comes later counts in a later round, and none is dropped.
+        straggler_factor: A runner that is so many times slower than the others, round after round, is not waited for
+            any more: its fragments count when they arrive. `None` waits for all, always. Complete episodes are waited
+            for too.
+        num_cpus_per_env_runner: CPUs that Ray reserves for each runner.
+        num_gpus_per_env_runner: GPUs, likewise.
+        custom_resources_per_env_runner: Other resources of a Ray cluster, by name.
     """
 
     num_env_runners: int = 0
@@ -67,6 +77,12 @@ class EnvRunnersSettings:
     vectorization: Literal["auto", "sync", "async"] = "auto"
     autoreset_mode: Literal["next_step", "same_step"] = "next_step"
     explore: bool = True
+    batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
+    sample_timeout_s: float = 60.0
+    straggler_factor: float | None = 3.0
+    num_cpus_per_env_runner: float = 1
+    num_gpus_per_env_runner: float = 0
+    custom_resources_per_env_runner: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -116,11 +132,18 @@ class LearnersSettings:
     """Where to learn.
 
     Attributes:
+        num_learners: Learners that the engine runs, each with a copy of the modules and a share of every batch; their
+            gradients are averaged. 0 embeds one learner in the algorithm.
+        num_cpus_per_learner: CPUs that Ray reserves for each learner.
+        num_gpus_per_learner: GPUs, likewise.
         device: `"auto"` (CUDA when there is one), or a torch device name.
         num_threads: Torch's intra-op threads while sampling and learning; `"auto"` is one for small nets, and
             torch's own choice otherwise.
     """
 
+    num_learners: int = 0
+    num_cpus_per_learner: float = 1
+    num_gpus_per_learner: float = 0
     device: str = "auto"
     num_threads: int | Literal["auto"] = "auto"
 
@@ -154,6 +177,38 @@ class EvaluationSettings:
 
 
 @dataclass(kw_only=True)
+class FaultToleranceSettings:
+    """What happens when a runner or an env fails.
+
+    A runner fails when it is killed, raises, or hangs longer than `env_step_timeout_s`; what it had sampled and not
+    yet handed over is lost, and counted. An exception in a callback is no such failure: see `on_error`.
+
+    Attributes:
+        restart_failed_env_runners: Whether a failed runner of the engine is replaced. Without it, and without
+            `ignore_env_runner_failures`, a failure ends the run with the original exception.
+        ignore_env_runner_failures: Whether the run goes on without the runners that failed and are not replaced, as
+            long as one is left.
+        max_num_env_runner_restarts: Replacements in all, over all runners of the group.
+        num_consecutive_env_runner_failures_tolerance: Failures of one runner in a row, without a fragment in between,
+            after which it is not replaced any more.
+        delay_between_env_runner_restarts_s: Seconds before a runner is replaced that failed twice in a row; doubled
+            with each further failure, up to a minute. The first failure is mended at once.
+        restart_failed_sub_environments: Whether a sub-env that raises or hangs is made anew, rather than failing its
+            runner. Its unfinished episode is cut off where it was and not counted. Native vector envs have no
+            sub-envs that could be made anew.
+        env_step_timeout_s: Seconds that one `step` or `reset` of a vector env may take; `None` waits for ever.
+    """
+
+    restart_failed_env_runners: bool = True
+    ignore_env_runner_failures: bool = False
+    max_num_env_runner_restarts: int = 1000
+    num_consecutive_env_runner_failures_tolerance: int = 5
+    delay_between_env_runner_restarts_s: float = 1.0
+    restart_failed_sub_environments: bool = False
+    env_step_timeout_s: float | None = None
+
+
+@dataclass(kw_only=True)
 class ReportingSettings:
     """What an iteration is and what it reports.
 
@@ -184,13 +239,17 @@ class DebuggingSettings:
 
 @dataclass(kw_only=True)
 class EngineSettings:
-    """Where runners besides this process run.
+    """Where runners and learners besides the embedded ones run.
 
     Attributes:
-        engine_name: `"auto"` or `"local"` (in this process, one after another).
+        engine_name: `"local"` (in this process, one after another), `"process"` (processes on this machine), `"ray"`
+            (actors of a Ray cluster), or `"auto"`: Ray if it is initialised in this process or RAY_ADDRESS is set, else
+            processes.
+        start_timeout_s: Seconds that runners and learners have to start.
     """
 
-    engine_name: Literal["auto", "local"] = "auto"
+    engine_name: Literal["auto", "local", "process", "ray"] = "auto"
+    start_timeout_s: float = 120.0
 
 
 GROUPS: dict[str, type] = {
@@ -201,6 +260,7 @@ GROUPS: dict[str, type] = {
     "learners": LearnersSettings,
     "callbacks": CallbacksSettings,
     "evaluation": EvaluationSettings,
+    "fault_tolerance": FaultToleranceSettings,
     "reporting": ReportingSettings,
     "debugging": DebuggingSettings,
     "engine": EngineSettings,
@@ -212,6 +272,7 @@ class AlgorithmConfig(
     EngineSettings,
     DebuggingSettings,
     ReportingSettings,
+    FaultToleranceSettings,
     EvaluationSettings,
     CallbacksSettings,
     LearnersSettings,
@@ -255,6 +316,10 @@ class AlgorithmConfig(
         """Set how to evaluate; see `EvaluationSettings`."""
         return self._set("evaluation", settings)
 
+    def fault_tolerance(self, **settings: Any) -> Self:
+        """Set what happens when a runner or an env fails; see `FaultToleranceSettings`."""
+        return self._set("fault_tolerance", settings)
+
     def reporting(self, **settings: Any) -> Self:
         """Set what is reported; see `ReportingSettings`."""
         return self._set("reporting", settings)
@@ -263,9 +328,9 @@ class AlgorithmConfig(
         """Set seed and log level; see `DebuggingSettings`."""
         return self._set("debugging", settings)
 
-    def engine(self, engine_name: str) -> Self:
-        """Set where runners run; see `EngineSettings`."""
-        return self._set("engine", {"engine_name": engine_name})
+    def engine(self, engine_name: str | None = None, **settings: Any) -> Self:
+        """Set where runners and learners run; see `EngineSettings`."""
+        return self._set("engine", settings if engine_name is None else {"engine_name": engine_name, **settings})
 
     _NOT_GIVEN: typing.ClassVar[object] = object()
 
@@ -442,7 +507,7 @@ class AlgorithmConfig(
     @property
     def total_train_batch_size(self) -> int:
         """Env steps of one iteration's batch over all learners."""
-        return self.train_batch_size_per_learner
+        return self.train_batch_size_per_learner * max(1, self.num_learners)
 
     def build(self) -> Algorithm:
         """Validate a copy of this config, freeze it, and build the algorithm.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ImportString, TypeAdapter, ValidationError
 
@@ -15,6 +16,8 @@ from corral.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from corral.algorithms.config import AlgorithmConfig
+
+ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "rmsprop": "RMSprop"}
 
@@ -31,7 +34,19 @@ MINIMA = {
     "min_sample_timesteps_per_iteration": 0,
     "num_threads": 1,
     "seed": 0,
+    "num_learners": 0,
+    "num_cpus_per_env_runner": 0,
+    "num_gpus_per_env_runner": 0,
+    "num_cpus_per_learner": 0,
+    "num_gpus_per_learner": 0,
+    "straggler_factor": 1,
+    "max_num_env_runner_restarts": 0,
+    "num_consecutive_env_runner_failures_tolerance": 1,
+    "delay_between_env_runner_restarts_s": 0,
 }
+
+# settings that must be above zero
+POSITIVE = ("env_step_timeout_s", "sample_timeout_s", "start_timeout_s")
 
 
 def validate(config: AlgorithmConfig) -> None:
@@ -47,6 +62,10 @@ def validate(config: AlgorithmConfig) -> None:
         value = getattr(config, name)
         if isinstance(value, (int, float)) and value < minimum:
             raise ConfigError(f"{name}={value} must be at least {minimum}.")
+    for name in POSITIVE:
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name}={value} must be positive.")
     validate_schedule("lr", config.lr)
     if not 0 <= config.gamma <= 1:
         raise ConfigError(f"gamma={config.gamma} must lie in [0, 1].")
@@ -61,6 +80,11 @@ def validate(config: AlgorithmConfig) -> None:
         raise ConfigError(
             "vectorization='async' puts sub-envs into processes of their own, where on_sub_environment_created cannot "
             "fire: change them with environment(wrappers=[...]), or take vectorization='sync'."
+        )
+    if config.num_learners and config.engine_name == "local":
+        raise ConfigError(
+            f"num_learners={config.num_learners} learners wait for each other, so each needs a process of its own, and "
+            "engine_name='local' has one for all: take 'process' or 'ray', or num_learners=0."
         )
     _validate_optimizer(config)
     _validate_device(config.device)
@@ -121,6 +145,28 @@ def round_size(config: AlgorithmConfig, num_envs: int) -> int | None:
             f"round. Take a multiple of {steps} as the batch size, or rollout_fragment_length='auto'."
         )
     return steps
+
+
+def reconfigured(config: ConfigT, settings: Mapping[str, Any], *, fixed: Collection[str]) -> ConfigT:
+    """Return a copy of a config with settings of `training` changed, after checking them.
+
+    Args:
+        config: The config of an algorithm that was built.
+        settings: By name.
+        fixed: Settings of `training` that only building applies.
+
+    Raises:
+        ConfigError: A setting is unknown, has the wrong type, contradicts another, or only building applies it.
+    """
+    changed = config.copy(**settings)
+    changeable = set(config.group_fields()["training"]) - set(fixed)
+    if refused := sorted(set(settings) - changeable):
+        raise ConfigError(
+            f"reconfigure: {', '.join(refused)} can only be set before building. What can change afterwards: "
+            f"{', '.join(sorted(changeable))}. For the rest, save(), build another algorithm, and restore_from_path()."
+        )
+    changed.validate()
+    return changed
 
 
 def _validate_module(config: AlgorithmConfig) -> None:

@@ -1,10 +1,52 @@
 """Engines: where workers run. The only rooms that know of processes."""
 
-from corral.engines.base import Engine
-from corral.engines.local import LocalEngine
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+from corral.engines.base import Engine, Resources, WorkerHandle
+from corral.errors import ConfigError
+
+__all__ = ["Engine", "Resources", "WorkerHandle", "engine_for", "make_engine"]
 
 
-def make_engine(name: str) -> Engine:
-    """Return the engine of the setting `engine_name`; `"auto"` is the local one."""
-    assert name in ("auto", "local"), name  # the config refuses other names
-    return LocalEngine()
+def engine_for(setting: str) -> str:
+    """Return the engine that the setting `engine_name` means: `"auto"` is Ray if it is in use, else processes.
+
+    Ray is in use if it is installed, and initialised in this process or RAY_ADDRESS is set.
+    """
+    if setting != "auto":
+        return setting
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return "ray"
+    return "ray" if os.environ.get("RAY_ADDRESS") and importlib.util.find_spec("ray") is not None else "process"
+
+
+def make_engine(setting: str) -> Engine:
+    """Return the engine of the setting `engine_name`.
+
+    Raises:
+        ConfigError: It is Ray, which is not installed.
+    """
+    name = engine_for(setting)
+    if name == "local":
+        from corral.engines.local import LocalEngine
+
+        return LocalEngine()
+    if name == "process":
+        from corral.engines.process import ProcessEngine
+
+        return ProcessEngine()
+    try:
+        from corral.engines.ray import RayEngine
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "ray":
+            raise
+        raise ConfigError(
+            "engine_name='ray' needs Ray, which is not installed: pip install 'corral[ray]', or take "
+            "engine_name='process'."
+        ) from error
+    return RayEngine()

@@ -1,0 +1,246 @@
+"""The process engine: each worker in a process of its own on this machine.
+
+A process is started afresh (no fork: torch's threads and locks do not survive one) and does not import the main module
+again, so that a script needs no `if __name__ == "__main__"`. Each handle has a thread here that sends one call at a
+time and waits for its answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Any
+
+from corral.engines.actors import environment as coordination_environment
+from corral.engines.base import Resources
+from corral.engines.wire import Frames, pack, receive, send, unpack
+from corral.engines.worker import CRASH_FD
+from corral.errors import WorkerDiedError
+
+log = logging.getLogger("corral")
+
+DEATH_CHECK_S = 0.5
+EXIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A value that was packed once for several calls."""
+
+    frames: Frames
+
+
+@dataclass
+class _Call:
+    """A call that waits for its turn, or for its answer."""
+
+    message: list[Frames]
+    future: Future[Any]
+
+
+class ProcessHandle:
+    """A worker in a process of its own."""
+
+    def __init__(self, factory: Callable[[], Any], name: str, resources: Resources) -> None:
+        """Start the process, and send it the factory."""
+        first = [pack(name, "the name"), pack(factory, name)]
+        self._name = name
+        self._problem: BaseException | None = None
+        self._lock = threading.Lock()
+        self._channel, theirs = socket.socketpair()
+        self._crash_fd, their_crash_fd = os.pipe()
+        os.set_blocking(self._crash_fd, False)
+        environment = {
+            **os.environ,
+            **coordination_environment(),
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            CRASH_FD: str(their_crash_fd),
+        }
+        # Several workers share the cores: each has as many threads as it asked for cores, as on a cluster.
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, int(resources.num_cpus))))
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", f"from corral.engines.worker import main; main({theirs.fileno()})"],
+                env=environment,
+                pass_fds=(theirs.fileno(), their_crash_fd),
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # a Ctrl-C in the terminal is for this process; and all that it starts ends with it
+            )
+        except BaseException:
+            self._channel.close()
+            os.close(self._crash_fd)
+            raise
+        finally:
+            theirs.close()
+            os.close(their_crash_fd)
+        self._finalizer = weakref.finalize(self, _end, self._process)
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls.put(_Call(first, Future()))
+        self._thread = threading.Thread(target=self._serve, name=f"calls of {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def call(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        """Queue a call, and return its future; see `WorkerHandle.call`."""
+        shared = {index: part.frames for index, part in enumerate(args) if isinstance(part, Packed)}
+        plain = [None if index in shared else part for index, part in enumerate(args)]
+        call = {"method": method, "args": plain, "kwargs": kwargs, "shared": list(shared)}
+        frames = pack(call, f"{self._name}: the call's ")
+        # The call may wait for its turn, and the caller may write into what it gave: arrays are copied now.
+        message = [[frames[0], *map(bytearray, frames[1:])], *shared.values()]
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._problem is None:
+                self._calls.put(_Call(message, future))
+                return future
+        future.set_exception(self._problem)
+        return future
+
+    def alive(self) -> bool:
+        """Say whether the worker can still take calls."""
+        return self._problem is None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """End the process and all that it started."""
+        self._give_up(WorkerDiedError(f"{self._name} was ended."))
+        if threading.current_thread() is not self._thread:  # as it is in a callback of a future
+            self._thread.join(EXIT_S)
+
+    # The thread of the handle.
+
+    def _serve(self) -> None:
+        """Send one call after another, and hand each answer to its future."""
+        is_factory = True
+        while (call := self._calls.get()) is not None:
+            if not call.future.set_running_or_notify_cancel():
+                continue
+            try:
+                send(self._channel, call.message)
+                call.message = []
+                answer = self._receive()
+            except (OSError, EOFError) as error:
+                problem = self._give_up(self._death(error))
+                call.future.set_exception(problem)
+                break
+            try:
+                succeeded, value = unpack(answer[0]), unpack(answer[1])
+            except Exception as error:  # what came cannot be made again here
+                error.add_note(f"This is about what {self._name} returned.")
+                call.future.set_exception(error)
+                continue
+            if succeeded:
+                call.future.set_result(value)
+            else:
+                raised, raised.__cause__ = value
+                call.future.set_exception(raised)
+                if is_factory:
+                    self._give_up(raised)
+                    break
+            is_factory = False
+        self._fail_queued()
+        self._channel.close()
+        os.close(self._crash_fd)
+
+    def _receive(self) -> list[list[bytearray]]:
+        # The end of the process does not close the socket if a process that it forked holds it too.
+        while not wait([self._channel], DEATH_CHECK_S):
+            if self._process.poll() is not None and not wait([self._channel], 0):
+                raise EOFError
+        return receive(self._channel)
+
+    def _death(self, error: BaseException) -> WorkerDiedError:
+        """Return how the process ended, and the last that it wrote."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_S)
+        code = self._process.returncode
+        if code is None:
+            how = f"stopped answering ({type(error).__name__})"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"ended by itself with exit code {code}"
+        with contextlib.suppress(BlockingIOError):
+            if last_words := os.read(self._crash_fd, 1 << 16).decode(errors="replace").strip():
+                how += f". Its last words:\n{last_words}"
+        return WorkerDiedError(f"{self._name}: process {self._process.pid} {how}")
+
+    def _give_up(self, problem: BaseException) -> BaseException:
+        """Note why no call can succeed any more, unless that is known, and end the process."""
+        with self._lock:
+            if self._problem is None:
+                self._problem = problem
+                self._calls.put(None)
+        self._finalizer()
+        return self._problem
+
+    def _fail_queued(self) -> None:
+        assert self._problem is not None
+        while True:
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                return
+            if call is not None and call.future.set_running_or_notify_cancel():
+                call.future.set_exception(self._problem)
+
+
+def _num_cpus() -> int:
+    """Return the CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all of its group, which is there as long as any of them is, and wait for its end."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(EXIT_S)
+
+
+class ProcessEngine:
+    """Starts each worker in a process of its own."""
+
+    name = "process"
+    own_process = True
+
+    def require(self, resources: Sequence[Resources]) -> None:
+        """Refuse nothing, as processes share the cores, but say so when there are fewer cores than were asked for."""
+        asked, there = sum(part.num_cpus for part in resources), _num_cpus()
+        if asked > there:
+            log.warning(
+                "%d workers ask for %g CPUs, and this machine has %d: they share them.", len(resources), asked, there
+            )
+
+    def start(
+        self, factory: Callable[[], Any], *, name: str = "worker", resources: Resources | None = None
+    ) -> ProcessHandle:
+        """Start a process, and return before it has made the worker."""
+        return ProcessHandle(factory, name, resources or Resources())
+
+    def share(self, value: Any) -> Packed:
+        """Pack the value; arrays are copied, so that it can go on changing."""
+        frames = pack(value, "a shared value")
+        return Packed([frames[0], *(bytearray(frame) for frame in frames[1:])])
+
+    def describe_available(self) -> str:
+        """Say how many cores they share."""
+        return f"This machine has {_num_cpus()} CPUs."
+
+    def stop(self) -> None:
+        """Do nothing: every process belongs to its handle."""

@@ -1,0 +1,237 @@
+"""The Ray engine: each worker in a Ray actor, on this machine or another one of Ray's cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from corral.engines.base import Resources
+from corral.engines.ray_resources import describe_available, require
+from corral.engines.ray_worker import Parcel, actor_class, serialization_errors, unpack_copy
+from corral.errors import WorkerDiedError
+
+
+class RayHandle:
+    """A worker in a Ray actor."""
+
+    def __init__(self, actor: Any, factory: Callable[[], Any], name: str, answers: ThreadPoolExecutor) -> None:
+        """Send the factory to the actor.
+
+        Args:
+            actor: Handle of the actor.
+            factory: Makes the worker.
+            name: For messages.
+            answers: Where answers are unpacked and given to futures. On Ray's own thread, whatever waits for a future
+                could not call `ray.kill`, for one: that waits there for ever.
+        """
+        self._actor = actor
+        self._name = name
+        self._answers = answers
+        self._problem: BaseException | None = None
+        self._pending: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+        try:
+            self._submit(actor.make, True, Parcel(factory, name))
+        except BaseException:
+            self.kill()
+            raise
+
+    def call(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        """Send a call to the actor, and return its future; see `WorkerHandle.call`."""
+        if not ray.is_initialized():
+            self._give_up(WorkerDiedError(f"{self._name} was ended: Ray was shut down."))
+        sent = [
+            part if isinstance(part, ray.ObjectRef) else Parcel(part, f"{self._name}: the call's ['args'][{index}]")
+            for index, part in enumerate(args)
+        ]
+        call = {"method": method, "kwargs": kwargs}
+        return self._submit(self._actor.call, False, Parcel(call, f"{self._name}: the call's "), *sent)
+
+    def alive(self) -> bool:
+        """Say whether the worker can still take calls; a death is noticed by a call, and not before."""
+        return self._problem is None
+
+    def kill(self) -> None:
+        """Have Ray end the actor; what the worker started ends with its process."""
+        self._give_up(WorkerDiedError(f"{self._name} was ended."))
+        if ray.is_initialized():
+            with contextlib.suppress(ray.exceptions.RayError):  # of a cluster that is gone
+                ray.kill(self._actor, no_restart=True)
+
+    def _submit(self, method: Any, is_factory: bool, *parcels: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # Ray has it: there is nothing to cancel
+        with self._lock:
+            if self._problem is not None:
+                future.set_exception(self._problem)
+                return future
+            with serialization_errors():
+                answer = method.remote(*parcels).future()
+            self._pending.add(future)
+
+        def note(done: Future[Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # this interpreter is ending
+                self._answers.submit(self._resolve, future, done, is_factory)
+
+        answer.add_done_callback(note)
+        return future
+
+    def _resolve(self, future: Future[Any], done: Future[Any], is_factory: bool) -> None:
+        """Hand an answer to its future."""
+        error: BaseException | None = None
+        result: Any = None
+        try:
+            answer = done.result()
+            if answer is None:
+                return  # `_give_up` sets the future
+            succeeded, frames = answer
+            result = unpack_copy(frames)
+            if not succeeded:
+                error, error.__cause__ = result
+        except ray.exceptions.RayTaskError as problem:
+            error = _arrival_error(problem, self._name)
+        except ray.exceptions.RayError as problem:
+            self._give_up(WorkerDiedError(f"{self._name}: {_death(problem)}"))
+            return
+        except Exception as problem:  # what came cannot be made again here
+            problem.add_note(f"This is about what {self._name} returned.")
+            error = problem
+        with self._lock:
+            if future not in self._pending:
+                return
+            self._pending.remove(future)
+        if error is None:
+            future.set_result(result)
+            return
+        future.set_exception(error)
+        if is_factory:
+            self._give_up(error)
+
+    def _give_up(self, problem: BaseException) -> None:
+        """Note why no call can succeed any more, unless that is known, and fail the calls under way."""
+        with self._lock:
+            self._problem = self._problem or problem
+            pending, self._pending = self._pending, set()
+        for future in pending:
+            future.set_exception(self._problem)
+
+
+def _arrival_error(error: ray.exceptions.RayTaskError, name: str) -> BaseException:
+    """Return what was raised when an actor unpickled what it was sent."""
+    cause: BaseException = getattr(error.cause, "client_exc", error.cause)
+    cause.add_note(f"In {name}, which could not unpickle what it was sent:\n{error.traceback_str.rstrip()}")
+    return cause
+
+
+def _death(error: ray.exceptions.RayError) -> str:
+    """Return how an actor died, from what Ray says in several lines."""
+    text = str(error)
+    found = re.search(r"\n\tpid: (\d+)", text), re.search(r"\n\tip: (\S+)", text)
+    process = " on ".join(match[1] for match in found if match)
+    if "exit code " in text:
+        how = f"ended by itself with exit code {text.rpartition('exit code ')[2].split('.')[0]}"
+    elif "node has died" in text:
+        how = "is gone with its node"
+    elif "End of file" in text or "connection error" in text:
+        how = "was killed, crashed or exited: Ray knows no more (a common cause is that its machine ran out of memory)"
+    else:
+        how = f"is gone: {' '.join(text.split())}"
+    return f"process {process} {how}"
+
+
+# The engine, and Ray's runtime.
+
+_lock = threading.Lock()
+_num_engines: Counter[str] = Counter()  # by the runtime that they use
+_started: set[str] = set()  # runtimes that an engine started
+
+
+def _runtime() -> str:
+    return str(ray.get_runtime_context().get_worker_id())
+
+
+def _join_runtime() -> str:
+    """Start Ray, or join a cluster, unless that was done; return an id of the runtime."""
+    with _lock:
+        was_there = ray.is_initialized()
+        if not was_there:
+            ray.init(include_dashboard=False, logging_level=logging.ERROR)
+        runtime = _runtime()
+        if not was_there:
+            _started.add(runtime)
+        _num_engines[runtime] += 1
+        return runtime
+
+
+def _leave_runtime(runtime: str) -> None:
+    """Shut Ray down if an engine started it, and no engine uses it any more."""
+    with _lock:
+        _num_engines[runtime] -= 1
+        is_current = (
+            ray.is_initialized() and runtime == _runtime()
+        )  # the user may have shut it down and started another
+        if is_current and runtime in _started and not _num_engines[runtime]:
+            ray.shutdown()
+
+
+class RayEngine:
+    """Starts workers as Ray actors.
+
+    Without a Ray runtime in this process, it starts one on this machine, or joins the cluster that Ray finds by itself
+    (`RAY_ADDRESS`, or one that `ray start` started here); the last engine that is stopped ends that.
+    """
+
+    name = "ray"
+    own_process = True
+
+    def __init__(self) -> None:
+        """Start or join Ray, if need be."""
+        self._runtime: str | None = _join_runtime()
+        self._actor_class = actor_class()
+        self._answers = ThreadPoolExecutor(1, "answers of Ray actors")
+
+    def require(self, resources: Sequence[Resources]) -> None:
+        """Refuse more than the cluster has, or the placement group that this process runs in."""
+        require(resources)
+
+    def start(
+        self, factory: Callable[[], Any], *, name: str = "worker", resources: Resources | None = None
+    ) -> RayHandle:
+        """Start an actor, and return before Ray has found a place for it."""
+        resources = resources or Resources()
+        options = {
+            "num_cpus": resources.num_cpus,
+            "num_gpus": resources.num_gpus,
+            "resources": dict(resources.custom),
+            "max_restarts": 0,  # who called `start` knows what a new worker has to be told
+            "max_task_retries": 0,
+        }
+        paths = [os.path.abspath(path) for path in sys.path]
+        actor = self._actor_class.options(**options).remote(name, os.getcwd(), paths)
+        return RayHandle(actor, factory, name, self._answers)
+
+    def share(self, value: Any) -> ray.ObjectRef[Any]:
+        """Put the value into Ray's object store; each node fetches it once."""
+        with serialization_errors():
+            return ray.put(Parcel(value, "a shared value"))
+
+    def describe_available(self) -> str:
+        """Say what Ray could still place, and what there is."""
+        return describe_available()
+
+    def stop(self) -> None:
+        """End the runtime if an engine started it, and no other engine uses it."""
+        if self._runtime is not None:
+            _leave_runtime(self._runtime)
+            self._runtime = None

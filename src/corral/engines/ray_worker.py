@@ -1,0 +1,123 @@
+"""What goes to a Ray actor and comes from it, and the actor itself.
+
+Everything is packed as between the processes of the process engine: arrays arrive as the receiver's own, and the same
+things can and cannot be pickled. Ray carries the packed buffers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import ray
+import ray.cloudpickle
+
+from corral.engines.guard import guard_this_process
+from corral.engines.local import call_method
+from corral.engines.wire import Frames, pack, portable_error, unpack
+from corral.errors import SerializationError
+
+
+class Parcel:
+    """A value on its way to an actor, where it arrives unpacked.
+
+    It is packed while Ray pickles it, not before, so that Ray sees the actor handles and object references in it and
+    keeps them alive.
+    """
+
+    def __init__(self, value: Any, name: str) -> None:
+        """Keep the value, and what errors call it."""
+        self._value, self._name = value, name
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[list[pickle.PickleBuffer]]]:
+        """Pack the value."""
+        return unpack_copy, (_buffers(pack(self._value, self._name, ray.cloudpickle.dumps)),)
+
+
+def _buffers(frames: Frames) -> list[pickle.PickleBuffer]:
+    """Make Ray carry the frames beside its own pickle."""
+    return [pickle.PickleBuffer(frame) for frame in frames]
+
+
+def unpack_copy(frames: Sequence[Any]) -> Any:
+    """Unpack frames that lie in Ray's store: read-only, and there as long as anybody refers to them."""
+    return unpack([frames[0], *map(bytearray, frames[1:])])
+
+
+@contextlib.contextmanager
+def serialization_errors() -> Iterator[None]:
+    """Raise the error of a `Parcel`, which Ray replaces with one of its own."""
+    try:
+        yield
+    except TypeError as error:
+        problem = error.__cause__
+        if isinstance(problem, SerializationError):
+            raise problem from problem.__cause__
+        raise
+
+
+class Host:
+    """Holds a worker in an actor's process, and answers calls.
+
+    An answer is whether the call succeeded, and the frames of the result or of the exception and its cause.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Guard the process."""
+        self._name = name
+        self._where = f"{name} (process {os.getpid()} on {ray.util.get_node_ip_address()})"
+        self._worker: Any = None
+        guard_this_process()
+
+    def make(self, factory: Callable[[], Any]) -> tuple[bool, list[pickle.PickleBuffer]]:
+        """Make the worker."""
+        return self._answer(self._make, factory)
+
+    def call(self, method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call the worker."""
+        return self._answer(call_method, self._worker, method, args, kwargs)
+
+    def _make(self, factory: Callable[[], Any]) -> None:
+        self._worker = factory()
+
+    def _answer(self, function: Callable[..., Any], *args: Any) -> tuple[bool, list[pickle.PickleBuffer]]:
+        try:
+            result = function(*args)
+            return True, _buffers(pack(result, f"what {self._name} returned", ray.cloudpickle.dumps))
+        except Exception as error:  # by SystemExit, Ray ends an actor
+            problem = portable_error(error, self._where)
+            return False, _buffers(pack(problem, f"an exception in {self._where}", ray.cloudpickle.dumps))
+
+
+def actor_class() -> Any:
+    """Return the class of the actors."""
+
+    # A local class is pickled by value: before it has the paths, an actor's process may not find this package.
+    class CorralWorker:
+        def __init__(self, name: str, directory: str, paths: list[str]) -> None:
+            self.name = name
+            self.host: Any = None
+            sys.path[:] = paths + [path for path in sys.path if path not in paths]
+            if os.path.isdir(directory):  # another machine may not have it
+                os.chdir(directory)
+
+        def __repr__(self) -> str:
+            return self.name  # Ray puts it before what the worker prints
+
+        def make(self, factory: Any) -> Any:
+            from corral.engines.ray_worker import Host
+
+            host = Host(self.name)
+            succeeded, frames = host.make(factory)
+            self.host = host if succeeded else None
+            return succeeded, frames
+
+        def call(self, call: Any, *args: Any) -> Any:
+            # Without a worker, the answer to `make` says why.
+            return self.host and self.host.call(call["method"], args, call["kwargs"])
+
+    return ray.remote(CorralWorker)

@@ -1,0 +1,45 @@
+"""Fixtures that several rooms use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def ray_runtime() -> Iterator[Any]:
+    """Ray with 4 logical CPUs in this process.
+
+    What uses it is marked `xdist_group("ray")`, so that one process runs all of it and there is one runtime.
+    """
+    ray = pytest.importorskip("ray")
+    ray.init(
+        address="local",  # another program's cluster on this machine is not joined
+        num_cpus=4,
+        include_dashboard=False,
+        object_store_memory=256 * 2**20,
+        logging_level="ERROR",
+        log_to_driver=False,
+    )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def ray_stays_unseen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide a runtime from tests that are not about Ray: the engine of `"auto"` is not to depend on the tests before."""
+    groups = [mark.args[0] for mark in request.node.iter_markers("xdist_group")]
+    if "ray" in sys.modules and "ray" not in groups:
+        monkeypatch.setattr("ray.is_initialized", lambda: False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Let `xdist_group` work: xdist 3.8 writes a test's group into an attribute that pytest 9.2 does not read."""
+    for item in items:
+        grouped = vars(item).get("_nodeid")
+        if grouped is not None and hasattr(item, "_id"):
+            item._id = type(item._id).parse(grouped)

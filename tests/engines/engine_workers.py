@@ -1,0 +1,150 @@
+"""Workers, and what the tests of engines do to them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DEADLINE_S = 60.0
+
+
+class Counter:
+    """Keeps state."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.count = start
+
+    def add(self, amount: int = 1) -> int:
+        self.count += amount
+        return self.count
+
+    def explode(self) -> None:
+        try:
+            {}["missing"]
+        except KeyError as error:
+            raise ValueError("the counter exploded") from error
+
+
+class Unpicklable:
+    """Has an attribute that cannot be pickled; it makes a counter when it is called."""
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+
+    def __call__(self) -> Counter:
+        return Counter()
+
+
+class StubbornError(Exception):
+    """Cannot be made again from its args."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what} because {why}")
+
+
+def _refuse() -> None:
+    raise ZeroDivisionError("not here")
+
+
+class NotLoadable:
+    """Can be pickled, but not unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _refuse, ()
+
+
+def raise_stubborn(worker: Any) -> None:
+    raise StubbornError("it failed", "it had to")
+
+
+def pid(worker: Any) -> int:
+    return os.getpid()
+
+
+def sleep(worker: Any, seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def kill_yourself(worker: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_with_3(worker: Any) -> None:
+    os._exit(3)
+
+
+def double(worker: Any, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Double columns in place, and return them."""
+    for column in columns.values():
+        column *= 2
+    return columns
+
+
+def alarm_rings(worker: Any) -> bool:
+    """Say whether a timer interrupts this call, as the time limit of an env's step has to."""
+    rung = threading.Event()
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.set())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        return rung.wait(DEADLINE_S)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def start_a_family(worker: Any) -> list[int]:
+    """Start processes in each way there is, one of them with a child, and return all their ids."""
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    family = [parent.pid, int(parent.stdout.readline())]
+    for method in ("fork", "spawn"):
+        # As Gymnasium's AsyncVectorEnv starts its envs.
+        process = multiprocessing.get_context(method).Process(target=time.sleep, args=(600,), daemon=True)
+        process.start()
+        assert process.pid is not None
+        family.append(process.pid)
+    return family
+
+
+def is_running(process: int) -> bool:
+    """Say whether a process is there, and no zombie."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition.
+
+    Raises:
+        TimeoutError: It did not come.
+    """
+    for _ in polls():
+        if condition():
+            return
+
+
+def polls() -> Iterator[None]:
+    """Yield every few milliseconds until the deadline, then raise TimeoutError."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(0.01)
+    raise TimeoutError

@@ -1,0 +1,433 @@
+"""The contract of engines, the same for all of them; see engines/base.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_workers import (
+    DEADLINE_S,
+    Counter,
+    NotLoadable,
+    Unpicklable,
+    alarm_rings,
+    double,
+    exit_with_3,
+    is_running,
+    kill_yourself,
+    pid,
+    raise_stubborn,
+    sleep,
+    start_a_family,
+    until,
+)
+
+from corral.engines import Engine, Resources, WorkerHandle, make_engine
+from corral.errors import SerializationError, WorkerDiedError
+
+WITH_PROCESSES = ["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))]
+with_processes = pytest.mark.parametrize("engine", WITH_PROCESSES, indirect=True)
+
+Start = Callable[..., WorkerHandle]
+
+
+@pytest.fixture(params=["local", *WITH_PROCESSES])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    if request.param == "ray":
+        request.getfixturevalue("ray_runtime")
+    engine = make_engine(request.param)
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture
+def start(engine: Engine) -> Iterator[Start]:
+    """Start workers that share the cores, and end them when the test is over."""
+    handles = []
+
+    def start(factory: Callable[[], Any], name: str = "env runner 7") -> WorkerHandle:
+        handles.append(engine.start(factory, name=name, resources=Resources(num_cpus=0.5)))
+        return handles[-1]
+
+    yield start
+    for handle in handles:
+        handle.kill()
+
+
+def result(future: Any) -> Any:
+    return future.result(DEADLINE_S)
+
+
+def raised(future: Any) -> BaseException:
+    error: BaseException | None = future.exception(DEADLINE_S)
+    assert error is not None
+    return error
+
+
+# Calls.
+
+
+def test_a_worker_keeps_its_state(start: Start) -> None:
+    handle = start(partial(Counter, 5))
+    assert handle.alive()
+    assert result(handle.call("add")) == 6
+    assert result(handle.call("add", amount=10)) == 16
+    assert handle.alive()
+
+
+def test_workers_do_not_share_state(start: Start) -> None:
+    first, second = start(Counter), start(partial(Counter, 100))
+    assert [result(first.call("add")), result(second.call("add"))] == [1, 101]
+
+
+def test_functions_and_closures_are_called_with_the_worker(start: Start) -> None:
+    factor = 3
+
+    class Local(Counter):
+        def triple(self) -> int:
+            return factor * self.count
+
+    handle = start(lambda: Local(2))
+    assert result(handle.call("triple")) == 6
+    assert result(handle.call(lambda worker, add: worker.count * factor + add, 1)) == 7
+
+
+def test_calls_run_in_the_order_in_which_they_were_made(start: Start) -> None:
+    handle = start(Counter)
+    futures = [handle.call("add") for _ in range(100)]
+    assert [result(future) for future in futures] == list(range(1, 101))
+
+
+def test_arguments_arrive_as_they_were_at_the_call(start: Start) -> None:
+    handle = start(Counter)
+    columns = {"obs": np.ones(1_000_000)}
+    handle.call(sleep, 0.3)
+    future = handle.call(lambda worker, columns: float(columns["obs"].sum()), columns)
+    columns["obs"][:] = 0
+    assert result(future) == 1_000_000
+
+
+def test_a_callback_of_a_future_may_use_the_handle(start: Start) -> None:
+    """Not so on Ray's own thread, where ending a worker waits for ever."""
+    handle, done = start(Counter), threading.Event()
+    second: list[Any] = []
+
+    def go_on(_: Any) -> None:
+        second.append(handle.call("add"))
+        handle.kill()
+        done.set()
+
+    handle.call("add").add_done_callback(go_on)
+    assert done.wait(DEADLINE_S)
+    assert not handle.alive()
+
+
+@with_processes
+def test_start_returns_before_the_factory_has_run(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "go"
+
+    def factory() -> Counter:
+        until(path.exists)
+        return Counter()
+
+    handle = start(factory)
+    future = handle.call("add")
+    assert not future.done()
+    path.touch()
+    assert result(future) == 1
+
+
+@with_processes
+def test_calls_run_on_the_main_thread_where_timers_interrupt(start: Start) -> None:
+    handle = start(Counter)
+    assert result(handle.call(lambda _: threading.current_thread() is threading.main_thread()))
+    assert result(handle.call(alarm_rings))
+
+
+@with_processes
+def test_a_worker_has_as_many_threads_as_it_asked_for_cores(start: Start) -> None:
+    handle = start(Counter)
+
+    def num_threads(worker: Any) -> int:
+        import torch
+
+        return torch.get_num_threads()
+
+    assert result(handle.call(num_threads)) == 1
+
+
+# Large values.
+
+
+def test_large_arrays_arrive_intact_and_can_be_written_to(start: Start) -> None:
+    handle = start(Counter)
+    rng = np.random.default_rng(0)
+    sent = {
+        "obs": rng.integers(0, 100, (50, 1024, 1024), dtype=np.uint8),
+        "rewards": np.asfortranarray(rng.normal(size=(300, 400))),
+        "none": np.zeros((0, 3), np.float32),
+    }
+    copies = {name: column.copy(order="K") for name, column in sent.items()}
+    got = result(handle.call(double, copies))
+    for name, column in sent.items():
+        np.testing.assert_array_equal(got[name], 2 * column)
+        assert got[name].dtype == column.dtype
+        got[name] += 1
+
+
+def test_a_shared_value_goes_to_several_calls_as_it_was(engine: Engine, start: Start) -> None:
+    workers = [start(Counter), start(Counter)]
+    weights = {"kernel": np.arange(300_000.0), "step": 3}
+    shared = engine.share(weights)
+    weights["kernel"][:] = -1  # type: ignore[index]
+    futures = [
+        worker.call(lambda _, factor, given: factor * given["kernel"].sum() + given["step"], 2, shared)
+        for worker in [*workers, *workers]
+    ]
+    assert [result(future) for future in futures] == 4 * [2 * np.arange(300_000.0).sum() + 3]
+
+
+# Exceptions.
+
+
+def test_an_exception_keeps_its_type_cause_and_traceback(start: Start) -> None:
+    handle = start(Counter)
+    error = raised(handle.call("explode"))
+    assert type(error) is ValueError
+    assert error.args == ("the counter exploded",)
+    assert type(error.__cause__) is KeyError
+    report = "".join(traceback.format_exception(error))
+    assert "in explode" in report and "engine_workers.py" in report
+    assert result(handle.call("add")) == 1  # it goes on
+
+
+@with_processes
+def test_an_exception_that_cannot_be_pickled_is_described(start: Start) -> None:
+    handle = start(Counter)
+    error = raised(handle.call(raise_stubborn))
+    assert type(error) is RuntimeError
+    assert "StubbornError: it failed because it had to" in str(error)
+    assert "in raise_stubborn" in "".join(traceback.format_exception(error))
+    assert "env runner 7" in "".join(error.__notes__)
+    assert result(handle.call("add")) == 1
+
+
+def test_an_unknown_method_is_an_attribute_error(start: Start) -> None:
+    assert isinstance(raised(start(Counter).call("subtract")), AttributeError)
+
+
+def test_what_the_factory_raised_is_what_every_call_raises(start: Start) -> None:
+    def factory() -> Counter:
+        raise FileNotFoundError("the env's file is missing")
+
+    calls: list[int] = []
+    handle = start(factory)
+    early = [handle.call("add"), handle.call(lambda worker: calls.append(1))]
+    errors = [raised(future) for future in early]
+    assert not handle.alive()
+    errors.append(raised(handle.call("add")))
+    assert {type(error) for error in errors} == {FileNotFoundError}
+    assert "the env's file is missing" in str(errors[-1])
+    assert "in factory" in "".join(traceback.format_exception(errors[0]))
+    assert calls == []
+
+
+# What cannot be pickled.
+
+
+@with_processes
+def test_a_factory_that_cannot_be_pickled_is_refused_at_once(start: Start) -> None:
+    with pytest.raises(SerializationError, match=r"env runner 7\.guard \(_thread\.lock\)"):
+        start(Unpicklable())
+    with pytest.raises(SerializationError, match=r"env_config\['tools'\]\[1\]\.guard"):
+        start(partial(lambda env_config: Counter(), {"tools": [1, Unpicklable()]}))
+
+
+@with_processes
+def test_an_argument_that_cannot_be_pickled_is_refused_at_once(engine: Engine, start: Start) -> None:
+    handle = start(Counter)
+    with pytest.raises(SerializationError, match=r"env runner 7.*\['args'\]\[1\]\.guard"):
+        handle.call(sleep, 0, Unpicklable())
+    with pytest.raises(SerializationError, match=r"env runner 7.*\['amount'\]\.guard"):
+        handle.call("add", amount=Unpicklable())
+    with pytest.raises(SerializationError, match=r"\['weights'\]\.guard"):
+        engine.share({"weights": Unpicklable()})
+    assert result(handle.call("add")) == 1
+
+
+@with_processes
+def test_a_result_that_cannot_be_pickled_is_named(start: Start) -> None:
+    handle = start(Counter)
+    error = raised(handle.call(lambda worker: {"made": Unpicklable()}))
+    assert type(error) is SerializationError
+    assert "what env runner 7 returned['made'].guard" in str(error)
+    assert handle.alive()
+    assert result(handle.call("add")) == 1
+
+
+@with_processes
+def test_what_cannot_be_unpickled_fails_its_call_only(start: Start) -> None:
+    handle = start(Counter)
+    error = raised(handle.call("add", NotLoadable()))
+    assert type(error) is ZeroDivisionError
+    assert "env runner 7" in "".join(error.__notes__)
+    error = raised(handle.call(lambda worker: NotLoadable()))
+    assert type(error) is ZeroDivisionError
+    assert "env runner 7" in "".join(error.__notes__)
+    assert result(handle.call("add")) == 1
+
+
+@with_processes
+def test_a_factory_that_cannot_be_unpickled_fails_every_call(start: Start) -> None:
+    handle = start(partial(Counter, NotLoadable()))
+    assert type(raised(handle.call("add"))) is ZeroDivisionError
+    assert not handle.alive()
+    assert type(raised(handle.call("add"))) is ZeroDivisionError
+
+
+# Ends.
+
+
+def test_kill_fails_further_calls(start: Start) -> None:
+    handle = start(Counter)
+    assert result(handle.call("add")) == 1
+    handle.kill()
+    assert not handle.alive()
+    error = raised(handle.call("add"))
+    assert type(error) is WorkerDiedError
+    assert str(error).startswith("env runner 7")
+    handle.kill()  # twice does no harm
+
+
+@with_processes
+def test_kill_ends_a_worker_that_hangs_and_fails_its_calls(start: Start) -> None:
+    handle = start(Counter)
+    process = result(handle.call(pid))
+    futures = [handle.call(sleep, 600), handle.call("add")]
+    handle.kill()
+    assert {type(raised(future)) for future in futures} == {WorkerDiedError}
+    until(lambda: not is_running(process))
+
+
+@with_processes
+def test_kill_ends_a_worker_that_has_not_started(start: Start) -> None:
+    handle = start(Counter)
+    future = handle.call("add")
+    handle.kill()
+    assert type(raised(future)) is WorkerDiedError
+
+
+@with_processes
+@pytest.mark.parametrize("end", ["kill", "signal", "itself"])
+def test_nothing_that_a_worker_started_outlives_it(start: Start, end: str) -> None:
+    handle = start(Counter)
+    processes = [result(handle.call(pid)), *result(handle.call(start_a_family))]
+    assert len(processes) == 5 and all(map(is_running, processes))
+    if end == "kill":
+        handle.kill()
+    elif end == "signal":
+        os.kill(processes[0], signal.SIGKILL)
+    else:
+        handle.call(kill_yourself)
+    assert type(raised(handle.call("add"))) is WorkerDiedError
+    until(lambda: not any(map(is_running, processes)))
+
+
+@with_processes
+def test_a_worker_that_is_killed_from_outside_is_dead(start: Start) -> None:
+    handle = start(Counter)
+    process = result(handle.call(pid))
+    running, queued = handle.call(sleep, 600), handle.call("add")
+    os.kill(process, signal.SIGKILL)
+    for error in (raised(running), raised(queued), raised(handle.call("add"))):
+        assert type(error) is WorkerDiedError
+        assert str(error).startswith("env runner 7") and str(process) in str(error) and "killed" in str(error)
+    assert not handle.alive()
+
+
+@with_processes
+def test_an_idle_worker_that_is_killed_is_dead_for_the_next_call(start: Start) -> None:
+    handle = start(Counter)
+    process = result(handle.call(pid))
+    os.kill(process, signal.SIGKILL)
+    assert type(raised(handle.call("add"))) is WorkerDiedError
+    assert not handle.alive()
+
+
+@with_processes
+@pytest.mark.parametrize("end", [kill_yourself, exit_with_3])
+def test_a_worker_that_ends_within_a_call_is_dead(start: Start, end: Callable[..., None]) -> None:
+    handle = start(Counter)
+    process = result(handle.call(pid))
+    error = raised(handle.call(end))
+    assert type(error) is WorkerDiedError
+    assert str(error).startswith("env runner 7") and str(process) in str(error)
+    assert not handle.alive()
+
+
+@with_processes
+def test_a_worker_that_is_dead_can_be_replaced(start: Start) -> None:
+    raised(start(Counter).call(kill_yourself))
+    assert result(start(Counter).call("add")) == 1
+
+
+# Where workers find the code.
+
+SCRIPT = """
+import os, sys
+from corral.engines import make_engine
+
+def main():
+    engine = make_engine(sys.argv[1])
+    sys.path.insert(0, sys.argv[2])
+    from side_module import Base
+
+    class Mine(Base):
+        def __init__(self, tools):
+            self.tools = tools
+
+    worker = engine.start(lambda: Mine(Tools()), name="worker")
+    print(worker.call("greet").result(60), worker.call(lambda w: w.tools.name).result(60), flush=True)
+    assert worker.call(lambda w: os.getcwd()).result(60) == os.getcwd()
+    worker.kill()
+    engine.stop()
+
+class Tools:
+    name = "tools of main"
+
+main()
+"""
+
+
+@pytest.mark.parametrize("engine", ["local", *WITH_PROCESSES])
+def test_workers_find_the_main_modules_classes_and_the_paths(
+    engine: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The script has no `if __name__ == "__main__"`, and the path is added after Ray has started."""
+    environment = dict(os.environ)
+    if engine == "ray":
+        ray = request.getfixturevalue("ray_runtime")
+        environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "side_module.py").write_text("class Base:\n    def greet(self):\n        return 'hello'\n")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "script.py", engine, str(tmp_path / "modules")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.stdout == "hello tools of main\n", done.stderr
+    assert done.stderr == ""
