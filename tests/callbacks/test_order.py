@@ -17,7 +17,7 @@ from corral.errors import CallbackError, ConfigError, CorralError, EnvError
 from corral.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger
 from corral.testing import CountingEnv, FaultyEnv
 
-WAITING = {"on_evaluate_start", "on_evaluate_end", "on_env_runners_recreated", "on_checkpoint_loaded"}
+WAITING = {"on_evaluate_start", "on_evaluate_end", "on_env_runners_recreated"}
 """Events of parts that do not exist yet."""
 
 
@@ -49,11 +49,13 @@ def test_golden_trace_of_an_algorithm(tmp_path: Path) -> None:
     with config().callbacks(**noting(trace)).build() as algo:
         trace.append("-- built")
         algo.fit(stop={"training_iteration": 2}, run_dir=tmp_path, loggers=[Noting()])
+        algo.restore_from_path(algo.save(tmp_path / "checkpoint"))
     assert trace == [
         *["sub_environment_created", "environment_created", "create_policy", "algorithm_init", "-- built", "-- open"],
         *[*EPISODE, "postprocess_trajectory", "sample_end", *UPDATE, "train_result", "-- result"],
         # Next-step autoreset: the created episode starts in the next sample.
         *[*EPISODE[1:], "postprocess_trajectory", "sample_end", *UPDATE, "train_result", "-- result"],
+        "checkpoint_loaded",
         "algorithm_stop",
     ]
     assert {f"on_{name}" for name in trace} >= set(EVENTS) - WAITING - {"on_exception"}
@@ -119,7 +121,7 @@ def test_a_building_that_fails_fires_no_stop() -> None:
     assert "algorithm_stop" not in trace and "algorithm_init" not in trace
 
 
-def test_every_event_is_given_the_arguments_of_the_list() -> None:
+def test_every_event_is_given_the_arguments_of_the_list(tmp_path: Path) -> None:
     given: dict[str, set[str]] = {}
 
     def all_of(name: str) -> Callable[..., None]:
@@ -128,6 +130,7 @@ def test_every_event_is_given_the_arguments_of_the_list() -> None:
     faulty = config().environment(FaultyEnv, env_config={"episode_length": 2, "at_step": 4, "vector_index": 0})
     with faulty.callbacks(**{name: all_of(name) for name in EVENTS}).build() as algo:
         algo.train()
+        algo.restore_from_path(algo.save(tmp_path / "checkpoint"))
         with pytest.raises(EnvError):
             algo.train()
     assert given == {name: set(event.arguments) for name, event in EVENTS.items() if name not in WAITING}
@@ -160,7 +163,11 @@ class TestSubEnvironments:
         def note(sub_environment: Any, env_context: Any, env_index: int, env_runner: Any) -> None:
             seen.append((sub_environment, env_context.vector_index, env_index, env_runner.worker_index))
 
-        with config(num_envs=3, num_env_runners=2, batch_size=6).callbacks(on_sub_environment_created=note).build():
+        with (
+            config(num_envs=3, num_env_runners=2, batch_size=6, engine_name="local")
+            .callbacks(on_sub_environment_created=note)
+            .build()
+        ):
             assert [entry[1:] for entry in seen] == [(i, i, worker) for worker in (1, 2) for i in range(3)]
             assert all(isinstance(entry[0], CountingEnv) for entry in seen)
 

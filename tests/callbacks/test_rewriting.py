@@ -149,6 +149,7 @@ def test_rollouts_with_and_without_an_added_column_make_one_batch() -> None:
     with (
         config(on_sample_end=add, on_learn_on_batch=lambda train_batch: seen.append(dict(train_batch)))
         .env_runners(num_env_runners=2)
+        .engine("local")
         .build() as algo
     ):
         algo.train()
@@ -377,7 +378,7 @@ def test_columns_of_two_rollouts_have_to_be_alike() -> None:
         samples["mark"] = np.ones((*samples.rewards.shape, env_runner.worker_index))
 
     with (
-        config(on_sample_end=add).env_runners(num_env_runners=2).build() as algo,
+        config(on_sample_end=add).env_runners(num_env_runners=2).engine("local").build() as algo,
         pytest.raises(ColumnError, match=r"'mark'.*alike"),
     ):
         algo.train()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from handmade import MakeRunner
 
 from corral import PPOConfig
 from corral.env.runner import EnvRunner
 from corral.testing import CountingEnv
-
-MakeRunner = Callable[..., EnvRunner]
 
 
 @pytest.fixture

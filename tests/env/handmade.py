@@ -1,12 +1,16 @@
-"""Episodes built by hand, for the tests of episodes."""
+"""Episodes built by hand, and the type of the fixture that makes runners."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from corral.env.episode import SingleAgentEpisode
+from corral.env.runner import EnvRunner
+
+MakeRunner = Callable[..., EnvRunner]
 
 
 def made(len_lookback_buffer: int | str = 3, **given: Any) -> SingleAgentEpisode:

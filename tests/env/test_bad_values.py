@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import MakeRunner
 from gymnasium import spaces
+from handmade import MakeRunner
 
 from corral.errors import CorralError, EnvError
 from corral.testing import CountingEnv, FaultyEnv

@@ -10,8 +10,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import MakeRunner
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from handmade import MakeRunner
 
 import corral.env.episode_events
 from corral import Callback, PPOConfig

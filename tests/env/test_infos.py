@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeRunner
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from handmade import MakeRunner
 
 from corral.testing import CountingEnv
 

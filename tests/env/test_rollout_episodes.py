@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeRunner
+from handmade import MakeRunner
 
 from corral.env.rollout import Rollout
 from corral.errors import EpisodeError

@@ -12,9 +12,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import MakeRunner
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from handmade import MakeRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -32,7 +32,8 @@ def gae(
         next_values: `[T, N]`, V of the observation that step t led to: the final observation where the episode ended.
         terminated: `[T, N]`.
         truncated: `[T, N]`.
-        valid: `[T, N]`, False where the vector env only performed a reset; such rows get advantage 0.
+        valid: `[T, N]`, False where nothing was stepped, such as a reset; such rows get advantage 0, and no advantage
+            crosses them. A step before one that neither terminated nor truncated bootstraps, as at a fragment's end.
         gamma: Discount a step.
         lambda_: GAE's lambda in [0, 1]: 0 is TD(0), 1 is the discounted return minus the value.
 
@@ -43,7 +44,7 @@ def gae(
     for column in (values, next_values, terminated, truncated, valid):
         assert column.shape == shape, f"columns differ in shape: {column.shape} and {shape}"
     deltas = np.where(valid, rewards + gamma * np.where(terminated, 0.0, next_values) - values, 0.0)
-    # An invalid row needs no case of its own: the row before it ended its episode, so nothing flows across.
+    # An invalid row needs no case of its own: its delta and its decay are 0, so nothing flows across.
     decays = np.where(terminated | truncated | ~valid, 0.0, gamma * lambda_)
     advantages = np.empty(shape, np.float64)
     running = np.zeros(shape[1:], np.float64)

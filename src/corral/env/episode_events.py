@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import BoundCall, Dispatcher, callback_error
 from corral.env.episode import SingleAgentEpisode
@@ -21,7 +23,8 @@ class EpisodeEvents:
     """Keeps one episode for each sub-env and fires its events in the order of the contract.
 
     In a row, sub-env by sub-env: a reset fires start; a step fires step, and if it ended the episode, end and then
-    created for the successor. With same-step autoreset the successor starts at once.
+    created for the successor. With same-step autoreset the successor starts at once. If the sub-env failed, and was
+    made anew, there is neither step nor end, but created and start for the successor.
 
     Args:
         runner: Whose events these are.
@@ -117,34 +120,45 @@ class EpisodeEvents:
                 if self._keeps_chunks and len(episode):
                     self._chunks[i].append(episode)
 
-    def fire_row(self, rollout: Rollout, t: int, episodes_left: int | None) -> None:
+    def fire_row(
+        self, rollout: Rollout, t: int, episodes_left: int | None, playing: NDArray[np.bool_] | None = None
+    ) -> None:
         """Fire the events of one row.
 
         Args:
             rollout: With row t written.
             t: The row.
             episodes_left: Ends that are still wanted; the events of the row stop with the last of them.
+            playing: Bool `[N]`, the sub-envs whose episodes are still wanted; `None` is all.
         """
         terminated, truncated = rollout.terminated[t], rollout.truncated[t]
         ended = set(np.flatnonzero(terminated | truncated).tolist())
         reset, self._waiting = self._waiting, set()
-        step_calls, special = self._calls["on_episode_step"], ended | reset
-        for i in range(len(step_calls)) if self._every_row else sorted(special):
+        broken = {i for row, i in rollout.broken if row == t}
+        step_calls, special = self._calls["on_episode_step"], ended | reset | broken
+        indices: Sequence[int] = range(len(step_calls)) if self._every_row else sorted(special)
+        for i in indices if playing is None else [i for i in indices if playing[i]]:
             if i not in special:
                 try:
                     for function, arguments in step_calls[i]:
                         function(**arguments)
                 except Exception as error:
                     raise callback_error("on_episode_step", function, error, self._episodes[i]) from error
-            elif i in reset:
-                self._start(i, t + 1, rollout)
-            else:
+            elif i in ended:
                 self._episodes[i].end(bool(terminated[i]), bool(truncated[i]), t + 1)
                 self._end(rollout, t, i)
-                if episodes_left is not None:
-                    episodes_left -= 1
-                    if episodes_left == 0:
-                        return
+                if episodes_left is not None and (episodes_left := episodes_left - 1) == 0:
+                    return
+            else:
+                if i in broken:
+                    self._break(rollout, t, i)
+                self._start(i, t + 1, rollout)
+
+    def _break(self, rollout: Rollout, t: int, env_index: int) -> None:
+        """Leave an episode where its sub-env failed, and make its successor."""
+        self._episodes[env_index].end(False, False, t)
+        self._counts[env_index] += 1
+        self._create(env_index, rollout)
 
     def _end(self, rollout: Rollout, t: int, env_index: int) -> None:
         """Fire the events of a step that ended its episode."""

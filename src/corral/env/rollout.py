@@ -57,8 +57,8 @@ class Rollout:
         rewards: float64 `[T, N]`.
         terminated: bool `[T, N]`.
         truncated: bool `[T, N]`.
-        valid: bool `[T, N]`; False where nothing was stepped: a row of next-step autoreset, or one past the last
-            episode that was asked for.
+        valid: bool `[T, N]`; False where nothing was stepped: a row of next-step autoreset, one in which the sub-env
+            failed and was made anew, or one that is not part of the episodes that were asked for.
         dist_inputs: float32 `[T, N, D]`, the policy's outputs.
         logp: float32 `[T, N]`, log-probability of the actions; filled when the rollout is complete.
         row_times_s: float64 `[T]`, clock readings at the end of each row.
@@ -71,6 +71,8 @@ class Rollout:
             not kept: they would keep the rollout.
         carry: What the episodes had behind them when the rollout began, or `None` if no runner made it.
         weights_version: Version of the weights that acted.
+        broken: Row and sub-env of each step that failed, in the order of time: the sub-env was made anew, its episode
+            ended before, neither terminated nor truncated, and the next row begins another.
         num_rows: Rows written so far; T once complete.
         num_env_steps: Steps that were taken, once complete: the valid entries, before any callback changed `valid`.
     """
@@ -88,6 +90,7 @@ class Rollout:
     __slots__ = (  # so that a misspelt column is refused, rather than kept as an attribute that nobody reads
         "__weakref__",
         "action_space",
+        "broken",
         "carry",
         "columns",
         "final_obs",
@@ -111,6 +114,7 @@ class Rollout:
         self.num_rows = num_rows
         self.num_env_steps = 0
         self.notes: dict[tuple[int, int], Notes] = {}
+        self.broken: list[tuple[int, int]] = []
 
     @classmethod
     def allocate(
@@ -286,7 +290,8 @@ class Rollout:
         linked[1:] = valid[:-1] & ~self.done[:-1] & valid[1:]
         last = valid.copy()
         last[:-1] &= ~linked[1:]
-        ended = np.cumsum(self.done & valid, axis=0)
+        over, _ = _over(self)
+        ended = np.cumsum(over, axis=0)
         carry, found = self.carry or EpisodeCarry.fresh(self.num_envs, 0.0), []
         for (n, start), (_, stop) in zip(
             np.argwhere((valid & ~linked).T).tolist(), np.argwhere(last.T).tolist(), strict=True
@@ -397,6 +402,14 @@ class EpisodeStatistics:
     durations_s: NDArray[np.float64]
 
 
+def _over(rollout: Rollout) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return where episodes were over, and where because their sub-env failed: bool `[T, N]` each."""
+    broken = np.zeros(rollout.valid.shape, np.bool_)
+    if rollout.broken:
+        broken[tuple(zip(*rollout.broken, strict=True))] = True
+    return (rollout.done & rollout.valid) | broken, broken
+
+
 def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeStatistics, EpisodeCarry]:
     """Work out ended episodes from whole columns.
 
@@ -411,7 +424,8 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
         return EpisodeStatistics(np.zeros(0), np.zeros(0, np.int64), np.zeros(0)), carry
     returns = np.cumsum(np.where(rollout.valid, rollout.rewards, 0.0), axis=0) + carry.returns
     lengths = np.cumsum(rollout.valid, axis=0) + carry.lengths
-    envs, rows = np.nonzero((rollout.done & rollout.valid).T)  # by env, then by time
+    over, broken = _over(rollout)
+    envs, rows = np.nonzero(over.T)  # by env, then by time
     end_times = rollout.row_times_s[rows]
     first_of_env = np.diff(envs, prepend=-1) != 0
 
@@ -422,6 +436,7 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
         return passed[order]
 
     order = np.argsort(rows, kind="stable")  # back to the order of time
+    order = order[~broken[rows, envs][order]]  # only those that ended by themselves
     statistics = EpisodeStatistics(
         since_last_end(returns[rows, envs], 0.0),
         since_last_end(lengths[rows, envs], 0),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +20,23 @@ from corral.core.module import DEFAULT_MODULE_ID, Module
 from corral.core.networks import space_tree
 from corral.core.threads import num_threads_for, torch_threads
 from corral.core.tree import leaves, map_tree, named_leaves
-from corral.env.async_vector import AsyncVectorEnv
+from corral.env.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.env.check import bad_values, copy_row
 from corral.env.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.env.infos import copied
+from corral.env.playing import num_valid, play_begun_episodes, play_episodes, play_steps
 from corral.env.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.env.step_timeout import StepTimer, require_signals, sampling
+from corral.env.sub_envs import (
+    Restarts,
+    close_quietly,
+    env_error,
+    foreach_sub_env,
+    known_tasks,
+    original,
+    set_task,
+    takes_tasks,
+)
 from corral.env.sync_vector import SyncVectorEnv
 from corral.env.trajectories import postprocess_trajectories
 from corral.env.vector import EnvContext, env_name, make_vector_env
@@ -49,28 +62,47 @@ class EnvRunner:
         worker_index: 0 for the embedded runner, 1 and up for others.
         metrics: The logger that callbacks get; aggregated into `result["env_runners"]`.
         weights_version: Version of the weights that act.
+        num_env_steps_sampled_lifetime: Env steps of all rollouts so far, those of a runner that this one replaces too.
     """
 
     env: VectorEnv[Any, Any, Any]
     module: Module
 
-    def __init__(self, config: AlgorithmConfig, worker_index: int = 0) -> None:
+    def __init__(
+        self, config: AlgorithmConfig, worker_index: int = 0, *, num_restarts: int = 0, own_process: bool = False
+    ) -> None:
         """Make the env and the module.
 
+        Args:
+            config: The config.
+            worker_index: 0 for the embedded runner, 1 and up for others.
+            num_restarts: How many runners this one comes after in its place; each draws random numbers of its own.
+            own_process: Whether this process may be ended where `env_step_timeout_s` cannot interrupt the env.
+
         Raises:
-            ConfigError: The env id is unknown, or a setting contradicts the env.
+            ConfigError: The env id is unknown, or a setting contradicts the env or the thread.
             EnvError: The env raised, or gave what its spaces do not allow.
         """
         self.config = config
+        self._name = env_name(config.env)
         self.worker_index = worker_index
         self.metrics = MetricsLogger()
         self.timers = Timers()
         self.weights_version = 0
+        self.num_env_steps_sampled_lifetime = 0
+        self.idle_since = time.perf_counter()
+        self._own_process = own_process
+        self._timer: StepTimer | None = None
+        if config.env_step_timeout_s is not None and config.vectorization != "async":  # whose processes have their own
+            require_signals()
+            self._timer = StepTimer(config.env_step_timeout_s)
+        self._restarts = Restarts(self._timer, self._next_env_seed, self._announce_sub_env, self._note_restart)
         self._callbacks = make_dispatcher(config)
         # Infos are kept for the callbacks that see episodes or rollouts: nobody else could ask for them.
         self._keeps_infos = self._callbacks.subscribed(*EPISODE_EVENTS, "on_postprocess_trajectory", "on_sample_end")
-        env_seed, noise_seed, id_seed = np.random.SeedSequence([config.seed or 0, worker_index]).spawn(3)
-        self._env_seeds = env_seed
+        entropy = [config.seed or 0, worker_index, *([num_restarts] if num_restarts else [])]
+        self._env_seeds, noise_seed, id_seed = np.random.SeedSequence(entropy).spawn(3)
+        self._tasks: list[Any] | None = None  # of the sub-envs, as far as they were last heard of
         self._rng = np.random.default_rng(noise_seed)
         self.make_env()
         try:
@@ -96,8 +128,8 @@ class EnvRunner:
             self.env.close()
         config = self.config
         # Used up by the first reset; another env gets another seed.
-        self._env_seed: int | None = int(self._env_seeds.spawn(1)[0].generate_state(1)[0]) >> 1
-        context = EnvContext(config.env_config, self.worker_index, config.num_env_runners)
+        self._env_seed: int | None = self._next_env_seed()
+        self._context = context = EnvContext(config.env_config, self.worker_index, config.num_env_runners)
         self.env = make_vector_env(
             config.env,
             context,
@@ -109,6 +141,8 @@ class EnvRunner:
             check=not config.disable_env_checking,
             seed=self._env_seed,
             needs_sub_envs=self._callbacks.subscribed("on_sub_environment_created"),
+            limits=AsyncLimits(config.env_step_timeout_s, config.start_timeout_s),
+            restarts=self._restarts if config.restart_failed_sub_environments else None,
         )
         self.num_envs: int = self.env.num_envs
         self._same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
@@ -117,26 +151,46 @@ class EnvRunner:
         self._space = space_tree(self.env.single_observation_space)
         self._needs_reset = True
         self._events: EpisodeEvents | None = None  # made at the first reset
+        self._rollout: Rollout | None = None  # the one that is being written
         try:
-            self._announce_env(context)
+            self._takes_tasks = takes_tasks(self.env)
+            for i, sub_env in enumerate(getattr(self.env.unwrapped, "envs", ())):
+                self._announce_sub_env(i, sub_env)
+            self._callbacks.fire(
+                "on_environment_created",
+                env_runner=self,
+                metrics_logger=self.metrics,
+                env=self.env,
+                env_context=context,
+            )
         except BaseException:
             self.env.close()
             raise
 
-    def _announce_env(self, context: EnvContext) -> None:
-        """Fire `on_sub_environment_created` for the sub-envs that live here, then `on_environment_created`."""
-        for i, sub_env in enumerate(getattr(self.env.unwrapped, "envs", ())):
-            self._callbacks.fire(
-                "on_sub_environment_created",
-                env_runner=self,
-                metrics_logger=self.metrics,
-                sub_environment=sub_env,
-                env_context=context.at(i),
-                env_index=i,
-            )
+    def _next_env_seed(self) -> int:
+        return int(self._env_seeds.spawn(1)[0].generate_state(1)[0]) >> 1
+
+    def _announce_sub_env(self, env_index: int, sub_env: Any) -> None:
         self._callbacks.fire(
-            "on_environment_created", env_runner=self, metrics_logger=self.metrics, env=self.env, env_context=context
+            "on_sub_environment_created",
+            env_runner=self,
+            metrics_logger=self.metrics,
+            sub_environment=sub_env,
+            env_context=self._context.at(env_index),
+            env_index=env_index,
         )
+
+    def _note_restart(self, failure: SubEnvError) -> None:
+        """Count a sub-env that was made anew, and break off the episode in whose step the old one failed."""
+        row = 0 if self._rollout is None else self._rollout.num_rows
+        self._restarts.count(failure, self._name, self._num_rows_lifetime + row)
+        if self._rollout is not None and failure.method == "step":
+            self._rollout.broken.append((row, failure.env_index))
+
+    @property
+    def num_sub_env_restarts(self) -> int:
+        """Sub-envs that failed and were made anew, over the runner's lifetime."""
+        return self._restarts.num_restarts
 
     def sample(
         self,
@@ -150,7 +204,9 @@ class EnvRunner:
         """Step the env and return the columns.
 
         Args:
-            num_timesteps: Env steps to take: at least this many, and fewer than `num_timesteps + N`.
+            num_timesteps: Env steps to take: at least this many, and fewer than `num_timesteps + N`. With
+                `batch_mode="complete_episodes"` the envs are reset before and after, and every episode that has begun
+                by then is played to its end; the steps of these episodes are valid, and no others.
             num_episodes: Complete episodes to play, exactly; the envs are reset before and after.
             explore: Whether to sample actions (True) or take the most likely ones; `None` asks the config.
             random_actions: Whether to draw actions evenly from the action space instead.
@@ -158,7 +214,9 @@ class EnvRunner:
 
         Raises:
             ValueError: Neither or both of the numbers are given, or one is negative.
-            EnvError: An env raised or gave NaN; the message names env, sub-env, step and field.
+            EnvError: An env raised, gave NaN, or hung (`EnvTimeoutError`); the message names env, sub-env, step and
+                field. Call `recover` before the next `sample`. Whatever is raised has an attribute
+                `num_env_steps_lost`: the steps that were taken for this rollout.
             CallbackError: A callback raised, or gave a column another shape or dtype; the message names event, callback
                 and episode.
         """
@@ -169,29 +227,39 @@ class EnvRunner:
             raise ValueError(f"sample(): num_timesteps and num_episodes cannot be negative, got {wanted}.")
         explore = self.config.explore if explore is None else explore
         pick = "random" if random_actions else "sample" if explore else "mode"
-        by_episodes = num_episodes is not None
         rows = -(-wanted // self.num_envs)
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
-        if wanted:
-            starts_anew = self._needs_reset or force_reset or by_episodes
-            self._needs_reset = True  # until `_finish`: what raises on the way leaves the envs ahead of the columns
-            if starts_anew:
-                self._reset(rollout)
-            else:
-                self._continue(rollout)
-        with torch_threads(self._num_threads):
-            while (left := wanted - self._count(rollout, by_episodes)) > 0:
-                # By steps, `left / N` rows cannot overshoot by N; by episodes any row may be the last.
-                if by_episodes:
-                    self._step_rows(rollout, 1, pick, episodes_left=left)
+        whole_episodes = num_episodes is not None or self.config.batch_mode == "complete_episodes"
+        step_rows = partial(self._step_rows, rollout, pick)
+        self._rollout, self._num_marked_rows = rollout, 0
+        try:
+            with sampling(self._timer, own_process=self._own_process), torch_threads(self._num_threads):
+                if wanted:
+                    starts_anew = self._needs_reset or force_reset or whole_episodes
+                    self._needs_reset = True  # until `_finish`: what raises leaves the envs ahead of the columns
+                    if starts_anew:
+                        self._reset(rollout)
+                    else:
+                        self._continue(rollout)
+                if num_episodes is not None:
+                    play_episodes(rollout, num_episodes, step_rows, self._name)
+                elif whole_episodes:
+                    play_begun_episodes(rollout, wanted, step_rows, self._name)
                 else:
-                    self._step_rows(rollout, -(-left // self.num_envs), pick)
-            self._finish(rollout, num_episodes)
-        with self.timers.time("callbacks"):
-            if self._callbacks.subscribed("on_postprocess_trajectory"):
-                postprocess_trajectories(rollout, self._callbacks, self, self.module)
-            self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
+                    play_steps(rollout, wanted, step_rows)
+            self._finish(rollout, whole_episodes)
+            with self.timers.time("callbacks"):
+                if self._callbacks.subscribed("on_postprocess_trajectory"):
+                    postprocess_trajectories(rollout, self._callbacks, self, self.module)
+                self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
+        except BaseException as error:
+            if rollout.num_rows > self._num_marked_rows:
+                self._mark_valid(rollout, self._num_marked_rows, rollout.num_rows)
+            error.num_env_steps_lost = num_valid(rollout)  # type: ignore[attr-defined]  # goes with it to other processes
+            raise
+        finally:
+            self._rollout = None
         return rollout
 
     def _allocate(self, num_rows: int) -> Rollout:
@@ -201,12 +269,6 @@ class EnvRunner:
         rollout.action_space = self._module_action_space
         rollout.carry = self._carry
         return rollout
-
-    def _count(self, rollout: Rollout, by_episodes: bool) -> int:
-        rows = rollout.num_rows
-        if by_episodes:
-            return int(np.count_nonzero(rollout.done[:rows] & rollout.valid[:rows]))
-        return int(np.count_nonzero(rollout.valid[:rows]))
 
     def _reset(self, rollout: Rollout) -> None:
         """Start all sub-envs anew, into row 0."""
@@ -220,9 +282,9 @@ class EnvRunner:
                 self._events.create_all(rollout)
         with self.timers.time("env_step"):
             try:
-                obs, infos = self.env.reset(seed=self._env_seed)
+                obs, infos = self._timed(self.env.reset)(seed=self._env_seed)
             except Exception as error:
-                raise self._env_error("reset", error) from _original(error)
+                raise env_error(self._name, self._num_rows_lifetime, "reset", error) from original(error)
         self._env_seed = None
         map_tree(lambda column, value: copy_row(column[0], value), rollout.obs, obs)
         if found := self._bad_obs(rollout, 0, 1):
@@ -234,6 +296,9 @@ class EnvRunner:
             with self.timers.time("callbacks"):
                 self._events.start_all(rollout)
 
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        return method if self._timer is None else partial(self._timer.call, method)
+
     def _continue(self, rollout: Rollout) -> None:
         """Go on where the last rollout stopped: its last row is the first of this one."""
         map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, self._last_obs)
@@ -241,13 +306,21 @@ class EnvRunner:
         if self._events is not None:
             self._events.continue_all(rollout)
 
-    def _step_rows(self, rollout: Rollout, num_rows: int, pick: str, episodes_left: int | None = None) -> None:
+    def _step_rows(
+        self,
+        rollout: Rollout,
+        pick: str,
+        num_rows: int,
+        *,
+        episodes_left: int | None = None,
+        playing: NDArray[np.bool_] | None = None,
+    ) -> None:
         """Step `num_rows` times. This is the hot loop: no work per sub-env, and no allocation that can be saved."""
         start, stop = rollout.num_rows, rollout.num_rows + num_rows
         if stop > rollout.capacity:
             rollout.resize(max(stop, rollout.capacity * 3 // 2))
-        env, infer, events, clock, seconds = (
-            self.env,
+        step, infer, events, clock, seconds = (
+            self._timed(self.env.step),
             self.inference,
             self._events,
             time.perf_counter,
@@ -279,7 +352,7 @@ class EnvRunner:
                 actions[t] = chosen = distribution.random(self._rng, self.num_envs)
             inferred = clock()
             try:
-                next_obs, rewards[t], terminated[t], truncated[t], infos = env.step(to_env(chosen))
+                next_obs, rewards[t], terminated[t], truncated[t], infos = step(to_env(chosen))
                 stepped = clock()
                 if single_leaf:
                     copy_row(obs[t + 1], next_obs)
@@ -288,7 +361,7 @@ class EnvRunner:
             except Exception as error:
                 rollout.num_rows = t
                 self._check_block(rollout, start, t)  # a NaN that went in is the better explanation
-                raise self._env_error("step", error, t) from _original(error)
+                raise env_error(self._name, self._num_rows_lifetime + t, "step", error) from original(error)
             rollout.num_rows = t + 1
             if looks_at_infos:
                 self._keep_infos(rollout, t + 1, infos)
@@ -299,7 +372,7 @@ class EnvRunner:
             storage_s += after - stepped
             now = after
             if events is not None:
-                events.fire_row(rollout, t, episodes_left)
+                events.fire_row(rollout, t, episodes_left, playing)
                 now = clock()
                 seconds["callbacks"] += now - after
         seconds["inference"] += inference_s
@@ -318,13 +391,16 @@ class EnvRunner:
 
     def _mark_valid(self, rollout: Rollout, start: int, stop: int) -> None:
         """Fill `valid`: with next-step autoreset, the row after an end is only a reset."""
+        self._num_marked_rows = stop
         if self._same_step:
             rollout.valid[start:stop] = True
-            return
-        done = rollout.done[start:stop]
-        rollout.valid[start] = ~self._pending
-        rollout.valid[start + 1 : stop] = ~done[:-1]
-        self._pending = done[-1].copy()
+        else:
+            done = rollout.done[start:stop]
+            rollout.valid[start] = ~self._pending
+            rollout.valid[start + 1 : stop] = ~done[:-1]
+            self._pending = done[-1].copy()
+        for row, i in rollout.broken:
+            rollout.valid[row, i] = False
 
     def _keep_infos(self, rollout: Rollout, row: int, infos: Mapping[str, Any]) -> None:
         """Keep the infos that came with a row of observations, if there are any and somebody may ask for them."""
@@ -338,23 +414,21 @@ class EnvRunner:
         for i in np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]):
             if "final_obs" not in infos:
                 raise EnvError(
-                    f"env {env_name(self.config.env)!r}: sub-env {i} ended with same-step autoreset, but infos has no "
+                    f"env {self._name!r}: sub-env {i} ended with same-step autoreset, but infos has no "
                     f"'final_obs' (it has {sorted(infos)}): without it the last observation is lost."
                 )
             final = infos["final_obs"]
             leaf = final[i] if isinstance(final, np.ndarray) else map_tree(lambda column, i=i: column[i], final)
             rollout.add_final_obs(t, int(i), leaf)
 
-    def _finish(self, rollout: Rollout, num_episodes: int | None) -> None:
+    def _finish(self, rollout: Rollout, whole_episodes: bool) -> None:
         """Trim the columns, work out what whole columns give, and log it."""
         tic = time.perf_counter()
         rollout.resize(rollout.num_rows)
-        if num_episodes is not None:
-            _keep_episodes(rollout, num_episodes)
-            self._needs_reset = True
-        elif rollout.num_rows:
-            self._needs_reset = False
+        if rollout.num_rows:
+            self._needs_reset = whole_episodes
         rollout.num_env_steps = int(np.count_nonzero(rollout.valid))
+        self.num_env_steps_sampled_lifetime += rollout.num_env_steps
         if rollout.num_rows:
             self._num_rows_lifetime += rollout.num_rows
             self._last_num_rows = rollout.num_rows
@@ -414,18 +488,7 @@ class EnvRunner:
         return found
 
     def _bad_value(self, t: int, env_index: int, problem: str) -> EnvError:
-        return EnvError(
-            f"env {env_name(self.config.env)!r}, sub-env {env_index}, step {self._num_rows_lifetime + t}: {problem}."
-        )
-
-    def _env_error(self, method: str, error: Exception, t: int = 0) -> EnvError:
-        where = f", sub-env {error.env_index}" if isinstance(error, SubEnvError) else ""
-        method = error.method if isinstance(error, SubEnvError) else method
-        problem = error.problem if isinstance(error, SubEnvError) else f"{type(error).__name__}: {error}"
-        return EnvError(
-            f"env {env_name(self.config.env)!r}{where}, step {self._num_rows_lifetime + t}: "
-            f"raised in {method}(): {problem}"
-        )
+        return EnvError(f"env {self._name!r}, sub-env {env_index}, step {self._num_rows_lifetime + t}: {problem}.")
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
         """Copy weights in, by module id and parameter name, and note their version."""
@@ -440,24 +503,71 @@ class EnvRunner:
         """Return the observation and the action space of one sub-env, and the number of sub-envs N."""
         return self.env.single_observation_space, self.env.single_action_space, self.num_envs
 
+    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """Return `fn(sub_env)` for every sub-env, wherever it lives, as in `lambda env: env.set_task(3)`.
+
+        Raises:
+            EnvError: The vector env has no sub-envs, or none that can be reached.
+            Exception: What `fn` raised.
+        """
+        results = foreach_sub_env(self.env, self._name, fn)
+        self._ask_tasks()
+        return results
+
+    def _ask_tasks(self) -> None:
+        if self._takes_tasks:
+            self._tasks = known_tasks(self.env, self._tasks)
+
+    def _give_tasks(self) -> None:
+        if self._takes_tasks and self._tasks is not None:
+            foreach_sub_env(self.env, self._name, set_task, self._tasks)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what a runner that takes this one's place has to know, besides the weights.
+
+        `weights_version`, `num_env_steps_sampled_lifetime`, and `tasks`: what `get_task` of each sub-env returns, or
+        `None` where there is no such method.
+        """
+        self._ask_tasks()
+        return {
+            "weights_version": self.weights_version,
+            "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
+            "tasks": self._tasks,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` gave; the weights, and with them their version, come through `set_weights`."""
+        self.num_env_steps_sampled_lifetime = state.get(
+            "num_env_steps_sampled_lifetime", self.num_env_steps_sampled_lifetime
+        )
+        self._tasks = state.get("tasks", self._tasks)
+        self._give_tasks()
+
+    def recover(self) -> None:
+        """Go on after whatever `sample` raised: put a new vector env in the place of the old one, with the same tasks.
+
+        What was half done is forgotten; the metrics of finished rollouts stay.
+
+        Raises:
+            EnvError: The env cannot be made.
+        """
+        if hasattr(self, "env"):
+            self._ask_tasks()
+            close_quietly(self.env)
+            del self.env  # should the next line raise, there is nothing to close
+        self.make_env()
+        self._give_tasks()
+
+    @property
+    def num_callback_errors(self) -> int:
+        """Exceptions so far that `on_error="log"` kept from ending the run."""
+        return self._callbacks.num_errors
+
     def ping(self) -> bool:
         """Answer that the runner is there."""
         return True
 
     def stop(self) -> None:
         """Close the env."""
-        self.env.close()
-
-
-def _keep_episodes(rollout: Rollout, num_episodes: int) -> None:
-    """Mark as invalid what is not part of the first `num_episodes` complete episodes."""
-    ends = rollout.done & rollout.valid
-    surplus = int(np.count_nonzero(ends)) - num_episodes
-    if surplus > 0:  # several ended in the last row
-        ends[-1, np.flatnonzero(ends[-1])[-surplus:]] = False
-    rollout.valid &= np.logical_or.accumulate(ends[::-1], axis=0)[::-1]
-
-
-def _original(error: Exception) -> BaseException:
-    """Return the env's own exception, without the layer that said which sub-env it was."""
-    return error.__cause__ if isinstance(error, SubEnvError) and error.__cause__ is not None else error
+        if hasattr(self, "env"):
+            self.env.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -13,14 +15,34 @@ from numpy.typing import NDArray
 from corral.core.networks import space_tree
 from corral.core.tree import Tree, map_tree
 from corral.env.check import check_obs
-from corral.errors import SubEnvError
+from corral.env.step_timeout import StepOverdue
+from corral.env.sub_envs import Restarts, not_renewed, problem_of, renewed
+from corral.errors import CallbackError, SubEnvError
 
 
 class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
     """Gymnasium's synchronous vector env with a faster step, and errors that say which sub-env failed.
 
     Every step writes its observations into a new array, which the caller may keep.
+
+    Args:
+        env_fns: Make the sub-envs.
+        autoreset_mode: When sub-envs are reset.
+        make: Makes sub-env i anew, if `restarts` are given.
+        restarts: What to do about a sub-env that fails; with `None` its failure is raised.
     """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        *,
+        autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
+        make: Callable[[int], gym.Env[Any, Any]] | None = None,
+        restarts: Restarts | None = None,
+    ) -> None:
+        """Make the sub-envs."""
+        super().__init__(env_fns, autoreset_mode=autoreset_mode)
+        self._make, self._restarts = make, restarts
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -36,8 +58,8 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
             try:
                 env_obs, info = env.reset(seed=seeds[i], options=options)
                 self._write(obs, i, env_obs)
-            except Exception as error:
-                raise SubEnvError(i, "reset", f"{type(error).__name__}: {error}") from error
+            except (Exception, StepOverdue) as error:
+                info = self._restart(i, "reset", error, obs)
             if info:
                 infos = self._add_info(infos, info, i)
         return obs, infos
@@ -64,12 +86,50 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
                         method = "reset"
                         env_obs, info = env.reset()
                 self._write(obs, i, env_obs)
-            except Exception as error:
-                raise SubEnvError(i, method, f"{type(error).__name__}: {error}") from error
+            except (Exception, StepOverdue) as error:
+                info = self._restart(i, method, error, obs)
+                if method == "step":  # whatever it gave before it failed: nothing was stepped
+                    rewards[i], terminated[i], truncated[i] = 0.0, False, False
             if info:
                 infos = self._add_info(infos, info, i)
         self._autoreset_envs = terminated | truncated
         return obs, rewards, terminated, truncated, infos
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close every sub-env, also after one that raises."""
+        with ExitStack() as closing:
+            for env in reversed(self.envs):
+                closing.callback(env.close)
+
+    def _restart(self, i: int, method: str, error: BaseException, obs: Tree) -> dict[str, Any]:
+        """Put a new sub-env in the place of one that failed, its first observation into the batch, and return its info.
+
+        Raises:
+            SubEnvError: Sub-envs are not made anew here, or this one could not be.
+        """
+        failure = SubEnvError(i, method, problem_of(error))
+        failure.__cause__ = error
+        restarts, make = self._restarts, self._make
+        if restarts is None or make is None:
+            raise failure
+
+        def created(env: gym.Env[Any, Any]) -> None:
+            self.envs[i] = env
+            restarts.created(i, env)
+
+        with restarts.paused():
+            try:
+                seed = restarts.next_seed()
+                _, env_obs, info = renewed(
+                    self.envs[i], partial(make, i), seed=seed, call=restarts.call, created=created
+                )
+            except CallbackError:
+                raise
+            except Exception as second:
+                raise not_renewed(failure, second) from failure.__cause__
+        self._write(obs, i, env_obs)
+        restarts.restarted(failure)
+        return info
 
     def _empty_obs(self) -> Tree:
         return map_tree(

@@ -15,10 +15,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from corral.core.networks import space_tree
-from corral.env.async_vector import make_async
+from corral.env.async_vector import NO_LIMITS, AsyncLimits, make_async
 from corral.env.check import check_env, check_spaces, mismatch
+from corral.env.step_timeout import limited
+from corral.env.sub_envs import Restarts
 from corral.env.sync_vector import SyncVectorEnv
-from corral.errors import ConfigError, CorralError, EnvError, nearest
+from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, nearest
 
 log = logging.getLogger("corral")
 
@@ -119,6 +121,8 @@ def make_vector_env(
     check: bool = True,
     seed: int = 0,
     needs_sub_envs: bool = False,
+    limits: AsyncLimits = NO_LIMITS,
+    restarts: Restarts | None = None,
 ) -> VectorEnv[Any, Any, Any]:
     """Make the vector env of one runner.
 
@@ -134,6 +138,8 @@ def make_vector_env(
         check: Whether to check spaces, reset and first step.
         seed: Of the global generators of async sub-envs' processes.
         needs_sub_envs: Whether somebody wants to see the sub-envs, which a native vector env does not have.
+        limits: How long async sub-envs may take; the step's limit holds for the check too.
+        restarts: What to do about a sub-env that fails; with `None` its failure is raised.
 
     Raises:
         ConfigError: The id is unknown, or settings contradict a ready vector env.
@@ -146,7 +152,7 @@ def make_vector_env(
             native = _make_native(resolved, name, n, mode, context)
             if native is not None:
                 opened.callback(native.close)
-                _check_vector_env(native, name, check)
+                _check_vector_env(native, name, check, limits)
                 opened.pop_all()
                 return native
 
@@ -157,21 +163,26 @@ def make_vector_env(
         opened.callback(first.close)
         if isinstance(first, VectorEnv):
             _refuse_contradictions(first, name, num_envs, vectorization, autoreset_mode, wrappers)
-            _check_vector_env(first, name, check)
+            _check_vector_env(first, name, check, limits)
             if needs_sub_envs and not hasattr(first.unwrapped, "envs"):
                 log.warning("env %r has no sub-envs in this process: on_sub_environment_created does not fire.", name)
             opened.pop_all()
             return first
         if check:
-            check_env(first, name)
+            with _check_limit(name, limits):
+                check_env(first, name)
         with _errors_of(name, "its sub-envs were put into one vector env"):
             if vectorization == "async":
-                return make_async(make, n, mode, first, seed)  # `first` is closed: it was for its spaces
+                return make_async(
+                    make, n, mode, first, seed, limits, restarts
+                )  # `first` is closed: it was for its spaces
             envs = [first]
             for index in range(1, n):
                 envs.append(make(index))
                 opened.callback(envs[-1].close)
-            vector_env = SyncVectorEnv([partial(_itself, made) for made in envs], autoreset_mode=mode)
+            vector_env = SyncVectorEnv(
+                [partial(_itself, made) for made in envs], autoreset_mode=mode, make=make, restarts=restarts
+            )
         opened.pop_all()
         return vector_env
 
@@ -248,7 +259,17 @@ def _refuse_contradictions(
         )
 
 
-def _check_vector_env(env: VectorEnv[Any, Any, Any], name: str, check: bool) -> None:
+@contextmanager
+def _check_limit(name: str, limits: AsyncLimits) -> Iterator[None]:
+    """Limit the first reset and the first step of an env, each as later ones are."""
+    try:
+        with limited(limits.step_timeout_s and 2 * limits.step_timeout_s, "twice env_step_timeout_s"):
+            yield
+    except EnvTimeoutError as error:
+        raise EnvTimeoutError(f"env {name!r}: its first reset and step {error}.") from error.__cause__
+
+
+def _check_vector_env(env: VectorEnv[Any, Any, Any], name: str, check: bool, limits: AsyncLimits) -> None:
     """Check a vector env that was not built here: its spaces, its autoreset mode, and one reset and step."""
     check_spaces(env, name, "single_")
     if env.metadata.get("autoreset_mode") not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
@@ -258,6 +279,11 @@ def _check_vector_env(env: VectorEnv[Any, Any, Any], name: str, check: bool) -> 
         )
     if not check:
         return
+    with _check_limit(name, limits):
+        _check_first_values(env, name)
+
+
+def _check_first_values(env: VectorEnv[Any, Any, Any], name: str) -> None:
     with _errors_of(name, "it was first reset"):
         obs, _ = env.reset(seed=0)
     if problem := mismatch(space_tree(env.observation_space), obs, "observation"):
