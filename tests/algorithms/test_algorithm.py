@@ -95,7 +95,7 @@ def fail(**_: Any) -> None:
         ),
         small(ClosingEnv).callbacks(on_environment_created=fail),
         small(ClosingEnv).callbacks(on_algorithm_init=fail),
-        small(ClosingEnv).env_runners(num_env_runners=2).callbacks(on_algorithm_init=fail),
+        small(ClosingEnv).env_runners(num_env_runners=2).engine("local").callbacks(on_algorithm_init=fail),
     ],
 )
 def test_a_build_that_fails_closes_its_envs(config: PPOConfig) -> None:
@@ -112,7 +112,12 @@ def test_stopping_goes_on_when_an_env_cannot_be_closed() -> None:
             raise OSError("the simulator hangs")
 
     ClosingEnv.open_envs = StubbornEnv.open_envs = 0
-    with small(StubbornEnv).env_runners(num_env_runners=3, num_envs_per_env_runner=1).build() as algorithm:
+    with (
+        small(StubbornEnv)
+        .env_runners(num_env_runners=3, num_envs_per_env_runner=1)
+        .engine("local")
+        .build() as algorithm
+    ):
         assert StubbornEnv.open_envs == 3
         algorithm.train()
     assert StubbornEnv.open_envs == 0
@@ -184,7 +189,7 @@ def test_a_result_may_be_emptied_and_filled_by_a_callback() -> None:
 def test_the_result_says_which_engine_runs() -> None:
     with small().build() as algorithm:
         assert algorithm.train()["engine"] == "embedded"
-    with small().env_runners(num_env_runners=2).build() as algorithm:
+    with small().env_runners(num_env_runners=2).engine("local").build() as algorithm:
         result = algorithm.train()
     assert result["engine"] == "local"
     assert result["fault_tolerance"]["num_healthy_workers"] == 2

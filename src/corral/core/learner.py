@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
+from corral.core.distributed import Peers
+from corral.core.learner_state import get_learner_state, set_learner_state
 from corral.core.module import Module
 from corral.core.threads import num_threads_for, torch_threads
 from corral.core.tree import Tree, leaves, map_tree
@@ -48,11 +50,13 @@ class Learner:
         num_threads: Intra-op threads, or `"auto"`: one for small nets.
         seed: Of the shuffling.
         callbacks: Who listens to the learner's events; `None` is nobody.
+        peers: Learners that take every gradient step together with this one, or `None`.
 
     Attributes:
         modules: By module id.
         device: Where they are.
         metrics: The logger that callbacks get; aggregated into `result["learners"]`.
+        rng: Of the shuffling.
         callbacks_s: Seconds in callbacks since somebody set it to 0.
     """
 
@@ -69,17 +73,18 @@ class Learner:
         num_threads: int | str = "auto",
         seed: int = 0,
         callbacks: Dispatcher | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """Move the modules to the device and make an optimizer for each."""
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
         self.modules = {module_id: module.to(self.device) for module_id, module in modules.items()}
-        self._loss = loss
-        self._grad_clip, self._grad_clip_by = grad_clip, grad_clip_by
+        self.set_loss(loss, grad_clip, grad_clip_by)
         settings = dict(optimizer_config or {})
         if optimizer_class in (torch.optim.Adam, torch.optim.AdamW) and "foreach" not in settings:
             settings.setdefault("fused", True)
+        self._optimizer_settings = settings
         elementwise = optimizer_class in ELEMENTWISE_OPTIMIZERS
         self._optimizers = {
             module_id: optimizer_class(
@@ -90,10 +95,16 @@ class Learner:
         self._num_threads = {
             module_id: num_threads_for(module, num_threads) for module_id, module in self.modules.items()
         }
-        self._rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(seed)
         self.metrics = MetricsLogger()
         self.callbacks = callbacks or Dispatcher([], {})
         self.callbacks_s = 0.0
+        self.peers = peers
+
+    def set_loss(self, loss: Loss, grad_clip: float | None, grad_clip_by: str) -> None:
+        """Use another loss, and clip otherwise, from the next update on."""
+        self._loss = loss
+        self._grad_clip, self._grad_clip_by = grad_clip, grad_clip_by
 
     def _fire(self, event: str, module_id: str, **arguments: Any) -> None:
         if not self.callbacks.subscribed(event):
@@ -181,31 +192,30 @@ class Learner:
         by_parameter = self._grad_clip_by == "norm"
         parameters = list(module.parameters()) if by_parameter else optimizer.param_groups[0]["params"]
         size = len(leaves(batch)[0])
-        num_minibatches = max(1, round(size / minibatch_size)) if minibatch_size else 1
-        bounds = np.linspace(0, size, num_minibatches + 1).astype(int).tolist()
+        sizes = [size] if self.peers is None else self.peers.gather(size)
+        num_minibatches = max(1, round(min(sizes) / minibatch_size)) if minibatch_size else 1
+        bounds = _bounds(size, num_minibatches)
+        rows_in_all = np.sum([np.diff(_bounds(other, num_minibatches)) for other in sizes], axis=0)
+        weights = (np.diff(bounds) / rows_in_all).tolist()  # of this learner in each gradient step
         stats: list[Tensor] = []
         norms: list[float] = []
         module.train()
-        listened_to = self.callbacks.subscribed("on_gradients")
         for epoch in range(num_epochs):
             rows = self._shuffled(batch, size) if shuffle and num_minibatches > 1 else batch
             for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
                 minibatch = map_tree(lambda column, a=start, b=stop: column[a:b], rows)
                 loss, scalars = self._loss(module, minibatch, coefficients)
-                if not math.isfinite(loss.item()):
-                    raise _loss_error(module_id, epoch, index, loss, scalars)
-                for parameter in parameters:  # in place: a module's gradients are views of a vector's
-                    if parameter.grad is not None:
-                        parameter.grad.zero_()
-                loss.backward()  # type: ignore[no-untyped-call]
-                if listened_to:
-                    self._show_gradients(module_id)
-                norm = clip_gradients(parameters, self._grad_clip, self._grad_clip_by)
+                norm = math.nan
+                if self._compute_gradients(module_id, loss, parameters, weights[index]):
+                    norm = clip_gradients(parameters, self._grad_clip, self._grad_clip_by)
                 if not math.isfinite(norm):
-                    raise _loss_error(module_id, epoch, index, loss, {**scalars, "gradient norm": torch.tensor(norm)})
+                    error = _loss_error(module_id, epoch, index, loss, scalars, norm)
+                    raise error if self.peers is None else self.peers.problems(error)
                 optimizer.step()
                 stats += [loss.detach(), *scalars.values()]
                 norms.append(norm)
+        if self.peers is not None:
+            self.peers.copy_buffers(module)
         means = torch.stack(stats).reshape(len(norms), -1).mean(0).tolist()
         return {
             **dict(zip(["total_loss", *scalars], means, strict=True)),
@@ -214,6 +224,20 @@ class Learner:
             "module_train_batch_size_mean": size / num_minibatches,
             "num_gradient_steps": float(len(norms)),
         }
+
+    def _compute_gradients(
+        self, module_id: str, loss: Tensor, parameters: Sequence[nn.Parameter], weight: float
+    ) -> bool:
+        """Leave gradients in the parameters, those of all learners; say whether the losses are finite."""
+        is_finite = math.isfinite(loss.item())
+        if is_finite:
+            for parameter in parameters:  # in place: a module's gradients are views of a vector's
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if self.callbacks.subscribed("on_gradients"):
+                self._show_gradients(module_id)
+        return is_finite if self.peers is None else self.peers.average(parameters, weight, not is_finite)
 
     def _show_gradients(self, module_id: str) -> None:
         """Fire `on_gradients`; a gradient that was replaced in the dict, and not in place, counts too."""
@@ -235,7 +259,7 @@ class Learner:
             gradient.copy_(new)
 
     def _shuffled(self, batch: Batch, size: int) -> Batch:
-        order = torch.from_numpy(self._rng.permutation(size)).to(self.device)
+        order = torch.from_numpy(self.rng.permutation(size)).to(self.device)
         shuffled: Batch = map_tree(lambda column: column.index_select(0, order), batch)
         return shuffled
 
@@ -259,6 +283,26 @@ class Learner:
             module_id: {name: value.detach().cpu().numpy() for name, value in module.state_dict().items()}
             for module_id, module in self.modules.items()
         }
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+        """Copy weights in, by module id and parameter name."""
+        for module_id, arrays in weights.items():
+            for name, value in self.modules[module_id].state_dict().items():
+                value.copy_(torch.from_numpy(arrays[name]))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return a copy of what updates go on from, but for `rng`: `weights` and `optimizers`."""
+        return get_learner_state(self.modules, self._optimizers)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where the learner of this state was; see `set_learner_state`."""
+        set_learner_state(self.modules, self._optimizers, state, self._optimizer_settings)
+
+
+def _bounds(size: int, num_parts: int) -> list[int]:
+    """Return where parts of about one size begin and end in that many rows."""
+    bounds: list[int] = np.linspace(0, size, num_parts + 1).astype(int).tolist()
+    return bounds
 
 
 def flat_parameters(module: nn.Module) -> list[nn.Parameter]:
@@ -306,8 +350,13 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None, by: 
     return norm
 
 
-def _loss_error(module_id: str, epoch: int, index: int, loss: Tensor, scalars: Mapping[str, Tensor]) -> LossError:
-    culprits = [f"{name}={value.item()}" for name, value in scalars.items() if not math.isfinite(value.item())]
+def _loss_error(
+    module_id: str, epoch: int, index: int, loss: Tensor, scalars: Mapping[str, Tensor], norm: float
+) -> LossError:
+    parts = {name: value.item() for name, value in scalars.items()}
+    if math.isfinite(loss.item()):
+        parts["gradient norm"] = norm
+    culprits = [f"{name}={value}" for name, value in parts.items() if not math.isfinite(value)]
     return LossError(
         f"learners/{module_id}/total_loss is {loss.item()} in epoch {epoch}, minibatch {index} "
         f"({', '.join(culprits) or 'every part of it is finite'}). The step was not taken. "

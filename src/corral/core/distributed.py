@@ -1,0 +1,178 @@
+"""What learners in several processes exchange: gradients, sizes and problems, with torch.distributed.
+
+Each learner computes the gradient of the mean over its own rows. Weighted by rows, the gradients of all learners add up
+to the gradient of the mean over all rows, which is what one learner with the whole batch would have computed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from corral.errors import LossError, WorkerDiedError
+
+Address = tuple[str, int]
+"""Host and port of the store where learners find each other."""
+
+LOOPBACK = "127.0.0.1"
+
+
+class LostPeerError(WorkerDiedError):
+    """An exchange failed because another learner went away; its own error says why."""
+
+
+class Peers:
+    """The learners that share every gradient step with this one.
+
+    All of them make the same calls in the same order: each call waits for the others.
+
+    Args:
+        rank: Which one this is, from 0.
+        num_learners: How many there are.
+        device: Where what is exchanged lives.
+    """
+
+    def __init__(self, rank: int, num_learners: int, device: torch.device) -> None:
+        """Note who this is; nothing is connected yet."""
+        self.rank, self.num_learners, self._device = rank, num_learners, device
+        self._store: Any = None
+        self._has_problem = False
+
+    # Finding each other.
+
+    def open(self, host: str | None, timeout_s: float) -> Address:
+        """Open the store on a free port, in the first learner; `None` as the host takes its address on the network."""
+        # The store would listen on all interfaces of the host if it opened the port itself.
+        server = socket.create_server((host or own_address(), 0))
+        address: Address = server.getsockname()
+        self._store = _store(*address, timeout_s, is_master=True, master_listen_fd=server.detach())
+        return address
+
+    def join(self, address: Address, backend: str, timeout_s: float) -> None:
+        """Connect to all other learners, with the backend `"gloo"` or `"nccl"`."""
+        if address[0] == LOOPBACK:  # else gloo looks up the host's name, which may lead elsewhere or nowhere
+            loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+            if loopback is not None:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        if self._store is None:
+            self._store = _store(*address, timeout_s, is_master=False)
+        dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.num_learners)
+
+    def leave(self) -> None:
+        """Close the connections."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._store = None
+
+    # Exchanges.
+
+    def gather(self, number: int) -> list[int]:
+        """Return this number of every learner, by rank."""
+        numbers = torch.zeros(self.num_learners, dtype=torch.int64, device=self._device)
+        numbers[self.rank] = number
+        _exchange(dist.all_reduce, numbers)
+        return [int(entry) for entry in numbers.tolist()]
+
+    def average(self, parameters: Sequence[nn.Parameter], weight: float, has_problem: bool) -> bool:
+        """Replace each gradient by the weighted sum of the learners' gradients, in one exchange for each dtype.
+
+        Args:
+            parameters: The same in all learners. A gradient that only some learners have counts as 0 in the others.
+            weight: Of this learner's gradients; those of all learners sum to 1.
+            has_problem: Whether this learner's loss is not finite; its gradients mean nothing then.
+
+        Returns:
+            Whether the losses and gradients of all learners are finite; the same in all. If not, the gradients are not
+            to be used, and `problems` tells why.
+        """
+        self._has_problem = has_problem
+        for dtype in dict.fromkeys(parameter.dtype for parameter in parameters if parameter.requires_grad):
+            chosen = [parameter for parameter in parameters if parameter.requires_grad and parameter.dtype == dtype]
+            if not self._average(chosen, weight):
+                return False
+        return True
+
+    def _average(self, parameters: Sequence[nn.Parameter], weight: float) -> bool:
+        """Average the gradients of parameters of one dtype."""
+        gradients = [_gradient(parameter) for parameter in parameters]
+        own = torch.cat([gradient.reshape(-1) for gradient in gradients]) * weight
+        self._has_problem = self._has_problem or not bool(own.isfinite().all())
+        marks = [float(parameter.grad is not None) for parameter in parameters]  # who has a gradient at all
+        marks += [float(self._has_problem and rank == self.rank) for rank in range(self.num_learners)]
+        whole = torch.cat([own, own.new_tensor(marks)])
+        _exchange(dist.all_reduce, whole)
+        *parts, summed_marks = torch.split(whole, [*(gradient.numel() for gradient in gradients), len(marks)])
+        counts = summed_marks.tolist()
+        if any(counts[len(parameters) :]):
+            return False
+        for parameter, gradient, part, count in zip(parameters, gradients, parts, counts, strict=False):
+            if count:
+                gradient.copy_(part.view_as(gradient))
+                parameter.grad = gradient
+        return True
+
+    def problems(self, error: LossError) -> LossError:
+        """Return the error of the learners whose loss or gradients are not finite, the same in all learners."""
+        texts: list[str | None] = [None] * self.num_learners
+        _exchange(dist.all_gather_object, texts, str(error) if self._has_problem else None)
+        told = [f"learner {rank}: {text}" for rank, text in enumerate(texts, 1) if text is not None]
+        return LossError("\n".join(told)) if told else error
+
+    def copy_buffers(self, module: nn.Module) -> None:
+        """Give every learner the first one's buffers, such as the running statistics of normalisation layers."""
+        for buffer in module.buffers():
+            _exchange(dist.broadcast, buffer, src=0)
+
+
+def _store(host: str, port: int, timeout_s: float, **settings: Any) -> Any:
+    timeout = timedelta(seconds=timeout_s)
+    return dist.TCPStore(host, port, timeout=timeout, wait_for_workers=False, **settings)  # type: ignore[attr-defined]
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _exchange(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Call a collective of torch.distributed, which raises a bare RuntimeError when the other side is gone."""
+    try:
+        function(*args, **kwargs)
+    except RuntimeError as error:
+        raise LostPeerError(f"lost the connection to the other learners: {error}") from error
+
+
+def own_address() -> str:
+    """Return the address under which other hosts reach this one; the loopback address if there is no network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it asks which interface the way out goes through
+        except OSError:
+            return LOOPBACK
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def learner_device(setting: str, rank: int) -> str:
+    """Return the device of one of several learners: `"auto"` and `"cuda"` give each its own GPU as far as they go."""
+    if setting not in ("auto", "cuda") or not torch.cuda.is_available():
+        return setting
+    return f"cuda:{rank % torch.cuda.device_count()}"
+
+
+def gpu_id(device: torch.device) -> str | None:
+    """Return what no two GPUs have in common, wherever they are; `None` for the CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def backend_for(gpu_ids: Sequence[str | None]) -> str:
+    """Return `"nccl"` if each learner has a GPU to itself, which NCCL demands, else `"gloo"`."""
+    return "nccl" if None not in gpu_ids and len(set(gpu_ids)) == len(gpu_ids) else "gloo"

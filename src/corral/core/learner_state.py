@@ -1,0 +1,96 @@
+"""The weights and optimizers of a learner as plain data and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from corral.errors import CheckpointError
+
+Modules = Mapping[str, nn.Module]
+Optimizers = Mapping[str, torch.optim.Optimizer]
+
+
+def get_learner_state(modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
+    """Return copies: weights by module id and parameter name, and each optimizer's `state_dict` with what it is for."""
+    return {
+        "weights": {name: _map(_to_array, dict(module.state_dict())) for name, module in modules.items()},
+        "optimizers": {
+            name: {"made_for": _made_for(optimizer), "state": _map(_to_array, optimizer.state_dict())}
+            for name, optimizer in optimizers.items()
+        },
+    }
+
+
+def set_learner_state(
+    modules: Modules, optimizers: Optimizers, state: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Take over what `get_learner_state` returned; modules and parameters stay the same objects.
+
+    Args:
+        modules: By module id.
+        optimizers: By module id.
+        state: Weights, and what the optimizers have learned, such as Adam's moments.
+        settings: Settings of the optimizers that hold, whatever the state says.
+
+    Raises:
+        CheckpointError: The state is of other modules or optimizers; nothing was changed.
+    """
+    _check_weights(modules, state["weights"])
+    for module_id, optimizer in optimizers.items():
+        _check_optimizer(module_id, state["optimizers"][module_id]["made_for"], _made_for(optimizer))
+    for module_id, optimizer in optimizers.items():
+        modules[module_id].load_state_dict(_map(_to_tensor, state["weights"][module_id]))
+        optimizer.load_state_dict(_map(_to_tensor, state["optimizers"][module_id]["state"]))
+        for group in optimizer.param_groups:
+            group.update(settings)
+
+
+def _check_weights(modules: Modules, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+    if weights.keys() != modules.keys():
+        raise CheckpointError(f"the state is of modules {sorted(weights)}, and these are {sorted(modules)}.")
+    for module_id, module in modules.items():
+        here = {name: list(value.shape) for name, value in module.state_dict().items()}
+        there = {name: list(value.shape) for name, value in weights[module_id].items()}
+        for name in (*here, *there):
+            if here.get(name) != there.get(name):
+                raise CheckpointError(
+                    f"learners/{module_id}: the weights do not fit the module: {name} is "
+                    f"{there.get(name, 'missing')} in the state and {here.get(name, 'missing')} here. Build it with "
+                    "the module_class, model_config and env that it was saved with."
+                )
+
+
+def _check_optimizer(module_id: str, there: list[Any], here: list[Any]) -> None:
+    if there != here:
+        raise CheckpointError(
+            f"learners/{module_id}: the state is that of {there[0]} on parameters of shapes {there[1]}, and this is "
+            f"{here[0]} on {here[1]}: build the algorithm with the optimizer and module that it was saved with."
+        )
+
+
+def _made_for(optimizer: torch.optim.Optimizer) -> list[Any]:
+    shapes = [list(parameter.shape) for group in optimizer.param_groups for parameter in group["params"]]
+    return [type(optimizer).__name__, shapes]
+
+
+def _map(convert: Any, value: Any) -> Any:
+    """Convert the leaves of nested dicts, lists and tuples."""
+    if isinstance(value, dict):
+        return {key: _map(convert, part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(convert, part) for part in value)
+    return convert(value)
+
+
+def _to_array(value: Any) -> Any:
+    return value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else value
+
+
+def _to_tensor(value: Any) -> Any:
+    return torch.tensor(value) if isinstance(value, np.ndarray) else value

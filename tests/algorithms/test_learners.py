@@ -1,0 +1,82 @@
+"""Algorithms whose learners an engine runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from corral import PPOConfig
+from corral.errors import ConfigError, WorkerDiedError
+from corral.testing import IdentityEnv
+
+
+def counted(metrics_logger: Any) -> None:
+    metrics_logger.log_value("updates", 1, reduce="sum")
+
+
+def learning(**env_config: Any) -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment(IdentityEnv, env_config=env_config)
+        .training(gamma=0.0, lr=3e-3, train_batch_size_per_learner=512, minibatch_size=64, num_epochs=4)
+        .callbacks(on_update_end=counted)
+        .learners(num_learners=2)
+        .debugging(seed=1)
+    )
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "engine", ["process", pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow])]
+)
+def test_ppo_learns_with_two_learners_until_one_is_killed(engine: str, request: pytest.FixtureRequest) -> None:
+    if engine == "ray":
+        request.getfixturevalue("ray_runtime")
+    # The env holds what cannot be pickled: it stays here, with the runner.
+    with learning(lock=threading.Lock()).engine(engine).build() as algorithm:
+        best, results = 0.0, []
+        while best < 15 and len(results) < 40:  # of 16
+            results.append(algorithm.train())
+            best = max(best, results[-1]["env_runners"]["episode_return_mean"])
+        assert best >= 15
+        first = results[0]["learners"]
+        assert first["updates"] == 2  # one in each learner
+        assert first["default_policy"]["num_gradient_steps"] == 4 * 8
+        assert first["default_policy"]["module_train_batch_size_mean"] == pytest.approx(2 * 64, rel=0.05)
+        assert algorithm.env_runner is not None
+        trained = algorithm.get_module().state_dict()
+        assert all((value == trained[name]).all() for name, value in algorithm.env_runner.module.state_dict().items())
+
+        pids = algorithm.learner_group._call_all(lambda learner: os.getpid())
+        assert os.getpid() not in pids
+        os.kill(pids[1], signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(WorkerDiedError, match="learner"):
+            algorithm.train()
+        assert time.monotonic() - start < 30
+        with pytest.raises(WorkerDiedError, match="the learners are gone, and are not restarted"):
+            algorithm.train()
+        assert algorithm.compute_single_action(0, explore=False) == 0
+    deadline = time.monotonic() + 20
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a learner's process is left"
+        time.sleep(0.02)
+
+
+def test_learners_that_would_have_to_take_turns_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"num_learners=2.*engine_name='local'"):
+        learning().engine("local").validate()
+    learning().engine("auto").validate()
+    learning().learners(num_learners=0).engine("local").validate()

@@ -1,0 +1,123 @@
+"""Settings that change while an algorithm runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from corral import PPO, PPOConfig
+from corral.errors import ConfigError
+from corral.testing import IdentityEnv
+
+
+def config(**settings: Any) -> PPOConfig:
+    config = PPOConfig().environment(IdentityEnv).env_runners(num_envs_per_env_runner=4)
+    config.training(train_batch_size_per_learner=128, minibatch_size=32, num_epochs=2)
+    return config.debugging(seed=0).copy(**settings)
+
+
+def learner(result: dict[str, Any]) -> dict[str, float]:
+    metrics: dict[str, float] = result["learners"]["default_policy"]
+    return metrics
+
+
+def test_the_next_iteration_has_the_new_settings() -> None:
+    with config().build() as algo:
+        before = algo.config
+        first = learner(algo.train())
+        algo.reconfigure(lr=5e-4, entropy_coeff=[[0, 0.01], [10_000, 0.01]], num_epochs=3, minibatch_size=64)
+        result = algo.train()
+        second = learner(result)
+        assert (first["default_optimizer_learning_rate"], first["num_gradient_steps"]) == (1e-3, 8)
+        assert (second["default_optimizer_learning_rate"], second["num_gradient_steps"]) == (5e-4, 6)
+        assert second["curr_entropy_coeff"] == 0.01
+        assert result["config"]["training"]["lr"] == 5e-4 and result["training_iteration"] == 2
+        assert before.lr == 1e-3 and algo.config.is_frozen
+        algo.reconfigure(train_batch_size_per_learner=256)
+        assert algo.train()["env_runners"]["num_env_steps_sampled"] >= 256
+
+
+def test_fragments_follow_the_batch_size() -> None:
+    with config(rollout_fragment_length=16).build() as algo:
+        algo.train()
+        with pytest.raises(ConfigError, match="rollout_fragment_length=16 does not divide"):
+            algo.reconfigure(train_batch_size_per_learner=100)
+        algo.reconfigure(train_batch_size_per_learner=192)
+        assert algo.train()["env_runners"]["num_env_steps_sampled"] == 192
+
+
+def twice(**changes: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the learner's metrics of a second iteration, with settings changed before it and without."""
+    results = []
+    for settings in (changes, {}):
+        with config().build() as algo:
+            algo.train()
+            algo.reconfigure(**settings)
+            results.append(learner(algo.train()))
+    return results[0], results[1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gamma": 0.5},
+        {"lambda_": 0.0},
+        {"clip_param": 0.01},
+        {"vf_clip_param": 1e-3},
+        {"vf_loss_coeff": 0.1},
+        {"kl_coeff": 1.0},
+        {"grad_clip": 1e-3},
+        {"grad_clip": 1e-3, "grad_clip_by": "value"},
+        {"normalize_advantages": False},
+        {"shuffle_batch_per_epoch": False},
+    ],
+    ids=str,
+)
+def test_every_setting_reaches_the_gradient_steps(changes: dict[str, Any]) -> None:
+    changed, unchanged = twice(**changes)
+    assert changed["policy_loss"] != unchanged["policy_loss"]
+
+
+def test_no_change_changes_nothing() -> None:
+    changed, unchanged = twice(lr=1e-3, gamma=0.99)
+    assert changed == unchanged
+
+
+def test_an_adaptive_coefficient_starts_again_where_it_was_set() -> None:
+    with config(kl_coeff=0.2, kl_target=1e-6).build() as algo:
+        for _ in range(3):
+            algo.train()
+        algo.reconfigure(lr=1e-4)
+        assert learner(algo.train())["curr_kl_coeff"] == 0.2 * 2**3
+        algo.reconfigure(kl_coeff=0.5)
+        assert learner(algo.train())["curr_kl_coeff"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lrr": 1.0}, "unknown setting 'lrr'. Did you mean 'lr'?"),
+        ({"lr": "fast"}, "lr='fast'"),
+        ({"lr": 1e-4, "optimizer": "sgd"}, "reconfigure: optimizer can only be set before building"),
+        ({"optimizer_config": {"eps": 1e-5}}, "reconfigure: optimizer_config can only"),
+        ({"env": "CartPole-v1", "model_config": {"fcnet_hiddens": [8]}}, "reconfigure: env, model_config can only"),
+        ({"num_env_runners": 2}, "reconfigure: num_env_runners can only .* restore_from_path"),
+        ({"minibatch_size": 1000}, "minibatch_size=1000 is larger than train_batch_size_per_learner=128"),
+    ],
+)
+def test_what_cannot_change_is_named_and_nothing_has_changed(changes: dict[str, Any], message: str) -> None:
+    with config().build() as algo:
+        before = algo.config
+        with pytest.raises(ConfigError, match=message):
+            algo.reconfigure(**changes)
+        assert algo.config is before
+        assert learner(algo.train())["default_optimizer_learning_rate"] == 1e-3
+
+
+def test_an_algorithm_says_what_only_building_applies() -> None:
+    class Custom(PPO):
+        FIXED_SETTINGS = PPO.FIXED_SETTINGS | {"gamma"}
+
+    with Custom(config()) as algo, pytest.raises(ConfigError, match="reconfigure: gamma can only"):
+        algo.reconfigure(gamma=0.5)
