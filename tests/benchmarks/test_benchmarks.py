@@ -6,21 +6,26 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import corral_config
 import measuring
 import report
 import run
+import runner_groups
 import without_dispatch
 from cases import CASES, SCRIPTS, select
 from corral import PPOConfig
 from corral.env.runner import EnvRunner
+from corral.env.vector import EnvContext
 from measuring import Options
 from processes import run_script
 from report import Run
 from statistics_of_pairs import bootstrap_interval, ratio_of_pairs, times_faster
+from timed_env import EPISODE_STEPS, TimedEnv
 
 
 def case(name: str):  # type: ignore[no-untyped-def]  # benchmarks/ is no package that mypy knows
@@ -49,6 +54,22 @@ def test_misses_and_failures_are_reported_as_such() -> None:
     assert (of_sb3.verdict, of_sb3.ratio[:8]) == ("met", "at least")
     failed = [one(0, "corral", None), *corral[1:]]
     assert report.rows(case("time_to_450"), failed + capped)[-1].verdict == "failed"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "verdict"),
+    [
+        ("two_runners_against_one", 1.8, "met"),
+        ("two_runners_against_one", 1.79, "missed"),
+        ("weight_sync", 14.9, "met"),
+        ("weight_sync", 15.0, "missed"),
+        ("ray_start", -0.5, "met"),
+    ],
+)
+def test_floors_and_limits_of_our_own_value(name: str, value: float, verdict: str) -> None:
+    runs = [one(pair, "corral", value) for pair in range(5)]
+    assert report.rows(case(name), runs)[0].verdict == verdict
+    assert report.rows(case(name), [*runs, one(5, "corral", None)])[0].verdict == "failed"
 
 
 def test_results_survive_the_file() -> None:
@@ -156,6 +177,8 @@ def test_the_report_shows_every_case() -> None:
     assert all(f"\n## {case.title}\n" in text for case in CASES)
     assert "| The dispatch without a subscriber, 8 envs | itself | 0.50 (0.50 to 0.50) | < 1 % | met |" in text
     assert "| One `log_value` | itself | 0.500 (0.500 to 0.500) | < 1 us/call | met |" in text
+    assert "| Two process runners against one | itself | 0.50 (0.50 to 0.50) | >= 1.8 times | missed |" in text
+    assert "| Start of two process runners | itself | 0.50 (0.50 to 0.50) | < 4 s | met |" in text
     assert "| An `on_episode_step` that logs one value, 64 envs | RLlib | 1.00 [1.00, 1.00] | >= 10x | missed |" in text
 
 
@@ -178,3 +201,60 @@ def test_relative_cost_gives_all_samplers_the_same_work() -> None:
 
     fields = measuring.relative_cost(**{name: sampler(name) for name in counts}, options=Options(1, 0.0, 0, 0.0))
     assert set(counts.values()) == {20 + fields["turns"]}
+
+
+def test_relative_rate_compares_the_env_steps_of_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    calls: list[str] = []
+
+    def sampler(name: str, steps: int) -> Callable[[], int]:
+        def sample() -> int:
+            nonlocal clock
+            clock += 2.0
+            calls.append(name)
+            return steps
+
+        return sample
+
+    monkeypatch.setattr(measuring, "perf_counter", lambda: clock)
+    fields = measuring.relative_rate(sampler("two", 30), sampler("one", 20), Options(1, 20.0, 0, 0.0))
+    assert fields["times"] == pytest.approx(1.5)
+    assert fields["turns"] == 5  # of 4 seconds each
+    assert calls[2:] == ["two", "one", "one", "two", "two", "one", "one", "two", "two", "one"]
+
+
+def test_a_script_gets_the_engine_of_its_case() -> None:
+    code = (
+        "import measuring; measuring.run_measure('corral', {'group_ppo': lambda options: {'engine': options.engine}})"
+    )
+    for engine in ("process", "ray"):
+        arguments = case(f"two_runners_{engine}_ppo").arguments(0, quick=True)
+        outcome = run_script([sys.executable, "-c", code, *arguments], 20.0, Path(measuring.__file__).parent)
+        assert outcome.line is not None and outcome.line["engine"] == engine, outcome.error
+
+
+def test_the_timed_env_is_slow_in_one_runner_only() -> None:
+    settings = {"step_s": 1e-6, "spins": True, "slow_runner": 2}
+    envs = [TimedEnv(EnvContext(settings, worker_index=index)) for index in (1, 2)]
+    assert envs[1].step_s == pytest.approx(10 * envs[0].step_s)
+    assert [int(env.reset()[0][0]) for env in envs] == [1, 2]
+    ends = [envs[0].step(0)[2:4] for _ in range(EPISODE_STEPS)]
+    assert ends == [*[(False, False)] * (EPISODE_STEPS - 1), (False, True)]
+
+
+def test_rounds_are_counted_by_runner() -> None:
+    config = corral_config.config(Options(1, 0.0, 0, 0.0), num_envs=1).env_runners(num_env_runners=3).engine("local")
+    config.environment(TimedEnv, env_config={"step_s": 0.0, "spins": True}).env_runners(straggler_factor=None)
+    steps = {1: 0, 2: 0, 3: 0}
+    with runner_groups._group(config) as group:
+        sample = runner_groups._sampler(group, 30)
+        taken: list[int] = []
+
+        def sample_and_note() -> list[Any]:
+            rollouts = sample()
+            taken.append(sum(rollout.num_env_steps for rollout in rollouts))
+            return rollouts
+
+        runner_groups._count_rounds(sample_and_note, steps)
+    assert steps == dict.fromkeys((1, 2, 3), 10 * runner_groups.STRAGGLER_ROUNDS)
+    assert taken == [30] * (1 + runner_groups.STRAGGLER_ROUNDS)  # the first one is not counted

@@ -124,6 +124,14 @@ def test_examples_are_those_of_the_page() -> None:
     )
 
 
+def test_examples_of_search_are_those_of_the_page() -> None:
+    examples = ROOT / "examples"
+    files = [*(examples / "tune").glob("*.py"), *examples.glob("search_*.py")]
+    assert sorted(first_column(DOCS / "tune.md", "Examples")) == sorted(
+        file.relative_to(examples).as_posix() for file in files
+    )
+
+
 def test_module_settings_are_those_of_the_page() -> None:
     assert first_column(DOCS / "modules.md", "The default module") == list(ModelConfig.__dataclass_fields__)
 

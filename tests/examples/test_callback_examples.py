@@ -149,7 +149,7 @@ def test_backdated_rewards_are_those_that_were_earned() -> None:
     assert len(checked) > 50
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_curiosity_finds_what_is_far_away(seed: int) -> None:
     example = load("curiosity")
     curious = example.main(num_iterations=25, seed=seed)

@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from corral.algorithms.learning import make_learner_group
+from corral.algorithms.registry import algorithm_from_checkpoint
 from corral.algorithms.stopping import StopCriteria
-from corral.algorithms.validation import optimizer_class, round_size
+from corral.algorithms.validation import reconfigured, round_size
 from corral.callbacks.dispatch import make_dispatcher
+from corral.checkpoint import algorithm_state, read_checkpoint, save_algorithm
 from corral.core.inference import Inference
-from corral.core.learner import Learner, Loss
-from corral.core.learner_group import LearnerGroup
+from corral.core.learner import Loss
 from corral.core.module import DEFAULT_MODULE_ID, Module
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
@@ -42,6 +44,7 @@ _FIXED_KEYS = frozenset(
     {
         "evaluation",
         "fault_tolerance",
+        "runner_group",
         "training_iteration",
         "num_env_steps_sampled_lifetime",
         "engine",
@@ -73,7 +76,12 @@ class Algorithm(ABC):
         learner_group: The learners.
         training_iteration: Finished calls of `train()`.
         num_env_steps_sampled_lifetime: Env steps sampled so far.
+        STATE: Attributes of plain data that an algorithm keeps between iterations, for checkpoints.
+        FIXED_SETTINGS: Settings of `training` that only building applies.
     """
+
+    STATE: ClassVar[tuple[str, ...]] = ("training_iteration", "num_env_steps_sampled_lifetime", "_time_total_s")
+    FIXED_SETTINGS: ClassVar[frozenset[str]] = frozenset({"optimizer", "optimizer_config"})
 
     def __init__(self, config: AlgorithmConfig) -> None:
         """Build runners and learners from a copy of the config.
@@ -98,27 +106,16 @@ class Algorithm(ABC):
         self._running = False  # from on_algorithm_init to on_algorithm_stop
         self._callbacks = make_dispatcher(config)
         self.env_runner_group = EnvRunnerGroup(config)
+        self.env_runner_group.on_recreated = self._announce_recreated
         try:
-            observation_space, action_space, num_envs = self.env_runner_group.describe_env()
-            self._round_size = round_size(config, num_envs)
+            observation_space, action_space, self._num_envs = self.env_runner_group.describe_env()
+            self._round_size = round_size(config, self._num_envs)
             module = config.build_module(observation_space, action_space)
             self._callbacks.fire(
                 "on_create_policy", policy_id=DEFAULT_MODULE_ID, policy=module, metrics_logger=self.metrics
             )
-            self.learner_group = LearnerGroup(
-                Learner(
-                    {DEFAULT_MODULE_ID: module},
-                    self.make_loss(),
-                    optimizer_class=optimizer_class(config.optimizer),
-                    optimizer_config=config.optimizer_config,
-                    grad_clip=config.grad_clip,
-                    grad_clip_by=config.grad_clip_by,
-                    device=config.device,
-                    num_threads=config.num_threads,
-                    seed=config.seed,
-                    callbacks=make_dispatcher(config),
-                )
-            )
+            engine = self.env_runner_group.engine
+            self.learner_group = make_learner_group(config, module, self.make_loss(), engine)
             self._acting = Inference(config.build_module(observation_space, action_space))
             self._acting_version = -1
             self._acting_rng = np.random.default_rng(config.seed)
@@ -162,6 +159,16 @@ class Algorithm(ABC):
         with self.timers.time("syncing"):
             group = self.learner_group
             self.env_runner_group.sync_weights(group.get_weights(), group.weights_version)
+
+    def _announce_recreated(self, indices: list[int]) -> None:
+        with self.timers.time("callbacks"):
+            self._callbacks.fire(
+                "on_env_runners_recreated",
+                algorithm=self,
+                env_runner_group=self.env_runner_group,
+                env_runner_indices=indices,
+                is_evaluation=False,
+            )
 
     # Training.
 
@@ -234,10 +241,8 @@ class Algorithm(ABC):
         group = self.env_runner_group
         result = {
             "evaluation": {**_NO_EVALUATION, "env_runners": dict(_NO_EVALUATION["env_runners"])},  # type: ignore[call-overload]
-            "fault_tolerance": {
-                "num_healthy_workers": group.num_healthy_remote_workers,
-                "num_remote_worker_restarts": 0,
-            },
+            "fault_tolerance": group.fault_results(),
+            "runner_group": group.take_costs(),
             "training_iteration": self.training_iteration,
             "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
             "engine": group.engine_name,
@@ -287,6 +292,66 @@ class Algorithm(ABC):
                     log.info("Stopped: %s.", met)
                     return result
 
+    def reconfigure(self, **settings: Any) -> None:
+        """Change settings of `training`, such as `lr`, from the next iteration on.
+
+        Raises:
+            ConfigError: A setting is unknown, contradicts another one, or only building applies it.
+        """
+        config = reconfigured(self.config, settings, fixed=self.FIXED_SETTINGS)
+        self._round_size = round_size(config, self._num_envs)
+        self.config = config.freeze()
+        self.learner_group.set_loss(self.make_loss(), config.grad_clip, config.grad_clip_by)
+
+    # State and checkpoints.
+
+    def get_state(self) -> dict[str, Any]:
+        """Return a copy of what training goes on from: plain data and arrays, without config and envs."""
+        return {
+            "attributes": {name.lstrip("_"): getattr(self, name) for name in self.STATE},
+            "metrics": self.metrics.get_state(),
+            "learners": self.learner_group.get_state(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where the algorithm of this state was, with its weights in all runners and the envs as they are.
+
+        Raises:
+            CheckpointError: The state is of other modules or another optimizer; nothing was changed.
+        """
+        self.learner_group.set_state(state["learners"])
+        self.metrics.set_state(state["metrics"])
+        for name in self.STATE:
+            setattr(self, name, state["attributes"][name.lstrip("_")])
+        self.sync_weights()
+        self.timers.take()
+
+    def save(self, path: str | Path | None = None) -> Path:
+        """Write a checkpoint, a directory, and return where; `None` is `checkpoints/<algo>-<env>-<time>-<iteration>`.
+
+        Raises:
+            CheckpointError: Something else lies there, or the state holds what cannot be saved.
+        """
+        return save_algorithm(self, path)
+
+    def restore_from_path(self, path: str | Path) -> None:
+        """Go on from a checkpoint; see `set_state`. No code from it is run. Fires `on_checkpoint_loaded`.
+
+        Raises:
+            CheckpointError: There is none, it is damaged, or it is of another algorithm, module or optimizer.
+        """
+        self.set_state(algorithm_state(read_checkpoint(path), self.config.algo_name))
+        self._callbacks.fire("on_checkpoint_loaded", algorithm=self)
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path) -> Algorithm:
+        """Build an algorithm from a checkpoint's config, whose classes and functions are imported, and restore it.
+
+        Raises:
+            ConfigError: The config holds what no file can name.
+        """
+        return algorithm_from_checkpoint(path, cls)
+
     # Acting.
 
     def compute_actions(self, obs: Tree, *, explore: bool | None = None) -> Any:
@@ -313,7 +378,8 @@ class Algorithm(ABC):
     def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> Module:
         """Return the module that is being trained, on the learner's device.
 
-        Weights that are changed in it by hand reach the runners with the next update.
+        Weights that are changed in it by hand reach the runners with the next update. With `num_learners` above 0 it is
+        a copy that each update overwrites.
         """
         return self.learner_group.get_module(module_id)
 
@@ -338,6 +404,8 @@ class Algorithm(ABC):
             if self._running:
                 self._callbacks.fire("on_algorithm_stop", algorithm=self)
         finally:
+            if hasattr(self, "learner_group"):  # building may have failed before it
+                self.learner_group.stop()
             self.env_runner_group.stop()
 
     def __enter__(self) -> Self:

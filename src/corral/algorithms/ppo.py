@@ -91,11 +91,19 @@ class PPOConfig(AlgorithmConfig):
 class PPO(Algorithm):
     """Proximal policy optimisation."""
 
+    STATE = (*Algorithm.STATE, "_kl_coeff")
+
     config: PPOConfig
 
     def setup(self) -> None:
         """Start the adaptive KL coefficient at its initial value."""
         self._kl_coeff = schedule_value(self.config.kl_coeff, 0)
+
+    def reconfigure(self, **settings: Any) -> None:
+        """Change settings; see `Algorithm.reconfigure`. A new `kl_coeff` is where the adaptive one starts again."""
+        super().reconfigure(**settings)
+        if "kl_coeff" in settings:
+            self._kl_coeff = schedule_value(self.config.kl_coeff, self.num_env_steps_sampled_lifetime)
 
     def make_loss(self) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
         """Return the loss with this config's constants."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from corral.algorithms.config import AlgorithmConfig
-from corral.errors import ConfigError, nearest
+from corral.checkpoint import read_checkpoint, settings_of
+from corral.errors import CheckpointError, ConfigError, nearest
+
+if TYPE_CHECKING:
+    from corral.algorithms.algorithm import Algorithm
 
 # name -> "module:config class"; a module is imported when its algorithm is asked for
 ALGORITHMS = {"PPO": "corral.algorithms.ppo:PPOConfig"}
@@ -37,3 +42,17 @@ def config_from_dict(settings: Mapping[str, Any]) -> AlgorithmConfig:
         raise ConfigError(f"config: 'algo' is missing; one of {', '.join(ALGORITHMS)}.")
     found = config_class(str(settings["algo"]))
     return found.from_dict({group: values for group, values in settings.items() if group != "algo"})
+
+
+def algorithm_from_checkpoint(path: str | Path, cls: type[Algorithm]) -> Algorithm:
+    """Build an algorithm from a checkpoint's config, and go on from its state; see `Algorithm.from_checkpoint`."""
+    config = config_from_dict(settings_of(read_checkpoint(path)))
+    if not issubclass(config.algo_class, cls):
+        raise CheckpointError(f"{path} is a checkpoint of {config.algo_name}, not of {cls.__name__}.")
+    algorithm = config.build()
+    try:
+        algorithm.restore_from_path(path)
+    except BaseException:
+        algorithm.stop()
+        raise
+    return algorithm

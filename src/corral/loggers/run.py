@@ -110,16 +110,21 @@ class Run:
 
 def _new_run_dir(config: AlgorithmConfig) -> Path:
     """Make `runs/<algo>-<env>-<time>`, with a number behind it if another run, perhaps of this second, has that."""
-    from corral.env.vector import env_name  # here, so that importing a logger imports neither torch nor gymnasium
-
-    safe_env = "".join(char if char.isalnum() or char in "-_." else "-" for char in env_name(config.env))
-    base = f"{config.algo_name}-{safe_env}-{time.strftime('%Y%m%d-%H%M%S')}"
+    base = run_name(config)
     for number in itertools.count(1):
         path = Path("runs") / (base if number == 1 else f"{base}-{number}")
         with contextlib.suppress(FileExistsError):
             path.mkdir(parents=True)
             return path
     raise AssertionError("the count does not end")
+
+
+def run_name(config: AlgorithmConfig) -> str:
+    """Return `<algo>-<env>-<time>`, fit for a file's name."""
+    from corral.env.vector import env_name  # here, so that importing a logger imports neither torch nor gymnasium
+
+    safe_env = "".join(char if char.isalnum() or char in "-_." else "-" for char in env_name(config.env))
+    return f"{config.algo_name}-{safe_env}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def plain(value: Any) -> Any:

@@ -1,0 +1,73 @@
+"""A config as a file holds it, and what of it no file can hold."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from corral.errors import ConfigError
+
+if TYPE_CHECKING:
+    from corral.algorithms.config import AlgorithmConfig
+    from corral.checkpoint.directory import Checkpoint
+
+# Settings whose strings are read as import paths.
+_IMPORTED = {
+    ("environment", "env"),
+    ("environment", "wrappers"),
+    ("training", "optimizer"),
+    ("rl_module", "module_class"),
+    ("callbacks", "callbacks_class"),
+    ("callbacks", "callback_functions"),
+}
+
+
+def unnamed(config: AlgorithmConfig) -> list[str]:
+    """Return the settings that plain types cannot say: lambdas, instances, classes defined in functions.
+
+    Returns:
+        Such as `"environment.env: <function <lambda> at 0x...>"`.
+    """
+    groups = {group: values for group, values in config.to_dict().items() if group != "algo"}
+    return [
+        f"{place}: {value!r:.80}"
+        for group, values in groups.items()
+        for name, setting in values.items()
+        for place, value in _unnamed(setting, f"{group}.{name}", (group, name) in _IMPORTED)
+    ]
+
+
+def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            if not isinstance(key, str):
+                yield place, value
+            yield from _unnamed(part, f"{place}.{key}", imported)
+    elif isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            yield from _unnamed(part, f"{place}.{index}", imported)
+    elif hasattr(value, "__qualname__"):
+        if not (imported and _found_by_name(value)):
+            yield place, value
+    elif not (value is None or isinstance(value, (bool, int, float, str)) or hasattr(value, "tolist")):
+        yield place, value
+
+
+def _found_by_name(value: Any) -> bool:
+    """Say whether `module:qualname` leads back to the value."""
+    return getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
+
+
+def settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the settings by group of a checkpoint's config, `algo` included.
+
+    Raises:
+        ConfigError: Some of them could not be saved.
+    """
+    if missing := checkpoint.metadata.get("unnamed"):
+        raise ConfigError(
+            f"{checkpoint.path}: the config holds what no file can name ({'; '.join(map(str, missing))}): build the "
+            "algorithm from a config of your own, and call its restore_from_path()."
+        )
+    return checkpoint.config

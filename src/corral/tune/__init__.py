@@ -1,0 +1,20 @@
+"""Ray Tune: algorithms as trainables. Needs Ray: `pip install 'corral[ray]'`."""
+
+from __future__ import annotations
+
+from corral.errors import ConfigError
+
+try:
+    import ray.tune as _ray_tune
+except ModuleNotFoundError as error:
+    raise ConfigError(
+        f"corral.tune needs Ray Tune, and {error.name!r} is not installed: pip install 'corral[ray]'."
+    ) from error
+
+from corral.tune.param_space import configured
+from corral.tune.resources import resources
+from corral.tune.trainable import AlgorithmTrainable, register, reportable, trainable
+
+__all__ = ["AlgorithmTrainable", "configured", "register", "reportable", "resources", "trainable"]
+
+del _ray_tune

@@ -1,0 +1,58 @@
+"""From the dict of a trial to a config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from corral.algorithms.config import GROUPS, AlgorithmConfig
+from corral.errors import ConfigError, nearest
+
+ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
+
+# Groups whose setter takes its main setting first: `{"callbacks": MyCallbacks}` is `.callbacks(MyCallbacks)`.
+_TAKE_ONE = ("environment", "rl_module", "callbacks", "engine")
+
+
+def configured(base: ConfigT, settings: Mapping[str, Any]) -> ConfigT:
+    """Return a copy of a config with a trial's settings.
+
+    Args:
+        base: Where to start from.
+        settings: Each key is a setting (`"lr"`), a path (`"training.lr"`, `"rl_module.model_config.hidden"`), or a
+            group with its settings (`"training": {"lr": 1e-3}`). Later ones override earlier ones.
+
+    Raises:
+        ConfigError: A name is unknown, and the nearest known one is in the message, or a value has the wrong type.
+    """
+    config = base.copy()
+    for name, value in settings.items():
+        if name in GROUPS:
+            _set_group(config, name, value)
+        elif "." in name:
+            config.set_path(name, value)
+        elif name == "algo":
+            if value != config.algo_name:
+                raise ConfigError(f"param_space: algo={value!r}, and the trainable is of {config.algo_name}.")
+        else:
+            _set_one(config, name, value)
+    return config
+
+
+def _set_group(config: AlgorithmConfig, group: str, value: Any) -> None:
+    setter = getattr(config, group)
+    if isinstance(value, Mapping):
+        given = dict(value)
+        functions = given.pop("callback_functions", {}) if group == "callbacks" else {}
+        setter(**given, **functions)
+    elif group in _TAKE_ONE:
+        setter(value)
+    else:
+        raise ConfigError(f"param_space: group {group!r} holds settings by name, got {value!r}.")
+
+
+def _set_one(config: AlgorithmConfig, name: str, value: Any) -> None:
+    names = [known for group in config.group_fields().values() for known in group]
+    if name not in names:
+        raise ConfigError(f"param_space: unknown setting {name!r}. {nearest(name, [*names, *GROUPS])}")
+    setattr(config, name, value)

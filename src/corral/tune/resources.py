@@ -1,0 +1,35 @@
+"""What a trial needs of a Ray cluster."""
+
+from __future__ import annotations
+
+from ray.tune import PlacementGroupFactory
+
+from corral.algorithms.config import AlgorithmConfig
+
+
+def resources(config: AlgorithmConfig) -> PlacementGroupFactory:
+    """Return the resources of a trial: a bundle for the algorithm, and one for each runner and learner.
+
+    The algorithm has one CPU, and the GPUs of an embedded learner. In a trial Ray is initialised, so that
+    `engine_name="auto"` means Ray: runners and learners are actors, and get bundles. Processes of the process engine
+    are part of the algorithm's bundle. On the local engine runners and learners take turns on the one CPU.
+    """
+    runner: dict[str, float] = {
+        "CPU": config.num_cpus_per_env_runner,
+        "GPU": config.num_gpus_per_env_runner,
+        **config.custom_resources_per_env_runner,
+    }
+    learner: dict[str, float] = {"CPU": config.num_cpus_per_learner, "GPU": config.num_gpus_per_learner}
+    workers: list[dict[str, float]] = [runner] * config.num_env_runners + [learner] * config.num_learners
+    driver: dict[str, float] = {"CPU": 1, "GPU": 0 if config.num_learners else config.num_gpus_per_learner}
+    if config.engine_name == "local":
+        driver["GPU"] = max([driver["GPU"], *(worker["GPU"] for worker in workers)])
+    elif config.engine_name == "process":
+        for name in {name for worker in workers for name in worker}:
+            driver[name] = driver.get(name, 0) + sum(worker.get(name, 0) for worker in workers)
+    bundles = [driver, *(workers if config.engine_name in ("auto", "ray") else [])]
+    return PlacementGroupFactory([bundle for bundle in map(_needed, bundles) if bundle])
+
+
+def _needed(bundle: dict[str, float]) -> dict[str, float]:
+    return {name: amount for name, amount in bundle.items() if amount}

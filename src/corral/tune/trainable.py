@@ -1,0 +1,140 @@
+"""An algorithm as a trainable of Ray Tune."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import cloudpickle
+from ray import tune
+from ray.tune.result import AUTO_RESULT_KEYS, DONE, TIMESTEPS_TOTAL
+
+from corral.algorithms.algorithm import Algorithm
+from corral.algorithms.config import AlgorithmConfig
+from corral.algorithms.registry import ALGORITHMS, config_class
+from corral.loggers.values import classify
+from corral.tune.param_space import configured
+from corral.tune.resources import resources
+
+_OF_TUNE = frozenset((*AUTO_RESULT_KEYS, DONE))
+
+
+def trainable(algorithm: str | AlgorithmConfig | type[AlgorithmConfig]) -> type[AlgorithmTrainable]:
+    """Return the trainable of an algorithm, for `tune.Tuner`.
+
+    Args:
+        algorithm: Its name, its config's class, or a config from which each trial starts.
+
+    Raises:
+        ConfigError: No algorithm has the name.
+    """
+    if isinstance(algorithm, str):
+        algorithm = config_class(algorithm)
+    base = algorithm.copy() if isinstance(algorithm, AlgorithmConfig) else algorithm()
+    return type(base.algo_name, (AlgorithmTrainable,), {"base_config": base})
+
+
+def register() -> None:
+    """Register every algorithm with Tune by its name: `tune.Tuner("PPO", param_space={"env": "CartPole-v1"})`."""
+    for name in ALGORITHMS:
+        tune.register_trainable(name, trainable(name))
+
+
+class AlgorithmTrainable(tune.Trainable):
+    """Runs one algorithm as a trial; an iteration of Tune is one of the algorithm. Made by `trainable`.
+
+    A checkpoint of Tune's is one of the algorithm's: `Algorithm.from_checkpoint(result.checkpoint.path)`.
+
+    Attributes:
+        base_config: What the settings of a trial change.
+        algorithm: The algorithm that runs.
+    """
+
+    base_config: ClassVar[AlgorithmConfig]
+    algorithm: Algorithm
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """Return the resources of a trial; Tune asks in its own process, so that a misspelt setting is found there."""
+        return resources(configured(cls.base_config, config))
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Build the algorithm."""
+        self._build(configured(self.base_config, config))
+
+    def _build(self, config: AlgorithmConfig) -> None:
+        self.cleanup()
+        self._config, self._pickles = config, _pickles(config)
+        self._starts_anew = False
+        # Of a copy: instances, such as of callbacks, change while they run, and another trial may follow here.
+        copied: AlgorithmConfig = cloudpickle.loads(cloudpickle.dumps(config))
+        self.algorithm = copied.build()
+
+    def step(self) -> dict[str, Any]:
+        """Run one iteration."""
+        if self._starts_anew:
+            self._build(self._config)
+        return reportable(self.algorithm.train())
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Save the algorithm."""
+        self.algorithm.save(checkpoint_dir)
+
+    def load_checkpoint(self, checkpoint_dir: Any) -> None:
+        """Restore the algorithm."""
+        self.algorithm.restore_from_path(checkpoint_dir)
+        self._starts_anew = False
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take the settings of another trial, or of this one after population-based training changed them.
+
+        What can change in place does, and the algorithm is kept, with its runners and envs. A checkpoint follows in
+        population-based training; where none does, this is the first iteration of another trial, and `step` builds an
+        algorithm for it.
+        """
+        config = configured(self.base_config, new_config)
+        pickles = _pickles(config)
+        changed = [name for name in pickles if pickles[name] != self._pickles[name]]
+        fixed = self.algorithm.FIXED_SETTINGS
+        if not set(changed) <= set(config.group_fields()["training"]) - fixed:
+            self._build(config)
+            return True
+        self.algorithm.reconfigure(**{name: getattr(config, name) for name in changed})
+        self._config, self._pickles = config, pickles
+        self._starts_anew = True
+        return True
+
+    def cleanup(self) -> None:
+        """Stop the algorithm."""
+        if hasattr(self, "algorithm"):
+            self.algorithm.stop()
+
+
+def _pickles(config: AlgorithmConfig) -> dict[str, bytes]:
+    """Return each setting as bytes. Equal ones are the same setting, also where a function was sent here twice."""
+    return {
+        name: cloudpickle.dumps(getattr(config, name)) for group in config.group_fields().values() for name in group
+    }
+
+
+def reportable(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Tune is told of a result: numbers, texts and series of them, under the same nested keys.
+
+    Keys that Tune fills in itself are left to it (`training_iteration`, `time_total_s`, `config`, `done`, ...), apart
+    from `timesteps_total`, the env steps so far. Arrays, images and videos are left out.
+
+    Args:
+        result: What `Algorithm.train()` returned.
+    """
+    told: dict[str, Any] = _told({name: value for name, value in result.items() if name not in _OF_TUNE})
+    return {**told, TIMESTEPS_TOTAL: result["num_env_steps_sampled_lifetime"]}
+
+
+def _told(values: Mapping[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            told[str(name)] = _told(value)
+        elif (found := classify(value)).kind in ("none", "number", "text"):
+            told[str(name)] = found.data
+    return told

@@ -1,0 +1,295 @@
+"""An algorithm goes on from its checkpoint as if it had never stopped, but for its envs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from corral import PPO, Callback, PPOConfig
+from corral.core.module import DEFAULT_MODULE_ID
+from corral.errors import CheckpointError, ConfigError
+from corral.testing import CountingEnv, IdentityEnv
+
+LR = [[0, 1e-2], [10_000, 0.0]]
+
+
+def config(**settings: Any) -> PPOConfig:
+    config = PPOConfig().environment(IdentityEnv).env_runners(num_envs_per_env_runner=4)
+    config.training(train_batch_size_per_learner=128, minibatch_size=32, num_epochs=2, lr=LR)
+    return config.debugging(seed=0).copy(**settings)
+
+
+def batch() -> dict[str, Any]:
+    """A batch of PPO's, the same each time."""
+    rng = np.random.default_rng(5)
+    dist_inputs = np.zeros((64, 4), np.float32)
+    return {
+        "obs": rng.integers(4, size=64),
+        "actions": rng.integers(4, size=64),
+        "logp": np.full(64, np.log(0.25), np.float32),
+        "dist_inputs": dist_inputs,
+        **{name: rng.normal(size=64).astype(np.float32) for name in ("values", "advantages", "value_targets")},
+    }
+
+
+def step(algo: Any) -> dict[str, float]:
+    """Take gradient steps on the same batch in the same order of draws, and return their metrics."""
+    results: dict[str, dict[str, float]] = algo.learner_group.update(
+        {DEFAULT_MODULE_ID: batch()},
+        lr=1e-3,
+        num_epochs=2,
+        minibatch_size=16,
+        coefficients={DEFAULT_MODULE_ID: {"kl_coeff": 0.1, "entropy_coeff": 0.01}},
+    )
+    return results[DEFAULT_MODULE_ID]
+
+
+def weights(algo: Any) -> dict[str, Any]:
+    return {name: value.clone() for name, value in algo.get_module().state_dict().items()}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop", "sgd", torch.optim.NAdam])
+def test_the_next_gradient_step_is_the_same_to_the_bit(optimizer: Any, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"optimizer": optimizer}
+    if optimizer == "sgd":
+        settings["optimizer_config"] = {"momentum": 0.9}
+    with config(**settings).build() as algo:
+        for _ in range(3):
+            algo.train()
+        path = algo.save(tmp_path / "checkpoint")
+        before = weights(algo)
+        metrics = step(algo)
+        after = weights(algo)
+    with config(**settings, seed=1).build() as other:
+        other.train()  # it has moments, draws and weights of its own by now
+        other.restore_from_path(path)
+        assert same(weights(other), before)
+        assert step(other) == metrics
+        assert same(weights(other), after)
+    with config(**settings, seed=1).build() as other:
+        assert not same(weights(other), before)
+        other.get_module().load_state_dict(before)
+        step(other)
+        assert not same(weights(other), after)  # the weights alone do not do it
+
+
+def test_a_new_process_goes_on_with_counters_schedules_and_windows(tmp_path: Path) -> None:
+    with config(kl_coeff=0.2, kl_target=1e-6).build() as algo:
+        results = [algo.train() for _ in range(4)]
+        path = algo.save(tmp_path / "checkpoint")
+    code = (
+        "import json, sys; from corral import PPO; algo = PPO.from_checkpoint(sys.argv[1]); result = algo.train();"
+        "algo.stop(); result.pop('config'); print(json.dumps(result))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    result, last = json.loads(done.stdout), results[-1]
+    assert result["training_iteration"] == 5
+    steps = result["num_env_steps_sampled_lifetime"]
+    assert steps == last["num_env_steps_sampled_lifetime"] + result["env_runners"]["num_env_steps_sampled"]
+    assert result["env_runners"]["num_env_steps_sampled_lifetime"] == steps
+    episodes = last["env_runners"]["num_episodes_lifetime"] + result["env_runners"]["num_episodes"]
+    assert result["env_runners"]["num_episodes_lifetime"] == episodes
+    assert result["time_total_s"] > last["time_total_s"]
+    learner = result["learners"][DEFAULT_MODULE_ID]
+    assert learner["default_optimizer_learning_rate"] == pytest.approx(1e-2 * (1 - steps / 10_000))
+    # The divergence lies far above its target: the coefficient doubles with each iteration.
+    assert learner["curr_kl_coeff"] == 0.2 * 2**4
+    assert result["learners"].keys() == last["learners"].keys() and result.keys() == last.keys() - {"config"}
+
+
+def test_windows_hold_the_episodes_of_before(tmp_path: Path) -> None:
+    settings = {"env": CountingEnv, "env_config": {"episode_length": 4}}
+    with config(**settings).build() as algo:
+        algo.train()
+        path = algo.save(tmp_path / "checkpoint")
+    longer = {"env": CountingEnv, "env_config": {"episode_length": 8}}
+    with config(**longer).build() as other:
+        other.restore_from_path(path)
+        # 1 + 2 + 3 + 4 of the episodes before, 36 of the new ones.
+        result = other.train()["env_runners"]
+    assert result["episode_return_min"] == 10 and result["episode_return_max"] == 36
+
+
+def test_learning_goes_on_where_it_was(tmp_path: Path) -> None:
+    with config(lr=3e-3, gamma=0.0).build() as algo:
+        returns = [algo.train()["env_runners"]["episode_return_mean"] for _ in range(30)]
+        path = algo.save(tmp_path / "checkpoint")
+    assert returns[-1] > 14
+    with PPO.from_checkpoint(path) as other:
+        other.metrics.reset()  # what the next iterations show is theirs alone
+        later = [other.train()["env_runners"]["episode_return_mean"] for _ in range(3)]
+    assert min(later) > 14
+
+
+@pytest.mark.parametrize("num_env_runners", [0, 2])
+def test_runners_and_actions_get_the_weights(num_env_runners: int, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"num_env_runners": num_env_runners, "engine_name": "local"}
+    obs = np.arange(4)
+    with config(**settings).build() as algo:
+        path = algo.save(tmp_path / "untrained")  # of version 0, as that of the other one
+        untrained, actions = weights(algo), algo.compute_actions(obs, explore=False)
+    with config(**settings, seed=1).build() as other:
+        other.compute_actions(obs, explore=False)
+        other.restore_from_path(path)
+        assert np.array_equal(other.compute_actions(obs, explore=False), actions)
+        found = other.env_runner_group.foreach_env_runner(lambda runner: runner.module.state_dict())
+        assert len(found) == max(1, num_env_runners)
+        assert all(same(dict(state), untrained) for state in found)
+
+
+class Noting(Callback):
+    notes: list[tuple[int, float]]
+
+    def __init__(self) -> None:
+        self.notes = []
+
+    def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
+        weight = next(iter(algorithm.env_runner.module.state_dict().values()))
+        self.notes.append((algorithm.training_iteration, float(weight.sum())))
+
+
+def test_on_checkpoint_loaded_sees_the_restored_algorithm(tmp_path: Path) -> None:
+    with config().build() as algo:
+        algo.train()
+        path = algo.save(tmp_path / "checkpoint")
+        total = float(next(iter(algo.get_module().state_dict().values())).sum())
+    callback = Noting()
+    with config(seed=1).callbacks(callback).build() as other:
+        assert callback.notes == []
+        other.restore_from_path(path)
+    assert callback.notes == [(1, total)]
+
+
+def test_the_state_is_a_copy() -> None:
+    with config().build() as algo:
+        state = algo.get_state()
+        before = json.dumps(state["metrics"], default=repr), weights(algo)
+        algo.train()
+        algo.set_state(state)
+        assert same(weights(algo), before[1])
+        assert json.dumps(algo.get_state()["metrics"]["keys"]) == json.dumps(state["metrics"]["keys"])
+        assert algo.training_iteration == 0 and algo.num_env_steps_sampled_lifetime == 0
+
+
+def test_a_default_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with config().build() as algo:
+        algo.train()
+        path = algo.save()
+    assert path.parent == tmp_path / "checkpoints" and path.name.startswith("PPO-IdentityEnv-")
+    assert path.name.endswith("-1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_config": {"fcnet_hiddens": [8]}}, r"learners/default_policy: the weights do not fit.*model_config"),
+        ({"env": CountingEnv}, r"the weights do not fit the module: .* is \[.*\] in the state and \[.*\] here"),
+        ({"optimizer": "sgd"}, r"the state is that of Adam on parameters of shapes .*, and this is SGD"),
+    ],
+)
+def test_what_does_not_fit_changes_nothing(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with config().build() as algo:
+        algo.train()
+        path = algo.save(tmp_path / "checkpoint")
+    with config(**settings).build() as other:
+        before = weights(other)
+        with pytest.raises(CheckpointError, match=message):
+            other.restore_from_path(path)
+        assert same(weights(other), before) and other.training_iteration == 0
+        other.train()
+
+
+def test_another_algorithm_is_refused(tmp_path: Path) -> None:
+    with config().build() as algo:
+        path = algo.save(tmp_path / "checkpoint")
+        metadata = json.loads((path / "metadata.json").read_text())
+        (path / "metadata.json").write_text(json.dumps({**metadata, "algo": "SAC"}))
+        with pytest.raises(CheckpointError, match="checkpoint is a checkpoint of SAC, and this is PPO"):
+            algo.restore_from_path(path)
+
+
+def test_settings_of_the_optimizer_that_are_given_hold(tmp_path: Path) -> None:
+    with config(optimizer="adamw", optimizer_config={"weight_decay": 0.5}).build() as algo:
+        path = algo.save(tmp_path / "checkpoint")
+    with config(optimizer="adamw", optimizer_config={"weight_decay": 0.25}).build() as other:
+        other.restore_from_path(path)
+        assert other.learner_group._learner._optimizers[DEFAULT_MODULE_ID].param_groups[0]["weight_decay"] == 0.25
+
+
+# From the checkpoint alone.
+
+
+def test_from_checkpoint_has_the_config(tmp_path: Path) -> None:
+    given = config(env_config={"space": "box"}, callbacks_class=[Noting], grad_clip_by="norm", wrappers=[])
+    with given.build() as algo:
+        algo.train()
+        path = algo.save(tmp_path / "checkpoint")
+        resolved = algo.config.to_dict()
+    resolved["environment"]["env"] = "corral.testing.envs:IdentityEnv"
+    with PPO.from_checkpoint(path) as other:
+        assert other.config.to_dict() == resolved
+        assert other.training_iteration == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"env": lambda env_config: IdentityEnv(env_config)}, "environment.env: <function <lambda>"),
+        ({"env_config": {"space": IdentityEnv({"space": "box"}).action_space}}, "environment.env_config.space: Box"),
+        ({"env_config": {"made_by": IdentityEnv}}, "environment.env_config.made_by: <class"),
+        ({"callbacks_class": [Noting()]}, "callbacks.callbacks_class.0: <"),
+        ({"callback_functions": {"on_train_result": [lambda: None]}}, "on_train_result.0: <function"),
+    ],
+)
+def test_what_no_file_can_name_needs_a_config(settings: dict[str, Any], name: str, tmp_path: Path) -> None:
+    with config(**settings).build() as algo:
+        algo.train()
+        path = algo.save(tmp_path / "checkpoint")
+    with pytest.raises(ConfigError, match=r"build the algorithm .* and call its restore_from_path") as caught:
+        PPO.from_checkpoint(path)
+    assert name in str(caught.value)
+    with config(**settings).build() as other:
+        other.restore_from_path(path)
+        assert other.training_iteration == 1
+
+
+def test_learners_of_an_engine(tmp_path: Path) -> None:
+    with config(optimizer="sgd").build() as other:
+        misfit = other.save(tmp_path / "misfit")
+    with config(num_learners=2, engine_name="process").build() as algo:
+        algo.train()
+        path = algo.save(tmp_path / "of_two")
+        before, state = weights(algo), algo.get_state()["learners"]
+        assert len(state["rngs"]) == 2
+        algo.reconfigure(vf_loss_coeff=0.0, grad_clip=1e-3)
+        metrics, after = step(algo), weights(algo)
+        assert metrics["gradients_default_optimizer_global_norm"] > 1e-3
+        algo.train()
+        with pytest.raises(CheckpointError, match="this is Adam on"):
+            algo.restore_from_path(misfit)
+        algo.restore_from_path(path)
+        assert same(weights(algo), before)
+        assert step(algo) == metrics and same(weights(algo), after)
+        # One learner goes on from the state of two, and two from that of one.
+        with config(seed=1).build() as single:
+            single.restore_from_path(path)
+            assert same(weights(single), before)
+            assert repr(single.get_state()["learners"]["optimizers"]) == repr(state["optimizers"])
+            single.train()
+            path = single.save(tmp_path / "of_one")
+            before = weights(single)
+        algo.restore_from_path(path)
+        assert same(weights(algo), before)
+        assert algo.train()["training_iteration"] == 3

@@ -1,0 +1,141 @@
+"""From the dict of a trial to a config, and from a config to what a trial needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+import corral.tune
+from corral import Callback, PPOConfig
+from corral.errors import ConfigError
+from corral.testing import IdentityEnv
+
+
+class First(Callback):
+    pass
+
+
+class Second(Callback):
+    pass
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"env": IdentityEnv, "lr": 0.1, "fcnet": None},
+        {"environment": IdentityEnv, "training": {"lr": 0.1}},
+        {"environment": {"env": IdentityEnv}, "training.lr": 0.1},
+        {"environment.env": IdentityEnv, "training": {"lr": 5.0}, "lr": 0.1},
+        {"algo": "PPO", **PPOConfig().environment(IdentityEnv).training(lr=0.1).to_dict()},
+    ],
+)
+def test_names_paths_and_groups(settings: dict[str, Any]) -> None:
+    settings.pop("fcnet", None)
+    base = PPOConfig().training(gamma=0.5)
+    config = corral.tune.configured(base, settings)
+    assert config.env is IdentityEnv and config.lr == 0.1
+    assert isinstance(config, PPOConfig) and config is not base and base.env is None
+    assert config.gamma == (0.5 if "algo" not in settings else 0.99)
+
+
+def test_keys_of_dicts_and_several_forms_at_once() -> None:
+    settings = {"rl_module.model_config.fcnet_hiddens": [8], "engine": "process", "num_env_runners": 2}
+    config = corral.tune.configured(PPOConfig(), {"seed": 3, **settings})
+    assert (config.model_config, config.engine_name, config.num_env_runners) == ({"fcnet_hiddens": [8]}, "process", 2)
+    assert config.seed == 3
+
+
+def test_callbacks_in_all_their_forms() -> None:
+    def note(result: Any) -> None:
+        pass
+
+    base = PPOConfig().callbacks(First)
+    assert corral.tune.configured(base, {"callbacks": Second}).callbacks_class == [First, Second]
+    assert corral.tune.configured(base, {"callbacks": [Second, First]}).callbacks_class == [First, Second, First]
+    config = corral.tune.configured(base, {"callbacks": {"on_train_result": note, "on_error": "log"}})
+    assert (config.callbacks_class, config.on_error) == ([First], "log")
+    assert config.callback_functions == {"on_train_result": [note]}
+    whole = PPOConfig().callbacks(Second, on_train_result=note).to_dict()
+    config = corral.tune.configured(PPOConfig(), whole)
+    assert (config.callbacks_class, config.callback_functions) == ([Second], {"on_train_result": [note]})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lrr": 1}, "unknown setting 'lrr'. Did you mean 'lr'?"),
+        ({"xtraining": {}}, "unknown setting 'xtraining'. Did you mean 'training'?"),
+        ({"training": {"lrr": 1}}, "training: unknown setting 'lrr'. Did you mean 'lr'?"),
+        ({"training.lrr": 1}, "training: unknown setting 'lrr'. Did you mean 'lr'?"),
+        ({"xtraining.lr": 1}, "unknown setting 'xtraining.lr'. Did you mean 'training.lr'?"),
+        ({"training": {"env": 1}}, "unknown setting 'env'. It belongs to .environment"),
+        ({"training": 3}, "group 'training' holds settings by name, got 3"),
+        ({"lr": "fast"}, "lr='fast'"),
+        ({"callbacks": {"on_train_resul": len}}, "unknown event 'on_train_resul'. Did you mean 'on_train_result'?"),
+        ({"algo": "SAC"}, "algo='SAC', and the trainable is of PPO"),
+    ],
+)
+def test_what_is_wrong_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        corral.tune.configured(PPOConfig(), settings)
+
+
+def test_trainables_of_names_classes_and_configs() -> None:
+    for algorithm in ("PPO", "ppo", PPOConfig, PPOConfig().training(lr=0.1)):
+        made = corral.tune.trainable(algorithm)
+        assert made.__name__ == "PPO" and isinstance(made.base_config, PPOConfig)
+    assert corral.tune.trainable(PPOConfig().training(lr=0.1)).base_config.lr == 0.1
+    with pytest.raises(ConfigError, match=r"unknown algorithm 'PPOO'. Did you mean 'PPO'?"):
+        corral.tune.trainable("PPOO")
+
+
+RUNNER, LEARNER = {"num_cpus_per_env_runner": 0.5, "num_env_runners": 2}, {"num_learners": 1, "num_gpus_per_learner": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "bundles"),
+    [
+        ({}, [{"CPU": 1}]),
+        ({"num_gpus_per_learner": 0.5}, [{"CPU": 1, "GPU": 0.5}]),
+        (RUNNER, [{"CPU": 1}, {"CPU": 0.5}, {"CPU": 0.5}]),
+        ({**LEARNER, "num_env_runners": 1}, [{"CPU": 1}, {"CPU": 1}, {"CPU": 1, "GPU": 1}]),
+        ({**RUNNER, **LEARNER, "engine_name": "ray"}, [{"CPU": 1}, {"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 1, "GPU": 1}]),
+        ({**RUNNER, **LEARNER, "engine_name": "process"}, [{"CPU": 3, "GPU": 1}]),
+        ({**RUNNER, **LEARNER, "engine_name": "local"}, [{"CPU": 1, "GPU": 1}]),
+        (
+            {"num_env_runners": 1, "custom_resources_per_env_runner": {"simulator": 2}},
+            [{"CPU": 1}, {"CPU": 1, "simulator": 2}],
+        ),
+        ({"num_env_runners": 1, "num_cpus_per_env_runner": 0}, [{"CPU": 1}]),
+    ],
+)
+def test_resources_are_those_of_the_config(settings: dict[str, Any], bundles: list[dict[str, float]]) -> None:
+    assert corral.tune.resources(PPOConfig().copy(**settings)).bundles == bundles
+    assert corral.tune.trainable(PPOConfig).default_resource_request(settings).bundles == bundles
+
+
+def test_what_tune_is_told() -> None:
+    config = PPOConfig().environment(IdentityEnv).env_runners(num_envs_per_env_runner=4)
+    config.training(train_batch_size_per_learner=64, minibatch_size=None, num_epochs=1)
+
+    def log(metrics_logger: Any, result: dict[str, Any]) -> None:
+        metrics_logger.log_value("done", 1.0, reduce="sum")  # would end the trial
+        metrics_logger.log_value(("mine", "series"), 2, reduce="item_series")
+        result["mine_too"] = {"array": IdentityEnv().reset()[0], "texts": ["a", "b"]}
+        import numpy as np
+
+        result["image"] = np.zeros((4, 4, 3), np.uint8)
+        result["scalar"] = np.float32(0.5)
+
+    with config.callbacks(on_train_result=log).build() as algo:
+        result = algo.train()
+    told = corral.tune.reportable(result)
+    assert "done" in result and "image" in result
+    assert not told.keys() & {"config", "training_iteration", "time_total_s", "done", "image"}
+    assert told["timesteps_total"] == result["num_env_steps_sampled_lifetime"]
+    assert told["mine"] == {"series": [2]} and told["mine_too"]["texts"] == ["a", "b"]
+    assert told["scalar"] == 0.5 and type(told["scalar"]) is float
+    assert told["env_runners"] == result["env_runners"]

@@ -1,0 +1,163 @@
+"""Trials of real Tune: killed and resumed, changed in place, and run by a function of the user's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+from ray import cloudpickle, tune
+from ray.tune.schedulers import PopulationBasedTraining
+
+import corral.tune
+from corral import Callback, PPOConfig
+from corral.errors import ConfigError
+from corral.testing import IdentityEnv
+
+pytestmark = [pytest.mark.usefixtures("ray_runtime"), pytest.mark.xdist_group("ray")]
+
+# Trials are other processes, which cannot import this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SMALL = {"train_batch_size_per_learner": 64, "minibatch_size": None, "num_epochs": 1}
+
+
+def run_config(tmp_path: Path, **settings: Any) -> tune.RunConfig:
+    return tune.RunConfig(storage_path=str(tmp_path), verbose=0, **settings)
+
+
+class Witness(Callback):
+    """Notes what happens to algorithms in files, and kills the process of one of them in its third iteration."""
+
+    def note(self, algorithm: Any, what: str) -> None:
+        with Path(algorithm.config.env_config["notes"], what).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+        self.note(algorithm, "built")
+
+    def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
+        self.note(algorithm, f"loaded-{algorithm.training_iteration}")
+
+    def on_train_result(self, *, algorithm: Any, **kwargs: Any) -> None:
+        doomed = algorithm.config.lr == algorithm.config.env_config.get("doomed_lr")
+        if doomed and algorithm.training_iteration == 3:
+            try:
+                Path(algorithm.config.env_config["notes"], "killed").touch(exist_ok=False)
+            except FileExistsError:
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def notes(directory: Path, what: str) -> list[str]:
+    return (directory / what).read_text().split()
+
+
+def test_four_trials_of_which_one_is_killed(tmp_path: Path) -> None:
+    corral.tune.register()
+    env_config = {"notes": str(tmp_path), "doomed_lr": 3e-3}
+    results = tune.Tuner(
+        "PPO",
+        param_space={
+            "env": IdentityEnv,
+            "callbacks": Witness,
+            "lr": tune.grid_search([1e-3, 2e-3, 3e-3, 4e-3]),
+            "training": SMALL,
+            "environment.env_config": env_config,
+        },
+        run_config=run_config(
+            tmp_path / "results",
+            stop={"training_iteration": 5},
+            failure_config=tune.FailureConfig(max_failures=1),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
+        ),
+    ).fit()
+    assert len(results) == 4 and results.errors == []
+    assert len(notes(tmp_path, "built")) == 5  # the killed one twice
+    [pid] = notes(tmp_path, "loaded-2")
+    for result in results:
+        doomed = result.config["lr"] == 3e-3
+        history = result.metrics_dataframe
+        assert history["training_iteration"].tolist() == [1, 2, 3, 4, 5]
+        assert history["iterations_since_restore"].tolist() == ([1, 2, 1, 2, 3] if doomed else [1, 2, 3, 4, 5])
+        assert history["pid"].nunique() == (2 if doomed else 1)
+        assert (str(history["pid"].iloc[-1]) == pid) == doomed
+        # Every step counts once: those of the iteration that was killed are not among them.
+        sampled = history["env_runners/num_env_steps_sampled"].cumsum().tolist()
+        assert history["num_env_steps_sampled_lifetime"].tolist() == sampled
+        assert history["env_runners/num_env_steps_sampled_lifetime"].tolist() == sampled
+        assert history["timesteps_total"].tolist() == sampled
+        assert result.metrics["config"]["lr"] == result.config["lr"]
+    best = results.get_best_result("env_runners/episode_return_mean", "max")
+    with PPOConfig().environment(IdentityEnv).build() as algo:
+        algo.restore_from_path(best.checkpoint.path)
+        assert algo.training_iteration == 5
+
+
+@pytest.mark.slow
+def test_population_based_training_changes_lr_in_place(tmp_path: Path) -> None:
+    low, high, new = 1e-4, 1e-3, 5e-3
+    rate = "learners/default_policy/default_optimizer_learning_rate"
+    scheduler = PopulationBasedTraining(
+        time_attr="training_iteration",
+        metric=rate,  # so that it is known which trial is the poor one
+        mode="max",
+        perturbation_interval=2,
+        quantile_fraction=0.5,
+        resample_probability=1.0,
+        hyperparam_mutations={"lr": lambda: new},
+    )
+    base = PPOConfig().callbacks(Witness, on_train_result=lambda result: None)
+    results = tune.Tuner(
+        # There is room for one trial only, so that the two take turns in one process.
+        tune.with_resources(corral.tune.trainable(base), {"CPU": 3}),
+        param_space={
+            "env": IdentityEnv,
+            "lr": tune.grid_search([low, high]),
+            "training": SMALL,
+            "env_config": {"notes": str(tmp_path)},
+        },
+        tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
+        run_config=run_config(tmp_path / "results", stop={"training_iteration": 6}),
+    ).fit()
+    assert results.errors == []
+    poor = next(result for result in results if result.metrics_dataframe[rate].iloc[0] == low)
+    assert set(poor.metrics_dataframe[rate]) == {low, new}
+    built = notes(tmp_path, "built")
+    assert len(built) == 2 and len(set(built)) == 1  # one for each trial, and none for the copy or the turns
+    pids = {str(pid) for result in results for pid in result.metrics_dataframe["pid"]}
+    assert pids == set(built)
+    assert set(notes(tmp_path, "loaded-2")) == pids
+
+
+@pytest.mark.parametrize("trainable", ["PPO", PPOConfig])
+def test_a_misspelt_setting_is_found_before_any_trial(trainable: Any, tmp_path: Path) -> None:
+    corral.tune.register()
+    chosen = trainable if isinstance(trainable, str) else corral.tune.trainable(trainable)
+    tuner = tune.Tuner(chosen, param_space={"env": IdentityEnv, "lrr": 1e-3}, run_config=run_config(tmp_path))
+    with pytest.raises(ConfigError, match=r"param_space: unknown setting 'lrr'. Did you mean 'lr'?"):
+        tuner.fit()
+
+
+@pytest.mark.slow
+def test_a_function_may_report_a_result_as_it_is(tmp_path: Path) -> None:
+    def train_fn(settings: dict[str, Any]) -> None:
+        with corral.tune.configured(PPOConfig(), settings).build() as algo:
+            for _ in range(2):
+                tune.report(algo.train())
+
+    results = tune.Tuner(
+        train_fn,
+        param_space={"env": IdentityEnv, "training": SMALL},
+        run_config=run_config(tmp_path),
+    ).fit()
+    assert results.errors == []
+    assert results[0].metrics_dataframe["training_iteration"].tolist() == [1, 2]
+    assert results[0].metrics["num_env_steps_sampled_lifetime"] >= 128
+    assert results[0].config["env"] is IdentityEnv
