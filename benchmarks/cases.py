@@ -36,11 +36,13 @@ class Case:
         systems: Who takes part.
         num_envs: Given to the script if set.
         seconds: The wall time to measure over, given to the script if set.
+        engine: What runs Corral's runners where a measure has several, given to the script if set.
         threads: Of the numeric libraries, the same for all systems, or None for each library's default. A
             second thread gains nothing with nets of this size, and costs most of the speed as soon as
             another process wants the core it runs on.
         ratio_budgets: For a system, how many times as fast Corral has to be.
         limit: Corral's own value has to stay below it.
+        floor: Corral's own value has to reach it.
         limit_without_torch: Corral must also not have imported torch.
         has_ratio: False where a value may be about zero, so that a ratio says nothing.
         timeout: Seconds after which a run is killed.
@@ -57,9 +59,11 @@ class Case:
     systems: tuple[str, ...]
     num_envs: int | None = None
     seconds: float | None = None
+    engine: str | None = None
     threads: int | None = None
     ratio_budgets: Mapping[str, float] = field(default_factory=dict)
     limit: float | None = None
+    floor: float | None = None
     limit_without_torch: bool = False
     has_ratio: bool = True
     timeout: float = 180.0
@@ -71,6 +75,8 @@ class Case:
             arguments += ["--num-envs", str(self.num_envs)]
         if self.seconds is not None:
             arguments += ["--seconds", f"{self.seconds / 4 if quick else self.seconds:g}"]
+        if self.engine is not None:
+            arguments += ["--engine", self.engine]
         if self.threads is not None:
             arguments += ["--threads", str(self.threads)]
         if self.value is None:
@@ -78,10 +84,18 @@ class Case:
         return [*arguments, "--seed", str(seed)]
 
     @property
-    def limit_text(self) -> str:
-        """The limit of Corral's own value in words."""
+    def own_budget_text(self) -> str:
+        """The limit or floor of Corral's own value in words, or nothing."""
+        if self.floor is not None:
+            return f">= {self.floor:g} {self.unit}"
+        if self.limit is None:
+            return ""
         suffix = " without torch" if self.limit_without_torch else ""
         return f"< {self.limit:g} {self.unit}{suffix}"
+
+    def keeps_own_budget(self, value: float) -> bool:
+        """Says whether a value of Corral's stays below the limit and reaches the floor, if there are any."""
+        return (self.limit is None or value < self.limit) and (self.floor is None or value >= self.floor)
 
 
 def _sampling(num_envs: int, ratio_budgets: Mapping[str, float]) -> Case:
@@ -134,6 +148,64 @@ def _no_subscriber(num_envs: int) -> Case:
         threads=1,
         limit=1.0,
         has_ratio=False,
+    )
+
+
+_ENGINES = {"process": "local processes", "ray": "Ray"}
+_START = (
+    "the start of two runners of PPO on CartPole-v1 with 8 envs each, from nothing until both have answered a call, in "
+    "a process that has already imported Corral"
+)
+
+
+def _group_sampling(engine: str, budget: float) -> Case:
+    """Returns the case of sampling through a group of two runners, for one engine."""
+    return Case(
+        name=f"two_runners_{engine}_sampling",
+        title=f"Sampling with two runners, {_ENGINES[engine]}",
+        what=(
+            "Env steps a second that two runners bring to the driving process, without learning: CartPole-v1, 8 envs "
+            "a runner, a policy of 64-64 tanh, stochastic actions, 2048 env steps a round, half of them from each "
+            "runner, and a round begins when the one before it has arrived. Corral runs `EnvRunnerGroup.sample` and "
+            "takes in the runners' metrics, as in training. RLlib runs `foreach_env_runner` with "
+            "`sample(num_timesteps=1024)`, from which the episodes come back as in its training, but not the "
+            "metrics, which saves it work; its envs are the env's own vector implementation (`vector_entry_point`). "
+            "Numeric libraries have one thread in each process."
+        ),
+        measure="group_sampling",
+        unit="env steps/s",
+        value="env_steps_per_s",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral", "rllib"),
+        num_envs=8,
+        seconds=4.0,
+        engine=engine,
+        threads=1,
+        ratio_budgets={"rllib": budget},
+    )
+
+
+def _group_ppo(engine: str, budget: float) -> Case:
+    """Returns the case of PPO with two runners, for one engine."""
+    return Case(
+        name=f"two_runners_{engine}_ppo",
+        title=f"PPO with two runners, {_ENGINES[engine]}",
+        what=(
+            "Trained env steps a second of the whole loop after two warm-up iterations, with two runners in processes "
+            "of their own and the learner in the driving process: 8 envs x 128 steps from each runner, and the other "
+            "hyperparameters as in the case with one process. Numeric libraries have one thread in each process."
+        ),
+        measure="group_ppo",
+        unit="env steps/s",
+        value="env_steps_per_s",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral", "rllib"),
+        seconds=8.0,
+        engine=engine,
+        threads=1,
+        ratio_budgets={"rllib": budget},
     )
 
 
@@ -268,6 +340,126 @@ CASES = (
         seconds=2.0,
         threads=1,
         limit=1.0,
+    ),
+    _group_sampling("process", 5.0),
+    _group_sampling("ray", 3.0),
+    _group_ppo("process", 5.0),
+    _group_ppo("ray", 3.0),
+    Case(
+        name="two_runners_against_one",
+        title="Two process runners against one",
+        what=(
+            "How many times the env steps a second of a group of one process runner a group of two takes, on an env "
+            "whose step keeps its core busy for 200 microseconds: one env a runner, 2000 env steps a round for each "
+            "runner. Both groups are there at once and take turns of one round; the value of a run is the median "
+            "over its turns of the ratio within a turn."
+        ),
+        measure="scaling",
+        unit="times",
+        value="times",
+        digits=2,
+        higher_is_better=True,
+        systems=("corral",),
+        seconds=20.0,
+        threads=1,
+        floor=1.8,
+        has_ratio=False,
+    ),
+    Case(
+        name="process_start",
+        title="Start of two process runners",
+        what=f"Seconds of {_START}.",
+        measure="process_start",
+        unit="s",
+        value="seconds",
+        digits=2,
+        higher_is_better=False,
+        systems=("corral",),
+        num_envs=8,
+        threads=1,
+        limit=4.0,
+        has_ratio=False,
+    ),
+    Case(
+        name="process_start_torch",
+        title="The part of torch in the start of two process runners",
+        what=(
+            f"What two fresh processes at once take until they have imported torch, and nothing else, in percent of "
+            f"{_START}. Both are measured in one run, in an order that changes from pair to pair; their seconds are "
+            "in the raw results."
+        ),
+        measure="process_start",
+        unit="%",
+        value="percent_import_torch",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral",),
+        num_envs=8,
+        threads=1,
+        floor=50.0,
+        has_ratio=False,
+    ),
+    Case(
+        name="ray_start",
+        title="What the Ray engine adds to its start",
+        what=(
+            f"Seconds, computed as a - b - c. a: {_START} and Ray, but has not started Ray, with the Ray engine. b: "
+            "`ray.init()` alone, with the settings that the engine gives it, in a process of its own that has imported "
+            "Ray. c: what a is with the process engine. All three are measured in one run, in an order that changes "
+            "from pair to pair, and are in the raw results. So is how long `ray.init()` and then two actors that do "
+            "nothing take to answer (`seconds_ray_init_and_two_empty_actors`), for the actors' processes too are "
+            "Ray's. The value may come out negative."
+        ),
+        measure="ray_start",
+        unit="s",
+        value="seconds",
+        digits=2,
+        higher_is_better=False,
+        systems=("corral",),
+        num_envs=8,
+        threads=1,
+        limit=1.0,
+        has_ratio=False,
+    ),
+    Case(
+        name="weight_sync",
+        title="Weight sync to two process runners",
+        what=(
+            "Milliseconds from the call of `sync_weights` until two process runners have the weights and have "
+            "answered a further call, which they take after it: the median over 50 syncs. The module is that of "
+            "CartPole-v1 with a policy and a value net of two layers of 704: 1,001,795 parameters in float32."
+        ),
+        measure="weight_sync",
+        unit="ms",
+        value="ms",
+        digits=1,
+        higher_is_better=False,
+        systems=("corral",),
+        num_envs=8,
+        threads=1,
+        limit=15.0,
+        has_ratio=False,
+    ),
+    Case(
+        name="straggler",
+        title="What a runner ten times slower costs the others",
+        what=(
+            "Percent of their env steps a second that two of three process runners lose when the third is ten times "
+            "slower, against the same group with three equal ones. An env step takes 1 ms of sleep, in the slow "
+            "runner 10 ms; one env a runner, 600 env steps a round. The first five rounds of each group are not "
+            "counted. Then the groups take turns of nine rounds, of which the first is not counted: the slow runner "
+            "could finish a late fragment while the other group has its turn. It may come out negative."
+        ),
+        measure="straggler",
+        unit="%",
+        value="percent",
+        digits=1,
+        higher_is_better=False,
+        systems=("corral",),
+        seconds=20.0,
+        threads=1,
+        limit=10.0,
+        has_ratio=False,
     ),
 )
 

@@ -4,6 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import measuring
+import ray_runtime
+import runner_groups
+from corral_config import config, ppo_config
 from measuring import Fields, Options
 
 
@@ -16,25 +19,6 @@ def _log_number(metrics_logger: Any) -> None:
     metrics_logger.log_value("x", 1.0, reduce="mean", window=100)
 
 
-def _config(options: Options, num_envs: int) -> Any:
-    """Returns a PPO config with the embedded env runner and the net that all systems are measured with."""
-    from corral import PPOConfig
-
-    return (
-        PPOConfig()
-        .environment(measuring.ENV)
-        .env_runners(num_envs_per_env_runner=num_envs)
-        .rl_module(
-            model_config={
-                "fcnet_hiddens": measuring.HIDDEN,
-                "fcnet_activation": "tanh",
-                "vf_share_layers": False,
-            }
-        )
-        .debugging(seed=options.seed)
-    )
-
-
 def _sampler(algo: Any) -> Callable[[], int]:
     """Returns a function that samples once and says how many env steps that were."""
     return lambda: int(algo.env_runner.sample(num_timesteps=measuring.STEPS_PER_SAMPLE).num_env_steps)
@@ -42,33 +26,14 @@ def _sampler(algo: Any) -> Callable[[], int]:
 
 def sampling(options: Options) -> Fields:
     """Env steps a second of the embedded env runner."""
-    with _config(options, options.num_envs).build() as algo:
+    with config(options, options.num_envs).build() as algo:
         return measuring.sampling_rate(_sampler(algo), options)
 
 
 def ppo(options: Options) -> Fields:
     """Trained env steps a second of PPO at the hyperparameters that all systems share."""
-    config = _config(options, num_envs=8).training(
-        lr=3e-4,
-        train_batch_size_per_learner=2048,
-        minibatch_size=256,
-        num_epochs=4,
-        gamma=0.99,
-        lambda_=0.95,
-        clip_param=0.2,
-        grad_clip=0.5,
-        entropy_coeff=0.0,
-    )
-    with config.build() as algo:
-        steps_before = 0
-
-        def train() -> int:
-            nonlocal steps_before
-            lifetime = int(algo.train()["num_env_steps_sampled_lifetime"])
-            steps, steps_before = lifetime - steps_before, lifetime
-            return steps
-
-        return measuring.training_rate(train, options)
+    with ppo_config(options).build() as algo:
+        return measuring.training_rate(measuring.trainer(algo), options)
 
 
 def time_to_450(options: Options) -> Fields:
@@ -107,8 +72,8 @@ def import_ppo(options: Options) -> Fields:
 
 def callbacks(options: Options) -> Fields:
     """Microseconds that a subscribed no-op costs per env step beyond its Python call, at 64 envs."""
-    without = _config(options, num_envs=64)
-    subscribed = _config(options, num_envs=64).callbacks(on_episode_step=_no_op)
+    without = config(options, num_envs=64)
+    subscribed = config(options, num_envs=64).callbacks(on_episode_step=_no_op)
     episode = object()
     with without.build() as algo_without, subscribed.build() as algo_subscribed:
         return measuring.callback_cost(
@@ -118,7 +83,7 @@ def callbacks(options: Options) -> Fields:
 
 def callback_logging(options: Options) -> Fields:
     """Env steps a second with a subscriber that logs one number a step, the metrics taken after each sample."""
-    with _config(options, options.num_envs).callbacks(on_episode_step=_log_number).build() as algo:
+    with config(options, options.num_envs).callbacks(on_episode_step=_log_number).build() as algo:
         sample = _sampler(algo)
 
         def sample_and_collect() -> int:
@@ -136,10 +101,10 @@ def no_subscriber(options: Options) -> Fields:
     from corral.env.runner import EnvRunner
 
     build = without_dispatch.build(EnvRunner)
-    config = _config(options, options.num_envs).freeze()
+    frozen = config(options, options.num_envs).freeze()
 
     def short_sampler(runner_class: Any) -> Callable[[], int]:
-        runner = runner_class(config)
+        runner = runner_class(frozen)
         return lambda: int(runner.sample(num_timesteps=measuring.ROWS_PER_TURN * options.num_envs).num_env_steps)
 
     makers = {"sample": EnvRunner, "twin": EnvRunner, "baseline": build.runner_class}
@@ -173,5 +138,13 @@ if __name__ == "__main__":
             "callback_logging": callback_logging,
             "no_subscriber": no_subscriber,
             "log_value": log_value,
+            "group_sampling": runner_groups.group_sampling,
+            "group_ppo": runner_groups.group_ppo,
+            "scaling": runner_groups.scaling,
+            "process_start": runner_groups.process_start,
+            "ray_start": runner_groups.ray_start,
+            "weight_sync": runner_groups.weight_sync,
+            "straggler": runner_groups.straggler,
         },
+        finish=ray_runtime.stop,
     )

@@ -27,7 +27,7 @@ def describe(own_python: str, rivals_python: str) -> dict[str, str]:
         "Cores": str(os.cpu_count()),
         "Memory": f"{int(memory) / 2**20:.0f} GiB" if memory.isdecimal() else "unknown",
         "System": f"{platform.system()} {platform.machine()}",
-        "Corral's environment": _versions(own_python, "corral", "numpy", "gymnasium", "torch"),
+        "Corral's environment": _versions(own_python, "corral", "numpy", "gymnasium", "torch", "ray"),
         "Rivals' environment": _versions(rivals_python, "ray", "stable-baselines3", "numpy", "gymnasium", "torch"),
     }
 

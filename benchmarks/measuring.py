@@ -40,6 +40,7 @@ class Options:
     seconds: float
     seed: int
     cap: float
+    engine: str = "process"
 
 
 Measure = Callable[[Options], Fields]
@@ -60,11 +61,12 @@ def run_measure(system: str, measures: Mapping[str, Measure], finish: Callable[[
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cap", type=float, default=300.0, help="seconds until time_to_450 gives up")
     parser.add_argument("--threads", type=int, help="of the numeric libraries, instead of their default")
+    parser.add_argument("--engine", choices=("process", "ray"), default="process", help="what runs Corral's runners")
     arguments = parser.parse_args()
     if arguments.threads is not None:
         # Read when NumPy and PyTorch are imported, which is later.
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(arguments.threads)))
-    options = Options(arguments.num_envs, arguments.seconds, arguments.seed, arguments.cap)
+    options = Options(arguments.num_envs, arguments.seconds, arguments.seed, arguments.cap, arguments.engine)
 
     line_out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -90,6 +92,19 @@ def training_rate(train: Callable[[], int], options: Options) -> Fields:
         train()
     seconds, steps = _run_for(train, options.seconds)
     return {"env_steps_per_s": steps / seconds, "env_steps": steps}
+
+
+def trainer(algo: Any) -> Callable[[], int]:
+    """Returns a function that does one iteration of an algorithm and says how many env steps that were."""
+    steps_before = 0
+
+    def train() -> int:
+        nonlocal steps_before
+        lifetime = int(algo.train()["num_env_steps_sampled_lifetime"])
+        steps, steps_before = lifetime - steps_before, lifetime
+        return steps
+
+    return train
 
 
 def train_until_target(train: Callable[[], tuple[float, int]], options: Options) -> Fields:
@@ -196,6 +211,30 @@ def relative_cost(
         "percent_of_twin": statistics.median(over_twin),
         "turns": len(over_baseline),
     }
+
+
+def relative_rate(sample: Callable[[], int], baseline: Callable[[], int], options: Options) -> Fields:
+    """Measures how many times the env steps a second of another sampler one takes.
+
+    Both take turns of one sampling call each, and swap who goes first; the value is the median over the turns of the
+    ratio within a turn.
+
+    Args:
+        sample: Samples once and returns the env steps.
+        baseline: What it is compared with.
+        options: The command line; `seconds` is the time for all turns.
+    """
+    samplers = (sample, baseline)
+    for sampler in samplers:
+        sampler()
+    ratios: list[float] = []
+    start = perf_counter()
+    while len(ratios) < 4 or perf_counter() - start < options.seconds:
+        turn = samplers if len(ratios) % 2 == 0 else samplers[::-1]
+        costs = {sampler: _seconds_per_step(sampler) for sampler in turn}
+        ratios.append(costs[baseline] / costs[sample])
+    lower, median, upper = statistics.quantiles(ratios, n=4)
+    return {"times": median, "times_quartiles": [lower, upper], "turns": len(ratios)}
 
 
 def call_time(call: str, names: Mapping[str, Any], options: Options) -> Fields:

@@ -123,7 +123,7 @@ _INTRODUCTION = (
     "rates and for durations alike. A budget is met when the median reaches it. Every single run is in the "
     "JSON file beside this page, from which `python benchmarks/run.py --render-only` rebuilds it.",
     "",
-    "To measure: install Corral with PyTorch in one environment, and PyTorch 2.13.0 and then "
+    "To measure: install Corral with PyTorch and Ray in one environment, and PyTorch 2.13.0 and then "
     "`benchmarks/requirements-rivals.txt` in another, leave the machine otherwise idle, and run `python "
     "benchmarks/run.py --rivals-python PATH` from the root of the repository with Corral's interpreter, "
     "where PATH is the interpreter of the other environment.",
@@ -135,8 +135,8 @@ def _row(case: Case, runs: Sequence[Run], system: str) -> Row:
     own = [run for run in runs if run.system == system]
     median = _median_text(case, own)
     if system == "corral":
-        limit = case.limit_text if case.limit is not None else ""
-        return Row(NAMES[system], median, "1" if case.has_ratio else "", limit, _limit_verdict(case, own))
+        shown_ratio = "1" if case.has_ratio else ""
+        return Row(NAMES[system], median, shown_ratio, case.own_budget_text, _own_verdict(case, own))
     ratio = ratio_of_pairs(pair_ratios(case, runs, system)) if case.has_ratio else None
     budget = case.ratio_budgets.get(system)
     return Row(
@@ -178,16 +178,16 @@ def _ratio_verdict(ratio: Ratio | None, budget: float, runs: Sequence[Run]) -> s
     return MET if ratio.median >= budget else MISSED
 
 
-def _limit_verdict(case: Case, runs: Sequence[Run]) -> str:
-    """Says whether Corral's own value stays below the case's limit."""
-    if case.limit is None:
+def _own_verdict(case: Case, runs: Sequence[Run]) -> str:
+    """Says whether Corral's own value keeps to the case's limit or floor."""
+    if not case.own_budget_text:
         return ""
     values = [run.value for run in runs if run.value is not None]
     if not values or len(values) < len(runs):
         return FAILED
     if case.limit_without_torch and any(run.detail.get("torch_imported") for run in runs):
         return f"{MISSED} (torch was imported)"
-    return MET if statistics.median(values) < case.limit else MISSED
+    return MET if case.keeps_own_budget(statistics.median(values)) else MISSED
 
 
 def _budget_table(results: dict[str, CaseResult]) -> list[str]:

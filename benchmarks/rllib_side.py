@@ -1,55 +1,21 @@
 """Takes one measurement of RLlib (new API stack) in this process and prints it as a JSON line (see `run.py`).
 
 RLlib is given its fastest honest settings where a measure is about speed at equal work: everything in this
-process (no remote env runners or learners), and the env's own NumPy vector implementation
-(`gym_env_vectorize_mode="vector_entry_point"`), which on CartPole is faster than its default "sync" mode, a
-Python loop over single envs.
+process (no remote learners, and no remote env runners but where a measure is about two of them), and the env's
+own NumPy vector implementation (`gym_env_vectorize_mode="vector_entry_point"`), which on CartPole is faster
+than its default "sync" mode, a Python loop over single envs.
 """
 
-import logging
-import os
-import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import measuring
+import ray_runtime
 from measuring import Fields, Options
 
 
-def _silence() -> None:
-    """Turns off what Ray and its libraries would print or report; worker processes inherit this."""
-    os.environ.update(
-        PYTHONWARNINGS="ignore",
-        RAY_USAGE_STATS_ENABLED="0",
-        RAY_DEDUP_LOGS="1",
-        RAY_DISABLE_IMPORT_WARNING="1",
-        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
-        RAY_IGNORE_UNHANDLED_ERRORS="1",
-        GLOG_minloglevel="3",
-        TF_CPP_MIN_LOG_LEVEL="3",
-        PYGAME_HIDE_SUPPORT_PROMPT="1",
-    )
-    warnings.simplefilter("ignore")
-    logging.disable(logging.ERROR)
-
-
-def _start_ray() -> None:
-    """Starts Ray with its defaults, less the dashboard and the logs of its processes."""
-    import ray
-
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-
-
-def _stop_ray() -> None:
-    """Stops Ray's daemons if this process has started them."""
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        ray.shutdown()
-
-
-def _config(options: Options, num_envs: int) -> Any:
-    """Returns a PPO config with everything in this process and the net that all systems are measured with."""
+def _config(options: Options, num_envs: int, num_env_runners: int = 0) -> Any:
+    """Returns a PPO config with the learner in this process and the net that all systems are measured with."""
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
@@ -57,7 +23,7 @@ def _config(options: Options, num_envs: int) -> Any:
         PPOConfig()
         .environment(measuring.ENV)
         .env_runners(
-            num_env_runners=0,
+            num_env_runners=num_env_runners,
             num_envs_per_env_runner=num_envs,
             gym_env_vectorize_mode="vector_entry_point",
         )
@@ -86,8 +52,18 @@ def sampling(options: Options) -> Fields:
 
 def ppo(options: Options) -> Fields:
     """Trained env steps a second of PPO at the hyperparameters that all systems share."""
-    _start_ray()
-    config = _config(options, num_envs=8).training(
+    return _ppo(options, num_env_runners=0)
+
+
+def group_ppo(options: Options) -> Fields:
+    """The same with two remote env runners."""
+    return _ppo(options, num_env_runners=2)
+
+
+def _ppo(options: Options, num_env_runners: int) -> Fields:
+    """Trained env steps a second of PPO with so many remote env runners; with 0, in this process."""
+    ray_runtime.start()
+    config = _config(options, 8, num_env_runners).training(
         lr=3e-4,
         train_batch_size_per_learner=2048,
         minibatch_size=256,
@@ -102,23 +78,31 @@ def ppo(options: Options) -> Fields:
         vf_loss_coeff=0.5,
         vf_clip_param=float("inf"),
     )
-    algo = config.build_algo()
-    steps_before = 0
+    return measuring.training_rate(measuring.trainer(config.build_algo()), options)
 
-    def train() -> int:
-        nonlocal steps_before
-        lifetime = int(algo.train()["num_env_steps_sampled_lifetime"])
-        steps, steps_before = lifetime - steps_before, lifetime
-        return steps
 
-    return measuring.training_rate(train, options)
+def group_sampling(options: Options) -> Fields:
+    """Env steps a second that two remote env runners bring to this process as episodes.
+
+    The call is the one of RLlib's training, less the metrics that come with the episodes there.
+    """
+    ray_runtime.start()
+    group = _config(options, options.num_envs, num_env_runners=2).build_algo().env_runner_group
+    share = measuring.STEPS_PER_SAMPLE // 2
+
+    def sample() -> int:
+        parts = group.foreach_env_runner(lambda runner: runner.sample(num_timesteps=share), local_env_runner=False)
+        assert len(parts) == 2, "an env runner has failed"
+        return sum(len(episode) for episodes in parts for episode in episodes)
+
+    return measuring.sampling_rate(sample, options)
 
 
 def time_to_450(options: Options) -> Fields:
     """Trains PPO with RLlib's defaults (two remote env runners) until the mean episode return reaches 450."""
     from ray.rllib.algorithms.ppo import PPOConfig
 
-    _start_ray()
+    ray_runtime.start()
     config = PPOConfig().environment(measuring.ENV).debugging(seed=options.seed, log_level="ERROR")
     algo = config.build_algo()
 
@@ -197,7 +181,7 @@ def log_value(options: Options) -> Fields:
 
 
 if __name__ == "__main__":
-    _silence()
+    ray_runtime.silence()
     measuring.run_measure(
         "rllib",
         {
@@ -209,6 +193,8 @@ if __name__ == "__main__":
             "callbacks": callbacks,
             "callback_logging": callback_logging,
             "log_value": log_value,
+            "group_sampling": group_sampling,
+            "group_ppo": group_ppo,
         },
-        finish=_stop_ray,
+        finish=ray_runtime.stop,
     )

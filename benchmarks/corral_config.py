@@ -1,0 +1,40 @@
+"""The configs that Corral is measured with. Nothing heavy is imported before a function is called."""
+
+from typing import Any
+
+import measuring
+from measuring import Options
+
+
+def config(options: Options, num_envs: int) -> Any:
+    """Returns a PPO config with the embedded env runner and the net that all systems are measured with."""
+    from corral import PPOConfig
+
+    return (
+        PPOConfig()
+        .environment(measuring.ENV)
+        .env_runners(num_envs_per_env_runner=num_envs)
+        .rl_module(
+            model_config={
+                "fcnet_hiddens": measuring.HIDDEN,
+                "fcnet_activation": "tanh",
+                "vf_share_layers": False,
+            }
+        )
+        .debugging(seed=options.seed)
+    )
+
+
+def ppo_config(options: Options) -> Any:
+    """Returns that config with 8 envs a runner and the hyperparameters that all systems share."""
+    return config(options, num_envs=8).training(
+        lr=3e-4,
+        train_batch_size_per_learner=2048,
+        minibatch_size=256,
+        num_epochs=4,
+        gamma=0.99,
+        lambda_=0.95,
+        clip_param=0.2,
+        grad_clip=0.5,
+        entropy_coeff=0.0,
+    )
