@@ -10,7 +10,7 @@ import sys
 import pytest
 from engine_workers import is_running, until
 
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow]
 
 # In a process of its own: a process has one Ray runtime.
 SCRIPT = """

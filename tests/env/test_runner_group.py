@@ -22,8 +22,8 @@ from corral.errors import ConfigError, SerializationError
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
 
-ENGINES = ["local", "process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))]
-REMOTE = ENGINES[1:]
+REMOTE = ["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))]
+RAY_SLOW = pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow])
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_the_same_seed_gives_the_same_results_as_in_this_process(engine: str) ->
     assert train_with(engine) == train_with("local")
 
 
-@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+@pytest.mark.parametrize("engine", ["local", "process", RAY_SLOW], indirect=True)
 class TestCalls:
     def test_functions_and_methods_run_where_the_runners_are(self, group: EnvRunnerGroup, engine: str) -> None:
         assert group.engine_name == engine
@@ -127,11 +127,7 @@ class TestCalls:
         assert metrics.peek()["env_runners"]["num_env_steps_sampled"] == 14
 
 
-@pytest.mark.parametrize(
-    "engine",
-    ["process", pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow])],
-    indirect=True,
-)
+@pytest.mark.parametrize("engine", ["process", RAY_SLOW], indirect=True)
 class TestLateRunners:
     @pytest.fixture
     def gate(self, tmp_path: Path) -> Path:
@@ -214,7 +210,7 @@ class TestLateRunners:
             group.stop()
 
 
-@pytest.mark.parametrize("engine", REMOTE, indirect=True)
+@pytest.mark.parametrize("engine", ["process", RAY_SLOW], indirect=True)
 def test_weights_travel_once_to_each_runner_and_only_when_they_changed(engine: str) -> None:
     experiment = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=2, num_envs_per_env_runner=2)
     experiment.training(train_batch_size_per_learner=64, minibatch_size=64, num_epochs=1).engine(engine)
