@@ -216,10 +216,12 @@ def test_weights_travel_once_to_each_runner_and_only_when_they_changed(engine: s
     experiment.training(train_batch_size_per_learner=64, minibatch_size=64, num_epochs=1).engine(engine)
     with experiment.build() as algo:
         num_bytes = sum(array.nbytes for array in algo.learner_group.get_weights()["default_policy"].values())
-        assert algo.train()["runner_group"]["weights_sync_bytes"] == 2 * 2 * num_bytes  # of version 0 and version 1
+        costs = algo.train()["runner_group"]
+        assert costs["weights_sync_bytes"] == 2 * 2 * num_bytes  # of version 0 and version 1
+        assert costs["weights_sync_ms_mean"] > 0  # of those that have arrived: the first for certain
         costs = algo.train()["runner_group"]
         assert costs["weights_sync_bytes"] == 2 * num_bytes and costs["weights_version"] == 2
-        assert costs["weights_sync_ms_mean"] > 0 and costs["weights_version_lag_mean"] == 0
+        assert costs["weights_version_lag_mean"] == 0
         algo.sync_weights()
         assert algo.env_runner_group.take_costs()["weights_sync_bytes"] == 0
         ours = algo.learner_group.get_weights()["default_policy"]
