@@ -115,6 +115,11 @@ class TestCalls:
         assert sorted(results) == [(1, 10), (2, 20)]
         assert group.fetch_ready() == []
 
+    def test_no_steps_are_no_fragments_at_once(self, group: EnvRunnerGroup) -> None:
+        timers = Timers()
+        assert group.sample(0, timers) == []
+        assert timers.seconds["waiting"] < group._config.sample_timeout_s / 2  # it waits for nobody
+
     def test_samples_without_waiting(self, group: EnvRunnerGroup) -> None:
         assert group.sample_async(7) == 2
         rollouts: list[Rollout] = []

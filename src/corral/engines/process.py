@@ -72,7 +72,10 @@ class ProcessHandle:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, int(resources.num_cpus))))
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"from corral.engines.worker import main; main({theirs.fileno()})"],
+                [
+                    *(sys.executable, "-P", "-c"),
+                    f"from corral.engines.worker import main; main({theirs.fileno()}, {os.getpid()})",
+                ],
                 env=environment,
                 pass_fds=(theirs.fileno(), their_crash_fd),
                 stdin=subprocess.DEVNULL,

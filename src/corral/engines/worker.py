@@ -19,10 +19,10 @@ CRASH_FD = "CORRAL_CRASH_FD"
 PARENT_CHECK_S = 1.0
 
 
-def main(channel_fd: int) -> None:
-    """Serve the calls that come through a socket until the other side closes it."""
+def main(channel_fd: int, parent: int) -> None:
+    """Serve the calls that come through a socket until the other side, the process `parent`, closes it or ends."""
     faulthandler.enable(int(os.environ[CRASH_FD]))
-    _end_with_parent()
+    _end_with_parent(parent)
     with socket.socket(fileno=channel_fd) as channel:
         try:
             _serve(channel)
@@ -67,9 +67,11 @@ def _failure(error: BaseException, where: str) -> list[Frames]:
     return [pack(False, ""), pack(portable_error(error, where), f"an exception in {where}")]
 
 
-def _end_with_parent() -> None:
-    """End this process and all that it started soon after its parent died, whatever it is busy with."""
-    parent = os.getppid()
+def _end_with_parent(parent: int) -> None:
+    """End this process and all that it started soon after its parent died, whatever it is busy with.
+
+    The parent is told rather than asked for: it may have died before this process could ask.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -227,7 +227,7 @@ class EnvRunnerGroup:
             self._ask(runner, steps)
         with timers.time("waiting"):
             deadline_s = time.perf_counter() + self._config.sample_timeout_s
-            if not any(runner.request for runner in self._runners.values()) and not taken:
+            if not taken and not any(runner.ready for runner in self._runners.values()):
                 self._await_mending(deadline_s)
             while requests := self._worth_waiting_for(bool(taken)):
                 now = time.perf_counter()
@@ -286,7 +286,7 @@ class EnvRunnerGroup:
         return taken
 
     def _await_mending(self, deadline_s: float) -> None:
-        """Wait until a runner is ready again, when all are being mended."""
+        """Wait until a runner is ready again, when all have failed: for one that starts, or until one is due."""
         while not self.restore_runners() and (now := time.perf_counter()) < deadline_s:
             starting = [runner.starting for runner in self._runners.values() if runner.starting is not None]
             due_s = [runner.mend_at_s for runner in self._runners.values() if runner.mend_at_s is not None]
