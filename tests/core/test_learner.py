@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from learner_cases import Recorder
 from torch import Tensor, nn
 
 from corral.core.learner import VALUES_CHUNK, Batch, Learner, clip_gradients
@@ -39,17 +40,6 @@ class Linear(Module):
 def squares(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
     errors = (module.value(batch["obs"]) - batch["y"]).square()
     return errors.mean(), {"largest": errors.max().detach()}
-
-
-class Recorder:
-    """A loss that writes down which rows each minibatch held."""
-
-    def __init__(self) -> None:
-        self.minibatches: list[list[int]] = []
-
-    def __call__(self, module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
-        self.minibatches.append(batch["row"].tolist())
-        return module.value(batch["obs"]).mean(), {}
 
 
 def rows(size: int) -> Batch:

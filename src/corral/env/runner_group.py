@@ -20,7 +20,7 @@ from corral.env.rollout import Rollout
 from corral.env.runner import EnvRunner
 from corral.env.stragglers import add_excess_wait, patience_ends_s, shares
 from corral.errors import CorralError, WorkerDiedError
-from corral.metrics.logger import MetricsLogger
+from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
 
 log = logging.getLogger("corral")
@@ -67,7 +67,7 @@ class EnvRunnerGroup:
         self._weights: Any = {}
         self._weights_version = -1
         self._weights_bytes = 0
-        self._reports: list[Report] = []
+        self._logged: list[tuple[Parts, dict[str, float]]] = []  # what came with fragments: metrics and seconds
         self._requests: dict[Future[Any], int] = {}  # of foreach_env_runner_async, with the runner's index
         self._runners = {
             index: RemoteRunner(index, config, self.engine) for index in range(1, config.num_env_runners + 1)
@@ -280,7 +280,7 @@ class EnvRunnerGroup:
                 self._fail(runner, error)
                 continue
             report = runner.take(request, self._weights_version)
-            self._reports.append(report)
+            self._logged.append((report.metrics, report.seconds))
             add_excess_wait(runner, self._runners.values(), self._straggler_factor, report.rollout.num_env_steps)
             taken.append((runner.index, report.rollout))
         return taken
@@ -354,8 +354,7 @@ class EnvRunnerGroup:
             parts, seconds, _ = self.local_env_runner.get_metrics()
             collected = [(parts, seconds)]
         else:
-            collected = [(report.metrics, report.seconds) for report in self._reports]
-            self._reports = []
+            collected, self._logged = self._logged, []
         metrics.aggregate([parts for parts, _ in collected], key="env_runners")
         for _, seconds in collected:
             timers.add(seconds)
