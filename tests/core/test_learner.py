@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from learner_cases import Recorder
 from torch import Tensor, nn
 
-from corral.core.learner import VALUES_CHUNK, Batch, Learner, clip_gradients
+from corral.core.learner import VALUES_CHUNK, Batch, Learner
 from corral.core.module import Module
+from corral.core.optimizers import clip_gradients
 from corral.core.schedules import schedule_value, validate_schedule
 from corral.core.threads import num_threads_for, torch_threads
 from corral.errors import ConfigError, LossError

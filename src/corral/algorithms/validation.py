@@ -104,11 +104,13 @@ def _validate_device(device: str) -> None:
 def _validate_optimizer(config: AlgorithmConfig) -> None:
     import torch
 
+    from corral.core.optimizers import without_compiler
+
     settings, found = config.optimizer_config, optimizer_class(config.optimizer)
     if "lr" in settings:
         raise ConfigError(f"optimizer_config={settings} sets lr, which lr={config.lr} would override.")
     try:
-        found([torch.nn.Parameter(torch.zeros(1, 1))], **{"lr": 0.0, **settings})
+        without_compiler(found)([torch.nn.Parameter(torch.zeros(1, 1))], **{"lr": 0.0, **settings})
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"optimizer_config={settings} does not suit optimizer={found.__name__}: {error}") from error
 

@@ -1,0 +1,95 @@
+"""Optimizers of torch, started in no time and stepping one vector for each module."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+# These treat every entry of a parameter alike, so they can step one vector that holds all of them.
+ELEMENTWISE_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop)
+
+
+def optimizer_settings(
+    optimizer_class: type[torch.optim.Optimizer], optimizer_config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the config's settings and those that we choose: Adam in one fused kernel, unless the config says how."""
+    settings = dict(optimizer_config)
+    if optimizer_class in (torch.optim.Adam, torch.optim.AdamW) and "foreach" not in settings:
+        settings.setdefault("fused", True)
+    return settings
+
+
+def make_optimizer(
+    module: nn.Module, optimizer_class: type[torch.optim.Optimizer], settings: Mapping[str, Any]
+) -> torch.optim.Optimizer:
+    """Return an optimizer of a module's parameters; see `flat_parameters` for those of elementwise ones."""
+    elementwise = optimizer_class in ELEMENTWISE_OPTIMIZERS
+    parameters = flat_parameters(module) if elementwise else list(module.parameters())
+    return without_compiler(optimizer_class)(parameters, **settings)
+
+
+def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return a class of the same name and behaviour that does not import torch's compiler.
+
+    The methods of torch's own optimizers are wrapped so that `torch.compile` leaves them alone, and the wrappers import
+    the compiler to say so: two seconds in every process that trains, as much as torch itself takes. Nothing is compiled
+    here, so the wrapped methods are called directly. A class from elsewhere is returned as it is.
+    """
+    if not optimizer_class.__module__.startswith("torch."):
+        return optimizer_class
+    methods = {
+        name: inspect.unwrap(method)
+        for name, method in inspect.getmembers(optimizer_class, inspect.isfunction)
+        if hasattr(method, "__wrapped__")
+    }
+    methods["step"] = torch.no_grad()(inspect.unwrap(optimizer_class.step))  # one of its wrappers did this too
+    return type(optimizer_class.__name__, (optimizer_class,), methods)
+
+
+def flat_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Lay a module's trainable parameters and their gradients side by side in one vector for each dtype.
+
+    The module's own parameters become views of it. Clipping and stepping one vector takes a tenth of the time that a
+    dozen small tensors take, which is a sixth of a small net's gradient step.
+
+    Returns:
+        The vectors, for an optimizer that treats every entry alike.
+    """
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    vectors = []
+    for dtype in dict.fromkeys(parameter.dtype for parameter in trainable):
+        parts = [parameter for parameter in trainable if parameter.dtype == dtype]
+        vector = nn.Parameter(torch.cat([part.detach().reshape(-1) for part in parts]))
+        vector.grad = torch.zeros_like(vector)
+        sizes = [part.numel() for part in parts]
+        for part, data, grad in zip(
+            parts, torch.split(vector.data, sizes), torch.split(vector.grad, sizes), strict=True
+        ):
+            part.data, part.grad = data.view_as(part), grad.view_as(part)
+        vectors.append(vector)
+    return vectors
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None, by: str) -> float:
+    """Clip gradients in place, and return their global norm before clipping.
+
+    Args:
+        parameters: After `backward`.
+        limit: The largest norm or absolute value; `None` clips nothing.
+        by: `"global_norm"`, `"norm"` or `"value"`; see `Learner`.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = (gradients[0].norm() if len(gradients) == 1 else nn.utils.get_total_norm(gradients)).item()
+    if limit is not None and by == "global_norm" and norm > limit:
+        for gradient in gradients:
+            gradient.mul_(limit / norm)
+    if limit is not None and by == "norm":
+        for parameter in parameters:
+            nn.utils.clip_grad_norm_(parameter, limit)
+    if limit is not None and by == "value":
+        nn.utils.clip_grad_value_(parameters, limit)
+    return norm
