@@ -14,11 +14,12 @@ DOCS_READY := $(VENV)/.docs-ready
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
-# torch goes first and alone: asked for together with the rest, pip may take a build with CUDA.
+# torch goes first and alone: asked for together with the rest, pip may take a build with CUDA. To compile all that is
+# installed takes as long as to install it, and most of it is never imported.
 $(READY): requirements/torch.txt requirements/base.txt requirements/dev.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --requirement requirements/torch.txt
-	$(BIN)/pip install --quiet --requirement requirements/base.txt --requirement requirements/dev.txt
+	$(BIN)/pip install --quiet --no-compile --requirement requirements/torch.txt
+	$(BIN)/pip install --quiet --no-compile --requirement requirements/base.txt --requirement requirements/dev.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -36,10 +36,20 @@ def ray_stays_unseen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("ray.is_initialized", lambda: False)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Let `xdist_group` work: xdist 3.8 writes a test's group into an attribute that pytest 9.2 does not read."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[Any]) -> Any:
+    """Leave to `make slow` what is `slow_on_ray`, and let `xdist_group` work.
+
+    What starts on Ray takes seconds to start. And xdist 3.8 writes a test's group into an attribute that pytest 9.2
+    does not read.
+    """
+    for item in items:
+        on_ray = any(mark.args == ("ray",) for mark in item.iter_markers("xdist_group"))
+        if on_ray and item.get_closest_marker("slow_on_ray"):
+            item.add_marker(pytest.mark.slow)
+    result = yield
     for item in items:
         grouped = vars(item).get("_nodeid")
         if grouped is not None and hasattr(item, "_id"):
             item._id = type(item._id).parse(grouped)
+    return result

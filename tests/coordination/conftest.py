@@ -43,15 +43,3 @@ def name() -> Iterator[str]:
             coordination.remove(unique + suffix)
         except CoordinationError:
             pass
-
-
-IN_MAKE_TEST = ("test_calls_of_one_caller_arrive_in_order", "test_actors_use_actors")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave most of the Ray form to `make slow`: what starts on Ray takes seconds to start."""
-    for item in items:
-        on_ray = any(mark.args == ("ray",) for mark in item.iter_markers("xdist_group"))
-        if item.path.parent.name == "coordination" and on_ray and not item.name.startswith(IN_MAKE_TEST):
-            item.add_marker(pytest.mark.slow)

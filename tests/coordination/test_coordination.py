@@ -16,6 +16,8 @@ from forms import Form, InWorkers
 from corral import coordination
 from corral.errors import CoordinationError, SerializationError
 
+pytestmark = pytest.mark.slow_on_ray
+
 
 class Strange(Exception):
     """An exception of the user's that pickle takes apart and cannot put together."""

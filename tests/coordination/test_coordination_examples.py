@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from forms import Form
 
+pytestmark = pytest.mark.slow_on_ray
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "coordination"
 
 

@@ -48,6 +48,7 @@ class Caller:
         return int(coordination.get(f"{name}-2").call("get"))
 
 
+@pytest.mark.slow_on_ray
 def test_ray_finds_what_coordination_made(name: str) -> None:
     import ray
 
@@ -61,6 +62,7 @@ def test_ray_finds_what_coordination_made(name: str) -> None:
     assert coordination.get(name).call("get") == 3
 
 
+@pytest.mark.slow_on_ray
 def test_coordination_finds_what_ray_made(name: str) -> None:
     import ray
 
@@ -71,6 +73,7 @@ def test_coordination_finds_what_ray_made(name: str) -> None:
         coordination.create(name, Counter)
 
 
+@pytest.mark.slow_on_ray
 def test_a_class_that_the_user_decorated_is_taken_as_it_is(name: str) -> None:
     import ray
 
@@ -88,6 +91,7 @@ def test_actors_use_actors(name: str) -> None:
         coordination.remove(f"{name}-caller")
 
 
+@pytest.mark.slow_on_ray
 def test_actors_take_no_cpu_from_the_runners(name: str) -> None:
     import ray
 
@@ -101,6 +105,7 @@ def test_actors_take_no_cpu_from_the_runners(name: str) -> None:
             coordination.remove(each)
 
 
+@pytest.mark.slow_on_ray
 def test_processes_reach_ray_s_actors_through_the_driver(name: str) -> None:
     import ray
 
@@ -117,6 +122,7 @@ def test_processes_reach_ray_s_actors_through_the_driver(name: str) -> None:
     assert ray.get(ray.get_actor(f"{name}-2").get.remote()) == 8
 
 
+@pytest.mark.slow_on_ray
 def test_what_a_ray_worker_starts_reaches_ray_s_actors_through_it(name: str) -> None:
     import ray
 
@@ -131,6 +137,7 @@ def test_what_a_ray_worker_starts_reaches_ray_s_actors_through_it(name: str) -> 
     assert coordination.get(name).call("get") == 7
 
 
+@pytest.mark.slow_on_ray
 def test_what_was_made_before_ray_stays_the_driver_s(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
@@ -152,6 +159,7 @@ def test_what_was_made_before_ray_stays_the_driver_s(name: str, monkeypatch: pyt
     assert "created before ray.init()" in ray.get(problem.remote(), timeout=60)
 
 
+@pytest.mark.slow_on_ray
 def test_an_actor_that_died_is_an_error(name: str) -> None:
     class Fragile(Counter):
         def die(self) -> None:
@@ -171,6 +179,7 @@ def counted_cart_pole(config: dict[str, Any]) -> gym.Env[Any, Any]:
     return CountedEnv(gym.make("CartPole-v1"))
 
 
+@pytest.mark.slow_on_ray
 def test_sub_envs_in_processes_of_a_ray_runner_reach_ray_s_actors(name: str) -> None:
     config = (
         PPOConfig()

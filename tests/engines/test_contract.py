@@ -85,6 +85,7 @@ def test_a_worker_keeps_its_state(start: Start) -> None:
     assert handle.alive()
 
 
+@pytest.mark.slow_on_ray
 def test_workers_do_not_share_state(start: Start) -> None:
     first, second = start(Counter), start(partial(Counter, 100))
     assert [result(first.call("add")), result(second.call("add"))] == [1, 101]
@@ -102,6 +103,7 @@ def test_functions_and_closures_are_called_with_the_worker(start: Start) -> None
     assert result(handle.call(lambda worker, add: worker.count * factor + add, 1)) == 7
 
 
+@pytest.mark.slow_on_ray
 def test_calls_run_in_the_order_in_which_they_were_made(start: Start) -> None:
     handle = start(Counter)
     futures = [handle.call("add") for _ in range(100)]
@@ -154,6 +156,7 @@ def test_calls_run_on_the_main_thread_where_timers_interrupt(start: Start) -> No
     assert result(handle.call(alarm_rings))
 
 
+@pytest.mark.slow_on_ray
 @with_processes
 def test_a_worker_has_as_many_threads_as_it_asked_for_cores(start: Start) -> None:
     handle = start(Counter)
@@ -343,6 +346,7 @@ def test_nothing_that_a_worker_started_outlives_it(start: Start, end: str) -> No
     until(lambda: not any(map(is_running, processes)))
 
 
+@pytest.mark.slow_on_ray
 @with_processes
 def test_a_worker_that_is_killed_from_outside_is_dead(start: Start) -> None:
     handle = start(Counter)
@@ -375,6 +379,7 @@ def test_a_worker_that_ends_within_a_call_is_dead(start: Start, end: Callable[..
     assert not handle.alive()
 
 
+@pytest.mark.slow_on_ray
 @with_processes
 def test_a_worker_that_is_dead_can_be_replaced(start: Start) -> None:
     raised(start(Counter).call(kill_yourself))

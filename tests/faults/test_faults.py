@@ -29,7 +29,7 @@ def config(engine: str, record: Path, **settings: Any) -> PPOConfig:
         .env_runners(num_env_runners=2, num_envs_per_env_runner=1, straggler_factor=None)
         .training(train_batch_size_per_learner=40, minibatch_size=40, num_epochs=1)
         .rl_module(model_config={"fcnet_hiddens": [4]})
-        .fault_tolerance(env_step_timeout_s=0.5, delay_between_env_runner_restarts_s=0.1)
+        .fault_tolerance(env_step_timeout_s=2.0, delay_between_env_runner_restarts_s=0.1)
         .engine(engine)
         .debugging(seed=0)
     )
@@ -109,6 +109,7 @@ def weights_are_current(algo: Algorithm) -> bool:
     )
 
 
+@pytest.mark.slow_on_ray
 @pytest.mark.parametrize("engine", ["local", "process", RAY], indirect=True)
 def test_without_fault_tolerance_the_original_error_ends_the_run(engine: str, record: Path) -> None:
     with config(engine, record, restart_failed_env_runners=False).build() as algo:
@@ -130,7 +131,7 @@ def test_without_fault_tolerance_the_original_error_ends_the_run(engine: str, re
         (
             "hang",
             EnvError,
-            r"'FaultyEnv', sub-env 0, step \d+: step\(\) .*env_step_timeout_s=0\.5.*in fail .*failing\.py",
+            r"'FaultyEnv', sub-env 0, step \d+: step\(\) .*env_step_timeout_s=2\.0.*in fail .*failing\.py",
         ),
     ],
 )

@@ -59,7 +59,8 @@ def notes(directory: Path, what: str) -> list[str]:
     return (directory / what).read_text().split()
 
 
-def test_four_trials_of_which_one_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lrs", [[1e-3, 3e-3], pytest.param([1e-3, 2e-3, 3e-3, 4e-3], marks=pytest.mark.slow)])
+def test_of_several_trials_one_is_killed_and_goes_on(lrs: list[float], tmp_path: Path) -> None:
     corral.tune.register()
     env_config = {"notes": str(tmp_path), "doomed_lr": 3e-3}
     results = tune.Tuner(
@@ -67,7 +68,7 @@ def test_four_trials_of_which_one_is_killed(tmp_path: Path) -> None:
         param_space={
             "env": IdentityEnv,
             "callbacks": Witness,
-            "lr": tune.grid_search([1e-3, 2e-3, 3e-3, 4e-3]),
+            "lr": tune.grid_search(lrs),
             "training": SMALL,
             "environment.env_config": env_config,
         },
@@ -78,8 +79,8 @@ def test_four_trials_of_which_one_is_killed(tmp_path: Path) -> None:
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
         ),
     ).fit()
-    assert len(results) == 4 and results.errors == []
-    assert len(notes(tmp_path, "built")) == 5  # the killed one twice
+    assert len(results) == len(lrs) and results.errors == []
+    assert len(notes(tmp_path, "built")) == len(lrs) + 1  # the killed one twice
     [pid] = notes(tmp_path, "loaded-2")
     for result in results:
         doomed = result.config["lr"] == 3e-3
