@@ -131,7 +131,7 @@ def test_without_fault_tolerance_the_original_error_ends_the_run(engine: str, re
         (
             "hang",
             EnvError,
-            r"'FaultyEnv', sub-env 0, step \d+: step\(\) .*env_step_timeout_s=2\.0.*in fail .*failing\.py",
+            r"'FaultyEnv', sub-env 0, step \d+: step\(\) .*env_step_timeout_s=2;.*in fail .*failing\.py",
         ),
     ],
 )
