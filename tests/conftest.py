@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+# Tests run side by side, a core for each: torch's threads would only wait for each other, half as long again as the
+# tests themselves take. It is read when torch is imported, here and in the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
