@@ -67,8 +67,8 @@ class EnvRunnersSettings:
             any more: its fragments count when they arrive. `None` waits for all, always. Complete episodes are waited
             for too.
         num_cpus_per_env_runner: CPUs that Ray reserves for each runner.
-        num_gpus_per_env_runner: GPUs, likewise.
-        custom_resources_per_env_runner: Other resources of a Ray cluster, by name.
+        num_gpus_per_env_runner: GPUs, likewise; in processes of this machine runners share those that it has.
+        custom_resources_per_env_runner: Other resources of a Ray cluster, by name; refused without Ray.
     """
 
     num_env_runners: int = 0
@@ -135,7 +135,7 @@ class LearnersSettings:
         num_learners: Learners that the engine runs, each with a copy of the modules and a share of every batch; their
             gradients are averaged. 0 embeds one learner in the algorithm.
         num_cpus_per_learner: CPUs that Ray reserves for each learner.
-        num_gpus_per_learner: GPUs, likewise.
+        num_gpus_per_learner: GPUs, likewise; in processes of this machine learners share those that it has.
         device: `"auto"` (CUDA when there is one), or a torch device name.
         num_threads: Torch's intra-op threads while sampling and learning; `"auto"` is one for small nets, and
             torch's own choice otherwise.

@@ -7,10 +7,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from corral.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Resources:
-    """What one worker needs. Only an engine that places workers on machines looks at it.
+    """What one worker needs. Ray reserves it; in processes of this machine workers share what there is.
 
     Attributes:
         num_cpus: CPUs; a fraction shares one.
@@ -83,3 +85,27 @@ class Engine(Protocol):
 
     def stop(self) -> None:
         """End what the engine itself started, such as a Ray runtime; workers are ended by their handles."""
+
+
+def require_on_this_machine(resources: Sequence[Resources]) -> None:
+    """Refuse what workers of this machine can never get: GPUs that it does not have, and what only a cluster names.
+
+    Raises:
+        ConfigError: Says what was asked, and what there is.
+    """
+    if custom := sorted({name for part in resources for name in part.custom}):
+        raise ConfigError(
+            f"custom_resources_per_env_runner asks for {', '.join(custom)}, which only a Ray cluster can have: take "
+            "engine_name='ray', or leave it out."
+        )
+    num_gpus = sum(part.num_gpus for part in resources)
+    if not num_gpus:
+        return
+    import torch  # which takes seconds
+
+    if num_gpus > torch.cuda.device_count():
+        raise ConfigError(
+            f"The workers asked for ({len(resources)}) need {num_gpus:g} GPU in all, and this machine has "
+            f"{torch.cuda.device_count()} GPU. Ask for less for each, with num_gpus_per_env_runner or "
+            "num_gpus_per_learner, or take engine_name='ray' and a cluster."
+        )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from corral.engines.base import Resources
+from corral.engines.base import Resources, require_on_this_machine
 from corral.errors import WorkerDiedError
 
 
@@ -53,7 +53,8 @@ class LocalEngine:
     own_process = False
 
     def require(self, resources: Sequence[Resources]) -> None:
-        """Refuse nothing: workers take turns."""
+        """Refuse what this machine does not have, but for cores: workers take turns."""
+        require_on_this_machine(resources)
 
     def start(
         self, factory: Callable[[], Any], *, name: str = "worker", resources: Resources | None = None

@@ -24,7 +24,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from corral.engines.actors import environment as coordination_environment
-from corral.engines.base import Resources
+from corral.engines.base import Resources, require_on_this_machine
 from corral.engines.wire import Frames, pack, receive, send, unpack
 from corral.engines.worker import CRASH_FD
 from corral.errors import WorkerDiedError
@@ -223,7 +223,8 @@ class ProcessEngine:
     own_process = True
 
     def require(self, resources: Sequence[Resources]) -> None:
-        """Refuse nothing, as processes share the cores, but say so when there are fewer cores than were asked for."""
+        """Refuse what this machine does not have, but for cores: processes share them, and are told so."""
+        require_on_this_machine(resources)
         asked, there = sum(part.num_cpus for part in resources), _num_cpus()
         if asked > there:
             log.warning(
