@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
@@ -11,17 +10,15 @@ import numpy as np
 import pytest
 from forms import Form
 
+import example_files
+
 pytestmark = pytest.mark.slow_on_ray
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "coordination"
+EXAMPLES = example_files.EXAMPLES / "coordination"
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example_files.load(f"coordination/{name}.py")
 
 
 def test_every_example_has_a_test() -> None:

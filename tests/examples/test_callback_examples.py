@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
 import re
@@ -16,17 +15,14 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import example_files
 from corral import Callback, PPOConfig
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "callbacks"
+EXAMPLES = example_files.EXAMPLES / "callbacks"
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example_files.load(f"callbacks/{name}.py")
 
 
 def test_every_example_has_a_test() -> None:

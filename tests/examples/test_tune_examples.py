@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from example_files import load
+
 SMALL = {"train_batch_size_per_learner": 128, "minibatch_size": None, "num_epochs": 1}
-
-
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{Path(path).stem}", EXAMPLES / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.slow
