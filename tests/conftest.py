@@ -23,14 +23,16 @@ def ray_runtime() -> Iterator[Any]:
     What uses it is marked `xdist_group("ray")`, so that one process runs all of it and there is one runtime.
     """
     ray = pytest.importorskip("ray")
-    ray.init(
-        address="local",  # another program's cluster on this machine is not joined
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=256 * 2**20,
-        logging_level="ERROR",
-        log_to_driver=False,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS", raising=False)  # so that Ray decides how many threads its workers have
+        ray.init(
+            address="local",  # another program's cluster on this machine is not joined
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=256 * 2**20,
+            logging_level="ERROR",
+            log_to_driver=False,
+        )
     yield ray
     ray.shutdown()
 

@@ -55,8 +55,8 @@ def start(engine: Engine) -> Iterator[Start]:
     """Start workers that share the cores, and end them when the test is over."""
     handles = []
 
-    def start(factory: Callable[[], Any], name: str = "env runner 7") -> WorkerHandle:
-        handles.append(engine.start(factory, name=name, resources=Resources(num_cpus=0.5)))
+    def start(factory: Callable[[], Any], name: str = "env runner 7", num_cpus: float = 0.5) -> WorkerHandle:
+        handles.append(engine.start(factory, name=name, resources=Resources(num_cpus=num_cpus)))
         return handles[-1]
 
     yield start
@@ -158,15 +158,18 @@ def test_calls_run_on_the_main_thread_where_timers_interrupt(start: Start) -> No
 
 @pytest.mark.slow_on_ray
 @with_processes
-def test_a_worker_has_as_many_threads_as_it_asked_for_cores(start: Start) -> None:
-    handle = start(Counter)
+@pytest.mark.parametrize(("num_cpus", "num_threads"), [(0.5, 1), (1.0, 1), (2.0, 2)])
+def test_a_worker_has_as_many_threads_as_it_asked_for_cores(
+    num_cpus: float, num_threads: int, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # with which a user would have the last word
 
-    def num_threads(worker: Any) -> int:
+    def found(worker: Any) -> int:
         import torch
 
         return torch.get_num_threads()
 
-    assert result(handle.call(num_threads)) == 1
+    assert result(start(Counter, num_cpus=num_cpus).call(found)) == num_threads
 
 
 # Large values.
