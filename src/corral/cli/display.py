@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,7 +80,9 @@ class Display:
             self._say(f"{how} after {self.summary()}. The run lies in {self.path}")
 
     def _say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+        # In one write, and not by the console: an interrupt in the middle of its print can leave it mute.
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
     def summary(self) -> str:
         """Return the latest result in a few words."""
