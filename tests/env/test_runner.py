@@ -229,6 +229,15 @@ class TestSampleByTimesteps:
         assert runner.metrics.peek("episode_len_max") == 5
 
 
+def test_a_rollout_says_whose_it_is_and_whether_it_goes_on(make_runner: MakeRunner) -> None:
+    runner = make_runner(CountingEnv, num_envs=2, worker_index=3)
+    rollouts = [runner.sample(num_timesteps=4) for _ in range(2)]
+    rollouts += [runner.sample(num_episodes=1), runner.sample(num_timesteps=4)]
+    rollouts.append(runner.sample(num_timesteps=4, force_reset=True))
+    assert [rollout.continues for rollout in rollouts] == [False, True, False, False, False]
+    assert {rollout.worker_index for rollout in rollouts} == {3}
+
+
 class TestSampleByEpisodes:
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("num_envs", [1, 2, 3])

@@ -71,6 +71,8 @@ class Rollout:
             not kept: they would keep the rollout.
         carry: What the episodes had behind them when the rollout began, or `None` if no runner made it.
         weights_version: Version of the weights that acted.
+        worker_index: Of the runner that made it.
+        continues: Whether row 0 goes on where that runner's last rollout stopped; False after a reset of all envs.
         broken: Row and sub-env of each step that failed, in the order of time: the sub-env was made anew, its episode
             ended before, neither terminated nor truncated, and the next row begins another.
         num_rows: Rows written so far; T once complete.
@@ -93,6 +95,7 @@ class Rollout:
         "broken",
         "carry",
         "columns",
+        "continues",
         "final_obs",
         "info_rows",
         "notes",
@@ -100,6 +103,7 @@ class Rollout:
         "num_rows",
         "observation_space",
         "weights_version",
+        "worker_index",
     )
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
@@ -111,6 +115,8 @@ class Rollout:
         self.observation_space: spaces.Space[Any] | None = None
         self.action_space: spaces.Space[Any] | None = None
         self.weights_version = 0
+        self.worker_index = 0
+        self.continues = False
         self.num_rows = num_rows
         self.num_env_steps = 0
         self.notes: dict[tuple[int, int], Notes] = {}

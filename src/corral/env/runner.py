@@ -265,6 +265,7 @@ class EnvRunner:
     def _allocate(self, num_rows: int) -> Rollout:
         rollout = Rollout.allocate(num_rows, self.num_envs, self.env.single_observation_space, self._distribution)
         rollout.weights_version = self.weights_version
+        rollout.worker_index = self.worker_index
         rollout.observation_space = self.env.single_observation_space
         rollout.action_space = self._module_action_space
         rollout.carry = self._carry
@@ -301,6 +302,7 @@ class EnvRunner:
 
     def _continue(self, rollout: Rollout) -> None:
         """Go on where the last rollout stopped: its last row is the first of this one."""
+        rollout.continues = True
         map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, self._last_obs)
         self._keep_infos(rollout, 0, self._last_infos)
         if self._events is not None:
