@@ -12,8 +12,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from corral.algorithms.config import GROUPS, AlgorithmConfig
+from corral.algorithms.config import AlgorithmConfig
 from corral.algorithms.registry import ALGORITHMS, config_class
+from corral.algorithms.settings import GROUPS
 from corral.callbacks.callback import ARGUMENTS, EVENTS
 from corral.cli.main import make_parser
 from corral.core.module import ModelConfig

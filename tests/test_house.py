@@ -15,7 +15,15 @@ from corral import _HOMES
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "corral"
 FILES = sorted(SRC.rglob("*.py"))
-NOT_ALGORITHMS = {"__init__.py", "algorithm.py", "config.py", "registry.py", "stopping.py", "validation.py"}
+NOT_ALGORITHMS = {
+    "__init__.py",
+    "algorithm.py",
+    "config.py",
+    "registry.py",
+    "settings.py",
+    "stopping.py",
+    "validation.py",
+}
 PPO_FILES = (
     "algorithms/ppo.py",
     "core/returns.py",

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from corral.core.module import Module as Module
     from corral.env.episode import SingleAgentEpisode as SingleAgentEpisode
     from corral.env.vector import EnvContext as EnvContext
+    from corral.exploration.base import Exploration as Exploration
 
 _HOMES = {
     "Algorithm": "corral.algorithms.algorithm",
     "AlgorithmConfig": "corral.algorithms.config",
     "Callback": "corral.callbacks.callback",
     "EnvContext": "corral.env.vector",
+    "Exploration": "corral.exploration.base",
     "Module": "corral.core.module",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",

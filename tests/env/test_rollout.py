@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from corral.core.distributions import action_distribution
+from corral.core.networks import space_tree
 from corral.core.tree import Tree, map_tree
 from corral.env.rollout import EpisodeCarry, Rollout, episode_statistics
 
@@ -20,7 +21,7 @@ NESTED = spaces.Dict({"x": spaces.Box(-1, 1, (2,), np.float32), "y": spaces.Tupl
 
 def rollout_of(num_rows: int, num_envs: int, space: spaces.Space[object] = NESTED, seed: int = 0) -> Rollout:
     """Return a full rollout of random content."""
-    rollout = Rollout.allocate(num_rows, num_envs, space, action_distribution(spaces.Discrete(2), "clip"))
+    rollout = Rollout.allocate(num_rows, num_envs, space_tree(space), action_distribution(spaces.Discrete(2), "clip"))
     rng = np.random.default_rng(seed)
 
     def fill(column: NDArray[np.generic]) -> None:

@@ -24,8 +24,11 @@ from corral.core.learner import Loss
 from corral.core.module import DEFAULT_MODULE_ID, Module
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
+from corral.env.runner import EXPLORATION_ID
 from corral.env.runner_group import EnvRunnerGroup
 from corral.errors import CorralError
+from corral.exploration import RowDistribution, make_exploration
+from corral.exploration.base import overrides
 from corral.loggers import Logger, Run, default_loggers
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.result import merge_nested
@@ -118,7 +121,17 @@ class Algorithm(ABC):
             self.learner_group = make_learner_group(config, module, self.make_loss(), engine)
             self._acting = Inference(config.build_module(observation_space, action_space))
             self._acting_version = -1
-            self._acting_rng = np.random.default_rng(config.seed)
+            rng = np.random.default_rng(config.seed)
+            self._acting_row = RowDistribution(self._acting.module.distribution, rng)
+            self.exploration = make_exploration(
+                config,
+                action_space,
+                model=self._acting.module,
+                inference=self._acting,
+                num_workers=config.num_env_runners,
+                num_envs=self._num_envs,
+                rng=rng,
+            )
             self.sync_weights()
             self.setup()
             self._callbacks.fire("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
@@ -149,16 +162,24 @@ class Algorithm(ABC):
         rollouts: list[Rollout] = []
         left = num_timesteps
         while left > 0:
-            rollouts += self.env_runner_group.sample(self._round_size or left, self.timers)
+            timestep = self.num_env_steps_sampled_lifetime + num_timesteps - left
+            rollouts += self.env_runner_group.sample(self._round_size or left, self.timers, timestep=timestep)
             left = num_timesteps - sum(rollout.num_env_steps for rollout in rollouts)
         self.num_env_steps_sampled_lifetime += num_timesteps - left
+        if overrides(self.exploration, "learn"):
+            with self.timers.time("exploring"):
+                learned = self.exploration.learn(rollouts, timestep=self.num_env_steps_sampled_lifetime)
+            self.metrics.log_dict(learned, key="exploration", reduce="mean")
         return rollouts
 
     def sync_weights(self) -> None:
         """Give the runners the learners' weights, if they changed."""
         with self.timers.time("syncing"):
             group = self.learner_group
-            self.env_runner_group.sync_weights(group.get_weights(), group.weights_version)
+            weights, shared = group.get_acting_weights(), self.exploration.get_weights()
+            if shared:
+                weights[EXPLORATION_ID] = shared
+            self.env_runner_group.sync_weights(weights, group.weights_version)
 
     def _announce_recreated(self, indices: list[int]) -> None:
         with self.timers.time("callbacks"):
@@ -311,6 +332,7 @@ class Algorithm(ABC):
             "attributes": {name.lstrip("_"): getattr(self, name) for name in self.STATE},
             "metrics": self.metrics.get_state(),
             "learners": self.learner_group.get_state(),
+            "exploration": [self.exploration.get_state(), *self.env_runner_group.exploration_states()],
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -323,6 +345,10 @@ class Algorithm(ABC):
         self.metrics.set_state(state["metrics"])
         for name in self.STATE:
             setattr(self, name, state["attributes"][name.lstrip("_")])
+        own, *runners = state.get("exploration") or [{}]
+        if own:
+            self.exploration.set_state(own)
+        self.env_runner_group.set_exploration_states(runners)
         self.sync_weights()
         self.timers.take()
 
@@ -359,17 +385,20 @@ class Algorithm(ABC):
 
         Args:
             obs: Observations as the env gives them, stacked on axis 0.
-            explore: Whether to sample; `None` asks the config, False takes the most likely action.
+            explore: Whether to explore as the runners do; `None` asks the config, False acts deterministically.
         """
+        explore = self.config.explore if explore is None else explore
         if self._acting_version != self.learner_group.weights_version:
-            self._acting.load_weights(self.learner_group.get_weights()[DEFAULT_MODULE_ID])
+            self._acting.load_weights(self.learner_group.get_acting_weights()[DEFAULT_MODULE_ID])
             self._acting_version = self.learner_group.weights_version
-        distribution = self._acting.module.distribution
-        dist_inputs = self._acting(map_tree(np.asarray, obs))
-        if self.config.explore if explore is None else explore:
-            noise = distribution.noise(self._acting_rng, (len(dist_inputs),))
-            return distribution.to_env(distribution.sample(dist_inputs, noise))
-        return distribution.to_env(distribution.mode(dist_inputs))
+        row = self._acting_row
+        self._acting.begin_sample(explore, row.rng)
+        row.obs = map_tree(np.asarray, obs)
+        row.inputs = self._acting(row.obs)
+        actions, _ = self.exploration.get_exploration_action(
+            action_distribution=row, timestep=self.num_env_steps_sampled_lifetime, explore=explore
+        )
+        return row.distribution.to_env(np.asarray(actions))
 
     def compute_single_action(self, obs: Tree, *, explore: bool | None = None) -> Any:
         """Return the env action for one observation; see `compute_actions`."""

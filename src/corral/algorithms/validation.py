@@ -13,6 +13,7 @@ from corral.core.module import ActorCritic, ModelConfig, Module
 from corral.core.schedules import validate_schedule
 from corral.env.vector import resolve_env
 from corral.errors import ConfigError, nearest
+from corral.exploration import check_exploration
 
 if TYPE_CHECKING:
     from corral.algorithms.config import AlgorithmConfig
@@ -86,6 +87,8 @@ def validate(config: AlgorithmConfig) -> None:
             f"num_learners={config.num_learners} learners wait for each other, so each needs a process of its own, and "
             "engine_name='local' has one for all: take 'process' or 'ray', or num_learners=0."
         )
+    check_exploration(config)
+    config.overrides(**config.evaluation_config)
     _validate_optimizer(config)
     _validate_device(config.device)
 

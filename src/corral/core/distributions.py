@@ -24,6 +24,7 @@ from corral.errors import ConfigError
 
 FloatArray = NDArray[np.float32]
 _LOG_2PI = math.log(2 * math.pi)
+_NEARLY_1 = 0.999  # what a squashed action is clipped to before the arctanh
 
 
 class ActionDistribution(ABC):
@@ -56,6 +57,10 @@ class ActionDistribution(ABC):
     @abstractmethod
     def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
         """Return actions `[batch_size, ...]` drawn evenly from the action space, whatever the policy says."""
+
+    @abstractmethod
+    def random_logp(self, actions: NDArray[Any]) -> FloatArray:
+        """Return the log-probability (or log-density) `[B]` of actions that `random` drew."""
 
     @abstractmethod
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
@@ -96,6 +101,9 @@ class Categorical(ActionDistribution):
 
     def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
         return rng.integers(0, self.num_inputs, size=batch_size)
+
+    def random_logp(self, actions: NDArray[Any]) -> FloatArray:
+        return np.full(len(actions), -math.log(self.num_inputs), np.float32)
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         return actions + self._start if self._start else actions
@@ -138,6 +146,9 @@ class MultiCategorical(ActionDistribution):
     def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
         return rng.integers(0, self.sizes, size=(batch_size, len(self.sizes))).reshape(batch_size, *self.action_shape)
 
+    def random_logp(self, actions: NDArray[Any]) -> FloatArray:
+        return np.full(len(actions), -sum(map(math.log, self.sizes)), np.float32)
+
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         return actions + self._start
 
@@ -177,6 +188,9 @@ class Bernoulli(ActionDistribution):
 
     def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
         return rng.integers(0, 2, size=(batch_size, *self.action_shape), dtype=np.int8)
+
+    def random_logp(self, actions: NDArray[Any]) -> FloatArray:
+        return np.full(len(actions), -self.num_inputs * math.log(2), np.float32)
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         return actions
@@ -237,6 +251,19 @@ class DiagGaussian(ActionDistribution):
         even = rng.uniform(-1, 1, size=shape)
         return np.where(self._bounded, even, rng.standard_normal(shape)).astype(np.float32)
 
+    def random_logp(self, actions: NDArray[Any]) -> FloatArray:
+        normal = -0.5 * (actions.astype(np.float64) ** 2 + _LOG_2PI)
+        logp: FloatArray = np.where(self._bounded, -math.log(2), normal).reshape(len(actions), -1).sum(-1)
+        return logp.astype(np.float32)
+
+    def to_unit(self, actions: NDArray[Any]) -> NDArray[Any]:
+        """Return what module actions `[B, ...]` mean: within [-1, 1] along bounded dimensions, else in env units."""
+        return np.where(self._bounded, np.clip(actions, -1, 1), actions)
+
+    def from_unit(self, actions: NDArray[Any]) -> NDArray[Any]:
+        """Return module actions float32 `[B, ...]` of what `to_unit` gives; what lies out of bounds is clipped."""
+        return self.to_unit(actions).astype(np.float32)
+
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         clipped: NDArray[Any] = np.clip(actions * self._scale + self._offset, self._low, self._high)
         return clipped.astype(self._env_dtype)
@@ -283,9 +310,15 @@ class SquashedGaussian(DiagGaussian):
         self._weights = torch.as_tensor(weights / weights.sum(), dtype=torch.float32)
 
     def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
-        squashed = np.clip(super().random(rng, batch_size), -0.999, 0.999)
-        actions: FloatArray = np.arctanh(squashed).astype(np.float32)
-        return actions
+        return self.from_unit(super().random(rng, batch_size))
+
+    def to_unit(self, actions: NDArray[Any]) -> NDArray[Any]:
+        squashed: FloatArray = np.tanh(actions)
+        return squashed
+
+    def from_unit(self, actions: NDArray[Any]) -> NDArray[Any]:
+        unsquashed: FloatArray = np.arctanh(np.clip(actions, -_NEARLY_1, _NEARLY_1)).astype(np.float32)
+        return unsquashed
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         return super().to_env(np.tanh(actions))

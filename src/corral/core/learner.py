@@ -275,6 +275,13 @@ class Learner:
             for module_id, module in self.modules.items()
         }
 
+    def get_acting_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return what acting needs of the weights, likewise."""
+        return {
+            module_id: {name: value.detach().cpu().numpy() for name, value in module.acting_weights().items()}
+            for module_id, module in self.modules.items()
+        }
+
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
         """Copy weights in, by module id and parameter name."""
         for module_id, arrays in weights.items():

@@ -140,6 +140,10 @@ class LearnerGroup:
         """Return the weights by module id and parameter name."""
         return self._learner.get_weights()
 
+    def get_acting_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return what the runners need of the weights; see `Module.acting_weights`."""
+        return self._learner.get_acting_weights()
+
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
         """Give all learners these weights, by module id and parameter name, and move the version on."""
         self._call_all(Learner.set_weights, weights)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from pydantic import TypeAdapter, ValidationError
@@ -57,10 +58,27 @@ class Module(nn.Module):
         """Return both at once; override it where they share layers."""
         return self.policy(obs), self.value(obs)
 
+    def acting_weights(self) -> dict[str, Tensor]:
+        """Return the part of `state_dict` that `policy` reads, which travels to the runners; all of it by default."""
+        return self.state_dict()
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Return the parameters by group; each may have a learning rate of its own, and is clipped by itself."""
+        return {"default": list(self.parameters())}
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether layers have noise that `draw_noise` draws."""
+        return False
+
+    def draw_noise(self, rng: np.random.Generator | None) -> None:
+        """Draw the noise of noisy layers anew; without a generator, act without noise."""
+
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the policy as a plain stack of `Linear` and activation layers on a flat observation, or `None`.
 
-        A stack lets the runner compute it in NumPy, which for small nets is several times faster than torch. The second
+        A stack lets the runner compute it in NumPy, which for small nets is several times faster than torch. A layer
+        that is linear in effect has a method `affine` that returns its weight `[out, in]` and bias `[out]`. The second
         part is a vector that the policy appends to the stack's output, such as a learned log standard deviation.
         """
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -12,8 +12,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from corral.core.networks import space_tree
-from corral.core.tree import Tree, named_leaves
+from corral.core.tree import Tree, leaves, map_tree, named_leaves
 from corral.errors import EnvError
+
+if TYPE_CHECKING:
+    from corral.env.rollout import Rollout
 
 SUPPORTED_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -142,7 +145,7 @@ def bad_values(space: spaces.Space[Any], values: NDArray[Any], path: str) -> str
 
     A Box's own bounds are not enforced: many envs step a little over them, and nothing breaks when they do.
     """
-    if np.issubdtype(values.dtype, np.floating):
+    if values.dtype.kind == "f":
         return None if np.isfinite(values).all() else f"{path} holds NaN or infinity"
     if isinstance(space, spaces.Discrete):
         low, high = space.start, space.start + space.n - 1
@@ -153,6 +156,61 @@ def bad_values(space: spaces.Space[Any], values: NDArray[Any], path: str) -> str
     if (values < low).any() or (values > high).any():
         return f"{path} lies outside {space}"
     return None
+
+
+def bad_obs(rollout: Rollout, space: Tree, start: int, stop: int) -> list[tuple[int, int, str]]:
+    """Return row, sub-env and problem of the first bad observation of each leaf; row 0 holds what a reset gave.
+
+    Args:
+        rollout: Whose observations `[T + 1, N, ...]` to look at.
+        space: A tree of spaces, as `space_tree` gives.
+        start: The first row.
+        stop: The row after the last.
+    """
+    found = []
+    for (path, column), leaf_space in zip(named_leaves(rollout.obs, "observation"), leaves(space), strict=True):
+        if bad_values(leaf_space, column[start:stop], path) is None:
+            continue
+        for t, i in np.ndindex(stop - start, rollout.num_envs):
+            if problem := bad_values(leaf_space, column[start + t, i][None], path):
+                found.append((max(0, start + t - 1), i, problem))
+                break
+    return found
+
+
+def first_bad_value(
+    rollout: Rollout, space: Tree, start: int, stop: int, *, callbacks: bool
+) -> tuple[int, int, str] | None:
+    """Return row, sub-env and problem of the earliest NaN or value outside its space, or `None`.
+
+    Args:
+        rollout: Whose rows to look at.
+        space: A tree of spaces, as `space_tree` gives.
+        start: The first row that was stepped.
+        stop: The row after the last.
+        callbacks: Whether callbacks could have written rewards.
+    """
+    found = bad_obs(rollout, space, start + 1, stop + 1)
+    rewards = rollout.rewards[start:stop]
+    if not np.isfinite(rewards).all():
+        t, i = np.argwhere(~np.isfinite(rewards))[0].tolist()
+        blame = ", from the env or from a callback that wrote it" if callbacks else ""
+        found.append((start + t, i, f"reward is {rewards[t, i]}{blame}"))
+    for (t, i), obs in reversed(rollout.final_obs.items()):
+        if t < start:
+            break
+        for (path, leaf), leaf_space in zip(named_leaves(obs, "final_obs"), leaves(space), strict=True):
+            if problem := bad_values(leaf_space, leaf[None], path):
+                found.append((t, i, problem))
+    return min(found) if found else None
+
+
+def write_row(columns: Tree, row: int, obs: Tree) -> None:
+    """Write a vector env's observations, a tree of `[N, ...]`, into a row of columns; see `copy_row`."""
+    if isinstance(columns, np.ndarray):
+        copy_row(columns[row], obs)
+    else:
+        map_tree(lambda column, value: copy_row(column[row], value), columns, obs)
 
 
 def copy_row(row: NDArray[Any], value: Any) -> None:

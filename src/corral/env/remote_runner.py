@@ -162,10 +162,10 @@ class RemoteRunner:
         self.starting = self.handle.call(revive, weights, version, self.state, in_place)
         self.weights_version = version
 
-    def ask(self, num_timesteps: int) -> None:
-        """Ask for a fragment."""
+    def ask(self, num_timesteps: int, timestep: int) -> None:
+        """Ask for a fragment; `timestep` is that of `EnvRunner.sample`."""
         start = time.perf_counter()
-        self.request = Request(self.handle.call(sample_with_report, num_timesteps), start, num_timesteps)
+        self.request = Request(self.handle.call(sample_with_report, num_timesteps, timestep), start, num_timesteps)
 
     def send_weights(self, weights: Any, version: int, num_bytes: int) -> None:
         """Send weights, and note how long it takes until they are there."""

@@ -42,10 +42,10 @@ class Report:
     idle_s: float
 
 
-def sample_with_report(runner: EnvRunner, num_timesteps: int) -> Report:
+def sample_with_report(runner: EnvRunner, num_timesteps: int, timestep: int) -> Report:
     """Sample, and report."""
     start = time.perf_counter()
-    rollout = runner.sample(num_timesteps=num_timesteps)
+    rollout = runner.sample(num_timesteps=num_timesteps, timestep=timestep)
     metrics, seconds, num_callback_errors = runner.get_metrics()
     end = time.perf_counter()
     idle_s, runner.idle_since = start - runner.idle_since, end

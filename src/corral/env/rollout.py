@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from corral.core.columns import checked, checked_new, describe
 from corral.core.distributions import ActionDistribution
-from corral.core.networks import space_tree
 from corral.core.tree import Tree, map_tree
 from corral.env.infos import Infos, final_info_at, info_at, row_of
 from corral.errors import ColumnError, nearest
@@ -123,12 +122,9 @@ class Rollout:
         self.broken: list[tuple[int, int]] = []
 
     @classmethod
-    def allocate(
-        cls, num_rows: int, num_envs: int, observation_space: spaces.Space[Any], distribution: ActionDistribution
-    ) -> Rollout:
-        """Make columns for `num_rows` rows, uninitialised."""
+    def allocate(cls, num_rows: int, num_envs: int, space: Tree, distribution: ActionDistribution) -> Rollout:
+        """Make columns for `num_rows` rows, uninitialised; `space` is a tree of observation spaces (`space_tree`)."""
         shape = (num_rows, num_envs)
-        space = space_tree(observation_space)
         return cls(
             {
                 "obs": map_tree(lambda leaf: np.empty((num_rows + 1, num_envs, *leaf.shape), leaf.dtype), space),
@@ -228,6 +224,8 @@ class Rollout:
 
     def resize(self, capacity: int) -> None:
         """Give the columns room for `capacity` rows, and keep the rows written so far."""
+        if capacity == self.capacity:
+            return
         rows = min(self.num_rows, capacity)
 
         def resized(column: NDArray[Any], extra: int) -> NDArray[Any]:
@@ -240,6 +238,12 @@ class Rollout:
         for name, column in self.columns.items():
             extra = int(name == "obs")
             self.columns[name] = map_tree(lambda leaf, extra=extra: resized(leaf, extra), column)
+
+    def set_logp(self, row: int, logp: Any) -> None:
+        """Note the log-likelihood `[N]` of a row's actions, where it is not that under the policy's distribution."""
+        if "logp" not in self.columns:
+            self.columns["logp"] = empty_column(np.dtype(np.float32), self.rewards.shape)
+        self.columns["logp"][row] = logp
 
     # Episodes.
 
@@ -426,7 +430,9 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
     Returns:
         The ended episodes, and the carry for the next rollout.
     """
-    if not rollout.num_rows:
+    if not (rollout.broken or rollout.terminated.any() or rollout.truncated.any()):
+        rewards = np.where(rollout.valid, rollout.rewards, 0.0)
+        carry = replace(carry, returns=carry.returns + rewards.sum(0), lengths=carry.lengths + rollout.valid.sum(0))
         return EpisodeStatistics(np.zeros(0), np.zeros(0, np.int64), np.zeros(0)), carry
     returns = np.cumsum(np.where(rollout.valid, rollout.rewards, 0.0), axis=0) + carry.returns
     lengths = np.cumsum(rollout.valid, axis=0) + carry.lengths

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
@@ -19,10 +18,11 @@ from corral.core.inference import Inference
 from corral.core.module import DEFAULT_MODULE_ID, Module
 from corral.core.networks import space_tree
 from corral.core.threads import num_threads_for, torch_threads
-from corral.core.tree import leaves, map_tree, named_leaves
+from corral.core.tree import map_tree
 from corral.env.async_vector import AsyncLimits, AsyncVectorEnv
-from corral.env.check import bad_values, copy_row
+from corral.env.check import bad_obs, first_bad_value, write_row
 from corral.env.episode_events import EPISODE_EVENTS, EpisodeEvents
+from corral.env.finishing import fill_logp, log_episodes
 from corral.env.infos import copied
 from corral.env.playing import num_valid, play_begun_episodes, play_episodes, play_steps
 from corral.env.rollout import EpisodeCarry, Rollout, episode_statistics
@@ -41,14 +41,16 @@ from corral.env.sync_vector import SyncVectorEnv
 from corral.env.trajectories import postprocess_trajectories
 from corral.env.vector import EnvContext, env_name, make_vector_env
 from corral.errors import EnvError, SubEnvError
+from corral.exploration import RowDistribution, make_exploration
+from corral.exploration.base import overrides
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
 
 if TYPE_CHECKING:
     from corral.algorithms.config import AlgorithmConfig
 
-# Action noise is drawn for this many rows at once; the stream of draws does not depend on how samples are cut.
-NOISE_ROWS = 64
+# Under this name what `Exploration.get_weights` gives travels with the weights of the modules.
+EXPLORATION_ID = "exploration"
 
 
 class EnvRunner:
@@ -114,10 +116,22 @@ class EnvRunner:
         self._distribution = self.module.distribution
         self._module_action_space = module_action_space(self.env.single_action_space)
         self._num_threads = num_threads_for(self.module, config.num_threads)
-        self._noise = self._distribution.noise(self._rng, (NOISE_ROWS, self.num_envs))
-        self._noise_row = 0
+        self.exploration = make_exploration(
+            config,
+            self.env.single_action_space,
+            model=self.module,
+            inference=self.inference,
+            num_workers=config.num_env_runners,
+            worker_index=worker_index,
+            num_envs=self.num_envs,
+            rng=self._rng,
+        )
+        self._row_distribution = RowDistribution(self._distribution, self._rng)
+        self._timestep = 0  # env steps of all runners when the current sample began, as far as this one knows
+        self._num_samplers = max(1, config.num_env_runners)
         self._num_rows_lifetime = 0
         self._last_num_rows = 0
+        self._logged_episodes = False
         id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
         self._id_prefixes = (f"{id_prefix}{count:06x}" for count in itertools.count())  # one for each reset of all envs
         self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
@@ -200,6 +214,7 @@ class EnvRunner:
         explore: bool | None = None,
         random_actions: bool = False,
         force_reset: bool = False,
+        timestep: int | None = None,
     ) -> Rollout:
         """Step the env and return the columns.
 
@@ -208,9 +223,11 @@ class EnvRunner:
                 `batch_mode="complete_episodes"` the envs are reset before and after, and every episode that has begun
                 by then is played to its end; the steps of these episodes are valid, and no others.
             num_episodes: Complete episodes to play, exactly; the envs are reset before and after.
-            explore: Whether to sample actions (True) or take the most likely ones; `None` asks the config.
+            explore: Whether to explore (True) or act deterministically; `None` asks the config.
             random_actions: Whether to draw actions evenly from the action space instead.
             force_reset: Whether to reset all sub-envs first and drop their unfinished episodes.
+            timestep: Env steps that all runners have sampled so far, which schedules of the exploration go by; `None`
+                goes on from where the last call ended.
 
         Raises:
             ValueError: Neither or both of the numbers are given, or one is negative.
@@ -226,12 +243,13 @@ class EnvRunner:
         if wanted is None or wanted < 0:
             raise ValueError(f"sample(): num_timesteps and num_episodes cannot be negative, got {wanted}.")
         explore = self.config.explore if explore is None else explore
-        pick = "random" if random_actions else "sample" if explore else "mode"
+        self._timestep = self._timestep if timestep is None else timestep
         rows = -(-wanted // self.num_envs)
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
         whole_episodes = num_episodes is not None or self.config.batch_mode == "complete_episodes"
-        step_rows = partial(self._step_rows, rollout, pick)
+        step_rows = partial(self._step_rows, rollout, explore, random_actions)
+        self.inference.begin_sample(explore, self._rng)
         self._rollout, self._num_marked_rows = rollout, 0
         try:
             with sampling(self._timer, own_process=self._own_process), torch_threads(self._num_threads):
@@ -248,7 +266,7 @@ class EnvRunner:
                     play_begun_episodes(rollout, wanted, step_rows, self._name)
                 else:
                     play_steps(rollout, wanted, step_rows)
-            self._finish(rollout, whole_episodes)
+            self._finish(rollout, whole_episodes, explore)
             with self.timers.time("callbacks"):
                 if self._callbacks.subscribed("on_postprocess_trajectory"):
                     postprocess_trajectories(rollout, self._callbacks, self, self.module)
@@ -263,7 +281,7 @@ class EnvRunner:
         return rollout
 
     def _allocate(self, num_rows: int) -> Rollout:
-        rollout = Rollout.allocate(num_rows, self.num_envs, self.env.single_observation_space, self._distribution)
+        rollout = Rollout.allocate(num_rows, self.num_envs, self._space, self._distribution)
         rollout.weights_version = self.weights_version
         rollout.worker_index = self.worker_index
         rollout.observation_space = self.env.single_observation_space
@@ -287,10 +305,10 @@ class EnvRunner:
             except Exception as error:
                 raise env_error(self._name, self._num_rows_lifetime, "reset", error) from original(error)
         self._env_seed = None
-        map_tree(lambda column, value: copy_row(column[0], value), rollout.obs, obs)
-        if found := self._bad_obs(rollout, 0, 1):
+        write_row(rollout.obs, 0, obs)
+        if found := bad_obs(rollout, self._space, 0, 1):
             raise self._bad_value(*min(found))
-        self._pending = np.zeros(self.num_envs, np.bool_)
+        self._pending, self._begins = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
         self._carry.start_times_s[:] = time.perf_counter()
         self._keep_infos(rollout, 0, infos)
         if self._events is not None:
@@ -311,7 +329,8 @@ class EnvRunner:
     def _step_rows(
         self,
         rollout: Rollout,
-        pick: str,
+        explore: bool,
+        random_actions: bool,
         num_rows: int,
         *,
         episodes_left: int | None = None,
@@ -328,8 +347,11 @@ class EnvRunner:
             time.perf_counter,
             self.timers.seconds,
         )
-        distribution, to_env = self._distribution, self._distribution.to_env
+        row_distribution, to_env = self._row_distribution, self._distribution.to_env
+        choose = self.exploration.get_exploration_action
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
+        timestep = self._timestep + self._num_samplers * num_valid(rollout)
+        begins, resetting = self._begins, self._pending
         rewards, terminated, truncated, times = (
             rollout.rewards,
             rollout.terminated,
@@ -337,34 +359,38 @@ class EnvRunner:
             rollout.row_times_s,
         )
         single_leaf, looks_at_infos = isinstance(obs, np.ndarray), self._same_step or self._keeps_infos
+        sees_begins = overrides(self.exploration, "begin_episodes") and not random_actions
         inference_s = env_step_s = storage_s = 0.0
         now = clock()
         for t in range(start, stop):
             row = obs[t] if single_leaf else map_tree(lambda column, t=t: column[t], obs)
+            if sees_begins:
+                self.exploration.begin_episodes(begins, timestep=timestep, explore=explore)
             try:
                 dist_inputs[t] = outputs = infer(row)
             except Exception:
                 self._check_block(rollout, start, t)  # a module may choke on what the env should not have given
                 raise
-            if pick == "sample":
-                actions[t] = chosen = distribution.sample(outputs, self._next_noise())
-            elif pick == "mode":
-                actions[t] = chosen = distribution.mode(outputs)
+            row_distribution.inputs, row_distribution.obs = outputs, row
+            if random_actions:
+                actions[t] = row_distribution.random()
             else:
-                actions[t] = chosen = distribution.random(self._rng, self.num_envs)
+                actions[t], logp = choose(action_distribution=row_distribution, timestep=timestep, explore=explore)
+                if logp is not None:
+                    rollout.set_logp(t, logp)
+            timestep += self._num_samplers * (self.num_envs - int(np.count_nonzero(resetting)))
             inferred = clock()
             try:
-                next_obs, rewards[t], terminated[t], truncated[t], infos = step(to_env(chosen))
+                next_obs, rewards[t], terminated[t], truncated[t], infos = step(to_env(actions[t]))
                 stepped = clock()
-                if single_leaf:
-                    copy_row(obs[t + 1], next_obs)
-                else:
-                    map_tree(lambda column, value, t=t: copy_row(column[t + 1], value), obs, next_obs)
+                write_row(obs, t + 1, next_obs)
             except Exception as error:
                 rollout.num_rows = t
                 self._check_block(rollout, start, t)  # a NaN that went in is the better explanation
                 raise env_error(self._name, self._num_rows_lifetime + t, "step", error) from original(error)
             rollout.num_rows = t + 1
+            done = terminated[t] | truncated[t]
+            begins, resetting = (done, resetting) if self._same_step else (resetting, done)
             if looks_at_infos:
                 self._keep_infos(rollout, t + 1, infos)
                 self._keep_final_obs(rollout, t, infos)
@@ -377,19 +403,12 @@ class EnvRunner:
                 events.fire_row(rollout, t, episodes_left, playing)
                 now = clock()
                 seconds["callbacks"] += now - after
+        self._begins = begins
         seconds["inference"] += inference_s
         seconds["env_step"] += env_step_s
         self._mark_valid(rollout, start, stop)
         self._check_block(rollout, start, stop)
         seconds["storage"] += storage_s + clock() - now
-
-    def _next_noise(self) -> NDArray[np.float32]:
-        if self._noise_row == NOISE_ROWS:
-            self._noise = self._distribution.noise(self._rng, (NOISE_ROWS, self.num_envs))
-            self._noise_row = 0
-        self._noise_row += 1
-        noise: NDArray[np.float32] = self._noise[self._noise_row - 1]
-        return noise
 
     def _mark_valid(self, rollout: Rollout, start: int, stop: int) -> None:
         """Fill `valid`: with next-step autoreset, the row after an end is only a reset."""
@@ -423,71 +442,39 @@ class EnvRunner:
             leaf = final[i] if isinstance(final, np.ndarray) else map_tree(lambda column, i=i: column[i], final)
             rollout.add_final_obs(t, int(i), leaf)
 
-    def _finish(self, rollout: Rollout, whole_episodes: bool) -> None:
+    def _finish(self, rollout: Rollout, whole_episodes: bool, explore: bool) -> None:
         """Trim the columns, work out what whole columns give, and log it."""
         tic = time.perf_counter()
         rollout.resize(rollout.num_rows)
-        if rollout.num_rows:
-            self._needs_reset = whole_episodes
         rollout.num_env_steps = int(np.count_nonzero(rollout.valid))
         self.num_env_steps_sampled_lifetime += rollout.num_env_steps
+        self._timestep += self._num_samplers * rollout.num_env_steps
         if rollout.num_rows:
+            self._needs_reset = whole_episodes
             self._num_rows_lifetime += rollout.num_rows
             self._last_num_rows = rollout.num_rows
             self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
             self._last_infos = rollout.info_rows.get(rollout.num_rows, {})
-            flat = rollout.dist_inputs.reshape(-1, self._distribution.num_inputs)
-            actions = rollout.actions.reshape(-1, *self._distribution.action_shape)
-            with torch.inference_mode():
-                logp = self._distribution.logp(torch.from_numpy(flat), torch.from_numpy(actions))
-            rollout.columns["logp"] = logp.numpy().reshape(rollout.rewards.shape)
-            statistics, self._carry = episode_statistics(rollout, self._carry)
-        else:
-            rollout.columns["logp"] = np.zeros((0, self.num_envs), np.float32)
-            statistics, _ = episode_statistics(rollout, self._carry)
-        log, window = self.metrics.log_values, self.config.metrics_num_episodes_for_smoothing
-        for name, values in (("return", statistics.returns), ("len", statistics.lengths)):
-            for reduce in ("mean", "min", "max"):
-                log(f"episode_{name}_{reduce}", values, reduce=reduce, window=window)
-        log("episode_duration_sec_mean", statistics.durations_s, reduce="mean", window=window)
-        for name, count in (
-            ("num_episodes", len(statistics.returns)),
-            ("num_env_steps_sampled", rollout.num_env_steps),
-        ):
-            log(name, [count], reduce="sum")
-            log(f"{name}_lifetime", [count], reduce="lifetime_sum")
+        fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
+        statistics, self._carry = episode_statistics(rollout, self._carry)
+        metrics, num_episodes = self.metrics, len(statistics.returns)
+        if num_episodes or not self._logged_episodes:
+            log_episodes(metrics, statistics, self.config.metrics_num_episodes_for_smoothing)
+            self._logged_episodes = True
+        for name, count in (("num_episodes", num_episodes), ("num_env_steps_sampled", rollout.num_env_steps)):
+            metrics.log_value(name, count, reduce="sum")
+            metrics.log_value(f"{name}_lifetime", count, reduce="lifetime_sum")
+        self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
+        for name, value in self.exploration.get_metrics(self._timestep).items():
+            metrics.log_value(name, value, reduce="mean", window=1)
         self.timers.seconds["storage"] += time.perf_counter() - tic
 
     # Checks, state and metrics.
 
     def _check_block(self, rollout: Rollout, start: int, stop: int) -> None:
         """Refuse NaN and values outside the spaces in the rows that were just written; the earliest is named."""
-        found = self._bad_obs(rollout, start + 1, stop + 1)
-        rewards = rollout.rewards[start:stop]
-        if not np.isfinite(rewards).all():
-            t, i = np.argwhere(~np.isfinite(rewards))[0].tolist()
-            blame = "" if self._events is None else ", from the env or from a callback that wrote it"
-            found.append((start + t, i, f"reward is {rewards[t, i]}{blame}"))
-        for (t, i), obs in reversed(rollout.final_obs.items()):
-            if t < start:
-                break
-            for (path, leaf), space in zip(named_leaves(obs, "final_obs"), leaves(self._space), strict=True):
-                if problem := bad_values(space, leaf[None], path):
-                    found.append((t, i, problem))
-        if found:
-            raise self._bad_value(*min(found))
-
-    def _bad_obs(self, rollout: Rollout, start: int, stop: int) -> list[tuple[int, int, str]]:
-        """Return row, sub-env and problem of the first bad observation of each leaf; row 0 holds what a reset gave."""
-        found = []
-        for (path, column), space in zip(named_leaves(rollout.obs, "observation"), leaves(self._space), strict=True):
-            if bad_values(space, column[start:stop], path) is None:
-                continue
-            for t, i in np.ndindex(stop - start, self.num_envs):
-                if problem := bad_values(space, column[start + t, i][None], path):
-                    found.append((max(0, start + t - 1), i, problem))
-                    break
-        return found
+        if bad := first_bad_value(rollout, self._space, start, stop, callbacks=self._events is not None):
+            raise self._bad_value(*bad)
 
     def _bad_value(self, t: int, env_index: int, problem: str) -> EnvError:
         return EnvError(f"env {self._name!r}, sub-env {env_index}, step {self._num_rows_lifetime + t}: {problem}.")
@@ -495,6 +482,8 @@ class EnvRunner:
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
         """Copy weights in, by module id and parameter name, and note their version."""
         self.inference.load_weights(weights[DEFAULT_MODULE_ID])
+        if EXPLORATION_ID in weights:
+            self.exploration.set_weights(weights[EXPLORATION_ID])
         self.weights_version = version
 
     def get_metrics(self) -> tuple[Parts, dict[str, float], int]:
@@ -527,14 +516,15 @@ class EnvRunner:
     def get_state(self) -> dict[str, Any]:
         """Return what a runner that takes this one's place has to know, besides the weights.
 
-        `weights_version`, `num_env_steps_sampled_lifetime`, and `tasks`: what `get_task` of each sub-env returns, or
-        `None` where there is no such method.
+        `weights_version`, `num_env_steps_sampled_lifetime`, `exploration`, and `tasks`: what `get_task` of each sub-env
+        returns, or `None` where there is no such method.
         """
         self._ask_tasks()
         return {
             "weights_version": self.weights_version,
             "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
             "tasks": self._tasks,
+            "exploration": self.exploration.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -542,8 +532,11 @@ class EnvRunner:
         self.num_env_steps_sampled_lifetime = state.get(
             "num_env_steps_sampled_lifetime", self.num_env_steps_sampled_lifetime
         )
-        self._tasks = state.get("tasks", self._tasks)
-        self._give_tasks()
+        if state.get("exploration"):
+            self.exploration.set_state(state["exploration"])
+        if "tasks" in state:
+            self._tasks = state["tasks"]
+            self._give_tasks()
 
     def recover(self) -> None:
         """Go on after whatever `sample` raised: put a new vector env in the place of the old one, with the same tasks.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,7 @@ class EnvRunnerGroup:
         self.on_recreated: Callable[[list[int]], None] = lambda indices: None
         self.num_env_steps_lost = 0
         self.num_failures = 0
+        self._timestep = 0
         self._weights: Any = {}
         self._weights_version = -1
         self._weights_bytes = 0
@@ -205,7 +206,7 @@ class EnvRunnerGroup:
 
     # Sampling.
 
-    def sample(self, num_timesteps: int, timers: Timers) -> list[Rollout]:
+    def sample(self, num_timesteps: int, timers: Timers, *, timestep: int = 0) -> list[Rollout]:
         """Take `num_timesteps` env steps in all, spread evenly over the runners, one rollout each.
 
         It waits for the runners that can be waited for; see `sample_timeout_s` and `straggler_factor`. Fewer steps come
@@ -214,12 +215,14 @@ class EnvRunnerGroup:
         Args:
             num_timesteps: Env steps to take: at least this many if all goes well.
             timers: What this process waits for runners of the engine goes here.
+            timestep: Env steps sampled so far; see `EnvRunner.sample`.
 
         Raises:
             Exception: What a runner raised, unless the settings of fault tolerance say that the run goes on.
         """
         if self.local_env_runner is not None:
-            return [self.local_env_runner.sample(num_timesteps=num_timesteps)]
+            return [self.local_env_runner.sample(num_timesteps=num_timesteps, timestep=timestep)]
+        self._timestep = timestep
         self.restore_runners()
         taken = self._take_arrived()
         missing = num_timesteps - sum(rollout.num_env_steps for _, rollout in taken)
@@ -267,7 +270,7 @@ class EnvRunnerGroup:
     def _ask(self, runner: RemoteRunner, num_timesteps: int) -> None:
         if runner.weights_version != self._weights_version:
             self._send_weights(runner)
-        runner.ask(num_timesteps)
+        runner.ask(num_timesteps, self._timestep)
 
     def _take_arrived(self) -> list[tuple[int, Rollout]]:
         """Take in the fragments that are there, and what runners raised in place of them."""
@@ -367,6 +370,23 @@ class EnvRunnerGroup:
             for index, part in costs.items()
         }
         return {"weights_version": self._weights_version, **sum(costs.values(), Costs()).result(), "by_runner": runners}
+
+    # Exploration.
+
+    def exploration_states(self) -> list[dict[str, Any]]:
+        """Return the state of each runner's exploration, in the order of indices, as far as reported."""
+        if self.local_env_runner is not None:
+            return [self.local_env_runner.exploration.get_state()]
+        return [runner.state.get("exploration", {}) for runner in self._runners.values()]
+
+    def set_exploration_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Let the runners' explorations go on from states, as many as there are."""
+        if self.local_env_runner is not None:
+            for state in states[:1]:
+                self.local_env_runner.set_state({"exploration": state})
+        for runner, state in zip(self._runners.values(), states, strict=False):
+            runner.state = {**runner.state, "exploration": state}
+            runner.handle.call("set_state", {"exploration": state})
 
     # User code.
 

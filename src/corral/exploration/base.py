@@ -1,0 +1,190 @@
+"""What every exploration has: how actions are chosen while sampling, and what may be added to rewards for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from corral.core.distributions import ActionDistribution, FloatArray
+from corral.core.tree import Tree
+
+if TYPE_CHECKING:
+    from corral.algorithms.config import AlgorithmConfig
+    from corral.core.inference import Inference
+    from corral.core.module import Module
+    from corral.env.rollout import Rollout
+
+# Action noise is drawn for this many rows at once; the stream of draws does not depend on how samples are cut.
+NOISE_ROWS = 64
+
+Choice = tuple[NDArray[Any], NDArray[np.float32] | None]
+"""Module actions `[N, ...]`, and their log-likelihood `[N]`; `None` stands for that under the policy's distribution."""
+
+
+class RowDistribution:
+    """The policy's action distribution for one row: N sub-envs at once.
+
+    There is one object for all rows, so keep its numbers and not the object.
+
+    Attributes:
+        inputs: The policy's outputs, float32 `[N, D]`: logits, Q-values, or means and log standard deviations.
+        obs: The observations that they were computed from, a tree of `[N, ...]`.
+        distribution: How to read the inputs.
+        rng: Of everything that is drawn here.
+    """
+
+    __slots__ = ("_noise", "_row", "distribution", "inputs", "obs", "rng")
+
+    def __init__(self, distribution: ActionDistribution, rng: np.random.Generator) -> None:
+        """Take the distribution of the action space; inputs and observations are set for each row."""
+        self.distribution = distribution
+        self.rng = rng
+        self.inputs: FloatArray = np.zeros((0, distribution.num_inputs), np.float32)
+        self.obs: Tree = None
+        self._noise: FloatArray | None = None
+        self._row = 0
+
+    def sample(self, inputs: FloatArray | None = None) -> NDArray[Any]:
+        """Draw actions `[N, ...]` from the distribution, or from the one that other inputs `[N, D]` give."""
+        inputs = self.inputs if inputs is None else inputs
+        if self._noise is None or self._row == NOISE_ROWS or self._noise.shape[1] != len(inputs):
+            self._noise = self.distribution.noise(self.rng, (NOISE_ROWS, len(inputs)))
+            self._row = 0
+        self._row += 1
+        return self.distribution.sample(inputs, self._noise[self._row - 1])
+
+    def mode(self) -> NDArray[Any]:
+        """Return the most likely actions `[N, ...]`; of Q-values, the best ones."""
+        return self.distribution.mode(self.inputs)
+
+    deterministic_sample = mode
+
+    def random(self) -> NDArray[Any]:
+        """Draw actions `[N, ...]` evenly from the action space."""
+        return self.distribution.random(self.rng, len(self.inputs))
+
+    def logp(self, actions: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the log-likelihood of actions `[N, ...]`, float32 `[N]`."""
+        with torch.inference_mode():
+            logp: NDArray[np.float32] = self.distribution.logp(
+                torch.from_numpy(np.ascontiguousarray(self.inputs)), torch.from_numpy(np.ascontiguousarray(actions))
+            ).numpy()
+        return logp
+
+    def random_logp(self, actions: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the log-likelihood `[N]` of actions that `random` drew."""
+        return self.distribution.random_logp(actions)
+
+
+class Exploration:
+    """How actions are chosen while sampling. Subclass it, and give `get_exploration_action`.
+
+    Every runner has one for its sub-envs, and the algorithm has one for `compute_actions` and for what is learned from
+    all rollouts. The keyword arguments of a subclass's own `__init__` are the settings that `exploration_config` takes;
+    it hands the others on with `**kwargs`.
+
+    Attributes:
+        action_space: Of one sub-env.
+        config: The algorithm's config.
+        model: The module that acts.
+        inference: What computes its outputs, or `None` where nothing acts.
+        num_workers: Runners besides the embedded one.
+        worker_index: 0 for the embedded runner and in the algorithm, 1 and up for others.
+        num_envs: N.
+        rng: Of what is drawn here.
+        on_policy: Whether its actions suit an algorithm that learns from those of its own policy only: they are drawn
+            from the policy's distribution, or come with their log-likelihood.
+        action_spaces: Spaces that it takes.
+        paper: Where it comes from.
+    """
+
+    on_policy: ClassVar[bool] = True
+    action_spaces: ClassVar[tuple[type[spaces.Space[Any]], ...]] = (
+        spaces.Discrete,
+        spaces.MultiDiscrete,
+        spaces.MultiBinary,
+        spaces.Box,
+    )
+    paper: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        action_space: spaces.Space[Any],
+        *,
+        policy_config: AlgorithmConfig,
+        model: Module,
+        inference: Inference | None = None,
+        num_workers: int = 0,
+        worker_index: int = 0,
+        num_envs: int = 1,
+        rng: np.random.Generator | None = None,
+        framework: str = "torch",
+    ) -> None:
+        """Keep what the runner gives; subclasses get it in `**kwargs`."""
+        self.action_space = action_space
+        self.config = policy_config
+        self.model = model
+        self.inference = inference
+        self.num_workers, self.worker_index, self.num_envs = num_workers, worker_index, num_envs
+        self.rng = rng or np.random.default_rng()
+        self.framework = framework
+
+    def get_exploration_action(
+        self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
+    ) -> tuple[Any, Any]:
+        """Choose the actions of one row.
+
+        Args:
+            action_distribution: Of the N sub-envs.
+            timestep: Env steps sampled so far by all runners over the lifetime of the run.
+            explore: False asks for the deterministic choice.
+
+        Returns:
+            Module actions `[N, ...]` and their log-likelihood `[N]`, each an array or a tensor; `None` stands for the
+            log-likelihood under the policy's distribution.
+        """
+        raise TypeError(f"{type(self).__name__} has no method get_exploration_action.")
+
+    def begin_episodes(self, begins: NDArray[np.bool_], *, timestep: int, explore: bool) -> None:
+        """Prepare a row in which episodes begin in the sub-envs where `begins`, bool `[N]`, is True."""
+
+    def end_sample(self, rollout: Rollout, *, timestep: int, explore: bool) -> None:
+        """Look at a rollout that is complete, in the runner that sampled it."""
+
+    def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
+        """Learn from what all runners sampled, in the algorithm's process, before anything else does.
+
+        Rewards may be added to here, in place.
+
+        Returns:
+            Numbers to report under `exploration/` in the result.
+        """
+        return {}
+
+    def get_metrics(self, timestep: int) -> dict[str, float]:
+        """Return what to report under `env_runners/`, such as `epsilon`; the same names every time."""
+        return {}
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """Return arrays that `learn` changes and runners act by; they travel with the module's weights."""
+        return {}
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Take over what the algorithm's own exploration gave in `get_weights`."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what exploring goes on from, besides the timestep: plain data and arrays."""
+        return {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where the exploration of this state was."""
+
+
+def overrides(exploration: Exploration, method: str) -> bool:
+    """Say whether an exploration has a method of its own."""
+    return getattr(type(exploration), method) is not getattr(Exploration, method)

@@ -1,0 +1,138 @@
+"""Exploration of discrete actions by their values: now and then a random one, or each by its softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from corral.core.schedules import Schedule, schedule_value, validate_schedule
+from corral.errors import ConfigError
+from corral.exploration.base import Choice, Exploration, RowDistribution
+from corral.exploration.sampling import not_negative
+
+DISCRETE = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+class EpsilonGreedy(Exploration):
+    """Takes a random action with probability epsilon, and the best one otherwise; each sub-env for itself.
+
+    Args:
+        initial_epsilon: At the start, and for `warmup_timesteps`.
+        final_epsilon: In the end.
+        warmup_timesteps: Env steps before epsilon begins to fall.
+        epsilon_timesteps: Env steps that it takes to fall, along a straight line.
+        epsilon_schedule: A number or `[[timestep, epsilon], ...]` in place of all of these.
+    """
+
+    on_policy = False
+    action_spaces = DISCRETE
+    paper = "Watkins 1989; annealed as in Mnih et al. 2015, doi:10.1038/nature14236"
+
+    def __init__(
+        self,
+        action_space: spaces.Space[Any],
+        *,
+        initial_epsilon: float = 1.0,
+        final_epsilon: float = 0.05,
+        warmup_timesteps: int = 0,
+        epsilon_timesteps: int = 10_000,
+        epsilon_schedule: Schedule | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Take the settings."""
+        super().__init__(action_space, **kwargs)
+        if epsilon_schedule is None:
+            warmup = not_negative(self, "warmup_timesteps", warmup_timesteps)
+            length = max(1, not_negative(self, "epsilon_timesteps", epsilon_timesteps))
+            points = [(0, initial_epsilon), (warmup, initial_epsilon), (warmup + length, final_epsilon)]
+            epsilon_schedule = points[not warmup :]
+        validate_schedule("exploration_config: epsilon", epsilon_schedule)
+        values = [epsilon_schedule] if isinstance(epsilon_schedule, (int, float)) else [y for _, y in epsilon_schedule]
+        if max(values) > 1:
+            raise ConfigError(f"exploration_config of {type(self).__name__}: an epsilon must lie in [0, 1]: {values}.")
+        self.schedule = epsilon_schedule
+
+    def epsilons(self, timestep: int, num_envs: int) -> float | NDArray[np.float64]:
+        """Return epsilon, of all sub-envs or `[N]` of each."""
+        return schedule_value(self.schedule, timestep)
+
+    def get_exploration_action(
+        self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
+    ) -> Choice:
+        """Take the best actions, and replace some of them."""
+        actions = action_distribution.mode()
+        if not explore:
+            return actions, None
+        randomly = action_distribution.rng.random(len(actions)) < self.epsilons(timestep, len(actions))
+        if randomly.any():
+            actions[randomly] = action_distribution.random()[randomly]
+        return actions, None
+
+    def get_metrics(self, timestep: int) -> dict[str, float]:
+        """Return `epsilon`, the mean over the sub-envs."""
+        return {"epsilon": float(np.mean(self.epsilons(timestep, self.num_envs)))}
+
+
+class PerWorkerEpsilonGreedy(EpsilonGreedy):
+    """A constant epsilon for each actor: `0.4 ** (1 + 7 * i / (n - 1))` for actor i of n.
+
+    An actor is a sub-env, counted over all runners: with one sub-env each, a runner. With a single actor epsilon is
+    that of `EpsilonGreedy`, whose settings it takes.
+    """
+
+    paper = "Horgan et al. 2018, arXiv:1803.00933, section 4.1"
+
+    def epsilons(self, timestep: int, num_envs: int) -> float | NDArray[np.float64]:
+        """Return epsilon of each sub-env, `[N]`."""
+        spread = per_actor(self)
+        return super().epsilons(timestep, num_envs) if spread is None else np.resize(spread, num_envs)
+
+
+def per_actor(exploration: Exploration) -> NDArray[np.float64] | None:
+    """Return the factors `[N]` of a runner's sub-envs among those of all runners, or `None` if there is only one actor.
+
+    From 0.4 for the first to 0.4 ** 8 for the last, evenly in the exponent (Horgan et al. 2018, arXiv:1803.00933).
+    """
+    num_actors = max(1, exploration.num_workers) * exploration.num_envs
+    if num_actors == 1:
+        return None
+    first = max(0, exploration.worker_index - 1) * exploration.num_envs
+    factors: NDArray[np.float64] = 0.4 ** (1 + 7 * (first + np.arange(exploration.num_envs)) / (num_actors - 1))
+    return factors
+
+
+class SoftQ(Exploration):
+    """Draws from the softmax of the Q-values divided by a temperature (Boltzmann exploration).
+
+    Args:
+        temperature: A number above 0, or a schedule over timesteps; towards 0 the best action is taken.
+    """
+
+    on_policy = False
+    action_spaces = (spaces.Discrete, spaces.MultiDiscrete)
+    paper = "Sutton 1990, doi:10.1016/B978-1-55860-141-3.50030-4"
+
+    def __init__(self, action_space: spaces.Space[Any], *, temperature: Schedule = 1.0, **kwargs: Any) -> None:
+        """Take the settings."""
+        super().__init__(action_space, **kwargs)
+        validate_schedule("exploration_config of SoftQ: temperature", temperature)
+        values = [temperature] if isinstance(temperature, (int, float)) else [value for _, value in temperature]
+        if min(values) <= 0:
+            raise ConfigError(f"exploration_config of SoftQ: temperature={temperature} must be above 0.")
+        self.temperature = temperature
+
+    def get_exploration_action(
+        self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
+    ) -> Choice:
+        """Draw, or take the best."""
+        if not explore:
+            return action_distribution.mode(), None
+        scaled = action_distribution.inputs / np.float32(schedule_value(self.temperature, timestep))
+        return action_distribution.sample(scaled), None
+
+    def get_metrics(self, timestep: int) -> dict[str, float]:
+        """Return `temperature`."""
+        return {"temperature": schedule_value(self.temperature, timestep)}
