@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from corral.core.columns import checked_new, describe
 from corral.core.returns import n_step_returns
-from corral.core.tree import Tree, leaves
+from corral.core.tree import Tree
 from corral.errors import CheckpointError, ColumnError, ConfigError, CorralError
 from corral.replay.frames import MAX_FRAMES
 from corral.replay.layout import Layout
@@ -172,7 +172,8 @@ class ReplayBuffer:
             final = {(t - skipped, n): leaf for (t, n), leaf in final.items() if t >= skipped}
         first = int(self._written[block]) - joined  # its observation 0 is in the gap already, or comes behind it
         rows = self._observations.prepare(obs, final, first if joined else None, lanes)
-        columns |= self._level_added(columns, (kept, layout.num_envs))
+        if columns.keys() != self._columns.keys():
+            columns |= self._level_added(columns, (kept, layout.num_envs))
         # Nothing is refused from here on.
         start = first if joined else first + self.frame_stack - 1
         stop = start + kept + 1
@@ -226,9 +227,7 @@ class ReplayBuffer:
         if not rollout.continues or self._workers[block : block + 1] != [rollout.worker_index]:
             return False
         assert self._observations is not None
-        row = (int(self._written[block]) - 1) % self._num_rows * self._num_lanes
-        gap = leaves(self._observations.at(np.arange(row + lanes.start, row + lanes.stop)))
-        return all(held.tobytes() == leaf[0].tobytes() for held, leaf in zip(gap, obs, strict=True))
+        return self._observations.same((int(self._written[block]) - 1) % self._num_rows, lanes, obs)
 
     def _level_added(self, columns: dict[str, NDArray[Any]], shape: tuple[int, int]) -> dict[str, NDArray[Any]]:
         """Make columns that are new here, and return those that a rollout lacks: NaN, or 0 where there is no NaN."""
@@ -321,16 +320,20 @@ class ReplayBuffer:
         if 4 * num_valid < num_entries:  # so few that most draws would be in vain
             if self._candidates is None:
                 self._candidates = np.flatnonzero(self._columns["valid"].flat[:num_entries])
-            return self._candidates.take(self._rng.integers(0, num_valid, batch_size)), weights
+            return self._candidates.take(self._evenly(num_valid, batch_size)), weights
         # Some draws more than enough, nearly always, and those of them that hit something.
         num_draws = batch_size * num_entries // num_valid + batch_size // 8 + 8
-        valid, draw = self._columns["valid"], self._rng.integers
-        drawn = draw(0, num_entries, num_draws)
+        valid = self._columns["valid"]
+        drawn = self._evenly(num_entries, num_draws)
         flat = drawn[valid.at(drawn)]
         while len(flat) < batch_size:
-            drawn = draw(0, num_entries, num_draws)
+            drawn = self._evenly(num_entries, num_draws)
             flat = np.concatenate([flat, drawn[valid.at(drawn)]])
         return flat[:batch_size], weights
+
+    def _evenly(self, stop: int, size: int) -> NDArray[np.int64]:
+        """Return numbers from 0 to below `stop`; half as dear as `integers`, and even to 53 bits."""
+        return (self._rng.random(size) * stop).astype(np.int64)
 
     @property
     def _num_rows_in_use(self) -> int:

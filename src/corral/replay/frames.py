@@ -96,8 +96,8 @@ class FrameStacks:
             raise ColumnError(
                 f"replay buffer: frame_stack={self.num_frames}, but the observations {list(self._paths)} are no "
                 f"stacks of their last {self.num_frames} frames: that of row {where[0]} and sub-env {where[1]} neither "
-                "goes on from the row before it nor begins an episode as FrameStackObservation does, with its first frame "
-                "repeated or with zeros, always the same. Stack frames with that wrapper, or set frame_stack=1."
+                "goes on from the row before it nor begins an episode as FrameStackObservation does, with its first "
+                "frame repeated or with zeros, always the same. Stack frames with that wrapper, or set frame_stack=1."
             )
         return fitting[0] if len(fitting) == 1 else self.padding
 

@@ -129,6 +129,13 @@ class Observations:
             self._free.extend(slots[slots >= 0].tolist())
             slots[...] = -1
 
+    def same(self, row: int, lanes: slice, obs: Arrays) -> bool:
+        """Say whether a row holds the first of observations `[T + 1, N, ...]`."""
+        return all(
+            column.grid[row, lanes].tobytes() == leaf[0].tobytes()
+            for column, leaf in zip(self._columns, obs, strict=True)
+        )
+
     # Batches out.
 
     def at(self, flat: NDArray[np.int64]) -> Tree:
@@ -246,6 +253,12 @@ class StackedObservations(Observations):
             column.put(start - len(frames), lanes, frames)
         self._ages.put(start, lanes, rows.ages)
         self._frames.padding = rows.padding
+
+    def same(self, row: int, lanes: slice, obs: Arrays) -> bool:
+        """Say whether a row holds the first of observations `[T + 1, N, ...]`, with all their frames."""
+        held = self._stacks(np.arange(row * self._num_lanes + lanes.start, row * self._num_lanes + lanes.stop))
+        given = self._frames.front([leaf[0] for leaf in obs], 1)
+        return all(mine.tobytes() == leaf.tobytes() for mine, leaf in zip(held, given, strict=True))
 
     def _stacks(self, flat: NDArray[np.int64]) -> Arrays:
         """Return the stacks of rows, leaves `[B, k, ...]`."""

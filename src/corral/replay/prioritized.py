@@ -61,7 +61,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _forget(self) -> None:
         super()._forget()
         self._tree = SumTree(1)
-        self.max_priority = 1.0
+        self._set_max_priority(1.0)
 
     def _make_columns(self, layout: Layout) -> Layout:
         super()._make_columns(layout)
@@ -73,30 +73,28 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Memory, or disk space, that the columns take, and memory that the priorities take."""
         return super().nbytes + self._tree.nbytes
 
+    def _set_max_priority(self, priority: float) -> None:
+        self.max_priority, self._newest = priority, float(self._powers(np.array(priority)))
+
     def _powers(self, priorities: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(over="ignore", under="ignore"):
             powers: NDArray[np.float64] = np.clip(priorities**self.alpha, _SMALLEST, _LARGEST)
         return powers
 
     def _rewritten(self, where: list[slice], lanes: slice) -> None:
-        newest = float(self._powers(np.array(self.max_priority)))
         leaves, valid = self._tree.leaves.reshape(-1, self._num_lanes), self._columns["valid"].grid
         for span in where:
-            np.multiply(valid[span, lanes], newest, out=leaves[span, lanes])
+            np.multiply(valid[span, lanes], self._newest, out=leaves[span, lanes])
             self._tree.update_range(span.start * self._num_lanes, span.stop * self._num_lanes)
 
     def _draw(self, batch_size: int, beta: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return flat indices, and weights: (len * P(i)) ** -beta over the largest of the batch, as Dopamine has it."""
-        tree = self._tree
-        total, leaves = tree.total, tree.leaves
-        flat = tree.find((np.arange(batch_size) + self._rng.random(batch_size)) * (total / batch_size))
-        drawn = leaves.take(flat)
-        while not drawn.all():  # rounding led beside a transition
+        flat, drawn = self._tree.find((np.arange(batch_size) + self._rng.random(batch_size)) / batch_size)
+        while not (smallest := drawn.min()):  # rounding led beside a transition
             missed = np.flatnonzero(drawn == 0)
-            flat[missed] = tree.find(self._rng.random(len(missed)) * total)
-            drawn = leaves.take(flat)
-        # Divided by the largest, the number of transitions and the total drop out.
-        weights = (drawn / drawn.min()) ** -beta
+            flat[missed], drawn[missed] = self._tree.find(self._rng.random(len(missed)))
+        # Divided by the largest, the number of transitions and the sum of all drop out.
+        weights = (drawn / smallest) ** -beta
         return flat, weights.astype(np.float32)
 
     def update_priorities(self, indices: ArrayLike, priorities: ArrayLike) -> None:
@@ -130,7 +128,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             if not given.size:
                 return
         given = given + self.epsilon
-        self.max_priority = max(self.max_priority, float(given.max()))
+        if given.max() > self.max_priority:
+            self._set_max_priority(float(given.max()))
         self._tree.leaves[flat] = self._powers(given)
         self._tree.update(flat)
 
@@ -153,4 +152,4 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         leaves = self._tree.leaves.reshape(-1, self._num_lanes)
         leaves[:num_rows], leaves[num_rows:] = priorities, 0.0
         self._tree.update_range(0, len(self._tree.leaves))
-        self.max_priority = max_priority
+        self._set_max_priority(max_priority)

@@ -34,16 +34,12 @@ class SumTree:
             (children.reshape(-1, FAN_OUT), parents) for children, parents in itertools.pairwise(self._levels)
         ]
         self.leaves = self._levels[0][:num_leaves]
+        self._starts = np.zeros(0, np.int64)  # of each of M groups of children side by side
 
     @property
     def nbytes(self) -> int:
         """Memory that it takes."""
         return sum(level.nbytes for level in self._levels)
-
-    @property
-    def total(self) -> float:
-        """The sum of all leaves."""
-        return float(self._levels[-1].cumsum()[-1])  # the sum that `find` goes by
 
     def update(self, indices: NDArray[np.int64]) -> None:
         """Compute the parents of leaves that were written, `[M]`."""
@@ -58,25 +54,31 @@ class SumTree:
             start, stop = start // FAN_OUT, -(-stop // FAN_OUT)
             parents[start:stop] = groups[start:stop].sum(1)
 
-    def find(self, masses: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the leaves on which masses fall if all leaves lie end to end.
+    def find(self, fractions: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the leaves on which fractions of their sum fall if all leaves lie end to end.
 
         Args:
-            masses: From 0 to `total`, `[M]`.
+            fractions: From 0 to below 1, `[M]`.
 
         Returns:
-            Indices `[M]`. Rounding may, once in a great while, lead to a leaf beside the right one, which may be 0.
+            Indices and leaves, `[M]` each. Rounding may, once in a great while, lead to a leaf beside the right one,
+            which may be 0.
         """
+        if len(self._starts) != len(fractions):
+            self._starts = np.arange(0, len(fractions) * FAN_OUT, FAN_OUT)
         top = self._levels[-1]
         sums = top.cumsum()
-        nodes = np.minimum(sums.searchsorted(masses, "right"), len(top) - 1)
-        rest = masses - (sums.take(nodes) - top.take(nodes))
-        row_starts = np.arange(0, len(masses) * FAN_OUT, FAN_OUT)
+        rest = fractions * sums[-1]
+        nodes = np.minimum(sums.searchsorted(rest, "right"), len(top) - 1)
+        found = top.take(nodes)
+        rest -= sums.take(nodes) - found
         for groups, _ in reversed(self._below):
             children = groups.take(nodes, 0)
             sums = children.cumsum(1)
-            found = (sums > rest[:, None]).argmax(1)
-            at = row_starts + found
-            rest = rest - (sums.take(at) - children.take(at))
-            nodes = nodes * FAN_OUT + found
-        return np.minimum(nodes, len(self.leaves) - 1)
+            child = (sums > rest[:, None]).argmax(1)
+            at = self._starts + child
+            found = children.take(at)
+            rest -= sums.take(at) - found
+            nodes *= FAN_OUT
+            nodes += child
+        return nodes, found
