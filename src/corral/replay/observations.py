@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.columns import describe
 from corral.core.tree import Tree
-from corral.errors import CheckpointError
+from corral.errors import CheckpointError, ColumnError
 from corral.replay.frames import FrameStacks
 from corral.replay.layout import Layout
 from corral.replay.storage import Column, Storage
@@ -88,6 +89,10 @@ class Observations:
         if not final:
             return []
         each = [self._layout.leaves(obs) for obs in final.values()]
+        for leaves in each:
+            for path, leaf, (dtype, shape) in zip(self._layout.paths, leaves, self._layout.obs, strict=True):
+                if (leaf.dtype, leaf.shape) != (dtype, shape):
+                    raise ColumnError(f"final observation {path!r} is {describe(leaf)}, not {dtype}{list(shape)}.")
         return [np.stack(leaf) for leaf in zip(*each, strict=True)]
 
     def put(self, rows: Rows, start: int, lanes: slice) -> None:
