@@ -14,10 +14,38 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+# Haarnoja et al. 2018 (arXiv:1801.01290) keep the log standard deviation in this range.
+MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
+
+
+class LogStdClamp(nn.Module):
+    """Keeps the second half of `[B, 2d]`, log standard deviations, within `MIN_LOG_STD` and `MAX_LOG_STD`.
+
+    What lies outside gets no gradient.
+    """
+
+    def forward(self, dist_inputs: Tensor) -> Tensor:
+        """Return a tensor of the same shape."""
+        mean, log_std = dist_inputs.chunk(2, -1)
+        return torch.cat([mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)], -1)
+
+
+def _clamp_log_std_(dist_inputs: Tensor) -> Tensor:
+    dist_inputs[:, dist_inputs.shape[1] // 2 :].clamp_(MIN_LOG_STD, MAX_LOG_STD)
+    return dist_inputs
+
+
+def _clamp_log_std_backward(grad: Tensor, output: Tensor) -> Tensor:
+    mean, log_std = grad.chunk(2, -1)
+    _, clamped = output.chunk(2, -1)
+    return torch.cat([mean, log_std * ((clamped > MIN_LOG_STD) & (clamped < MAX_LOG_STD))], -1)
+
+
 _ACTIVATIONS: dict[type[nn.Module], tuple[Any, Any]] = {
     # in place, and the gradient before it from the one behind it and the output
     nn.ReLU: (torch.relu_, lambda grad, output: torch.ops.aten.threshold_backward(grad, output, 0)),
     nn.Tanh: (torch.tanh_, torch.ops.aten.tanh_backward),
+    LogStdClamp: (_clamp_log_std_, _clamp_log_std_backward),
 }
 
 _Row = list[tuple[nn.Linear, type[nn.Module] | None]]
