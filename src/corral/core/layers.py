@@ -6,7 +6,7 @@ third off a forward and backward pass of two hidden layers of 64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -95,6 +95,79 @@ def _forward(x: Tensor, activations: Sequence[type[nn.Module] | None], parameter
     return outputs
 
 
+def _backward(
+    grad: Tensor,
+    outputs: Sequence[Tensor],
+    activations: Sequence[type[nn.Module] | None],
+    weights: Sequence[Tensor],
+    take: Callable[[int, Tensor], None],
+    to_input: bool,
+) -> Tensor | None:
+    """Hand the gradient behind each linear layer to `take`, from the last layer on; return that of the input."""
+    for index in reversed(range(len(weights))):
+        activation = activations[index]
+        if activation is not None:
+            grad = _ACTIVATIONS[activation][1](grad, outputs[index + 1])
+        take(index, grad)
+        if index or to_input:
+            grad = grad @ weights[index]
+    return grad if to_input else None
+
+
+class LayerRow:
+    """Layers in a row, forwards and backwards without torch's graph, for losses that know their own gradients.
+
+    A graph costs a third as much as what it does for nets of two layers of 256 and batches of 256.
+    """
+
+    def __init__(self, row: _Row) -> None:
+        """Take the linear layers, each with the activation after it; see `of`."""
+        self._linear = [linear for linear, _ in row]
+        self._activations = [activation for _, activation in row]
+
+    @classmethod
+    def of(cls, layers: Sequence[nn.Module]) -> LayerRow | None:
+        """Return a row of layers, or `None` if they are none, or not on the CPU."""
+        row = _row(layers)
+        on_cpu = row is not None and all(linear.weight.device.type == "cpu" for linear, _ in row)
+        return cls(row) if row is not None and on_cpu else None
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether all parameters have gradients that `backward` can fill."""
+        return all(layer.weight.grad is not None and layer.bias.grad is not None for layer in self._linear)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the input, float32 `[B, in]`, and what comes after each layer."""
+        parameters = [parameter for linear in self._linear for parameter in (linear.weight, linear.bias)]
+        return _forward(x, self._activations, parameters)
+
+    def backward(self, outputs: Sequence[Tensor], grad: Tensor) -> None:
+        """Leave gradients in the parameters, in place of those there are.
+
+        Args:
+            outputs: What `forward` returned.
+            grad: Of the loss by the last output, float32 `[B, out]`.
+        """
+
+        def take(index: int, grad: Tensor) -> None:
+            layer = self._linear[index]
+            torch.mm(grad.t(), outputs[index], out=layer.weight.grad)
+            torch.sum(grad, 0, out=layer.bias.grad)
+
+        _backward(grad, outputs, self._activations, self._weights, take, to_input=False)
+
+    def backward_to_input(self, outputs: Sequence[Tensor], grad: Tensor) -> Tensor:
+        """Return the gradient by the input, `[B, in]`, and leave those of the parameters as they are."""
+        found = _backward(grad, outputs, self._activations, self._weights, lambda *_: None, to_input=True)
+        assert found is not None
+        return found
+
+    @property
+    def _weights(self) -> list[Tensor]:
+        return [linear.weight for linear in self._linear]
+
+
 class _Layers(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, activations: tuple[type[nn.Module] | None, ...], *parameters: Tensor) -> Tensor:
@@ -109,13 +182,11 @@ class _Layers(torch.autograd.Function):
         num_layers, saved, needed = len(ctx.activations), ctx.saved_tensors, ctx.needs_input_grad
         outputs, weights = saved[: num_layers + 1], saved[num_layers + 1 :]
         grads: list[Tensor | None] = [None] * (2 * num_layers)
-        for index in reversed(range(num_layers)):
-            if ctx.activations[index] is not None:
-                grad = _ACTIVATIONS[ctx.activations[index]][1](grad, outputs[index + 1])
+
+        def take(index: int, grad: Tensor) -> None:
             if needed[2 + 2 * index]:
                 grads[2 * index] = grad.t() @ outputs[index]
             if needed[3 + 2 * index]:
                 grads[2 * index + 1] = grad.sum(0)
-            if index or needed[0]:
-                grad = grad @ weights[index]
-        return (grad if needed[0] else None, None, *grads)
+
+        return (_backward(grad, outputs, ctx.activations, weights, take, needed[0]), None, *grads)

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from corral.core.distributions import SquashedGaussian
-from corral.core.layers import LogStdClamp, run_layers
+from corral.core.layers import LayerRow, LogStdClamp, run_layers
 from corral.core.module import Module, NetworkConfig
 from corral.core.networks import Encoder, Flat, mlp, num_outputs, orthogonal
 from corral.core.tree import Tree
@@ -126,6 +126,7 @@ class SACModule(Module):
         self.q = nn.ModuleList(self.make_critic() for _ in range(num_critics))
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
+        self._rows: tuple[LayerRow, ...] | None = None  # not known yet; empty where there are none
 
     # What a subclass may give.
 
@@ -221,10 +222,37 @@ class SACModule(Module):
         """Return the actor as a stack if it is the default one, of a flat observation."""
         if type(self).policy is not SACModule.policy or type(self.actor) is not Actor:
             return None
-        parts = self.actor.encoder.parts
-        if len(parts) != 1 or not isinstance(parts[0], Flat) or not isinstance(self.observation_space, spaces.Box):
+        if not self._is_flat(self.actor.encoder):
             return None
         return [*self.actor.encoder.mlp, *self.actor.head], None
+
+    def array_networks(self) -> tuple[LayerRow, ...] | None:
+        """Return actor, critics and targets, if all are the default ones, of flat observations and Box actions."""
+        if self._rows is None:
+            self._rows = self._layer_rows()
+        trained = self._rows[: 1 + len(self.q)]
+        ready = self.log_alpha.grad is not None and all(row.has_gradients for row in trained)
+        return self._rows if self._rows and ready else None
+
+    def _layer_rows(self) -> tuple[LayerRow, ...]:
+        changed = any(
+            getattr(type(self), name) is not getattr(SACModule, name)
+            for name in ("sample", "q_values", "update_target")
+        )
+        actor = self.policy_layers()
+        if changed or self.is_discrete or actor is None:
+            return ()
+        rows = [LayerRow.of(actor[0])]
+        for critic in (*self.q, *self.target_q):
+            if type(critic) is not Critic or not self._is_flat(critic.encoder):
+                return ()
+            rows.append(LayerRow.of([*critic.mlp, critic.head]))
+        found = tuple(row for row in rows if row is not None)
+        return found if len(found) == len(rows) else ()
+
+    def _is_flat(self, encoder: Encoder) -> bool:
+        parts = encoder.parts
+        return len(parts) == 1 and isinstance(parts[0], Flat) and isinstance(self.observation_space, spaces.Box)
 
 
 def _is_bounded_floats(space: spaces.Space[Any]) -> bool:
