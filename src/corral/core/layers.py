@@ -42,9 +42,15 @@ def _clamp_log_std_backward(grad: Tensor, output: Tensor) -> Tensor:
 
 
 _ACTIVATIONS: dict[type[nn.Module], tuple[Any, Any]] = {
-    # in place, and the gradient before it from the one behind it and the output
-    nn.ReLU: (torch.relu_, lambda grad, output: torch.ops.aten.threshold_backward(grad, output, 0)),
-    nn.Tanh: (torch.tanh_, torch.ops.aten.tanh_backward),
+    # in place, and the gradient before it from the one behind it, which it may overwrite, and the output
+    nn.ReLU: (
+        torch.relu_,
+        lambda grad, output: torch.ops.aten.threshold_backward.grad_input(grad, output, 0, grad_input=grad),
+    ),
+    nn.Tanh: (
+        torch.tanh_,
+        lambda grad, output: torch.ops.aten.tanh_backward.grad_input(grad, output, grad_input=grad),
+    ),
     LogStdClamp: (_clamp_log_std_, _clamp_log_std_backward),
 }
 
@@ -104,9 +110,11 @@ def _backward(
     to_input: bool,
 ) -> Tensor | None:
     """Hand the gradient behind each linear layer to `take`, from the last layer on; return that of the input."""
+    last = len(weights) - 1
     for index in reversed(range(len(weights))):
         activation = activations[index]
         if activation is not None:
+            grad = grad.clone() if index == last else grad  # which is the caller's
             grad = _ACTIVATIONS[activation][1](grad, outputs[index + 1])
         take(index, grad)
         if index or to_input:

@@ -126,6 +126,7 @@ class SACModule(Module):
         self.q = nn.ModuleList(self.make_critic() for _ in range(num_critics))
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
+        self._followed: list[tuple[list[Any], list[Any]]] | None = None
         self._rows: tuple[LayerRow, ...] | None = None  # not known yet; empty where there are none
 
     # What a subclass may give.
@@ -202,8 +203,14 @@ class SACModule(Module):
 
     def update_target(self, tau: float) -> None:
         """Move the targets towards the critics by a share `tau`; 1 makes them copies."""
-        torch._foreach_lerp_(list(self.target_q.parameters()), list(self.q.parameters()), tau)
-        for target, buffer in zip(self.target_q.buffers(), self.q.buffers(), strict=True):
+        if self._followed is None:  # finding them takes longer than moving them
+            self._followed = [
+                (list(self.target_q.parameters()), list(self.q.parameters())),
+                (list(self.target_q.buffers()), list(self.q.buffers())),
+            ]
+        (targets, parameters), (target_buffers, buffers) = self._followed
+        torch._foreach_lerp_(targets, parameters, tau)
+        for target, buffer in zip(target_buffers, buffers, strict=True):
             target.copy_(buffer)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
