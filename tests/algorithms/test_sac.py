@@ -339,7 +339,8 @@ def greedy_return(algorithm: Algorithm, num_episodes: int) -> float:
 
 @pytest.mark.parametrize("space", ["box", "box_uneven", "discrete", "discrete_from_minus_2"])
 def test_identity_is_solved(space: str) -> None:
-    with quick(space).build() as algorithm:
+    config = quick(space, lr=5e-3, initial_alpha=0.03, train_batch_size_per_learner=128)
+    with config.build() as algorithm:
         best = greedy_return(algorithm, 10)
         assert best < 12  # of 16
         while best < 15 and algorithm.num_env_steps_sampled_lifetime < 3000:
@@ -372,7 +373,7 @@ def test_keys_are_there_before_learning_starts_and_actions_are_even_until_then()
 def test_same_seed_same_results(space: str) -> None:
     def results(seed: int) -> list[dict[str, float]]:
         with quick(space).debugging(seed=seed).build() as algorithm:
-            return [learner_metrics_of(algorithm.train()) for _ in range(4)][2:]
+            return [learner_metrics_of(algorithm.train()) for _ in range(3)][2:]
 
     assert results(7) == results(7)
     assert results(7) != results(8)
@@ -449,7 +450,8 @@ def test_each_group_has_its_learning_rate() -> None:
     with config.build() as algorithm:
         *_, metrics = (learner_metrics_of(algorithm.train()) for _ in range(3))
         alpha = algorithm.get_module().log_alpha.exp().item()  # type: ignore[operator,union-attr]
-    assert metrics["actor_optimizer_learning_rate"] == pytest.approx(0.25e-3)
+    # Means over the updates of the third iteration, after 101 to 150 env steps.
+    assert metrics["actor_optimizer_learning_rate"] == pytest.approx(1e-3 * (1 - 125.5 / 200))
     assert metrics["critic_optimizer_learning_rate"] == 2e-3
     assert metrics["alpha"] == alpha == pytest.approx(0.25)
     assert quick().lrs(10) == {"actor": 3e-3, "critic": 3e-3, "alpha": 3e-3}
