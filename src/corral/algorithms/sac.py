@@ -293,9 +293,11 @@ def sac_loss_on_arrays(
         from_critics.append(critic.forward(pairs))
 
     q_policy, lowest = torch.cat([outputs[-1] for outputs in from_critics], -1).min(-1, keepdim=True)
-    slope = torch.zeros_like(actions)  # of the value by the action
+    slope = torch.zeros_like(actions)  # of the value by the action; each row has that of one critic
     for index, (critic, outputs) in enumerate(zip(critics, from_critics, strict=True)):
-        slope += critic.backward_to_input(outputs, (lowest == index).float())[:, obs.shape[1] :]
+        rows = (lowest == index).squeeze(-1).nonzero().squeeze(-1)
+        of_rows = critic.backward_to_input([output[rows] for output in outputs], torch.ones(len(rows), 1))
+        slope[rows] = of_rows[:, obs.shape[1] :]
     # u = mean + std * noise, action = tanh(u): d action / du = 1 - action^2, and d logp / du = 2 action, but for the
     # Gaussian's part of logp, which is constant in u, and -log std.
     by_u = (2 * alpha * actions - slope * (1 - actions * actions)) / size

@@ -161,9 +161,9 @@ class LayerRow:
 
     def _kept(self, name: str, index: int, num_rows: int, width: int) -> Tensor:
         found = self._memory.get((name, index))
-        if found is None or len(found) != num_rows:
+        if found is None or len(found) < num_rows:
             found = self._memory[name, index] = torch.empty(num_rows, width)
-        return found
+        return found[:num_rows]
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the input, float32 `[B, in]`, and what comes after each layer.
@@ -202,7 +202,9 @@ class LayerRow:
 
     def _through(self, index: int, grad: Tensor) -> Tensor:
         weight = self._linear[index].weight
-        return torch.mm(grad, weight, out=self._kept("grad", index, len(grad), weight.shape[1]) if index else None)
+        kept = self._kept("grad", index, len(grad), weight.shape[1]) if index else None
+        before: Tensor = torch.mm(grad, weight, out=kept)
+        return before
 
 
 class _Layers(torch.autograd.Function):
@@ -227,6 +229,7 @@ class _Layers(torch.autograd.Function):
                 grads[2 * index + 1] = grad.sum(0)
 
         def through(index: int, grad: Tensor) -> Tensor:
-            return grad @ weights[index]
+            before: Tensor = grad @ weights[index]
+            return before
 
         return (_backward(grad, outputs, ctx.activations, take, through, needed[0]), None, *grads)
