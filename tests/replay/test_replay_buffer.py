@@ -32,7 +32,7 @@ KINDS = [ReplayBuffer, PrioritizedReplayBuffer]
     n_step=st.integers(1, 4),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_draws_what_was_added(
     kind: type[ReplayBuffer],
     capacity: int,
