@@ -14,7 +14,7 @@ from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, m
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"capcity": 1}, r"unknown setting 'capcity'. Did you mean 'capacity'\?.*type, capacity, alpha"),
+        ({"capacit": 1}, r"unknown setting 'capacit'. Did you mean 'capacity'\?.*type, capacity, alpha"),
         ({"capacity": 0}, "capacity=0 must be at least 1"),
         ({"capacity": "many"}, "capacity='many'"),
         ({"type": "best"}, "type='best'.*'uniform' or 'prioritized'"),
