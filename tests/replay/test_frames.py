@@ -64,7 +64,7 @@ class Stacks:
         goes_on = self._last is not None and not reset
         if not goes_on:
             self._last, _ = self._env.reset(seed=self._seed)
-            self._pending, self._seed = np.zeros(self._n, np.bool_), self._seed + 1
+            self._pending, self._seed = np.zeros(self._n, np.bool_), self._seed + 100
         obs, rows, valid, final = [self._last], [], [], {}
         for t in range(num_rows):
             row, rewards, terminated, truncated, infos = self._env.step(np.zeros(self._n, int))
