@@ -74,6 +74,10 @@ def test_a_state_replaces_whatever_there_was(kind: type[ReplayBuffer]) -> None:
     other.set_state(buffer.get_state())
     assert len(other) == len(buffer)
     assert_equal(play(other), play(buffer))
+    rollout = Stream(2, worker_index=2, nested=True).next(9, reset=True)  # of one runner: the other has fewer rows
+    for each in (buffer, other):
+        each.add(rollout)
+    assert_equal(play(other), play(buffer))
     other.set_state(kind(80, num_runners=2, seed=5).get_state())
     assert len(other) == 0
 
