@@ -32,11 +32,14 @@ def test_steps_and_states_are_those_of_torch(name: str) -> None:
     chosen = optimizer_class(name)
     settings = {**optimizer_settings(chosen, {}), "lr": 0.01}
     ours, theirs = net(), net()
-    our_optimizer, their_optimizer = make_optimizer(ours, chosen, settings), chosen(theirs.parameters(), **settings)
+    our_optimizer, their_optimizer = (
+        make_optimizer([ours.parameters()], chosen, settings),
+        chosen(theirs.parameters(), **settings),
+    )
     assert isinstance(our_optimizer, chosen) and type(our_optimizer).__name__ == chosen.__name__
     train(ours, our_optimizer, 3)
     train(theirs, their_optimizer, 3)
-    again = make_optimizer(ours, chosen, settings)
+    again = make_optimizer([ours.parameters()], chosen, settings)
     again.load_state_dict(our_optimizer.state_dict())
     train(ours, again, 3)
     train(theirs, their_optimizer, 3)
@@ -46,7 +49,7 @@ def test_steps_and_states_are_those_of_torch(name: str) -> None:
 
 def test_hooks_of_a_step_are_called() -> None:
     module, seen = net(), []
-    optimizer = make_optimizer(module, torch.optim.SGD, {"lr": 0.01})
+    optimizer = make_optimizer([module.parameters()], torch.optim.SGD, {"lr": 0.01})
     optimizer.register_step_post_hook(lambda *_: seen.append("stepped"))
     train(module, optimizer, 2)
     assert seen == ["stepped", "stepped"]

@@ -295,6 +295,18 @@ class AlgorithmConfig(
         raise ConfigError("AlgorithmConfig describes no algorithm: use PPOConfig, or another algorithm's config.")
 
     @property
+    def default_module_class(self) -> type[Module]:
+        """What `module_class=None` stands for; it names the settings of `model_config` too."""
+        from corral.core.module import ActorCritic
+
+        return ActorCritic
+
+    @property
+    def module_settings(self) -> dict[str, Any]:
+        """Settings of the algorithm that its modules need, which join those of `model_config`."""
+        return {}
+
+    @property
     def algo_name(self) -> str:
         """The name as on the command line, such as `PPO`."""
         return type(self).__name__.removesuffix("Config")
@@ -317,12 +329,11 @@ class AlgorithmConfig(
         """Make a new module; the same seed gives the same weights, and no global random state is touched."""
         import torch
 
-        from corral.core.module import ActorCritic
-
-        module_class = self.module_class or ActorCritic
+        module_class = self.module_class or self.default_module_class
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed or 0)
-            module: Module = module_class(observation_space, action_space, self.model_config)
+            settings = {**self.model_config, **self.module_settings}
+            module: Module = module_class(observation_space, action_space, settings)
         return module
 
     def validate(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ImportString, TypeAdapter, ValidationError
 
 from corral.callbacks.dispatch import check_callbacks, listens
-from corral.core.module import ActorCritic, ModelConfig, Module
+from corral.core.module import ActorCritic, Module
 from corral.core.schedules import validate_schedule
 from corral.env.vector import resolve_env
 from corral.errors import ConfigError, nearest
@@ -175,15 +175,16 @@ def reconfigured(config: ConfigT, settings: Mapping[str, Any], *, fixed: Collect
 
 
 def _validate_module(config: AlgorithmConfig) -> None:
-    module_class = config.module_class
-    if module_class is None or module_class is ActorCritic:
-        ModelConfig.parse(config.model_config)
-        return
-    if not (inspect.isclass(module_class) and issubclass(module_class, Module)):
-        raise ConfigError(f"rl_module: module_class must be a subclass of corral.Module, got {module_class!r}.")
-    for method in ("policy", "value"):
-        if getattr(module_class, method) is getattr(Module, method):
+    base, module_class = config.default_module_class, config.module_class or config.default_module_class
+    own = Module if base is ActorCritic else base  # what a class of one's own has to be
+    if not (inspect.isclass(module_class) and issubclass(module_class, own)):
+        name = "corral.Module" if own is Module else f"{own.__module__}.{own.__name__}"
+        raise ConfigError(f"rl_module: module_class must be a subclass of {name}, got {module_class!r}.")
+    for method in own.MUST_DEFINE:
+        if getattr(module_class, method) is getattr(Module, method, None):
             raise ConfigError(f"rl_module: {module_class.__name__} must define {method}(self, obs).")
+    if module_class is base and base.CONFIG is not None:
+        base.CONFIG.parse(config.model_config)
 
 
 def optimizer_class(setting: Any) -> Any:

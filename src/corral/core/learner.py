@@ -17,6 +17,7 @@ from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
 from corral.core.distributed import Peers
 from corral.core.learner_state import get_learner_state, set_learner_state
+from corral.core.minibatches import Report, loss_error, row_bounds, shares_of_rows
 from corral.core.module import Module
 from corral.core.optimizers import clip_gradients, make_optimizer, optimizer_settings
 from corral.core.threads import num_threads_for, torch_threads
@@ -28,7 +29,7 @@ Batch = dict[str, Tree]
 """Columns by name, each a tree of arrays or tensors `[B, ...]` of one length B."""
 
 Loss = Callable[[Module, Batch, Mapping[str, float]], tuple[Tensor, dict[str, Tensor]]]
-"""`loss(module, minibatch, coefficients)` gives the scalar to minimise, and scalars to report."""
+"""`loss(module, minibatch, coefficients)` gives the scalar to minimise, and scalars or columns `[B]` to report."""
 
 # Values of very large batches are computed in pieces of this many observations, to bound memory.
 VALUES_CHUNK = 8192
@@ -43,7 +44,7 @@ class Learner:
         optimizer_class: A `torch.optim.Optimizer`, called with the parameters and `optimizer_config`.
         optimizer_config: Its keyword arguments, apart from `lr`, which every update gives.
         grad_clip: Limit of the gradients, or `None`.
-        grad_clip_by: `"global_norm"` (over all parameters), `"norm"` (each parameter's) or `"value"` (each entry).
+        grad_clip_by: `"global_norm"` (over a group of parameters), `"norm"` (each parameter's) or `"value"`.
         device: `"auto"` (CUDA when there is one), or a torch device name.
         num_threads: Intra-op threads, or `"auto"`: one for small nets.
         seed: Of the shuffling.
@@ -80,8 +81,16 @@ class Learner:
         self.modules = {module_id: module.to(self.device) for module_id, module in modules.items()}
         self.set_loss(loss, grad_clip, grad_clip_by)
         self._optimizer_settings = settings = optimizer_settings(optimizer_class, optimizer_config or {})
+        self._trainable = {
+            module_id: {
+                name: [parameter for parameter in group if parameter.requires_grad]
+                for name, group in module.parameter_groups().items()
+            }
+            for module_id, module in self.modules.items()
+        }
         self._optimizers = {
-            module_id: make_optimizer(module, optimizer_class, settings) for module_id, module in self.modules.items()
+            module_id: make_optimizer(groups.values(), optimizer_class, settings)
+            for module_id, groups in self._trainable.items()
         }
         self._num_threads = {
             module_id: num_threads_for(module, num_threads) for module_id, module in self.modules.items()
@@ -115,17 +124,17 @@ class Learner:
         self,
         batches: Mapping[str, Batch],
         *,
-        lr: float,
+        lr: float | Mapping[str, float],
         num_epochs: int = 1,
         minibatch_size: int | None = None,
         shuffle: bool = True,
         coefficients: Mapping[str, Mapping[str, float]] | None = None,
-    ) -> dict[str, dict[str, float]]:
+    ) -> dict[str, dict[str, Any]]:
         """Take gradient steps on every module that has a batch.
 
         Args:
             batches: By module id; columns are NumPy arrays.
-            lr: Learning rate of this update.
+            lr: Learning rate of this update, or one for each of the modules' groups of parameters.
             num_epochs: Passes over each batch.
             minibatch_size: Rows of one step, or `None` for the whole batch. A batch that it does not divide is cut
                 into equal parts of about this size, so that no row is dropped and no step sees only a few rows.
@@ -133,7 +142,8 @@ class Learner:
             coefficients: By module id, handed to the loss.
 
         Returns:
-            By module id: the loss's scalars and the gradient norm, averaged over the steps.
+            By module id: the loss's scalars and the gradients' norms, averaged over the steps, and the columns that it
+            reported, of the last epoch, as arrays `[B]` in the order of the batch.
 
         Raises:
             LossError: A batch is empty, or a loss or gradient is not finite: that step is not taken, and the weights
@@ -141,9 +151,9 @@ class Learner:
             ColumnError: A callback of `on_gradients` left other gradients than it was given.
             CallbackError: A callback raised.
         """
-        results = {}
+        results: dict[str, dict[str, Any]] = {}
         for module_id, batch in batches.items():
-            added: dict[str, float] = {}
+            added: dict[str, Any] = {}
             if self.callbacks.subscribed("on_learn_on_batch"):
                 columns = Columns(batch, len(leaves(batch)[0]))
                 self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
@@ -171,50 +181,54 @@ class Learner:
         module_id: str,
         batch: Batch,
         *,
-        lr: float,
+        lr: float | Mapping[str, float],
         num_epochs: int,
         minibatch_size: int | None,
         shuffle: bool,
         coefficients: Mapping[str, float],
-    ) -> dict[str, float]:
-        module, optimizer = self.modules[module_id], self._optimizers[module_id]
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        by_parameter = self._grad_clip_by == "norm"
-        parameters = list(module.parameters()) if by_parameter else optimizer.param_groups[0]["params"]
+    ) -> dict[str, Any]:
+        module, groups = self.modules[module_id], self._groups(module_id)
+        for name, group in groups.items():
+            group["lr"] = lr[name] if isinstance(lr, Mapping) else lr
+        clipped = {name: group["params"] for name, group in groups.items()}
+        if self._grad_clip_by == "norm":  # of each parameter, and not of the vectors that hold them
+            clipped = self._trainable[module_id]
+        parameters = list(itertools.chain.from_iterable(clipped.values()))
         size = len(leaves(batch)[0])
         sizes = [size] if self.peers is None else self.peers.gather(size)
         num_minibatches = max(1, round(min(sizes) / minibatch_size)) if minibatch_size else 1
-        bounds = _bounds(size, num_minibatches)
-        rows_in_all = np.sum([np.diff(_bounds(other, num_minibatches)) for other in sizes], axis=0)
-        weights = (np.diff(bounds) / rows_in_all).tolist()  # of this learner in each gradient step
-        stats: list[Tensor] = []
-        norms: list[float] = []
-        module.train()
+        bounds = row_bounds(size, num_minibatches)
+        weights = shares_of_rows(bounds, sizes)  # of this learner in each gradient step
+        report = Report(size, num_minibatches)
+        if not module.training:  # as it was left by `values`
+            module.train()
         for epoch in range(num_epochs):
-            rows = self._shuffled(batch, size) if shuffle and num_minibatches > 1 else batch
+            order = self._order(size) if shuffle and num_minibatches > 1 else None
+            rows = batch if order is None else map_tree(lambda column, rows=order: column.index_select(0, rows), batch)
             for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
-                minibatch = map_tree(lambda column, a=start, b=stop: column[a:b], rows)
-                loss, scalars = self._loss(module, minibatch, coefficients)
-                norm = math.nan
+                minibatch = rows
+                if num_minibatches > 1:
+                    minibatch = map_tree(lambda column, a=start, b=stop: column[a:b], rows)
+                loss, reported = self._loss(module, minibatch, coefficients)
+                norms = dict.fromkeys(groups, math.nan)
                 if self._compute_gradients(module_id, loss, parameters, weights[index]):
-                    norm = clip_gradients(parameters, self._grad_clip, self._grad_clip_by)
-                if not math.isfinite(norm):
-                    error = _loss_error(module_id, epoch, index, loss, scalars, norm)
+                    norms = {
+                        name: clip_gradients(group, self._grad_clip, self._grad_clip_by)
+                        for name, group in clipped.items()
+                    }
+                if not all(map(math.isfinite, norms.values())):
+                    error = loss_error(module_id, epoch, index, loss, reported, norms)
                     raise error if self.peers is None else self.peers.problems(error)
-                optimizer.step()
-                stats += [loss.detach(), *scalars.values()]
-                norms.append(norm)
+                self._optimizers[module_id].step()
+                report.add(loss, reported, norms, order)
         if self.peers is not None:
             self.peers.copy_buffers(module)
-        means = torch.stack(stats).reshape(len(norms), -1).mean(0).tolist()
-        return {
-            **dict(zip(["total_loss", *scalars], means, strict=True)),
-            "gradients_default_optimizer_global_norm": sum(norms) / len(norms),
-            "default_optimizer_learning_rate": lr,
-            "module_train_batch_size_mean": size / num_minibatches,
-            "num_gradient_steps": float(len(norms)),
-        }
+        lrs = {f"{name}_optimizer_learning_rate": group["lr"] for name, group in groups.items()}
+        return {**report.results(), **lrs}
+
+    def _groups(self, module_id: str) -> dict[str, dict[str, Any]]:
+        """Return the optimizer's groups by name."""
+        return dict(zip(self._trainable[module_id], self._optimizers[module_id].param_groups, strict=True))
 
     def _compute_gradients(
         self, module_id: str, loss: Tensor, parameters: Sequence[nn.Parameter], weight: float
@@ -249,13 +263,12 @@ class Learner:
                 raise ColumnError(f"on_gradients: {name!r} is a tensor {tuple(gradient.shape)}, and was given {was}.")
             gradient.copy_(new)
 
-    def _shuffled(self, batch: Batch, size: int) -> Batch:
-        order = torch.from_numpy(self.rng.permutation(size)).to(self.device)
-        shuffled: Batch = map_tree(lambda column: column.index_select(0, order), batch)
-        return shuffled
+    def _order(self, size: int) -> Tensor:
+        return torch.from_numpy(self.rng.permutation(size)).to(self.device)
 
     def _to_device(self, column: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(column)).to(self.device)
+        tensor = torch.from_numpy(np.ascontiguousarray(column))
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
     def values(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
         """Return the module's state values of a tree of observations `[B, ...]`, float32 `[B]`."""
@@ -295,23 +308,3 @@ class Learner:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on where the learner of this state was; see `set_learner_state`."""
         set_learner_state(self.modules, self._optimizers, state, self._optimizer_settings)
-
-
-def _bounds(size: int, num_parts: int) -> list[int]:
-    """Return where parts of about one size begin and end in that many rows."""
-    bounds: list[int] = np.linspace(0, size, num_parts + 1).astype(int).tolist()
-    return bounds
-
-
-def _loss_error(
-    module_id: str, epoch: int, index: int, loss: Tensor, scalars: Mapping[str, Tensor], norm: float
-) -> LossError:
-    parts = {name: value.item() for name, value in scalars.items()}
-    if math.isfinite(loss.item()):
-        parts["gradient norm"] = norm
-    culprits = [f"{name}={value}" for name, value in parts.items() if not math.isfinite(value)]
-    return LossError(
-        f"learners/{module_id}/total_loss is {loss.item()} in epoch {epoch}, minibatch {index} "
-        f"({', '.join(culprits) or 'every part of it is finite'}). The step was not taken. "
-        "Lower lr, set grad_clip, or look for very large rewards and observations."
-    )

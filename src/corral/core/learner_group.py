@@ -9,6 +9,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from corral.core.distributed import LostPeerError, backend_for, gpu_id
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from corral.engines.base import WorkerHandle
 
 # Results that are the same in all learners, because they take the same steps.
-SAME_RESULTS = ("gradients_default_optimizer_global_norm", "default_optimizer_learning_rate", "num_gradient_steps")
+SAME_RESULTS = ("_optimizer_global_norm", "_optimizer_learning_rate", "num_gradient_steps")
 # Results that add up: a gradient step's rows lie in all learners.
 SUMMED_RESULTS = ("module_train_batch_size_mean",)
 
@@ -129,6 +130,12 @@ class LearnerGroup:
             )
             for module_id in batches
         }
+
+    def foreach_module(self, module_id: str, fn: Callable[..., None], *args: Any) -> None:
+        """Call `fn(module, *args)` on a module in every learner, to change what no gradient step does."""
+        self._call_all(_apply, module_id, fn, *args)
+        if self._workers:
+            _apply(self._learner, module_id, fn, *args)
 
     # Reading.
 
@@ -257,6 +264,11 @@ def _update(
     return results, learner.get_weights() if with_weights else None
 
 
+def _apply(learner: Learner, module_id: str, fn: Callable[..., None], *args: Any) -> None:
+    with torch.no_grad():
+        fn(learner.modules[module_id], *args)
+
+
 def _collect(learner: Learner) -> tuple[Parts, float, int]:
     seconds, learner.callbacks_s = learner.callbacks_s, 0.0
     return learner.metrics.take(), seconds, learner.callbacks.num_errors
@@ -313,7 +325,7 @@ def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[
 
 
 def merge_results(results: Sequence[Mapping[str, Any]], num_rows: Sequence[int]) -> dict[str, Any]:
-    """Merge what the learners report of one module: means over all rows.
+    """Merge what the learners report of one module: means over all rows, and columns one after another.
 
     Args:
         results: Of each learner; a name may be missing in some.
@@ -325,7 +337,9 @@ def merge_results(results: Sequence[Mapping[str, Any]], num_rows: Sequence[int])
             *((result[name], size) for result, size in zip(results, num_rows, strict=True) if name in result),
             strict=True,
         )
-        if name in SAME_RESULTS or not all(isinstance(value, Real) for value in values):
+        if all(isinstance(value, np.ndarray) and len(value) == size for value, size in zip(values, rows, strict=True)):
+            merged[name] = np.concatenate(values)  # a column: the shards lie in the order of the batch
+        elif name.endswith(SAME_RESULTS) or not all(isinstance(value, Real) for value in values):
             merged[name] = values[0]
         elif name in SUMMED_RESULTS:
             merged[name] = float(sum(values))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -21,12 +21,66 @@ from corral.errors import ConfigError, nearest
 DEFAULT_MODULE_ID = "default_policy"
 
 
+@dataclass
+class NetworkConfig:
+    """Settings of every default module, given with `.rl_module(model_config={...})`.
+
+    Attributes:
+        fcnet_hiddens: Widths of the hidden layers.
+        fcnet_activation: One of tanh, relu, elu, gelu, silu.
+        conv_filters: `[[out_channels, kernel, stride], ...]`; `None` picks by the image's size.
+    """
+
+    fcnet_hiddens: tuple[int, ...] = (64, 64)
+    fcnet_activation: str = "relu"
+    conv_filters: ConvFilters | None = None
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> Self:
+        """Check the names and the choices.
+
+        Raises:
+            ConfigError: A name is unknown or a value is not among the choices.
+        """
+        known = {field.name for field in fields(cls)}
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"model_config: unknown setting {name!r}. {nearest(name, known)}")
+        try:
+            config: Self = TypeAdapter(cls).validate_python(dict(settings))
+        except ValidationError as error:
+            line = error.errors()[0]
+            where = ".".join(map(str, line["loc"]))
+            raise ConfigError(f"model_config: {where}={line['input']!r}: {line['msg']}.") from None
+        config.validate()
+        return config
+
+    def validate(self) -> None:
+        """Check the choices.
+
+        Raises:
+            ConfigError: A value is not among them.
+        """
+        if self.fcnet_activation not in ACTIVATIONS:
+            raise ConfigError(
+                f"model_config: unknown fcnet_activation {self.fcnet_activation!r}. "
+                f"{nearest(str(self.fcnet_activation), ACTIVATIONS)}"
+            )
+        if not all(width > 0 for width in self.fcnet_hiddens):
+            raise ConfigError(f"model_config: fcnet_hiddens={self.fcnet_hiddens}: widths must be positive.")
+
+
 class Module(nn.Module):
     """What a runner and a learner need of a network. Subclass it and give `policy` and `value`.
 
     Attributes:
         distribution: Reads what `policy` returns; made from the action space and `action_bounds`.
+        MUST_DEFINE: What a subclass of one's own has to define.
+        CONFIG: The settings of `model_config` that the class takes; `None` leaves them to it.
     """
+
+    MUST_DEFINE: ClassVar[tuple[str, ...]] = ("policy", "value")
+    CONFIG: ClassVar[type[NetworkConfig] | None] = None
 
     def __init__(
         self,
@@ -85,55 +139,28 @@ class Module(nn.Module):
 
 
 @dataclass
-class ModelConfig:
-    """Settings of the default module, given with `.rl_module(model_config={...})`.
+class ModelConfig(NetworkConfig):
+    """Settings of the default module of policy-gradient algorithms, besides those of `NetworkConfig`.
 
     Attributes:
-        fcnet_hiddens: Widths of the hidden layers.
-        fcnet_activation: One of tanh, relu, elu, gelu, silu.
         vf_share_layers: Whether policy and value share the hidden layers; `None` shares them for images only.
-        conv_filters: `[[out_channels, kernel, stride], ...]`; `None` picks by the image's size.
         free_log_std: For Box actions: whether the log standard deviation is one learned vector rather than an
             output of the network.
         initial_log_std: Its initial value.
         action_bounds: For Box actions: `"clip"` or `"squash"` (tanh).
     """
 
-    fcnet_hiddens: tuple[int, ...] = (64, 64)
     fcnet_activation: str = "tanh"
     vf_share_layers: bool | None = None
-    conv_filters: ConvFilters | None = None
     free_log_std: bool = True
     initial_log_std: float = 0.0
     action_bounds: str = "clip"
 
-    @classmethod
-    def parse(cls, settings: Mapping[str, Any]) -> ModelConfig:
-        """Check the names and the choices.
-
-        Raises:
-            ConfigError: A name is unknown or a value is not among the choices.
-        """
-        known = {field.name for field in fields(cls)}
-        for name in settings:
-            if name not in known:
-                raise ConfigError(f"model_config: unknown setting {name!r}. {nearest(name, known)}")
-        try:
-            config: ModelConfig = TypeAdapter(cls).validate_python(dict(settings))
-        except ValidationError as error:
-            line = error.errors()[0]
-            where = ".".join(map(str, line["loc"]))
-            raise ConfigError(f"model_config: {where}={line['input']!r}: {line['msg']}.") from None
-        if config.fcnet_activation not in ACTIVATIONS:
-            raise ConfigError(
-                f"model_config: unknown fcnet_activation {config.fcnet_activation!r}. "
-                f"{nearest(str(config.fcnet_activation), ACTIVATIONS)}"
-            )
-        if config.action_bounds not in ("clip", "squash"):
-            raise ConfigError(f"model_config: action_bounds is 'clip' or 'squash', not {config.action_bounds!r}.")
-        if not all(width > 0 for width in config.fcnet_hiddens):
-            raise ConfigError(f"model_config: fcnet_hiddens={config.fcnet_hiddens}: widths must be positive.")
-        return config
+    def validate(self) -> None:
+        """Check the choices."""
+        super().validate()
+        if self.action_bounds not in ("clip", "squash"):
+            raise ConfigError(f"model_config: action_bounds is 'clip' or 'squash', not {self.action_bounds!r}.")
 
 
 class ActorCritic(Module):
@@ -143,6 +170,7 @@ class ActorCritic(Module):
     (Andrychowicz et al. 2021, arXiv:2006.05990): the first policy is close to uniform.
     """
 
+    CONFIG = ModelConfig
     _SMALL_POLICY_GAIN: ClassVar[float] = 0.01
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +24,15 @@ def optimizer_settings(
 
 
 def make_optimizer(
-    module: nn.Module, optimizer_class: type[torch.optim.Optimizer], settings: Mapping[str, Any]
+    groups: Iterable[Iterable[nn.Parameter]],
+    optimizer_class: type[torch.optim.Optimizer],
+    settings: Mapping[str, Any],
 ) -> torch.optim.Optimizer:
-    """Return an optimizer of a module's parameters; see `flat_parameters` for those of elementwise ones."""
-    elementwise = optimizer_class in ELEMENTWISE_OPTIMIZERS
-    parameters = flat_parameters(module) if elementwise else list(module.parameters())
-    return without_compiler(optimizer_class)(parameters, **settings)
+    """Return an optimizer of groups of parameters; see `flat_parameters` for those of elementwise ones."""
+    trainable = [[parameter for parameter in group if parameter.requires_grad] for group in groups]
+    if optimizer_class in ELEMENTWISE_OPTIMIZERS:
+        trainable = [flat_parameters(group) for group in trainable]
+    return without_compiler(optimizer_class)([{"params": group} for group in trainable], **settings)
 
 
 def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
@@ -50,16 +53,15 @@ def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch
     return type(optimizer_class.__name__, (optimizer_class,), methods)
 
 
-def flat_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Lay a module's trainable parameters and their gradients side by side in one vector for each dtype.
+def flat_parameters(trainable: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Lay parameters and their gradients side by side in one vector for each dtype.
 
-    The module's own parameters become views of it. Clipping and stepping one vector takes a tenth of the time that a
+    The parameters themselves become views of it. Clipping and stepping one vector takes a tenth of the time that a
     dozen small tensors take, which is a sixth of a small net's gradient step.
 
     Returns:
         The vectors, for an optimizer that treats every entry alike.
     """
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     vectors = []
     for dtype in dict.fromkeys(parameter.dtype for parameter in trainable):
         parts = [parameter for parameter in trainable if parameter.dtype == dtype]

@@ -53,3 +53,31 @@ def gae(
         running += deltas[t]
         advantages[t] = running
     return advantages.astype(np.float32), (advantages + values).astype(np.float32)
+
+
+def n_step_returns(
+    rewards: FloatColumn, valid: BoolColumn, done: BoolColumn, *, gamma: float
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
+    """Discounted sums of the rewards of up to n steps (Sutton 1988; with DQN: Hessel et al. 2018, arXiv:1710.02298).
+
+    A sequence stops after the first step that is done, either way, and before the first that is not valid. What it
+    bootstraps from is the observation that its last step led to, times the discount; nothing if that step terminated.
+
+    Args:
+        rewards: `[n, B]`, of n steps in a row.
+        valid: `[n, B]`; row 0 is True throughout.
+        done: `[n, B]`, terminated or truncated.
+        gamma: Discount a step.
+
+    Returns:
+        The sums, float32 `[B]`; how many steps were taken, from 1 to n, int64 `[B]`; and gamma to the power of that
+        number, float32 `[B]`.
+    """
+    assert rewards.shape == valid.shape == done.shape, f"{rewards.shape}, {valid.shape} and {done.shape} differ"
+    taken = valid.copy()
+    taken[1:] &= ~done[:-1]
+    np.logical_and.accumulate(taken, axis=0, out=taken)
+    num_steps = taken.sum(axis=0)
+    powers = np.power(float(gamma), np.arange(len(rewards) + 1))
+    sums = powers[:-1] @ np.where(taken, rewards, 0.0)
+    return sums.astype(np.float32), num_steps, powers.astype(np.float32).take(num_steps)

@@ -1,0 +1,119 @@
+"""Observations that are stacks of their last k frames, of which a replay buffer keeps only the newest frame each."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.errors import ColumnError, ConfigError
+from corral.replay.layout import Layout
+
+MAX_FRAMES = 255  # ages are uint8
+
+
+class FrameStacks:
+    """Takes stacks apart, and says of each observation how many of its older frames are those of the rows before it.
+
+    That number is its age: 0 for the first observation of an episode, whose older frames are padding; k - 1 at most.
+    Ages come from comparing the stacks themselves, so what is rebuilt from them is what the env gave, or was refused.
+
+    Attributes:
+        num_frames: k.
+        axes: Of each leaf, the axis of an observation on which frames lie.
+        padding: `"reset"` if the first frame of an episode is repeated, `"zero"` if zeros stand for what came before,
+            `None` while nothing has told them apart.
+
+    Args:
+        num_frames: k, from 2 to `MAX_FRAMES`.
+        layout: Of the observations.
+
+    Raises:
+        ConfigError: A leaf has no first or last axis of length k.
+    """
+
+    def __init__(self, num_frames: int, layout: Layout) -> None:
+        """Find the axes."""
+        self.num_frames, self._paths = num_frames, layout.paths
+        self.padding: str | None = None
+        self.axes: list[int] = []
+        self.frame_shapes: list[tuple[int, ...]] = []
+        for path, (_, shape) in zip(layout.paths, layout.obs, strict=True):
+            candidates = [axis for axis in (0, len(shape) - 1) if shape and shape[axis] == num_frames]
+            if not candidates:
+                raise ConfigError(
+                    f"replay buffer: frame_stack={num_frames}, but the first and the last axis of {path!r}, of shape "
+                    f"{list(shape)}, are not of length {num_frames}: set frame_stack to the length of the stack that "
+                    "the env gives, or to 1 where it gives none."
+                )
+            self.axes.append(candidates[0])
+            self.frame_shapes.append((*shape[: candidates[0]], *shape[candidates[0] + 1 :]))
+
+    def front(self, leaves: list[NDArray[np.generic]], num_axes: int) -> list[NDArray[np.generic]]:
+        """Return views of leaves with frames on the axis behind the first `num_axes`: `[T, N, k, ...]` for 2."""
+        return [np.moveaxis(leaf, num_axes + axis, num_axes) for leaf, axis in zip(leaves, self.axes, strict=True)]
+
+    def back(self, index: int, stacks: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Return stacks `[B, k, ...]` of a leaf as its observations are."""
+        axis = self.axes[index]
+        return np.ascontiguousarray(np.moveaxis(stacks, 1, 1 + axis)) if axis else stacks
+
+    def ages(
+        self, stacks: list[NDArray[np.generic]], first: NDArray[np.generic] | int
+    ) -> tuple[NDArray[np.uint8], str | None]:
+        """Work out ages.
+
+        Args:
+            stacks: Leaves `[T + 1, N, k, ...]`.
+            first: Ages of row 0, `[N]`.
+
+        Returns:
+            Ages, uint8 `[T + 1, N]`, and what the padding is.
+
+        Raises:
+            ColumnError: A stack neither goes on from that of the row before it nor begins an episode.
+        """
+        num_rows, num_envs = stacks[0].shape[:2]
+        starts = np.zeros((num_rows, num_envs), np.bool_)
+        for stack in stacks:
+            starts[1:] |= ~_equal(stack[1:, :, :-1], stack[:-1, :, 1:], 2)
+        padding = self._padding_of([stack[starts] for stack in stacks], starts) if starts.any() else self.padding
+        rows = np.arange(num_rows)[:, None]
+        # The row on which the episode began; before row 0 if row 0 goes on with one.
+        began = np.maximum.accumulate(np.where(starts, rows, -np.asarray(first, np.int64)), axis=0)
+        return np.minimum(rows - began, self.num_frames - 1).astype(np.uint8), padding
+
+    def _padding_of(self, firsts: list[NDArray[np.generic]], starts: NDArray[np.bool_]) -> str | None:
+        """Return the padding of first observations, leaves `[M, k, ...]`."""
+        repeats, zeros = np.ones(len(firsts[0]), np.bool_), np.ones(len(firsts[0]), np.bool_)
+        for stack in firsts:
+            repeats &= _equal(stack[:, :-1], stack[:, -1:], 1)
+            zeros &= _equal(stack[:, :-1], np.zeros((), stack.dtype), 1)
+        kinds = [("reset", repeats), ("zero", zeros)]
+        fitting = [name for name, fits in kinds if fits.all() and self.padding in (None, name)]
+        if not fitting:
+            odd = np.flatnonzero(~(repeats if self.padding == "reset" else zeros if self.padding else repeats | zeros))
+            where = np.argwhere(starts)[odd[0] if len(odd) else 0].tolist()
+            raise ColumnError(
+                f"replay buffer: frame_stack={self.num_frames}, but the observations {list(self._paths)} are no "
+                f"stacks of their last {self.num_frames} frames: that of row {where[0]} and sub-env {where[1]} neither "
+                "goes on from the row before it nor begins an episode as FrameStackObservation does, with its first "
+                "frame repeated or with zeros, always the same. Stack frames with that wrapper, or set frame_stack=1."
+            )
+        return fitting[0] if len(fitting) == 1 else self.padding
+
+    def check_final(self, final: list[NDArray[np.generic]], before: list[NDArray[np.generic]]) -> None:
+        """Refuse final observations `[M, k, ...]` that do not go on from those that their steps saw."""
+        for stack, seen in zip(final, before, strict=True):
+            if not _equal(stack[:, :-1], seen[:, 1:], 0):
+                raise ColumnError(
+                    f"replay buffer: frame_stack={self.num_frames}, but a final observation of {list(self._paths)} "
+                    "does not go on from the one before it. Stack frames with FrameStackObservation, or set "
+                    "frame_stack=1."
+                )
+
+
+def _equal(left: NDArray[np.generic], right: NDArray[np.generic], num_axes: int) -> NDArray[np.bool_]:
+    """Say where two arrays are equal, by their first `num_axes` axes."""
+    equal = left == right
+    result: NDArray[np.bool_] = equal.all(axis=tuple(range(num_axes, equal.ndim)))
+    return result

@@ -1,0 +1,331 @@
+"""The observations of a replay buffer: whole ones, or the newest frames of stacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.core.columns import describe
+from corral.core.tree import Tree
+from corral.errors import CheckpointError, ColumnError
+from corral.replay.frames import FrameStacks
+from corral.replay.layout import Layout
+from corral.replay.storage import Column, Storage
+
+Arrays = list[NDArray[Any]]
+
+
+@dataclass
+class Rows:
+    """What is written for one rollout.
+
+    Attributes:
+        leaves: `[T + 1, N, ...]`: observations, or their newest frames.
+        final_at: Row and sub-env of each final observation that lies aside.
+        final: Of these, leaves `[M, ...]`.
+        history: For stacks that begin here, the frames before them, leaves `[k - 1, N, ...]`.
+        ages: For stacks, uint8 `[T + 1, N]`.
+        padding: For stacks.
+    """
+
+    leaves: Arrays
+    final_at: list[tuple[int, int]]
+    final: Arrays
+    history: Arrays = field(default_factory=list)
+    ages: NDArray[np.uint8] | None = None
+    padding: str | None = None
+
+
+class Observations:
+    """Whole observations: columns `[R, L, ...]`, and aside the final ones that a same-step autoreset took out of them.
+
+    Args:
+        layout: What they look like.
+        storage: Makes the arrays.
+        num_rows: R.
+        num_lanes: L.
+    """
+
+    def __init__(self, layout: Layout, storage: Storage, num_rows: int, num_lanes: int) -> None:
+        """Make the columns."""
+        self._layout, self._storage, self._shape = layout, storage, (num_rows, num_lanes)
+        self._num_lanes = num_lanes
+        specs = [(shape, dtype) for (dtype, _), shape in zip(layout.obs, self._entry_shapes(), strict=True)]
+        storage.require(sum(num_rows * num_lanes * np.empty(shape, dtype).nbytes for shape, dtype in specs))
+        self._columns = [Column(storage.zeros((*self._shape, *shape), dtype)) for shape, dtype in specs]
+        self._slots: Column | None = None  # int32: where the final observation of a row lies, or -1
+        self._final: Arrays = []
+        self._free: list[int] = []
+
+    def _entry_shapes(self) -> list[tuple[int, ...]]:
+        return [shape for _, shape in self._layout.obs]
+
+    @property
+    def nbytes(self) -> int:
+        """What the arrays take."""
+        slots = 0 if self._slots is None else self._slots.grid.nbytes
+        return slots + sum(column.grid.nbytes for column in self._columns) + sum(leaf.nbytes for leaf in self._final)
+
+    # Rollouts in.
+
+    def prepare(self, obs: Arrays, final: dict[tuple[int, int], Tree], first_row: int | None, lanes: slice) -> Rows:
+        """Take apart what a rollout brings, and change nothing yet.
+
+        Args:
+            obs: Leaves `[T + 1, N, ...]`.
+            final: By row and sub-env, final observations that `obs` does not hold.
+            first_row: The row that holds observation 0 already, or `None`.
+            lanes: Of the runner.
+
+        Raises:
+            ColumnError: They are not what the buffer was told.
+        """
+        return Rows(obs, list(final), self._stacked(final))
+
+    def _stacked(self, final: dict[tuple[int, int], Tree]) -> Arrays:
+        if not final:
+            return []
+        each = [self._layout.leaves(obs) for obs in final.values()]
+        for leaves in each:
+            for path, leaf, (dtype, shape) in zip(self._layout.paths, leaves, self._layout.obs, strict=True):
+                if (leaf.dtype, leaf.shape) != (dtype, shape):
+                    raise ColumnError(f"final observation {path!r} is {describe(leaf)}, not {dtype}{list(shape)}.")
+        return [np.stack(leaf) for leaf in zip(*each, strict=True)]
+
+    def put(self, rows: Rows, start: int, lanes: slice) -> None:
+        """Write, where all is cleared."""
+        for column, leaf in zip(self._columns, rows.leaves, strict=True):
+            column.put(start, lanes, leaf)
+        if not rows.final_at:
+            return
+        if self._slots is None:
+            self._slots = Column(self._storage.zeros(self._shape, np.int32))
+            self._slots.grid.fill(-1)
+        slots = self._take_slots(rows.final)
+        at = np.array(rows.final_at)
+        self._slots.grid[(start + at[:, 0]) % self._shape[0], lanes.start + at[:, 1]] = slots
+        for held, leaf in zip(self._final, rows.final, strict=True):
+            held[slots] = leaf
+
+    def _take_slots(self, final: Arrays) -> list[int]:
+        """Return slots for leaves `[M, ...]`, and make more if there are too few."""
+        missing = len(final[0]) - len(self._free)
+        if missing > 0:
+            size = len(self._final[0]) if self._final else 0
+            larger = max(2 * size, size + missing)
+            grown = [self._storage.zeros((larger, *leaf.shape[1:]), leaf.dtype) for leaf in final]
+            for old, new in zip(self._final, grown, strict=False):
+                new[:size] = old
+            self._final = grown
+            self._free.extend(range(size, larger))
+        taken = self._free[-len(final[0]) :]
+        del self._free[-len(final[0]) :]
+        return taken
+
+    def clear(self, where: list[slice], lanes: slice) -> None:
+        """Forget the final observations of rows that are about to be overwritten."""
+        if self._slots is None:
+            return
+        for span in where:
+            slots = self._slots.grid[span, lanes]
+            self._free.extend(slots[slots >= 0].tolist())
+            slots[...] = -1
+
+    def same(self, row: int, lanes: slice, obs: Arrays) -> bool:
+        """Say whether a row holds the first of observations `[T + 1, N, ...]`."""
+        return all(
+            column.grid[row, lanes].tobytes() == leaf[0].tobytes()
+            for column, leaf in zip(self._columns, obs, strict=True)
+        )
+
+    # Batches out.
+
+    def at(self, flat: NDArray[np.int64]) -> Tree:
+        """Return the observations of rows, a tree of `[B, ...]`, by flat indices."""
+        return self._layout.unflatten([column.at(flat) for column in self._columns])
+
+    def after(self, flat: NDArray[np.int64]) -> Tree:
+        """Return the observations that the steps of rows led to, a tree of `[B, ...]`."""
+        below = [column.at(flat + self._num_lanes) for column in self._columns]
+        if self._slots is not None:
+            slots = self._slots.at(flat)
+            aside = np.flatnonzero(slots >= 0)
+            for leaf, held in zip(below, self._final, strict=True):
+                leaf[aside] = held.take(slots[aside], 0)
+        return self._layout.unflatten(below)
+
+    # State.
+
+    def get_state(self, num_rows: int) -> dict[str, Any]:
+        """Return the first rows as plain data."""
+        return {
+            "columns": [np.array(column.grid[:num_rows]) for column in self._columns],
+            "final_slots": [] if self._slots is None else [np.array(self._slots.grid[:num_rows])],
+            "final": [np.array(leaf) for leaf in self._final],
+            "free_slots": list(self._free),
+        }
+
+    def checked_state(self, state: dict[str, Any], num_rows: int) -> dict[str, Any]:
+        """Return what `get_state` gave as arrays, and change nothing.
+
+        Raises:
+            CheckpointError: Shapes differ.
+        """
+        shape = (num_rows, self._num_lanes)
+        dtypes = [dtype for dtype, _ in self._layout.obs]
+        entries = self._entry_shapes()
+        num_slots = len(state["final"][0]) if state["final"] else 0
+        return {
+            "columns": [
+                array_of(part, dtype, (*shape, *entry))
+                for part, dtype, entry in zip(state["columns"], dtypes, entries, strict=True)
+            ],
+            "final_slots": [array_of(part, np.int32, shape) for part in state["final_slots"]],
+            "final": [
+                array_of(part, dtype, (num_slots, *entry))
+                for part, dtype, entry in zip(state["final"], dtypes, entries, strict=bool(state["final"]))
+            ],
+            "free_slots": [int(slot) for slot in state["free_slots"]],
+        }
+
+    def set_state(self, state: dict[str, Any], num_rows: int) -> None:
+        """Take over what `checked_state` gave."""
+        for column, rows in zip(self._columns, state["columns"], strict=True):
+            column.grid[:num_rows] = rows
+        self._slots = None
+        if state["final_slots"]:
+            self._slots = Column(self._storage.zeros(self._shape, np.int32))
+            self._slots.grid.fill(-1)
+            self._slots.grid[:num_rows] = state["final_slots"][0]
+        self._final = [self._storage.zeros(leaf.shape, leaf.dtype) for leaf in state["final"]]
+        for held, leaf in zip(self._final, state["final"], strict=True):
+            held[...] = leaf
+        self._free = state["free_slots"]
+
+
+class StackedObservations(Observations):
+    """Stacks of k frames: columns of the newest frame of each, and how many of the older ones lie in the rows above.
+
+    Where a stack begins that does not go on from a row above it, k - 1 rows of its older frames are put before it.
+    """
+
+    def __init__(self, num_frames: int, layout: Layout, storage: Storage, num_rows: int, num_lanes: int) -> None:
+        """Make the columns."""
+        self._frames = FrameStacks(num_frames, layout)
+        self._back = np.arange(num_frames - 1, -1, -1)  # rows above, of each frame of a stack
+        super().__init__(layout, storage, num_rows, num_lanes)
+        self._ages = Column(storage.zeros(self._shape, np.uint8))
+
+    def _entry_shapes(self) -> list[tuple[int, ...]]:
+        return self._frames.frame_shapes
+
+    @property
+    def nbytes(self) -> int:
+        """What the arrays take."""
+        return super().nbytes + self._ages.grid.nbytes
+
+    def prepare(self, obs: Arrays, final: dict[tuple[int, int], Tree], first_row: int | None, lanes: slice) -> Rows:
+        """Compare the stacks, and keep the newest frames."""
+        stacks = self._frames.front(obs, 2)
+        history: Arrays = []
+        first: NDArray[Any] | int = self._frames.num_frames - 1
+        if first_row is None:
+            history = [np.moveaxis(stack[0, :, :-1], 1, 0) for stack in stacks]
+        else:
+            first = self._ages.grid[first_row % self._shape[0], lanes]
+        ages, padding = self._frames.ages(stacks, first)
+        final_stacks = self._frames.front(self._stacked(final), 1) if final else []
+        if final:
+            at = tuple(np.array(list(final)).T)
+            self._frames.check_final(final_stacks, [stack[at] for stack in stacks])
+        return Rows(
+            [stack[:, :, -1] for stack in stacks],
+            list(final),
+            [stack[:, -1] for stack in final_stacks],
+            history,
+            ages,
+            padding,
+        )
+
+    def put(self, rows: Rows, start: int, lanes: slice) -> None:
+        """Write, where all is cleared."""
+        assert rows.ages is not None
+        super().put(rows, start, lanes)
+        for column, frames in zip(self._columns, rows.history, strict=False):
+            column.put(start - len(frames), lanes, frames)
+        self._ages.put(start, lanes, rows.ages)
+        self._frames.padding = rows.padding
+
+    def same(self, row: int, lanes: slice, obs: Arrays) -> bool:
+        """Say whether a row holds the first of observations `[T + 1, N, ...]`, with all their frames."""
+        held = self._stacks(np.arange(row * self._num_lanes + lanes.start, row * self._num_lanes + lanes.stop))
+        given = self._frames.front([leaf[0] for leaf in obs], 1)
+        return all(mine.tobytes() == leaf.tobytes() for mine, leaf in zip(held, given, strict=True))
+
+    def _stacks(self, flat: NDArray[np.int64]) -> Arrays:
+        """Return the stacks of rows, leaves `[B, k, ...]`."""
+        ages = self._ages.at(flat)[:, None]
+        rows = flat[:, None] - np.minimum(self._back, ages) * self._num_lanes
+        stacks = [column.at(rows) for column in self._columns]
+        if self._frames.padding == "zero":
+            before = self._back > ages
+            for stack in stacks:
+                stack[before] = 0
+        return stacks
+
+    def at(self, flat: NDArray[np.int64]) -> Tree:
+        """Return the observations of rows, a tree of `[B, ...]`, by flat indices."""
+        return self._tree(self._stacks(flat))
+
+    def after(self, flat: NDArray[np.int64]) -> Tree:
+        """Return the observations that the steps of rows led to, a tree of `[B, ...]`."""
+        below = self._stacks(flat + self._num_lanes)
+        if self._slots is not None:
+            slots = self._slots.at(flat)
+            aside = np.flatnonzero(slots >= 0)
+            for leaf, seen, held in zip(below, self._stacks(flat[aside]), self._final, strict=True):
+                leaf[aside, :-1] = seen[:, 1:]
+                leaf[aside, -1] = held.take(slots[aside], 0)
+        return self._tree(below)
+
+    def _tree(self, stacks: Arrays) -> Tree:
+        return self._layout.unflatten([self._frames.back(index, stack) for index, stack in enumerate(stacks)])
+
+    def get_state(self, num_rows: int) -> dict[str, Any]:
+        """Return the first rows as plain data."""
+        return {
+            **super().get_state(num_rows),
+            "ages": np.array(self._ages.grid[:num_rows]),
+            "padding": self._frames.padding,
+        }
+
+    def checked_state(self, state: dict[str, Any], num_rows: int) -> dict[str, Any]:
+        """Return what `get_state` gave as arrays, and change nothing."""
+        ages = array_of(state["ages"], np.uint8, (num_rows, self._num_lanes))
+        return {**super().checked_state(state, num_rows), "ages": ages, "padding": state["padding"]}
+
+    def set_state(self, state: dict[str, Any], num_rows: int) -> None:
+        """Take over what `checked_state` gave."""
+        super().set_state(state, num_rows)
+        self._ages.grid[:num_rows] = state["ages"]
+        self._frames.padding = state["padding"]
+
+
+def array_of(data: Any, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return an array of a state, which a packer may have turned into nested lists.
+
+    Raises:
+        CheckpointError: It has another shape.
+    """
+    array = np.asarray(data, dtype)
+    if array.size == 0 and 0 in shape:  # nested lists do not keep what lies behind an axis of length 0
+        return np.zeros(shape, dtype)
+    if array.shape != shape:
+        raise CheckpointError(
+            f"the state of the replay buffer is damaged: a column has shape {list(array.shape)} instead of "
+            f"{list(shape)}."
+        )
+    return array

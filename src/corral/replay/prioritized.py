@@ -1,0 +1,155 @@
+"""Proportional prioritised replay (Schaul et al. 2016, arXiv:1511.05952)."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from corral.errors import ConfigError
+from corral.replay.buffer import ReplayBuffer
+from corral.replay.layout import Layout
+from corral.replay.observations import array_of
+from corral.replay.sum_tree import SumTree
+
+_SMALLEST, _LARGEST = (
+    1e-290,
+    1e290,
+)  # of what a power of a priority is taken for, so that sums are neither 0 nor infinite
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """Draws transition i with probability p_i ** alpha / sum_k p_k ** alpha.
+
+    New transitions have the largest priority so far, 1 at first. A batch is drawn one transition each from B equal
+    parts of the sum (appendix B.2.1 of the paper).
+
+    Args:
+        capacity: See `ReplayBuffer`, also for the others that are not listed here.
+        alpha: How uneven draws are; 0 draws evenly.
+        epsilon: Added to priorities, so that a transition without error is drawn again at times.
+
+    Raises:
+        ConfigError: A number is out of range, or there is no such directory.
+    """
+
+    kind = "prioritized"
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        alpha: float = 0.6,
+        epsilon: float = 1e-6,
+        num_runners: int = 1,
+        frame_stack: int = 1,
+        directory: str | os.PathLike[str] | None = None,
+        seed: int | Sequence[int] | None = None,
+    ) -> None:
+        """Check the numbers."""
+        if not 0 <= alpha < math.inf:
+            raise ConfigError(f"replay buffer: alpha={alpha} must be finite, and at least 0.")
+        if not 0 < epsilon < math.inf:
+            raise ConfigError(f"replay buffer: epsilon={epsilon} must be finite, and more than 0.")
+        self.alpha, self.epsilon = alpha, epsilon
+        super().__init__(capacity, num_runners=num_runners, frame_stack=frame_stack, directory=directory, seed=seed)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._tree = SumTree(1)
+        self._set_max_priority(1.0)
+
+    def _make_columns(self, layout: Layout) -> Layout:
+        super()._make_columns(layout)
+        self._tree = SumTree(self._num_rows * self._num_lanes)
+        return layout
+
+    @property
+    def nbytes(self) -> int:
+        """Memory, or disk space, that the columns take, and memory that the priorities take."""
+        return super().nbytes + self._tree.nbytes
+
+    def _set_max_priority(self, priority: float) -> None:
+        self.max_priority, self._newest = priority, float(self._powers(np.array(priority)))
+
+    def _powers(self, priorities: NDArray[np.float64]) -> NDArray[np.float64]:
+        with np.errstate(over="ignore", under="ignore"):
+            powers: NDArray[np.float64] = np.clip(priorities**self.alpha, _SMALLEST, _LARGEST)
+        return powers
+
+    def _rewritten(self, where: list[slice], lanes: slice) -> None:
+        leaves, valid = self._tree.leaves.reshape(-1, self._num_lanes), self._columns["valid"].grid
+        for span in where:
+            np.multiply(valid[span, lanes], self._newest, out=leaves[span, lanes])
+            self._tree.update_range(span.start * self._num_lanes, span.stop * self._num_lanes)
+
+    def _draw(self, batch_size: int, beta: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return flat indices, and weights: (len * P(i)) ** -beta over the largest of the batch, as Dopamine has it."""
+        flat, drawn = self._tree.find((np.arange(batch_size) + self._rng.random(batch_size)) / batch_size)
+        while not (smallest := drawn.min()):  # rounding led beside a transition
+            missed = np.flatnonzero(drawn == 0)
+            flat[missed], drawn[missed] = self._tree.find(self._rng.random(len(missed)))
+        # Divided by the largest, the number of transitions and the sum of all drop out.
+        weights = (drawn / smallest) ** -beta
+        return flat, weights.astype(np.float32)
+
+    def update_priorities(self, indices: ArrayLike, priorities: ArrayLike) -> None:
+        """Give transitions other priorities.
+
+        Args:
+            indices: Of a sample, `[B]`. Those that were overwritten since are left out: an index is never used again.
+            priorities: Usually absolute TD errors, `[B]`; `epsilon` is added. Of an index given twice, the last counts.
+
+        Raises:
+            ValueError: A priority is NaN, infinite or negative; the first such is named, and nothing is changed.
+        """
+        stamped, given = np.asarray(indices), np.asarray(priorities, np.float64)
+        if stamped.shape != given.shape or stamped.dtype.kind not in "iu":
+            raise ValueError(
+                f"update_priorities() takes an integer index for each priority, got indices {stamped.dtype}"
+                f"{list(stamped.shape)} and priorities {given.dtype}{list(given.shape)}."
+            )
+        if not given.size:
+            return
+        if not 0 <= given.min() <= given.max() < math.inf:
+            bad = int(np.flatnonzero(~((given >= 0) & (given < math.inf)))[0])
+            raise ValueError(
+                f"update_priorities(): the priority of index {stamped[bad]} is {given[bad]}: priorities must be "
+                "finite and not negative. Give absolute TD errors; if they are not finite, the loss is not either."
+            )
+        flat = stamped.astype(np.int64) % (self._num_rows * self._num_lanes)
+        there = (self._stamped(flat) == stamped) & self._columns["valid"].at(flat)
+        if not there.all():
+            flat, given = flat[there], given[there]
+            if not given.size:
+                return
+        given = given + self.epsilon
+        if given.max() > self.max_priority:
+            self._set_max_priority(float(given.max()))
+        self._tree.leaves[flat] = self._powers(given)
+        self._tree.update(flat)
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "alpha": self.alpha, "epsilon": self.epsilon}
+
+    def get_state(self) -> dict[str, Any]:
+        """Return everything as plain data; see `ReplayBuffer.get_state`. Priorities are as they are after `alpha`."""
+        state = super().get_state()
+        if self._layout is not None:
+            leaves = self._tree.leaves.reshape(-1, self._num_lanes)
+            state["priorities"] = np.array(leaves[: self._num_rows_in_use])
+        return {**state, "max_priority": self.max_priority}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        num_rows = min(max(state["written"]), self._num_rows)
+        priorities = array_of(state["priorities"], np.float64, (num_rows, self._num_lanes))
+        max_priority = float(state["max_priority"])
+        super()._load(state)
+        leaves = self._tree.leaves.reshape(-1, self._num_lanes)
+        leaves[:num_rows], leaves[num_rows:] = priorities, 0.0
+        self._tree.update_range(0, len(self._tree.leaves))
+        self._set_max_priority(max_priority)

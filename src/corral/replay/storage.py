@@ -1,0 +1,130 @@
+"""The columns of a replay buffer: rings of rows, in memory or in files that are mapped into it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from corral.errors import ConfigError
+
+
+class Storage:
+    """Makes the arrays of one buffer.
+
+    Args:
+        directory: Where the files of mapped arrays go; `None` keeps arrays in memory.
+
+    Raises:
+        ConfigError: There is no such directory.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
+        """Check the directory."""
+        self.directory = None if directory is None else Path(directory)
+        self._left_behind: list[Path] = []  # files that could not be unlinked while they are mapped
+        if self.directory is not None and not self.directory.is_dir():
+            raise ConfigError(
+                f"replay buffer: directory={str(self.directory)!r} is no directory: make it first, on a disk with room "
+                "for the whole buffer."
+            )
+
+    def require(self, num_bytes: int) -> None:
+        """Ask for room for files.
+
+        Raises:
+            ConfigError: The disk has too little; both numbers are named.
+        """
+        if self.directory is None:
+            return
+        free = shutil.disk_usage(self.directory).free
+        if num_bytes > free:
+            raise ConfigError(
+                f"replay buffer: its columns need {num_bytes / 2**20:,.1f} MiB, but the disk of "
+                f"directory={str(self.directory)!r} has {free / 2**20:,.1f} MiB left: make room, choose another "
+                "directory, or lower capacity."
+            )
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return an array of zeros, whose memory is taken as it is written to."""
+        num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if self.directory is None or not num_bytes:
+            return np.zeros(shape, dtype)
+        self.require(num_bytes)
+        descriptor, name = tempfile.mkstemp(prefix="corral-replay-", dir=self.directory)
+        try:
+            _reserve(descriptor, num_bytes)
+            mapped = mmap.mmap(descriptor, num_bytes)
+        finally:
+            os.close(descriptor)
+            try:  # at once, so that nothing is left behind however the process ends
+                os.unlink(name)
+            except OSError:  # where an open file cannot be unlinked
+                self._left_behind.append(Path(name))
+        # A plain array rather than a `np.memmap`, whose every slice costs a microsecond more.
+        return np.frombuffer(mapped, dtype).reshape(shape)
+
+    def close(self) -> None:
+        """Delete files that are still there; the arrays must be gone."""
+        for path in self._left_behind:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        self._left_behind.clear()
+
+
+def _reserve(descriptor: int, num_bytes: int) -> None:
+    """Make a file so long, with blocks of its own if the system can: a full disk would kill a process that writes."""
+    if hasattr(os, "posix_fallocate"):
+        with contextlib.suppress(OSError):
+            os.posix_fallocate(descriptor, 0, num_bytes)
+    if os.fstat(descriptor).st_size < num_bytes:
+        os.ftruncate(descriptor, num_bytes)
+
+
+class Column:
+    """A ring of rows `[R, L, ...]` over L lanes.
+
+    Attributes:
+        grid: The array, `[R, L, ...]`.
+        flat: A view of it, `[R * L, ...]`.
+    """
+
+    __slots__ = ("flat", "grid")
+
+    def __init__(self, grid: NDArray[Any]) -> None:
+        """Take the array."""
+        self.grid = grid
+        self.flat = grid.reshape(-1, *grid.shape[2:])
+
+    def put(self, start: int, lanes: slice, rows: NDArray[Any]) -> None:
+        """Write rows `[m, len(lanes), ...]`, m at most R, from a row on that is counted on past R."""
+        size = len(self.grid)
+        start %= size
+        until_end = size - start
+        if len(rows) <= until_end:
+            self.grid[start : start + len(rows), lanes] = rows
+        else:
+            self.grid[start:, lanes] = rows[:until_end]
+            self.grid[: len(rows) - until_end, lanes] = rows[until_end:]
+
+    def at(self, flat: NDArray[np.int64]) -> NDArray[Any]:
+        """Return entries `[...]` by flat indices, which are taken modulo R * L."""
+        found: NDArray[Any] = self.flat.take(flat, 0, None, "wrap")
+        return found
+
+
+def spans(start: int, stop: int, size: int) -> list[slice]:
+    """Return the one or two slices of a ring of `size` rows that hold the rows from `start` to `stop`."""
+    length = min(stop - start, size)
+    start %= size
+    if start + length <= size:
+        return [slice(start, start + length)]
+    return [slice(start, size), slice(0, start + length - size)]
