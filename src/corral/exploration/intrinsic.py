@@ -57,7 +57,7 @@ class IntrinsicReward(Delegating):
         self.sub = make_sub_exploration(self, sub_exploration)
         self.lr = 0.0  # of nets that learn
         self._net: nn.Module | None = None  # made when it is first needed, which in a runner is never
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
 
     def make_net(self) -> nn.Module:
         """Return the net, all parts in one."""
@@ -100,19 +100,15 @@ class IntrinsicReward(Delegating):
 
     @property
     def net(self) -> nn.Module:
-        """The net, with weights that the config's seed determines."""
+        """The net, with weights that the config's seed determines; what is trained of it gets an optimizer."""
         if self._net is None:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(self.config.seed or 0)
                 self._net = self.make_net()
+            if any(parameter.requires_grad for parameter in self._net.parameters()):
+                parameters = [list(self._net.parameters())]
+                self._optimizers = {"net": make_optimizer(parameters, torch.optim.Adam, self._optimizer_settings)}
         return self._net
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Adam on what is trained of the net."""
-        if self._optimizer is None:
-            self._optimizer = make_optimizer(self.net, torch.optim.Adam, self._optimizer_settings)
-        return self._optimizer
 
     @property
     def _optimizer_settings(self) -> dict[str, Any]:
@@ -125,7 +121,7 @@ class IntrinsicReward(Delegating):
 
     def step(self, loss: Tensor) -> None:
         """Take a gradient step."""
-        optimizer = self.optimizer
+        optimizer = self._optimizers["net"]
         optimizer.zero_grad(set_to_none=False)  # the parameters' gradients are parts of one vector
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -133,10 +129,7 @@ class IntrinsicReward(Delegating):
     def get_state(self) -> dict[str, Any]:
         """Return the weights, and what the optimizer has learned; nothing where no net was made."""
         state = super().get_state()
-        if self._net is not None:
-            optimizers = {} if self._optimizer is None else {"net": self._optimizer}
-            state["nets"] = get_learner_state({"net": self._net}, optimizers)
-        return state
+        return state if self._net is None else {**state, **get_learner_state({"net": self._net}, self._optimizers)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a state.
@@ -145,13 +138,9 @@ class IntrinsicReward(Delegating):
             CheckpointError: It is of another net.
         """
         super().set_state(state)
-        if "nets" in state:
-            nets, has_optimizer = {"net": self.net}, bool(state["nets"]["optimizers"])
-            set_learner_state(
-                nets, {"net": self.optimizer} if has_optimizer else {}, state["nets"], self._optimizer_settings
-            )
-            if not has_optimizer:
-                self.net.load_state_dict({k: torch.tensor(v) for k, v in state["nets"]["weights"]["net"].items()})
+        if "weights" in state:
+            nets = {"net": self.net}
+            set_learner_state(nets, self._optimizers, state, self._optimizer_settings)
 
 
 class Steps:
