@@ -110,7 +110,7 @@ def test_arms_of_which_as_little_is_known_are_taken_alike() -> None:
         (spaces.MultiDiscrete([2, 3]), [[1, 0], [0, 2]], [[0, 1, 1, 0, 0, 1], [1, 0, 0, 0, 1, 1]]),
         (spaces.MultiBinary(2), [[1, 0], [1, 1]], [[1, 0, 1], [1, 1, 1]]),
         (spaces.Box(0, 255, (1, 2), np.uint8), [[[255, 0]], [[51, 102]]], [[1, 0, 1], [0.2, 0.4, 1]]),
-        (spaces.Dict(b=spaces.Discrete(2), a=STATE), {"b": [1], "a": [[1, 2, 3]]}, [[1, 2, 3, 0, 1, 1]]),
+        (spaces.Dict(b=spaces.Discrete(2), a=STATE), {"a": [[1, 2, 3]], "b": [1]}, [[0, 1, 1, 2, 3, 1]]),
     ],
 )
 def test_features(space: spaces.Space[Any], obs: Any, expected: Any) -> None:
