@@ -77,7 +77,7 @@ def settings_table(owner: type, names: list[str] | None = None) -> str:
     Raises:
         KeyError: A setting is missing from the docstring.
     """
-    docs = attribute_docs(owner)
+    docs = {name: text for cls in reversed(owner.__mro__) for name, text in attribute_docs(cls).items()}
     rows = [
         [f"`{f.name}`", type_of(f), f"`{default_of(f)}`", docs[f.name]]
         for f in dataclasses.fields(owner)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from corral import coordination as coordination
     from corral.algorithms.algorithm import Algorithm as Algorithm
     from corral.algorithms.config import AlgorithmConfig as AlgorithmConfig
+    from corral.algorithms.dqn import DQN as DQN
+    from corral.algorithms.dqn import DQNConfig as DQNConfig
     from corral.algorithms.ppo import PPO as PPO
     from corral.algorithms.ppo import PPOConfig as PPOConfig
     from corral.callbacks.callback import Callback as Callback
@@ -27,6 +29,8 @@ _HOMES = {
     "Algorithm": "corral.algorithms.algorithm",
     "AlgorithmConfig": "corral.algorithms.config",
     "Callback": "corral.callbacks.callback",
+    "DQN": "corral.algorithms.dqn",
+    "DQNConfig": "corral.algorithms.dqn",
     "EnvContext": "corral.env.vector",
     "Exploration": "corral.exploration.base",
     "Module": "corral.core.module",

@@ -79,11 +79,14 @@ class Algorithm(ABC):
         learner_group: The learners.
         training_iteration: Finished calls of `train()`.
         num_env_steps_sampled_lifetime: Env steps sampled so far.
+        round_size: Env steps that all runners sample in one round; `None` where the batch is one round.
+        METRICS: What the learners report from the first iteration on, even if they have not learned yet.
         STATE: Attributes of plain data that an algorithm keeps between iterations, for checkpoints.
         FIXED_SETTINGS: Settings of `training` that only building applies.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("training_iteration", "num_env_steps_sampled_lifetime", "_time_total_s")
+    METRICS: ClassVar[tuple[str, ...]] = ()
     FIXED_SETTINGS: ClassVar[frozenset[str]] = frozenset({"optimizer", "optimizer_config"})
 
     def __init__(self, config: AlgorithmConfig) -> None:
@@ -113,7 +116,7 @@ class Algorithm(ABC):
         self.env_runner_group.on_recreated = self._announce_recreated
         try:
             observation_space, action_space, self._num_envs = self.env_runner_group.describe_env()
-            self._round_size = round_size(config, self._num_envs)
+            self.round_size = round_size(config, self._num_envs)
             module = config.build_module(observation_space, action_space)
             self._callbacks.fire(
                 "on_create_policy", policy_id=DEFAULT_MODULE_ID, policy=module, metrics_logger=self.metrics
@@ -135,6 +138,8 @@ class Algorithm(ABC):
             )
             self.sync_weights()
             self.setup()
+            for name in self.METRICS:
+                self.metrics.log_values(("learners", DEFAULT_MODULE_ID, name), [], reduce="mean")
             self._callbacks.fire("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
             self._running = True
             self.timers.take()  # what building took is no part of the first iteration
@@ -164,7 +169,7 @@ class Algorithm(ABC):
         left = num_timesteps
         while left > 0:
             timestep = self.num_env_steps_sampled_lifetime + num_timesteps - left
-            rollouts += self.env_runner_group.sample(self._round_size or left, self.timers, timestep=timestep)
+            rollouts += self.env_runner_group.sample(self.round_size or left, self.timers, timestep=timestep)
             left = num_timesteps - sum(rollout.num_env_steps for rollout in rollouts)
         self.num_env_steps_sampled_lifetime += num_timesteps - left
         if overrides(self.exploration, "learn"):
@@ -324,7 +329,7 @@ class Algorithm(ABC):
             ConfigError: A setting is unknown, contradicts another one, or only building applies it.
         """
         config = reconfigured(self.config, settings, fixed=self.FIXED_SETTINGS)
-        self._round_size = round_size(config, self._num_envs)
+        self.round_size = round_size(config, self._num_envs)
         self.config = config.freeze()
         self.learner_group.set_loss(self.make_loss(), config.grad_clip, config.grad_clip_by)
 

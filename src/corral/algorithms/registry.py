@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
 
 # name -> "module:config class"; a module is imported when its algorithm is asked for
-ALGORITHMS = {"PPO": "corral.algorithms.ppo:PPOConfig"}
+ALGORITHMS = {
+    "PPO": "corral.algorithms.ppo:PPOConfig",
+    "DQN": "corral.algorithms.dqn:DQNConfig",
+}
 
 
 def config_class(name: str) -> type[AlgorithmConfig]:

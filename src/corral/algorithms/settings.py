@@ -37,7 +37,7 @@ class EnvRunnersSettings:
         num_envs_per_env_runner: Sub-envs N of each runner's vector env; `None` is the algorithm's default, or that
             of a factory that returns a ready vector env.
         rollout_fragment_length: Env steps of each sub-env in one `sample()` call, or `"auto"` to sample the train batch
-            in one round, split evenly over the runners.
+            in one round, split evenly over the runners; off-policy, where batches come from a replay buffer, 1.
         vectorization: `"sync"`, `"async"` (a process for each sub-env), or `"auto"`: the id's native vector env where
             it has one with this autoreset mode, N > 1, and neither a wrapper nor a listener of
             `on_sub_environment_created` forbids it; else sync.

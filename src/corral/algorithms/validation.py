@@ -132,6 +132,8 @@ def _validate_batch(config: AlgorithmConfig) -> None:
 def round_size(config: AlgorithmConfig, num_envs: int) -> int | None:
     """Return the env steps that all runners sample in one round, or `None` where the batch is one round.
 
+    An off-policy algorithm takes any round; with `"auto"` it is one step of each sub-env.
+
     Args:
         config: The config.
         num_envs: Sub-envs of a runner; a factory that returns a ready `VectorEnv` says so only when it is called.
@@ -141,9 +143,9 @@ def round_size(config: AlgorithmConfig, num_envs: int) -> int | None:
     """
     fragment, runners = config.rollout_fragment_length, max(1, config.num_env_runners)
     if fragment == "auto":
-        return None
+        return None if config.ON_POLICY else num_envs * runners
     steps = fragment * num_envs * runners
-    if config.total_train_batch_size % steps:
+    if config.ON_POLICY and config.total_train_batch_size % steps:
         raise ConfigError(
             f"rollout_fragment_length={fragment} does not divide train_batch_size_per_learner="
             f"{config.train_batch_size_per_learner}: {runners} runner(s) of {num_envs} env(s) sample {steps} steps a "

@@ -25,7 +25,7 @@ Layer = tuple[FloatArray, FloatArray, Activation | None]
 # Past this width a layer is dominated by its arithmetic, and torch's kernels and threads win.
 MAX_NUMPY_WIDTH = 512
 
-_NUMPY_ACTIVATIONS: dict[type[nn.Module], Activation] = {
+NUMPY_ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.Tanh: lambda x: np.tanh(x, out=x),
     nn.ReLU: lambda x: np.maximum(x, 0, out=x),
 }
@@ -56,8 +56,10 @@ class Inference:
     def refresh(self) -> None:
         """Read the weights of the module again, after they changed."""
         if self._stack is not None:
-            affine = [(*_affine(layer), activation) for layer, activation in self._stack[0]]
-            self._layers = [(np.ascontiguousarray(weight.T), bias, activation) for weight, bias, activation in affine]
+            self._layers = [
+                (*_affine(layer), None if activation is None else NUMPY_ACTIVATIONS[activation])
+                for layer, activation in self._stack[0]
+            ]
             self._appended = None if self._stack[1] is None else self._stack[1].detach().numpy().copy()
         if self._perturbed is not None:
             self._perturbed.refresh(self._layers)
@@ -72,7 +74,10 @@ class Inference:
         """Draw the noise of noisy layers anew; where nothing is to be explored, silence it and that of `perturb`."""
         self._explores = explore
         if self.module.is_noisy:
-            self.module.draw_noise(rng if explore else None)
+            if explore:
+                self.module.draw_noise(rng)
+            else:
+                self.module.silence_noise()
             self.refresh()
 
     def perturb(self, stddev: float, rows: NDArray[np.bool_], rng: np.random.Generator) -> None:
@@ -232,24 +237,32 @@ def _as_tensor(array: NDArray[Any]) -> torch.Tensor:
 
 
 def _affine(layer: Any) -> tuple[FloatArray, FloatArray]:
-    """Return weight `[out, in]` and bias `[out]` of a linear layer, or of one that is linear in effect."""
+    """Return copies of weight `[in, out]` and bias `[out]` of a linear layer, or of one that is linear in effect."""
     weight, bias = layer.affine() if hasattr(layer, "affine") else (layer.weight, layer.bias)
-    return weight.detach().numpy(), bias.detach().numpy().copy()
+    return weight.detach().numpy().T.copy(), bias.detach().numpy().copy()
 
 
-def _numpy_stack(module: Module) -> tuple[list[tuple[nn.Module, Activation | None]], nn.Parameter | None] | None:
-    """Pair each linear layer with the activation after it, or return `None` if NumPy should not compute the policy."""
-    policy = module.policy_layers()
-    if policy is None:
-        return None
-    stack: list[tuple[nn.Module, Activation | None]] = []
-    for layer in policy[0]:
+Stack = list[tuple[nn.Module, type[nn.Module] | None]]
+"""Layers that are linear, or so in effect, each with the type of the activation after it."""
+
+
+def numpy_layers(layers: Sequence[nn.Module]) -> Stack | None:
+    """Pair each linear layer with the activation after it, or return `None` if NumPy should not compute them."""
+    stack: Stack = []
+    for layer in layers:
         if isinstance(layer, nn.Linear) and layer.bias is not None and layer.out_features <= MAX_NUMPY_WIDTH:
             stack.append((layer, None))
         elif hasattr(layer, "affine"):
             stack.append((layer, None))
-        elif type(layer) in _NUMPY_ACTIVATIONS and stack and stack[-1][1] is None:
-            stack[-1] = (stack[-1][0], _NUMPY_ACTIVATIONS[type(layer)])
+        elif type(layer) in NUMPY_ACTIVATIONS and stack and stack[-1][1] is None:
+            stack[-1] = (stack[-1][0], type(layer))
         else:
             return None
-    return stack, policy[1]
+    return stack
+
+
+def _numpy_stack(module: Module) -> tuple[Stack, nn.Parameter | None] | None:
+    """Return the layers of a module's policy and what it appends, or `None` if NumPy should not compute it."""
+    policy = module.policy_layers()
+    stack = None if policy is None else numpy_layers(policy[0])
+    return None if policy is None or stack is None else (stack, policy[1])

@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,29 @@ Batch = dict[str, Tree]
 
 Loss = Callable[[Module, Batch, Mapping[str, float]], tuple[Tensor, dict[str, Tensor]]]
 """`loss(module, minibatch, coefficients)` gives the scalar to minimise, and scalars or columns `[B]` to report."""
+
+ArrayLoss = Callable[[Module, Batch, Mapping[str, float]], tuple[Any, dict[str, Any]]]
+"""The same of a minibatch of arrays, for a module with `array_networks`; it leaves gradients in the parameters."""
+
+
+@dataclass(frozen=True)
+class LossInTwoForms:
+    """A loss for torch, and the same for small nets in NumPy, where torch's graph would cost more than the arithmetic.
+
+    Attributes:
+        loss: The loss.
+        on_arrays: Its other form.
+    """
+
+    loss: Loss
+    on_arrays: ArrayLoss
+
+    def __call__(
+        self, module: Module, batch: Batch, coefficients: Mapping[str, float]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a minibatch of tensors."""
+        return self.loss(module, batch, coefficients)
+
 
 # Values of very large batches are computed in pieces of this many observations, to bound memory.
 VALUES_CHUNK = 8192
@@ -165,7 +189,7 @@ class Learner:
             with torch_threads(self._num_threads[module_id]):
                 metrics = self._update_module(
                     module_id,
-                    map_tree(self._to_device, batch),
+                    batch,
                     lr=lr,
                     num_epochs=num_epochs,
                     minibatch_size=minibatch_size,
@@ -202,6 +226,7 @@ class Learner:
         report = Report(size, num_minibatches)
         if not module.training:  # as it was left by `values`
             module.train()
+        compute_loss, batch = self._on_arrays_or_tensors(module, batch, num_minibatches)
         for epoch in range(num_epochs):
             order = self._order(size) if shuffle and num_minibatches > 1 else None
             rows = batch if order is None else map_tree(lambda column, rows=order: column.index_select(0, rows), batch)
@@ -209,7 +234,7 @@ class Learner:
                 minibatch = rows
                 if num_minibatches > 1:
                     minibatch = map_tree(lambda column, a=start, b=stop: column[a:b], rows)
-                loss, reported = self._loss(module, minibatch, coefficients)
+                loss, reported = compute_loss(module, minibatch, coefficients)
                 norms = dict.fromkeys(groups, math.nan)
                 if self._compute_gradients(module_id, loss, parameters, weights[index]):
                     norms = {
@@ -226,22 +251,26 @@ class Learner:
         lrs = {f"{name}_optimizer_learning_rate": group["lr"] for name, group in groups.items()}
         return {**report.results(), **lrs}
 
+    def _on_arrays_or_tensors(self, module: Module, batch: Batch, num_minibatches: int) -> tuple[Any, Batch]:
+        """Return the form of the loss that suits the module, and the batch as that form takes it."""
+        if isinstance(self._loss, LossInTwoForms) and num_minibatches == 1 and module.array_networks() is not None:
+            return self._loss.on_arrays, batch
+        return self._loss, map_tree(self._to_device, batch)
+
     def _groups(self, module_id: str) -> dict[str, dict[str, Any]]:
         """Return the optimizer's groups by name."""
         return dict(zip(self._trainable[module_id], self._optimizers[module_id].param_groups, strict=True))
 
-    def _compute_gradients(
-        self, module_id: str, loss: Tensor, parameters: Sequence[nn.Parameter], weight: float
-    ) -> bool:
+    def _compute_gradients(self, module_id: str, loss: Any, parameters: Sequence[nn.Parameter], weight: float) -> bool:
         """Leave gradients in the parameters, those of all learners; say whether the losses are finite."""
         is_finite = math.isfinite(loss.item())
-        if is_finite:
+        if is_finite and isinstance(loss, Tensor):  # on arrays, the gradients are there
             for parameter in parameters:  # in place: a module's gradients are views of a vector's
                 if parameter.grad is not None:
                     parameter.grad.zero_()
             loss.backward()  # type: ignore[no-untyped-call]
-            if self.callbacks.subscribed("on_gradients"):
-                self._show_gradients(module_id)
+        if is_finite and self.callbacks.subscribed("on_gradients"):
+            self._show_gradients(module_id)
         return is_finite if self.peers is None else self.peers.average(parameters, weight, not is_finite)
 
     def _show_gradients(self, module_id: str) -> None:

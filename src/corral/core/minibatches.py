@@ -41,19 +41,20 @@ class Report:
     def __init__(self, size: int, num_minibatches: int) -> None:
         """Take the rows of the batch and how many minibatches it was cut into."""
         self._size, self._num_minibatches = size, num_minibatches
-        self._scalars: list[list[Tensor]] = []
+        self._scalars: list[list[Any]] = []
         self._names: list[str] = []
         self._norms: list[Mapping[str, float]] = []
-        self._columns: dict[str, list[Tensor]] = {}
+        self._columns: dict[str, list[Any]] = {}
         self._order: Tensor | None = None
 
-    def add(
-        self, loss: Tensor, reported: Mapping[str, Tensor], norms: Mapping[str, float], order: Tensor | None
-    ) -> None:
-        """Note what one gradient step reported; `order` is that of the rows in its epoch, `None` if as they came."""
+    def add(self, loss: Any, reported: Mapping[str, Any], norms: Mapping[str, float], order: Tensor | None) -> None:
+        """Note what one gradient step reported, in tensors or arrays.
+
+        `order` is that of the rows in its epoch, `None` if as they came.
+        """
         scalars = {name: value for name, value in reported.items() if not value.ndim}
         self._names = ["total_loss", *scalars]
-        self._scalars.append([loss.detach(), *scalars.values()])
+        self._scalars.append([loss.detach() if isinstance(loss, Tensor) else loss, *scalars.values()])
         self._norms.append(norms)
         if len(scalars) < len(reported):
             for name in reported.keys() - scalars.keys():
@@ -65,6 +66,8 @@ class Report:
         num_steps = len(self._norms)
         if num_steps == 1:
             means = [value.item() for value in self._scalars[0]]
+        elif not isinstance(self._scalars[0][0], Tensor):
+            means = np.mean(self._scalars, 0).tolist()
         else:
             scalars = torch.stack([value for step in self._scalars for value in step])
             means = scalars.reshape(num_steps, -1).mean(0).tolist()
@@ -81,6 +84,8 @@ class Report:
 
     def _column(self, parts: Sequence[Tensor]) -> Any:
         column = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        if not isinstance(column, Tensor):
+            return column
         if self._order is not None:
             column = torch.empty_like(column).index_copy_(0, self._order, column)
         return column.detach().cpu().numpy()
@@ -90,8 +95,8 @@ def loss_error(
     module_id: str,
     epoch: int,
     index: int,
-    loss: Tensor,
-    reported: Mapping[str, Tensor],
+    loss: Any,
+    reported: Mapping[str, Any],
     norms: Mapping[str, float],
 ) -> LossError:
     """Return the error of a gradient step whose loss or gradient is not finite; it names the parts that are not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from corral.core.networks import ACTIVATIONS, ConvFilters, Encoder, Flat, is_ima
 from corral.core.networks import num_outputs as encoder_outputs
 from corral.core.tree import Tree, leaves
 from corral.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from corral.core.array_network import ArrayNetwork
 
 DEFAULT_MODULE_ID = "default_policy"
 
@@ -112,6 +115,10 @@ class Module(nn.Module):
         """Return both at once; override it where they share layers."""
         return self.policy(obs), self.value(obs)
 
+    def array_networks(self) -> tuple[ArrayNetwork, ...] | None:
+        """Return networks that learn in NumPy, for a loss that has such a form; `None` leaves them to torch."""
+        return None
+
     def acting_weights(self) -> dict[str, Tensor]:
         """Return the part of `state_dict` that `policy` reads, which travels to the runners; all of it by default."""
         return self.state_dict()
@@ -125,8 +132,11 @@ class Module(nn.Module):
         """Whether layers have noise that `draw_noise` draws."""
         return False
 
-    def draw_noise(self, rng: np.random.Generator | None) -> None:
-        """Draw the noise of noisy layers anew; without a generator, act without noise."""
+    def draw_noise(self, rng: np.random.Generator | None = None) -> None:
+        """Draw the noise of noisy layers anew; without a generator, from torch's own."""
+
+    def silence_noise(self) -> None:
+        """Go on without the noise of noisy layers."""
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the policy as a plain stack of `Linear` and activation layers on a flat observation, or `None`.
@@ -202,28 +212,24 @@ class ActorCritic(Module):
             with torch.no_grad():
                 self.policy_head.bias[num_outputs // 2 :] = config.initial_log_std  # type: ignore[index]
 
-    def _head(self, features: Tensor) -> Tensor:
-        outputs: Tensor = self.policy_head(features)
-        if self.log_std is not None:
-            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
-        return outputs
+    def _with_log_std(self, outputs: Tensor) -> Tensor:
+        return outputs if self.log_std is None else torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
 
     def policy(self, obs: Tree) -> Tensor:
         """Map observations to `dist_inputs`, float32 `[B, D]`."""
-        return self._head(self.policy_encoder(obs))
+        return self._with_log_std(self.policy_encoder.with_head(obs, self.policy_head))
 
     def value(self, obs: Tree) -> Tensor:
         """Map observations to state values, float32 `[B]`."""
-        value: Tensor = self.value_head(self.value_encoder(obs))
-        return value.squeeze(-1)
+        return self.value_encoder.with_head(obs, self.value_head).squeeze(-1)
 
     def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
         """Return both; shared layers run once, unless a subclass has a policy or value of its own."""
-        if type(self).policy is not ActorCritic.policy or type(self).value is not ActorCritic.value:
+        changed = type(self).policy is not ActorCritic.policy or type(self).value is not ActorCritic.value
+        if changed or self.value_encoder is not self.policy_encoder:
             return super().policy_and_value(obs)
         features = self.policy_encoder(obs)
-        value_features = features if self.value_encoder is self.policy_encoder else self.value_encoder(obs)
-        return self._head(features), self.value_head(value_features).squeeze(-1)
+        return self._with_log_std(self.policy_head(features)), self.value_head(features).squeeze(-1)
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the stack of the policy if the observation is one flat vector and no subclass has another policy."""

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
+from corral.core.layers import run_layers
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError
 
@@ -132,7 +133,7 @@ class Flat(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Flatten everything but the batch axis."""
-        return obs.float().reshape(obs.shape[0], -1)
+        return obs.float() if obs.ndim == 2 else obs.float().reshape(obs.shape[0], -1)
 
 
 class Encoder(nn.Module):
@@ -147,13 +148,20 @@ class Encoder(nn.Module):
         self.parts = nn.ModuleList(_leaf_encoder(leaf, filters, activation) for leaf in leaves(self._space))
         self.mlp = mlp(num_outputs(self.parts), hiddens, activation)
 
-    def forward(self, obs: Tree) -> Tensor:
-        """Encode a tree of tensors `[B, ...]` to `[B, hiddens[-1]]`."""
+    def flat(self, obs: Tree) -> Tensor:
+        """Encode a tree of tensors `[B, ...]` part by part, side by side, before the MLP."""
         # In the order of the space: the keys of a user's dict may come in any other.
         ordered = leaves(map_tree(lambda _, leaf: leaf, self._space, obs))
         parts = [part(leaf) for part, leaf in zip(self.parts, ordered, strict=True)]
-        features: Tensor = self.mlp(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
-        return features
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def forward(self, obs: Tree) -> Tensor:
+        """Encode a tree of tensors `[B, ...]` to `[B, hiddens[-1]]`."""
+        return run_layers(list(self.mlp), self.flat(obs))
+
+    def with_head(self, obs: Tree, *layers: nn.Module) -> Tensor:
+        """Return what further layers make of the features, `[B, ...]`."""
+        return run_layers([*self.mlp, *layers], self.flat(obs))
 
 
 def num_outputs(parts: nn.ModuleList) -> int:

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
+from corral.core.array_network import ArrayNetwork
 from corral.core.module import Module, NetworkConfig
 from corral.core.networks import ACTIVATIONS, Encoder, Flat, num_outputs, orthogonal
 from corral.core.tree import Tree
@@ -138,8 +139,7 @@ class QNetwork(nn.Module):
 
     def forward(self, obs: Tree) -> Tensor:
         """Map observations, a tree of `[B, ...]`, to `[B, n * atoms]`."""
-        outputs: Tensor = self.head(self.streams(self.encoder(obs)))
-        return outputs
+        return self.encoder.with_head(obs, *self.streams, self.head)
 
 
 class QModule(Module):
@@ -179,6 +179,7 @@ class QModule(Module):
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         atoms = torch.linspace(self.form.v_min, self.form.v_max, self.form.num_atoms)
         self.register_buffer("atoms", atoms, persistent=False)
+        self._arrays: tuple[ArrayNetwork, ...] | None = None
         self._noisy = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)]
 
     def make_network(self) -> nn.Module:
@@ -212,6 +213,15 @@ class QModule(Module):
         for target, buffer in zip(self.target_q.buffers(), self.q.buffers(), strict=True):
             target.copy_(buffer)
 
+    def array_networks(self) -> tuple[ArrayNetwork, ...] | None:
+        """Return network and target, if they are small stacks of linear layers."""
+        if self._arrays is None or not all(network.is_current for network in self._arrays):
+            layers, target_layers = self._layers(self.q), self._layers(self.target_q)
+            network = ArrayNetwork.of(layers) if layers else None
+            target = ArrayNetwork.of(target_layers) if target_layers else None
+            self._arrays = (network, target) if network and target else None
+        return self._arrays
+
     def acting_weights(self) -> dict[str, Tensor]:
         """Return the weights of the network, without those of the target."""
         return {name: value for name, value in self.state_dict().items() if name.startswith("q.")}
@@ -221,21 +231,27 @@ class QModule(Module):
         """Whether there are `NoisyLinear` layers."""
         return bool(self._noisy)
 
-    def draw_noise(self, rng: np.random.Generator | None) -> None:
-        """Draw the noise of all layers anew, or silence it without a generator."""
+    def draw_noise(self, rng: np.random.Generator | None = None) -> None:
+        """Draw the noise of all layers anew; without a generator, from torch's own."""
         for layer in self._noisy:
-            if rng is None:
-                layer.silence()
-            else:
-                layer.draw(rng)
+            layer.draw(rng)
+
+    def silence_noise(self) -> None:
+        """Use the means of noisy layers alone."""
+        for layer in self._noisy:
+            layer.silence()
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the network as a stack if it is one, of a flat observation and without atoms."""
-        plain = isinstance(self.q, QNetwork) and type(self).policy is QModule.policy and self.form.num_atoms == 1
-        if not plain or not isinstance(self.observation_space, spaces.Box):
+        layers = self._layers(self.q)
+        return None if layers is None else (layers, None)
+
+    def _layers(self, network: nn.Module) -> list[nn.Module] | None:
+        plain = type(network) is QNetwork and type(self).q_values is QModule.q_values and self.form.num_atoms == 1
+        if not plain or type(self).policy is not QModule.policy or not isinstance(self.observation_space, spaces.Box):
             return None
-        assert isinstance(self.q, QNetwork)
-        parts = self.q.encoder.parts
+        assert isinstance(network, QNetwork)
+        parts = network.encoder.parts
         if len(parts) != 1 or not isinstance(parts[0], Flat):
             return None
-        return [*self.q.encoder.mlp, *self.q.streams, self.q.head], None
+        return [*network.encoder.mlp, *network.streams, network.head]
