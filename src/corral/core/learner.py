@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from corral.callbacks.dispatch import Dispatcher
+from corral.core.acting_weights import ActingWeights
 from corral.core.columns import Columns
 from corral.core.distributed import Peers
 from corral.core.learner_state import get_learner_state, set_learner_state
@@ -116,6 +117,7 @@ class Learner:
             module_id: make_optimizer(groups.values(), optimizer_class, settings)
             for module_id, groups in self._trainable.items()
         }
+        self._acting = {module_id: ActingWeights(module) for module_id, module in self.modules.items()}
         self._num_threads = {
             module_id: num_threads_for(module, num_threads) for module_id, module in self.modules.items()
         }
@@ -319,10 +321,7 @@ class Learner:
 
     def get_acting_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return what acting needs of the weights, likewise."""
-        return {
-            module_id: {name: value.detach().cpu().numpy() for name, value in module.acting_weights().items()}
-            for module_id, module in self.modules.items()
-        }
+        return {module_id: self._acting[module_id].get() for module_id in self.modules}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
         """Copy weights in, by module id and parameter name."""
