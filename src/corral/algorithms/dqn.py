@@ -214,7 +214,7 @@ def dqn_loss_on_arrays(
     grad[rows, actions] = batch["weights"] * slope / np.float32(len(rows))
     network.backward(outputs, grad)
     reported = {"qf_mean": q_taken.mean(), "qf_min": q_taken.min(), "qf_max": q_taken.max(), "td_error": td_error}
-    return (batch["weights"] * losses).mean(), reported
+    return batch["weights"] @ losses / np.float32(len(rows)), reported
 
 
 def c51_loss(

@@ -18,12 +18,13 @@ class ActingWeights:
     def __init__(self, module: Module) -> None:
         """Take the module."""
         self._module = module
+        self._parameters = list(module.parameters())
         self._arrays: dict[str, NDArray[Any]] = {}
         self._places: list[int] = []
 
     def get(self) -> dict[str, NDArray[Any]]:
         """Return the arrays; views are to be copied at once, and the dict may be kept."""
-        places = [parameter.data_ptr() for parameter in self._module.parameters()]
+        places = [parameter.data_ptr() for parameter in self._parameters]
         if places != self._places:
             weights = self._module.acting_weights()
             self._arrays = {name: value.detach().cpu().numpy() for name, value in weights.items()}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from corral.core.module import Module
-from corral.core.tree import Tree, leaves, map_tree
+from corral.core.tree import Tree, map_tree, num_rows
 
 FloatArray = NDArray[np.float32]
 Activation = Callable[[FloatArray], Any]
@@ -105,7 +105,7 @@ class Inference:
         if self._stack is None:
             with torch.inference_mode():
                 tensors = map_tree(_as_tensor, obs)
-                if noise is not None and noise.num_rows == len(leaves(obs)[0]):
+                if noise is not None and noise.num_rows == num_rows(obs):
                     outputs: FloatArray = noise(tensors)
                 else:
                     outputs = self.module.policy(tensors).numpy()

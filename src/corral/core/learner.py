@@ -23,7 +23,7 @@ from corral.core.minibatches import Report, loss_error, row_bounds, shares_of_ro
 from corral.core.module import Module
 from corral.core.optimizers import clip_gradients, make_optimizer, optimizer_settings
 from corral.core.threads import num_threads_for, torch_threads
-from corral.core.tree import Tree, leaves, map_tree
+from corral.core.tree import Tree, map_tree, num_rows
 from corral.errors import ColumnError, LossError
 from corral.metrics.logger import MetricsLogger
 
@@ -181,10 +181,10 @@ class Learner:
         for module_id, batch in batches.items():
             added: dict[str, Any] = {}
             if self.callbacks.subscribed("on_learn_on_batch"):
-                columns = Columns(batch, len(leaves(batch)[0]))
+                columns = Columns(batch, num_rows(batch))
                 self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
                 batch = columns.columns
-            if not len(leaves(batch)[0]):
+            if not num_rows(batch):
                 raise LossError(
                     f"learners/{module_id}: the batch is empty. Did a callback set all of `valid` to False?"
                 )
@@ -220,7 +220,7 @@ class Learner:
         if self._grad_clip_by == "norm":  # of each parameter, and not of the vectors that hold them
             clipped = self._trainable[module_id]
         parameters = list(itertools.chain.from_iterable(clipped.values()))
-        size = len(leaves(batch)[0])
+        size = num_rows(batch)
         sizes = [size] if self.peers is None else self.peers.gather(size)
         num_minibatches = max(1, round(min(sizes) / minibatch_size)) if minibatch_size else 1
         bounds = row_bounds(size, num_minibatches)
@@ -304,7 +304,7 @@ class Learner:
     def values(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
         """Return the module's state values of a tree of observations `[B, ...]`, float32 `[B]`."""
         module = self.modules[module_id].eval()
-        size = len(leaves(obs)[0])
+        size = num_rows(obs)
         parts = []
         with torch_threads(self._num_threads[module_id]), torch.inference_mode():
             for start in range(0, size, VALUES_CHUNK):
