@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from explorers import SamplingConfig
+from explorers import Sampling, SamplingConfig
 
 from corral import DQNConfig, PPOConfig
 from corral.algorithms.algorithm import Algorithm
@@ -25,7 +25,14 @@ BY_ACTIONS: dict[str, dict[str, Any]] = {
 }
 BY_POSTERIOR = {"ThompsonSampling": {}, "UpperConfidenceBound": {}}
 BY_REWARDS: dict[str, dict[str, Any]] = {"Curiosity": {}, "RND": {}, "RE3": {"k_nn": 10, "beta": 0.05}}
-BY_NOISE = ("GaussianNoise", "PerWorkerGaussianNoise", "OrnsteinUhlenbeckNoise", "PerWorkerOrnsteinUhlenbeckNoise")
+GAUSSIAN = {"random_timesteps": 0, "stddev": 0.2}
+DRIFTING = {"random_timesteps": 0, "ou_base_scale": 0.5}
+BY_NOISE = {
+    "GaussianNoise": GAUSSIAN,
+    "PerWorkerGaussianNoise": GAUSSIAN,  # with one actor, that of the schedule
+    "OrnsteinUhlenbeckNoise": DRIFTING,
+    "PerWorkerOrnsteinUhlenbeckNoise": DRIFTING,
+}
 
 
 def test_every_type_is_here() -> None:
@@ -84,6 +91,51 @@ def test_a_bandit_finds_what_pays_more(kind: str) -> None:
             for _ in range(30):
                 algo.train()
             assert greedy_return(algo) == pays
+
+
+class HillClimbing(Sampling):
+    """Keeps the action that paid most so far, whatever the observation."""
+
+    best = -np.inf
+
+    def training_step(self) -> dict[str, dict[str, float]]:
+        metrics = super().training_step()
+        for rollout in self.rollouts:
+            rewards = np.where(rollout.valid, rollout.rewards, -np.inf)
+            place = np.unravel_index(rewards.argmax(), rewards.shape)
+            if rewards[place] > self.best:
+                self.best = float(rewards[place])
+                weights = self.learner_group.get_weights()
+                policy = weights["default_policy"]
+                policy["policy_head.weight"] = np.zeros_like(policy["policy_head.weight"])
+                policy["policy_head.bias"] = rollout.actions[place]
+                self.learner_group.set_weights(weights)
+                self.sync_weights()
+        return metrics
+
+
+class HillClimbingConfig(SamplingConfig):
+    """Of `HillClimbing`."""
+
+    @property
+    def algo_class(self) -> type[Algorithm]:
+        return HillClimbing
+
+
+def climbing_config(**exploration: Any) -> AlgorithmConfig:
+    config = HillClimbingConfig().environment(PoorHabit, disable_env_checking=True).debugging(seed=0)
+    config.environment(env_config={"space": "box_uneven", "episode_length": 20})
+    config.env_runners(num_envs_per_env_runner=1).training(train_batch_size_per_learner=20)
+    return config.rl_module(model_config={"fcnet_hiddens": []}).exploration(**exploration)
+
+
+@pytest.mark.parametrize("explore", [False, True])
+@pytest.mark.parametrize("kind", BY_NOISE)
+def test_noise_leads_out_of_a_local_optimum(kind: str, explore: bool) -> None:
+    with climbing_config(exploration_config={"type": kind, **BY_NOISE[kind]}, explore=explore).build() as algo:
+        for _ in range(30):
+            algo.train()
+        assert greedy_return(algo) == pytest.approx(40.0 if explore else 20.0, abs=1e-3)
 
 
 def sea_config(size: int, seed: int, **exploration: Any) -> AlgorithmConfig:

@@ -27,10 +27,10 @@ class ActionNoise(Exploration):
 
     Args:
         random_timesteps: Env steps at the beginning whose actions are drawn evenly from the action space.
-        initial_scale: What the noise is multiplied by until then.
-        final_scale: The same in the end.
-        scale_timesteps: Env steps that it takes to get there, along a straight line.
-        scale_schedule: A number or `[[timestep, scale], ...]` in place of these three.
+        initial_scale: What the noise is multiplied by when they are over.
+        final_scale: What it is multiplied by in the end.
+        scale_timesteps: Env steps from the one to the other, along a straight line.
+        scale_schedule: A number or `[[timestep, scale], ...]` in place of the three.
     """
 
     on_policy = False

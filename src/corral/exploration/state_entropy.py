@@ -29,8 +29,7 @@ class RE3(IntrinsicReward):
     """Rewards observations that lie far from others, in the outputs of a random encoder that never learns.
 
     The reward of a step is `beta * log(1 + distance)`: the distance of what it leads to from its k-th nearest neighbour
-    among the steps of the same rollouts and those in a memory of recent ones. The deviation of the encoder's outputs
-    does not matter much, their nearness does.
+    among the steps of the same rollouts and those in a memory of recent ones.
 
     Args:
         embeds_dim: Width of the encoder's outputs.
