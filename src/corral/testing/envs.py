@@ -246,7 +246,7 @@ class PoorHabit(gym.Env[NDArray[np.float32], Any]):
         self._t += 1
         if self._first is None:
             self._first = np.array(action)
-        half_width = 1.0
+        half_width: Any = 1.0
         if isinstance(self.action_space, spaces.Box) and self.action_space.is_bounded():
             half_width = (self.action_space.high - self.action_space.low) / 2
         distance = float(np.max(np.abs(np.asarray(action) - self._first) / half_width))
