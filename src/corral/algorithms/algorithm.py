@@ -107,6 +107,7 @@ class Algorithm(ABC):
         self.training_iteration = 0
         self.num_env_steps_sampled_lifetime = 0
         self._time_total_s = 0.0
+        self._num_shared = 0  # times that the exploration changed what runners act by
         self._stopped = False
         self._shown: BaseException | None = None  # the exception that on_exception saw
         self._running = False  # from on_algorithm_init to on_algorithm_stop
@@ -175,6 +176,9 @@ class Algorithm(ABC):
             with self.timers.time("exploring"):
                 learned = self.exploration.learn(rollouts, timestep=self.num_env_steps_sampled_lifetime)
             self.metrics.log_dict(learned, key="exploration", reduce="mean")
+            if overrides(self.exploration, "get_weights"):
+                self._num_shared += 1  # another version of what runners act by, though the learners took no step
+                self.sync_weights()
         return rollouts
 
     def sync_weights(self) -> None:
@@ -184,7 +188,7 @@ class Algorithm(ABC):
             weights, shared = group.get_acting_weights(), self.exploration.get_weights()
             if shared:
                 weights[EXPLORATION_ID] = shared
-            self.env_runner_group.sync_weights(weights, group.weights_version)
+            self.env_runner_group.sync_weights(weights, group.weights_version + self._num_shared)
 
     def _announce_recreated(self, indices: list[int]) -> None:
         with self.timers.time("callbacks"):
