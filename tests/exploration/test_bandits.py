@@ -143,6 +143,7 @@ def test_a_checkpoint_holds_the_posterior(kind: str, tmp_path: Path) -> None:
     with config_of(kind).build() as algo, config_of(kind).build() as other:
         for _ in range(2):
             algo.train()
+        assert algo.env_runner.exploration.get_state() == {}  # type: ignore[union-attr]
         other.restore_from_path(algo.save(tmp_path / "checkpoint"))
         for exploration in (other.exploration, other.env_runner.exploration):  # type: ignore[union-attr]
             assert np.array_equal(exploration.weights, algo.exploration.weights)  # type: ignore[attr-defined]
