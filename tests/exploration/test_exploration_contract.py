@@ -161,8 +161,9 @@ def test_two_runners_estimate_what_the_other_does() -> None:
         assert {i: [timestep for timestep, _ in log] for i, log in enumerate(logs, 1)} == expected
 
 
-def test_a_runner_that_takes_the_place_of_a_dead_one_knows_the_timestep() -> None:
-    config = config_of(Recorder, CountingEnv).env_runners(num_env_runners=1).engine("process")
+@pytest.mark.parametrize("engine", ["local", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_runner_that_takes_the_place_of_a_dead_one_knows_the_timestep(engine: str) -> None:
+    config = config_of(Recorder, CountingEnv).env_runners(num_env_runners=1).engine(engine)
     config.fault_tolerance(delay_between_env_runner_restarts_s=0.0)
     with config.build() as algo:
         algo.train()
