@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from corral import DQNConfig
 from corral.algorithms.dqn import DQN, c51_loss, dqn_loss, projected
-from corral.core.learner import Batch, Learner
+from corral.core.learner import Learner
+from corral.core.losses import Batch
 from corral.core.module import DEFAULT_MODULE_ID
 from corral.core.q_module import QModule
 from corral.env.rollout import Rollout

@@ -20,7 +20,7 @@ from torch.nn import functional
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.replaying import Replay, ReplayAlgorithmConfig, learner_metrics
 from corral.algorithms.settings import Schedule
-from corral.core.learner import Batch, Loss, LossInTwoForms
+from corral.core.losses import Batch, Loss, LossInTwoForms
 from corral.core.module import Module
 from corral.core.q_module import QModule
 from corral.core.schedules import schedule_value

@@ -10,7 +10,7 @@ import numpy as np
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.config import AlgorithmConfig
-from corral.core.learner import Batch
+from corral.core.losses import Batch
 from corral.core.module import DEFAULT_MODULE_ID
 from corral.core.schedules import schedule_value
 from corral.errors import ConfigError

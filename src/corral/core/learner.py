@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from corral.core.acting_weights import ActingWeights
 from corral.core.columns import Columns
 from corral.core.distributed import Peers
 from corral.core.learner_state import get_learner_state, set_learner_state
+from corral.core.losses import Batch, Loss, LossInTwoForms
 from corral.core.minibatches import Report, loss_error, row_bounds, shares_of_rows
 from corral.core.module import Module
 from corral.core.optimizers import clip_gradients, make_optimizer, optimizer_settings
@@ -26,35 +26,6 @@ from corral.core.threads import num_threads_for, torch_threads
 from corral.core.tree import Tree, map_tree, num_rows
 from corral.errors import ColumnError, LossError
 from corral.metrics.logger import MetricsLogger
-
-Batch = dict[str, Tree]
-"""Columns by name, each a tree of arrays or tensors `[B, ...]` of one length B."""
-
-Loss = Callable[[Module, Batch, Mapping[str, float]], tuple[Tensor, dict[str, Tensor]]]
-"""`loss(module, minibatch, coefficients)` gives the scalar to minimise, and scalars or columns `[B]` to report."""
-
-ArrayLoss = Callable[[Module, Batch, Mapping[str, float]], tuple[Any, dict[str, Any]]]
-"""The same of a minibatch of arrays, for a module with `array_networks`; it leaves gradients in the parameters."""
-
-
-@dataclass(frozen=True)
-class LossInTwoForms:
-    """A loss for torch, and the same for small nets in NumPy, where torch's graph would cost more than the arithmetic.
-
-    Attributes:
-        loss: The loss.
-        on_arrays: Its other form.
-    """
-
-    loss: Loss
-    on_arrays: ArrayLoss
-
-    def __call__(
-        self, module: Module, batch: Batch, coefficients: Mapping[str, float]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a minibatch of tensors."""
-        return self.loss(module, batch, coefficients)
-
 
 # Values of very large batches are computed in pieces of this many observations, to bound memory.
 VALUES_CHUNK = 8192

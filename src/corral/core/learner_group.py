@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from corral.core.distributed import LostPeerError, backend_for, gpu_id
-from corral.core.learner import Batch, Learner, Loss
+from corral.core.learner import Learner
+from corral.core.losses import Batch, Loss
 from corral.core.module import Module
 from corral.core.tree import Tree, map_tree, num_rows
 from corral.errors import CorralError, LossError, WorkerDiedError
