@@ -328,6 +328,16 @@ def test_runners_have_no_nets_and_episodes_their_own_rewards(kind: str) -> None:
     assert result["timers"]["exploring_s"] > 0
 
 
+@pytest.mark.slow
+def test_rollouts_of_other_processes_are_rewarded() -> None:
+    config = PPOConfig().environment(CountingEnv).exploration(exploration_config={"type": "RND"}).engine("process")
+    config.env_runners(num_env_runners=2).training(train_batch_size_per_learner=256, num_epochs=1)
+    with config.debugging(seed=0).build() as algo:
+        result = algo.train()
+    assert result["env_runners"]["episode_return_mean"] == 1 + 2 + 3
+    assert result["exploration"]["intrinsic_reward_mean"] > 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_state_is_all_that_learning_goes_on_from(kind: str) -> None:
     exploration = Explorer(kind).exploration

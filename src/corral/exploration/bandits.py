@@ -85,7 +85,8 @@ class LinearBandit(Exploration):
         if not explore:
             return self.expected(features).argmax(-1), None
         scores = self.scores(features, rng)
-        ties = np.isclose(scores, scores.max(-1, keepdims=True), rtol=1e-12, atol=0)
+        best = scores.max(-1, keepdims=True)
+        ties = scores >= best - 1e-12 * np.abs(best)
         return np.where(ties, rng.random(scores.shape), -1.0).argmax(-1), None
 
     def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
