@@ -143,7 +143,19 @@ def test_a_checkpoint_holds_the_posterior(kind: str, tmp_path: Path) -> None:
     with config_of(kind).build() as algo, config_of(kind).build() as other:
         for _ in range(2):
             algo.train()
+        assert algo.env_runner.exploration.get_state() == {}  # type: ignore[union-attr]
         other.restore_from_path(algo.save(tmp_path / "checkpoint"))
         for exploration in (other.exploration, other.env_runner.exploration):  # type: ignore[union-attr]
             assert np.array_equal(exploration.weights, algo.exploration.weights)  # type: ignore[attr-defined]
     assert FOUR.n == other.exploration.num_arms  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_runners_in_processes_get_the_posterior() -> None:
+    config = config_of("UpperConfidenceBound").env_runners(num_env_runners=2).engine("process")
+    with config.build() as algo:
+        for _ in range(2):
+            algo.train()
+        found = algo.env_runner_group.foreach_env_runner(lambda runner: runner.exploration.precision)
+        assert len(found) == 2
+        assert all(np.array_equal(precision, algo.exploration.precision) for precision in found)  # type: ignore[attr-defined]

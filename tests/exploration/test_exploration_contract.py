@@ -22,7 +22,8 @@ from corral.testing import CountingEnv, IdentityEnv
 
 
 def config_of(kind: Any, env: Any = IdentityEnv, **settings: Any) -> SamplingConfig:
-    config = SamplingConfig().environment(env).env_runners(num_envs_per_env_runner=3).debugging(seed=0)
+    config = SamplingConfig().environment(env).debugging(seed=0)
+    config.env_runners(num_envs_per_env_runner=3, rollout_fragment_length=10)
     config.training(train_batch_size_per_learner=30)
     return config.exploration(exploration_config={"type": kind, **settings})
 
@@ -144,7 +145,8 @@ def test_the_timestep_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_two_runners_estimate_what_the_other_does() -> None:
-    config = config_of(Recorder, CountingEnv).env_runners(num_env_runners=2).engine("local")
+    config = config_of(Recorder, CountingEnv).engine("local")
+    config.env_runners(num_env_runners=2, rollout_fragment_length=5)
     with config.build() as algo:
         expected: dict[int, list[int]] = {1: [], 2: []}
         sampled = 0
@@ -161,8 +163,9 @@ def test_two_runners_estimate_what_the_other_does() -> None:
         assert {i: [timestep for timestep, _ in log] for i, log in enumerate(logs, 1)} == expected
 
 
-def test_a_runner_that_takes_the_place_of_a_dead_one_knows_the_timestep() -> None:
-    config = config_of(Recorder, CountingEnv).env_runners(num_env_runners=1).engine("process")
+@pytest.mark.parametrize("engine", ["local", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_runner_that_takes_the_place_of_a_dead_one_knows_the_timestep(engine: str) -> None:
+    config = config_of(Recorder, CountingEnv).env_runners(num_env_runners=1).engine(engine)
     config.fault_tolerance(delay_between_env_runner_restarts_s=0.0)
     with config.build() as algo:
         algo.train()

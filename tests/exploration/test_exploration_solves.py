@@ -165,4 +165,4 @@ SLOW = [pytest.param(size, seed, marks=pytest.mark.slow) for size in (16, 20) fo
 @pytest.mark.parametrize("kind", BY_REWARDS)
 def test_an_intrinsic_reward_leads_to_the_treasure(kind: str, size: int, seed: int) -> None:
     config = sea_config(size, seed, exploration_config={"type": kind, **BY_REWARDS[kind]})
-    assert iterations_to_the_treasure(config, 25) < np.inf
+    assert iterations_to_the_treasure(config, 25 if size == 16 else 40) < np.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,31 @@ def test_rollouts_are_judged_together_and_may_be_read_only(kind: str) -> None:
     assert [np.unique(old).tolist() for old in before] == [[1.0], [2.0]]
 
 
+@pytest.mark.parametrize("kind", ["Curiosity", "RND"])
+def test_few_steps_wait_for_a_gradient_step(kind: str) -> None:
+    exploration, other = Explorer(kind).exploration, Explorer(kind).exploration
+    whole = walk(0)
+    parts = [
+        rollout_of(whole.obs[t : t + 5], whole.actions[t : t + 4], rewards=0.0) for t in range(0, 32, 4)
+    ]  # of 16 steps each
+    weights = []
+    for t, part in enumerate(parts[:4]):
+        exploration.learn([part], timestep=t)
+        assert np.all(part.rewards > 0)
+        weights.append({k: v.clone() for k, v in exploration.net.state_dict().items() if k[:4] in ("pred", "feat")})
+        if t == 1:
+            other.set_state(decode(encode(exploration.get_state())))
+    changed = [any(not torch.equal(now[k], before[k]) for k in now) for before, now in itertools.pairwise(weights)]
+    assert changed == [False, False, True]
+    for t, part in enumerate(parts[2:6], 2):
+        part.rewards[:] = 0.0
+        other.learn([part], timestep=t)
+    for t, part in enumerate(parts[4:6], 4):
+        before, part.rewards = part.rewards.copy(), np.zeros_like(part.rewards)
+        exploration.learn([part], timestep=t)
+        assert np.array_equal(part.rewards, before)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_valid_is_nothing_learned(kind: str) -> None:
     explorer = Explorer(kind)
@@ -300,6 +326,16 @@ def test_runners_have_no_nets_and_episodes_their_own_rewards(kind: str) -> None:
     assert set(np.unique(seen)) == {0, 1, 2, 3}  # 0 where an env was reset
     assert result["exploration"]["intrinsic_reward_mean"] > 0
     assert result["timers"]["exploring_s"] > 0
+
+
+@pytest.mark.slow
+def test_rollouts_of_other_processes_are_rewarded() -> None:
+    config = PPOConfig().environment(CountingEnv).exploration(exploration_config={"type": "RND"}).engine("process")
+    config.env_runners(num_env_runners=2).training(train_batch_size_per_learner=256, num_epochs=1)
+    with config.debugging(seed=0).build() as algo:
+        result = algo.train()
+    assert result["env_runners"]["episode_return_mean"] == 1 + 2 + 3
+    assert result["exploration"]["intrinsic_reward_mean"] > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

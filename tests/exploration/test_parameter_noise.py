@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from explorers import FOUR, Explorer, SamplingConfig, rollout_of
+from explorers import FOUR, STATE, Explorer, SamplingConfig, rollout_of
 from gymnasium import spaces
 
 from corral.env.runner import EnvRunner
@@ -110,6 +110,31 @@ def test_the_noise_has_the_deviation_that_it_says(make_runner: MakeRunner) -> No
     noise = runner.sample(num_timesteps=2000).dist_inputs[0] - plain_outputs(runner)
     assert noise.std() == pytest.approx(0.5 * math.sqrt(2), rel=0.05)  # of one weight and one bias
     assert noise.mean() == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.parametrize("space", [STATE, ONE_HOT], ids=["numpy", "torch"])
+def test_noise_changes_only_where_and_as_it_is_told(space: spaces.Space[Any]) -> None:
+    explorer = Explorer("ParameterNoise", FOUR, observation_space=space, model_config=LINEAR)
+    inference, rng = explorer.inference, np.random.default_rng(0)
+    obs = np.ones((5, *space.shape), space.dtype)  # type: ignore[misc]
+    rows = np.zeros(5, np.bool_)
+
+    def noise() -> Any:
+        return inference(obs) - inference(obs, perturbed=False)
+
+    inference.perturb(0.5, ~rows, rng)
+    first = noise()
+    assert np.abs(first).max(-1).min() > 1e-2
+    inference.perturb(1.0, rows, rng)  # another deviation alone
+    assert noise() == pytest.approx(2 * first, abs=1e-5)
+    inference.load_weights({name: value.numpy() + 3 for name, value in explorer.module.state_dict().items()})
+    assert noise() == pytest.approx(2 * first, abs=1e-5)  # and other weights alone
+    rows[[1, 3]] = True
+    inference.perturb(1.0, rows, rng)  # another draw alone, of some
+    changed = np.abs(noise() - 2 * first).max(-1)
+    assert changed[~rows] == pytest.approx(0, abs=1e-5)
+    assert changed[rows].min() > 1e-2
+    assert np.array_equal(inference(obs[:3]), inference(obs[:3], perturbed=False))  # a batch of another size
 
 
 @pytest.mark.parametrize(("initial", "factor"), [(1e-4, 1.01), (50.0, 1 / 1.01), (0.0, 1.01)])

@@ -48,6 +48,7 @@ class LinearBandit(Exploration):
         self._space = space_tree(self.model.observation_space)
         width = sum(_num_features(space) for space in leaves(self._space)) + 1
         self.num_arms = int(action_space.n)
+        self._learns = False  # as the algorithm's own does, and no runner's
         self._take(np.tile(lambda_ * np.eye(width), (self.num_arms, 1, 1)), np.zeros((self.num_arms, width)))
 
     def _take(self, precision: FloatArray, sums: FloatArray) -> None:
@@ -84,7 +85,8 @@ class LinearBandit(Exploration):
         if not explore:
             return self.expected(features).argmax(-1), None
         scores = self.scores(features, rng)
-        ties = np.isclose(scores, scores.max(-1, keepdims=True), rtol=1e-12, atol=0)
+        best = scores.max(-1, keepdims=True)
+        ties = scores >= best - 1e-12 * np.abs(best)
         return np.where(ties, rng.random(scores.shape), -1.0).argmax(-1), None
 
     def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
@@ -105,6 +107,7 @@ class LinearBandit(Exploration):
         if not errors:
             return {}
         self._take(precision, sums)
+        self._learns = True
         return {"bandit_squared_error": float(np.mean(np.concatenate(errors)))}
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
@@ -116,13 +119,14 @@ class LinearBandit(Exploration):
         self._take(weights["precision"], weights["sums"])
 
     def get_state(self) -> dict[str, Any]:
-        """Return the statistics."""
-        return {"precision": self.precision.copy(), "sums": self.sums.copy()}
+        """Return the statistics; nothing in a runner, which gets them as weights."""
+        return {"precision": self.precision.copy(), "sums": self.sums.copy()} if self._learns else {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from the statistics of a state, if they are of the same arms and features."""
         if state["precision"].shape == self.precision.shape:
             self._take(state["precision"], state["sums"])
+            self._learns = True
 
 
 class ThompsonSampling(LinearBandit):

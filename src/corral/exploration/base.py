@@ -159,7 +159,8 @@ class Exploration:
     def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
         """Learn from what all runners sampled, in the algorithm's process, before anything else does.
 
-        Rewards may be added to here, in place.
+        Rewards may be added to here: `rollout.rewards = ...` puts other ones in their place. What came from another
+        process may not be written to.
 
         Returns:
             Numbers to report under `exploration/` in the result.

@@ -81,16 +81,20 @@ class Curiosity(IntrinsicReward):
         return CuriosityNet(self.model, self.features, self.feature_dim, self.inverse_layers, self.forward_layers)
 
     def judge(self, steps: Steps, shares: Sequence[Share], timestep: int) -> tuple[FloatArray, dict[str, float]]:
-        """Return rewards and losses; each minibatch is judged before it is learned from."""
-        rewards, totals = np.zeros(steps.num_steps), np.zeros(2)
-        for rows in self.minibatches(steps.num_steps, timestep):
-            part = steps.at(rows)
-            forward_errors, inverse_errors = self.net(part.obs, part.next_obs, part.actions)
-            forward_loss, inverse_loss = forward_errors.mean(), inverse_errors.mean()
-            self.step((1 - self.beta) * inverse_loss + self.beta * forward_loss)
-            rewards[rows] = self.eta * forward_errors.detach().numpy()
-            totals += len(rows) / steps.num_steps * np.array([forward_loss.item(), inverse_loss.item()])
-        return rewards, {"forward_loss": float(totals[0]), "inverse_loss": float(totals[1])}
+        """Return rewards and losses."""
+        forward_errors, inverse_errors = self.train(steps, timestep).astype(np.float64)
+        losses = {"forward_loss": float(forward_errors.mean()), "inverse_loss": float(inverse_errors.mean())}
+        return self.eta * forward_errors, losses
+
+    def errors(self, steps: Steps) -> tuple[Tensor, ...]:
+        """Return those of the forward and of the inverse model."""
+        errors: tuple[Tensor, Tensor] = self.net(*steps.columns)
+        return errors
+
+    def loss(self, *errors: Tensor) -> Tensor:
+        """Weigh the two."""
+        loss: Tensor = self.beta * errors[0].mean() + (1 - self.beta) * errors[1].mean()
+        return loss
 
 
 class CuriosityNet(nn.Module):
@@ -118,7 +122,7 @@ class CuriosityNet(nn.Module):
         self.inverse_model = head(2 * feature_dim, *inverse, width)
         self.forward_model = head(feature_dim + num_actions, *forward, feature_dim)
 
-    def forward(self, obs: Tree, next_obs: Tree, actions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: Tree, actions: Tensor, next_obs: Tree) -> tuple[Tensor, Tensor]:
         """Return half the squared error of the forward model and the error of the inverse model, `[B]` each."""
         features, next_features = self.features(obs), self.features(next_obs)
         guess = self.inverse_model(torch.cat([features, next_features], -1))

@@ -73,21 +73,20 @@ class RND(IntrinsicReward):
         return DistillationNet(self.model.observation_space, self.distill, self.embed_dim, self.normalize)
 
     def judge(self, steps: Steps, shares: Sequence[Share], timestep: int) -> tuple[FloatArray, dict[str, float]]:
-        """Return rewards and the loss; each minibatch is judged before it is learned from."""
-        net = cast(DistillationNet, self.net)
+        """Return rewards and the loss."""
         if self.normalize:
-            net.observe(steps.next_obs)
-        errors = np.zeros(steps.num_steps)
-        for rows in self.minibatches(steps.num_steps, timestep):
-            found = net(steps.at(rows).next_obs)
-            self.step(found.mean())
-            errors[rows] = found.detach().numpy()
+            cast(DistillationNet, self.net).observe(steps.next_obs)
+        errors = self.train(steps, timestep)[0].astype(np.float64)
         rewards = self.coeff * errors
         if self.normalize:
             for share in shares:
                 self._return_moments.update(self._sums(share, errors[share.rows]))
             rewards = rewards / max(1e-8, float(np.sqrt(self._return_moments.variance)))
         return rewards, {"distillation_loss": float(errors.mean())}
+
+    def errors(self, steps: Steps) -> tuple[Tensor, ...]:
+        """Return the mean squared differences."""
+        return (self.net(steps.next_obs),)
 
     def _sums(self, share: Share, errors: FloatArray) -> FloatArray:
         """Return the discounted sums of errors so far, at each valid step of a rollout."""

@@ -6,7 +6,7 @@ actions, by another exploration. What callbacks and results show of episodes are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 
-MINIBATCH_ROWS = 256  # a gradient step each; the rows of a short rollout are one
+# Steps of one gradient step: more are cut, fewer wait. A step of 64 costs hardly more than one of 4, which is what
+# algorithms with a replay buffer sample at once.
+MINIBATCH_ROWS, MIN_ROWS = 256, 64
 NET_SETTINGS = ("fcnet_hiddens", "fcnet_activation", "conv_filters")
 
 
@@ -58,6 +60,8 @@ class IntrinsicReward(Delegating):
         self.lr = 0.0  # of nets that learn
         self._net: nn.Module | None = None  # made when it is first needed, which in a runner is never
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._num_threads: int | None = None
+        self._waiting: list[Steps] = []  # that are too few for a gradient step
 
     def make_net(self) -> nn.Module:
         """Return the net, all parts in one."""
@@ -90,7 +94,8 @@ class IntrinsicReward(Delegating):
         steps, shares = gathered(rollouts)
         if not shares:
             return learned
-        with torch_threads(num_threads_for(self.net, self.config.num_threads)):
+        _ = self.net  # which is made now at the latest
+        with torch_threads(self._num_threads):
             rewards, numbers = self.judge(steps, shares, timestep)
         for share in shares:
             column = share.rollout.rewards.copy()  # what came from another process may not be written to
@@ -108,28 +113,58 @@ class IntrinsicReward(Delegating):
             if any(parameter.requires_grad for parameter in self._net.parameters()):
                 parameters = [list(self._net.parameters())]
                 self._optimizers = {"net": make_optimizer(parameters, torch.optim.Adam, self._optimizer_settings)}
+            self._num_threads = num_threads_for(self._net, self.config.num_threads)
         return self._net
 
     @property
     def _optimizer_settings(self) -> dict[str, Any]:
         return optimizer_settings(torch.optim.Adam, {"lr": self.lr})
 
-    def minibatches(self, num_rows: int, timestep: int) -> Iterator[NDArray[np.int64]]:
-        """Yield the rows of each minibatch, in an order that seed and timestep determine."""
-        order = np.random.default_rng([self.config.seed or 0, timestep]).permutation(num_rows)
-        yield from np.array_split(order, -(-num_rows // MINIBATCH_ROWS))
+    def errors(self, steps: Steps) -> tuple[Tensor, ...]:
+        """Return the errors of what is trained, `[B]` each."""
+        raise NotImplementedError
 
-    def step(self, loss: Tensor) -> None:
-        """Take a gradient step."""
+    def loss(self, *errors: Tensor) -> Tensor:
+        """Return the loss of errors."""
+        return errors[0].mean()
+
+    def train(self, steps: Steps, timestep: int) -> NDArray[np.float32]:
+        """Return the errors of steps, `[K, B]`, and learn from them; each is judged before it is learned from.
+
+        A minibatch is one gradient step, in an order that seed and timestep determine. Fewer steps than make one wait
+        for others.
+        """
+        if steps.num_steps < MIN_ROWS:
+            with torch.no_grad():
+                judged: NDArray[np.float32] = torch.stack(self.errors(steps)).numpy()
+            self._waiting.append(steps)
+            if sum(part.num_steps for part in self._waiting) >= MIN_ROWS:
+                self._step(self.errors(joined(self._waiting)))
+                self._waiting = []
+            return judged
+        found = []
+        order = np.random.default_rng([self.config.seed or 0, timestep]).permutation(steps.num_steps)
+        for rows in np.array_split(order, -(-len(order) // MINIBATCH_ROWS)):
+            errors = self.errors(steps.at(rows))
+            self._step(errors)
+            found.append(torch.stack(errors).detach().numpy())
+        judged = np.empty((len(found[0]), steps.num_steps), np.float32)
+        judged[:, order] = np.concatenate(found, -1)
+        return judged
+
+    def _step(self, errors: tuple[Tensor, ...]) -> None:
         optimizer = self._optimizers["net"]
         optimizer.zero_grad(set_to_none=False)  # the parameters' gradients are parts of one vector
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.loss(*errors).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     def get_state(self) -> dict[str, Any]:
-        """Return the weights, and what the optimizer has learned; nothing where no net was made."""
+        """Return the weights, what the optimizer has learned and what waits; nothing where no net was made."""
         state = super().get_state()
-        return state if self._net is None else {**state, **get_learner_state({"net": self._net}, self._optimizers)}
+        if self._net is not None:
+            state |= get_learner_state({"net": self._net}, self._optimizers)
+            state["waiting"] = [map_tree(lambda leaf: leaf.numpy(), steps.columns) for steps in self._waiting]
+        return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a state.
@@ -141,6 +176,7 @@ class IntrinsicReward(Delegating):
         if "weights" in state:
             nets = {"net": self.net}
             set_learner_state(nets, self._optimizers, state, self._optimizer_settings)
+            self._waiting = [Steps(*map_tree(torch.from_numpy, columns)) for columns in state["waiting"]]
 
 
 class Steps:
@@ -157,6 +193,11 @@ class Steps:
         self.obs, self.actions, self.next_obs = obs, actions, next_obs
 
     @property
+    def columns(self) -> tuple[Tree, Any, Tree]:
+        """All three."""
+        return self.obs, self.actions, self.next_obs
+
+    @property
     def num_steps(self) -> int:
         """B."""
         return len(self.actions)
@@ -164,7 +205,12 @@ class Steps:
     def at(self, rows: NDArray[np.int64]) -> Steps:
         """Return some of the steps."""
         index = torch.from_numpy(rows)
-        return Steps(*(map_tree(lambda leaf: leaf[index], tree) for tree in (self.obs, self.actions, self.next_obs)))
+        return Steps(*map_tree(lambda leaf: leaf[index], self.columns))
+
+
+def joined(parts: Sequence[Steps]) -> Steps:
+    """Return the steps of all parts."""
+    return Steps(*map_tree(lambda *leaves: torch.cat(leaves), *(steps.columns for steps in parts)))
 
 
 class Share:
