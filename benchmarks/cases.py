@@ -238,8 +238,8 @@ CASES = (
         title="DQN at equal hyperparameters",
         what=(
             "Env steps a second of the whole loop, sampling and learning, in one process and thread and after two "
-            "warm-up iterations: CartPole-v1, one env, an update on 32 steps after every 4, a uniform buffer of 50,000, "
-            "learning from step 500 on, a net of 64-64 relu and its target, copied every 500 env steps, one-step "
+            "warm-up iterations: CartPole-v1, one env, an update on 32 steps after every 4, a uniform buffer of 50,000, learning "
+            "from step 500 on, a net of 64-64 relu and its target, copied every 500 env steps, one-step "
             "targets without double or dueling, Adam with lr 5e-4, Huber loss, gradient clip 10, gamma 0.99, epsilon "
             "from 1 to 0.02 over 10,000 env steps. RLlib runs its episode replay buffer."
         ),
@@ -259,7 +259,8 @@ CASES = (
         what=(
             "Env steps a second of the whole loop in one process and thread, after the random steps and a warm-up: "
             "Pendulum-v1, one env, an update on 256 steps after each, a uniform buffer of 100,000, policy and twin "
-            "critics of 256-256 relu, soft targets with tau 0.005, automatic temperature, Adam with lr 3e-4, gamma 0.99."
+            "critics of 256-256 relu, soft targets with tau 0.005, automatic temperature, Adam with lr 3e-4, gamma "
+            "0.99."
         ),
         measure="sac",
         unit="env steps/s",
@@ -292,7 +293,7 @@ CASES = (
         name="replay_sampling",
         title="A prioritised draw of 32 from 1,000,000",
         what=(
-            "Microseconds of one `sample(32, beta=0.4)` of a prioritised buffer that holds 1,000,000 steps like those of "
+            "Microseconds of one `sample(32, beta=0.4)` of a prioritised buffer of 1,000,000 steps like those of "
             "CartPole, with different priorities: the batch with weights and indices (median of the repeats of a loop)."
         ),
         measure="replay_sampling",

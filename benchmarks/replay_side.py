@@ -42,7 +42,7 @@ def sampling(options: Options) -> Fields:
 
     buffer = PrioritizedReplayBuffer(CAPACITY, seed=options.seed)
     rollout = _rollout(10_000, 1, options.seed)
-    while len(buffer) < CAPACITY:
+    for _ in range(CAPACITY // len(rollout) + 1):
         buffer.add(rollout)
     rng = np.random.default_rng(options.seed)
     for _ in range(1000):  # priorities that differ, as after some learning

@@ -52,9 +52,11 @@ class DQNConfig(ReplayAlgorithmConfig):
         "epsilon_timesteps": 10_000,
     }
 
-    lr: Schedule = 5e-4
+    lr: Schedule = 1e-3
+    train_batch_size_per_learner: int = 64
     grad_clip: float | None = 10.0
     rollout_fragment_length: int | Literal["auto"] = 4
+    n_step: int = 3
     double_q: bool = True
     dueling: bool = False
     noisy: bool = False
