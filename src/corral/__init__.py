@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from corral.algorithms.dqn import DQNConfig as DQNConfig
     from corral.algorithms.ppo import PPO as PPO
     from corral.algorithms.ppo import PPOConfig as PPOConfig
+    from corral.algorithms.sac import SAC as SAC
+    from corral.algorithms.sac import SACConfig as SACConfig
     from corral.callbacks.callback import Callback as Callback
     from corral.callbacks.callback import make_multi_callbacks as make_multi_callbacks
     from corral.core.module import Module as Module
@@ -36,6 +38,8 @@ _HOMES = {
     "Module": "corral.core.module",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
+    "SAC": "corral.algorithms.sac",
+    "SACConfig": "corral.algorithms.sac",
     "SingleAgentEpisode": "corral.env.episode",
     "make_multi_callbacks": "corral.callbacks.callback",
 }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 ALGORITHMS = {
     "PPO": "corral.algorithms.ppo:PPOConfig",
     "DQN": "corral.algorithms.dqn:DQNConfig",
+    "SAC": "corral.algorithms.sac:SACConfig",
 }
 
 

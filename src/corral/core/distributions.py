@@ -327,6 +327,16 @@ class SquashedGaussian(DiagGaussian):
         flat = actions.reshape(actions.shape[0], -1)
         return super().logp(dist_inputs, actions) - _log_tanh_slope(flat).sum(-1)
 
+    def squashed_sample(self, dist_inputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the actions in [-1, 1] that standard normal noise `[B, d]` picks, `[B, d]`, and their `logp` `[B]`.
+
+        Both are differentiable in the inputs (Haarnoja et al. 2018, eq. 11 and appendix C).
+        """
+        mean, log_std = self._split(dist_inputs)
+        actions = mean + log_std.exp() * noise
+        logp = -(0.5 * noise * noise + log_std + _log_tanh_slope(actions)).sum(-1) - 0.5 * self.num_noise * _LOG_2PI
+        return actions.tanh(), logp
+
     def entropy(self, dist_inputs: Tensor) -> Tensor:
         mean, log_std = self._split(dist_inputs)
         points = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * self._nodes.to(mean.device)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from corral.core.layers import MAX_LOG_STD, MIN_LOG_STD, LogStdClamp
 from corral.core.module import Module
 from corral.core.tree import Tree, map_tree, num_rows
 
@@ -28,7 +29,12 @@ MAX_NUMPY_WIDTH = 512
 NUMPY_ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.Tanh: lambda x: np.tanh(x, out=x),
     nn.ReLU: lambda x: np.maximum(x, 0, out=x),
+    LogStdClamp: lambda x: _log_std(x).clip(MIN_LOG_STD, MAX_LOG_STD, out=_log_std(x)),
 }
+
+
+def _log_std(dist_inputs: FloatArray) -> FloatArray:
+    return dist_inputs[..., dist_inputs.shape[-1] // 2 :]
 
 
 class Inference:

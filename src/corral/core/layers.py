@@ -6,7 +6,7 @@ third off a forward and backward pass of two hidden layers of 64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,44 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+# Haarnoja et al. 2018 (arXiv:1801.01290) keep the log standard deviation in this range.
+MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
+
+
+class LogStdClamp(nn.Module):
+    """Keeps the second half of `[B, 2d]`, log standard deviations, within `MIN_LOG_STD` and `MAX_LOG_STD`.
+
+    What lies outside gets no gradient.
+    """
+
+    def forward(self, dist_inputs: Tensor) -> Tensor:
+        """Return a tensor of the same shape."""
+        mean, log_std = dist_inputs.chunk(2, -1)
+        return torch.cat([mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)], -1)
+
+
+def _clamp_log_std_(dist_inputs: Tensor) -> Tensor:
+    dist_inputs[:, dist_inputs.shape[1] // 2 :].clamp_(MIN_LOG_STD, MAX_LOG_STD)
+    return dist_inputs
+
+
+def _clamp_log_std_backward(grad: Tensor, output: Tensor) -> Tensor:
+    mean, log_std = grad.chunk(2, -1)
+    _, clamped = output.chunk(2, -1)
+    return torch.cat([mean, log_std * ((clamped > MIN_LOG_STD) & (clamped < MAX_LOG_STD))], -1)
+
+
 _ACTIVATIONS: dict[type[nn.Module], tuple[Any, Any]] = {
-    # in place, and the gradient before it from the one behind it and the output
-    nn.ReLU: (torch.relu_, lambda grad, output: torch.ops.aten.threshold_backward(grad, output, 0)),
-    nn.Tanh: (torch.tanh_, torch.ops.aten.tanh_backward),
+    # in place, and the gradient before it from the one behind it, which it may overwrite, and the output
+    nn.ReLU: (
+        torch.relu_,
+        lambda grad, output: torch.ops.aten.threshold_backward.grad_input(grad, output, 0, grad_input=grad),
+    ),
+    nn.Tanh: (
+        torch.tanh_,
+        lambda grad, output: torch.ops.aten.tanh_backward.grad_input(grad, output, grad_input=grad),
+    ),
+    LogStdClamp: (_clamp_log_std_, _clamp_log_std_backward),
 }
 
 _Row = list[tuple[nn.Linear, type[nn.Module] | None]]
@@ -67,6 +101,81 @@ def _forward(x: Tensor, activations: Sequence[type[nn.Module] | None], parameter
     return outputs
 
 
+def _backward(
+    grad: Tensor,
+    outputs: Sequence[Tensor],
+    activations: Sequence[type[nn.Module] | None],
+    weights: Sequence[Tensor],
+    take: Callable[[int, Tensor], None],
+    to_input: bool,
+) -> Tensor | None:
+    """Hand the gradient behind each linear layer to `take`, from the last layer on; return that of the input."""
+    last = len(weights) - 1
+    for index in reversed(range(len(weights))):
+        activation = activations[index]
+        if activation is not None:
+            grad = grad.clone() if index == last else grad  # which is the caller's
+            grad = _ACTIVATIONS[activation][1](grad, outputs[index + 1])
+        take(index, grad)
+        if index or to_input:
+            grad = grad @ weights[index]
+    return grad if to_input else None
+
+
+class LayerRow:
+    """Layers in a row, forwards and backwards without torch's graph, for losses that know their own gradients.
+
+    A graph costs a third as much as what it does for nets of two layers of 256 and batches of 256.
+    """
+
+    def __init__(self, row: _Row) -> None:
+        """Take the linear layers, each with the activation after it; see `of`."""
+        self._linear = [linear for linear, _ in row]
+        self._activations = [activation for _, activation in row]
+
+    @classmethod
+    def of(cls, layers: Sequence[nn.Module]) -> LayerRow | None:
+        """Return a row of layers, or `None` if they are none, or not on the CPU."""
+        row = _row(layers)
+        on_cpu = row is not None and all(linear.weight.device.type == "cpu" for linear, _ in row)
+        return cls(row) if row is not None and on_cpu else None
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether all parameters have gradients that `backward` can fill."""
+        return all(layer.weight.grad is not None and layer.bias.grad is not None for layer in self._linear)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the input, float32 `[B, in]`, and what comes after each layer."""
+        parameters = [parameter for linear in self._linear for parameter in (linear.weight, linear.bias)]
+        return _forward(x, self._activations, parameters)
+
+    def backward(self, outputs: Sequence[Tensor], grad: Tensor) -> None:
+        """Leave gradients in the parameters, in place of those there are.
+
+        Args:
+            outputs: What `forward` returned.
+            grad: Of the loss by the last output, float32 `[B, out]`.
+        """
+
+        def take(index: int, grad: Tensor) -> None:
+            layer = self._linear[index]
+            torch.mm(grad.t(), outputs[index], out=layer.weight.grad)
+            torch.sum(grad, 0, out=layer.bias.grad)
+
+        _backward(grad, outputs, self._activations, self._weights, take, to_input=False)
+
+    def backward_to_input(self, outputs: Sequence[Tensor], grad: Tensor) -> Tensor:
+        """Return the gradient by the input, `[B, in]`, and leave those of the parameters as they are."""
+        found = _backward(grad, outputs, self._activations, self._weights, lambda *_: None, to_input=True)
+        assert found is not None
+        return found
+
+    @property
+    def _weights(self) -> list[Tensor]:
+        return [linear.weight for linear in self._linear]
+
+
 class _Layers(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, activations: tuple[type[nn.Module] | None, ...], *parameters: Tensor) -> Tensor:
@@ -81,13 +190,11 @@ class _Layers(torch.autograd.Function):
         num_layers, saved, needed = len(ctx.activations), ctx.saved_tensors, ctx.needs_input_grad
         outputs, weights = saved[: num_layers + 1], saved[num_layers + 1 :]
         grads: list[Tensor | None] = [None] * (2 * num_layers)
-        for index in reversed(range(num_layers)):
-            if ctx.activations[index] is not None:
-                grad = _ACTIVATIONS[ctx.activations[index]][1](grad, outputs[index + 1])
+
+        def take(index: int, grad: Tensor) -> None:
             if needed[2 + 2 * index]:
                 grads[2 * index] = grad.t() @ outputs[index]
             if needed[3 + 2 * index]:
                 grads[2 * index + 1] = grad.sum(0)
-            if index or needed[0]:
-                grad = grad @ weights[index]
-        return (grad if needed[0] else None, None, *grads)
+
+        return (_backward(grad, outputs, ctx.activations, weights, take, needed[0]), None, *grads)

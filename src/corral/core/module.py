@@ -20,6 +20,7 @@ from corral.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from corral.core.array_network import ArrayNetwork
+    from corral.core.layers import LayerRow
 
 DEFAULT_MODULE_ID = "default_policy"
 
@@ -115,8 +116,8 @@ class Module(nn.Module):
         """Return both at once; override it where they share layers."""
         return self.policy(obs), self.value(obs)
 
-    def array_networks(self) -> tuple[ArrayNetwork, ...] | None:
-        """Return networks that learn in NumPy, for a loss that has such a form; `None` leaves them to torch."""
+    def array_networks(self) -> tuple[ArrayNetwork | LayerRow, ...] | None:
+        """Return networks that learn without torch's graph, for a loss that has such a form; `None` leaves it to it."""
         return None
 
     def acting_weights(self) -> dict[str, Tensor]:

@@ -1,0 +1,560 @@
+"""SAC's losses on batches worked out by hand, its module, and what it learns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from corral import SACConfig
+from corral.algorithms.algorithm import Algorithm
+from corral.algorithms.sac import sac_loss, sac_loss_on_arrays
+from corral.core.distributions import SquashedGaussian
+from corral.core.inference import Inference
+from corral.core.layers import LogStdClamp, run_layers
+from corral.core.sac_module import SACModule
+from corral.errors import ConfigError
+from corral.testing import IdentityEnv
+
+OBS = spaces.Box(-1, 1, (3,), np.float32)
+BOX = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 1], np.float32))
+DISCRETE = spaces.Discrete(4)
+ACTION_SPACES = {"box": BOX, "discrete": DISCRETE}
+SMALL = {"fcnet_hiddens": [16, 16]}
+
+
+def make_module(space: spaces.Space[Any], seed: int = 0, **model_config: Any) -> SACModule:
+    torch.manual_seed(seed)
+    module = SACModule(OBS, space, {**SMALL, "initial_alpha": 0.3, **model_config})
+    with torch.no_grad():
+        for parameter in [*module.actor.parameters(), *module.target_q.parameters()]:
+            parameter.add_(0.3 * torch.randn_like(parameter))  # outputs that differ, from observation to observation
+    return module
+
+
+def make_batch(space: spaces.Space[Any], size: int = 7, **columns: Any) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(3)
+    normal = {name: rng.standard_normal((size, 3), dtype=np.float32) for name in ("obs", "next_obs")}
+    if isinstance(space, spaces.Discrete):
+        actions: dict[str, Any] = {"actions": rng.integers(0, 4, size)}
+    else:
+        names = ("actions", "noise", "next_noise")
+        actions = {name: rng.standard_normal((size, 2), dtype=np.float32) for name in names}
+    return {
+        **normal,
+        **actions,
+        "rewards": rng.standard_normal(size, dtype=np.float32),
+        "terminated": np.arange(size) % 3 == 0,
+        "truncated": np.arange(size) % 3 == 1,
+        "discounts": np.full(size, 0.9, np.float32),
+        "weights": rng.uniform(0.5, 1, size).astype(np.float32),
+        **columns,
+    }
+
+
+def tensors(batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(column) for name, column in batch.items()}
+
+
+def with_gradients(module: SACModule) -> dict[str, Tensor]:
+    """Give all trained parameters gradients, as a learner does, and return them by name."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+
+
+class Known(nn.Module):
+    """A critic that says a number, plus what a slope makes of the actions."""
+
+    def __init__(self, value: float, slope: float = 0.0) -> None:
+        super().__init__()
+        self.number, self.slope = nn.Parameter(torch.tensor(value)), nn.Parameter(torch.tensor(slope))
+
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+        return self.number + self.slope * actions.sum(-1)
+
+
+class KnownModule(SACModule):
+    """Critics that say 5 and 3, with targets 50 and 30, and a policy of mean 0 and deviation 1."""
+
+    def make_actor(self) -> nn.Module:
+        layer = nn.Linear(3, 2 * 2)
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        return layer
+
+    def make_critic(self) -> nn.Module:
+        return Known(5.0)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        with torch.no_grad():
+            for critic, target, value in zip(self.q, self.target_q, (5.0, 3.0), strict=True):
+                critic.number.fill_(value)
+                target.number.fill_(10 * value)
+
+
+def test_only_a_termination_leaves_the_next_value_out() -> None:
+    # 1 step, a termination; 1 step, a truncation; 3 steps, whose rewards the buffer has summed.
+    batch = make_batch(
+        BOX,
+        3,
+        rewards=np.array([1, 2, 3], np.float32),
+        terminated=np.array([True, False, False]),
+        truncated=np.array([False, True, False]),
+        discounts=np.array([0.9, 0.9, 0.9**3], np.float32),
+        weights=np.array([1, 0.5, 2], np.float32),
+    )
+    module = KnownModule(OBS, BOX, {"initial_alpha": 0.2})
+    _, reported = sac_loss(module, tensors(batch), {}, target_entropy=None)
+    squashed = np.tanh(batch["next_noise"].astype(np.float64))
+    logp = (-0.5 * batch["next_noise"] ** 2 - 0.5 * math.log(2 * math.pi) - np.log(1 - squashed**2)).sum(-1)
+    targets = batch["rewards"] + np.array([0, 0.9, 0.9**3]) * (30 - 0.2 * logp)
+    errors = np.array([5.0, 3.0])[:, None] - targets
+    np.testing.assert_allclose(reported["td_error"], np.abs(errors).mean(0), rtol=1e-5)
+    critic_loss = 0.5 * (batch["weights"] * errors**2).mean(1).sum()
+    assert reported["critic_loss"].item() == pytest.approx(critic_loss, rel=1e-5)
+    assert [reported[name].item() for name in ("qf_mean", "qf_min", "qf_max")] == [4, 3, 5]
+
+
+def test_the_density_is_that_of_the_squashed_action() -> None:
+    distribution = SquashedGaussian(BOX)
+    inputs = torch.tensor([[0.3, -1.0, 0.2, -0.5], [4.0, 0.0, 1.0, -3.0]])
+    noise = torch.tensor([[0.5, -2.0], [1.0, 0.1]])
+    actions, logp = distribution.squashed_sample(inputs, noise)
+    mean, log_std = inputs.double().chunk(2, -1)
+    reference = torch.distributions.TransformedDistribution(
+        torch.distributions.Normal(mean, log_std.exp()), torch.distributions.TanhTransform()
+    )
+    exact = (mean + log_std.exp() * noise).tanh()
+    np.testing.assert_allclose(actions, exact, rtol=1e-5)
+    np.testing.assert_allclose(logp, reference.log_prob(exact).sum(-1), rtol=1e-3)
+    np.testing.assert_allclose(logp, distribution.logp(inputs, mean.float() + log_std.float().exp() * noise), rtol=1e-4)
+
+
+def reference_losses(module: SACModule, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the three losses, each with a whole graph, written as the papers write them."""
+    alpha, not_over = module.log_alpha.exp(), ~batch["terminated"]
+    if module.is_discrete:
+        next_probs = module.policy(batch["next_obs"]).softmax(-1)
+        probs = module.policy(batch["obs"]).softmax(-1)
+        q_1, q_2 = (critic(batch["obs"]) for critic in module.q)
+        next_q = torch.min(*(critic(batch["next_obs"]) for critic in module.target_q))
+        next_value = (next_probs * (next_q - alpha * next_probs.log())).sum(-1)
+        rows, taken = torch.arange(len(probs)), batch["actions"]
+        values = [q_1[rows, taken], q_2[rows, taken]]
+        actor_loss = (probs * (alpha * probs.log() - torch.min(q_1, q_2))).sum(-1).mean()
+        entropy, target_entropy = -(probs * probs.log()).sum(-1).mean(), 0.5 * math.log(4)
+    else:
+        actions, logp = module.sample(batch["obs"], batch["noise"])
+        next_actions, next_logp = module.sample(batch["next_obs"], batch["next_noise"])
+        next_q = torch.min(*(critic(batch["next_obs"], next_actions) for critic in module.target_q))
+        next_value = next_q - alpha * next_logp
+        values = [critic(batch["obs"], batch["actions"].tanh()) for critic in module.q]
+        actor_loss = (alpha * logp - torch.min(*(critic(batch["obs"], actions) for critic in module.q))).mean()
+        entropy, target_entropy = -logp.mean(), -2.0
+    targets = (batch["rewards"] + batch["discounts"] * not_over * next_value).detach()
+    critic_loss = sum(0.5 * (batch["weights"] * (value - targets) ** 2).mean() for value in values)
+    alpha_loss = -module.log_alpha * (target_entropy - entropy).detach()
+    assert isinstance(critic_loss, Tensor)
+    return {"actor": actor_loss, "critic": critic_loss, "alpha": alpha_loss}
+
+
+@pytest.mark.parametrize("space", ACTION_SPACES.values(), ids=ACTION_SPACES)
+def test_each_group_of_parameters_gets_the_gradient_of_its_own_loss_alone(space: spaces.Space[Any]) -> None:
+    module, batch = make_module(space), make_batch(space)
+    gradients = with_gradients(module)
+    loss, reported = sac_loss(module, tensors(batch), {}, target_entropy=None)
+    loss.backward()  # type: ignore[no-untyped-call]
+    groups, references = module.parameter_groups(), reference_losses(module, tensors(batch))
+    for name, reference in references.items():
+        assert reported[f"{name}_loss"].item() == pytest.approx(reference.item(), rel=1e-4)
+        expected = torch.autograd.grad(reference, groups[name], retain_graph=True)
+        for parameter, gradient in zip(groups[name], expected, strict=True):
+            assert parameter.grad is not None
+            np.testing.assert_allclose(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+    # They would mix, if they could: the actor's loss depends on the critics, and the critics' on the temperature.
+    mixed = torch.autograd.grad(references["actor"], [*groups["critic"], *groups["alpha"]], allow_unused=True)
+    assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in mixed[1:3])
+    assert not any(name.startswith("target_q") for name in gradients)
+    assert all(parameter.requires_grad for parameter in module.q.parameters())
+
+
+@pytest.mark.parametrize("settings", [{}, {"twin_q": False}, {"fcnet_activation": "tanh"}, {"fcnet_hiddens": []}])
+def test_gradients_by_hand_are_those_of_the_graph(settings: dict[str, Any]) -> None:
+    module, batch = make_module(BOX, **settings), make_batch(BOX)
+    with torch.no_grad():  # a deviation at its limit, which has no gradient
+        module.actor.get_parameter("head.0.bias")[3] = -100
+    gradients = with_gradients(module)
+    loss, reported = sac_loss(module, tensors(batch), {}, target_entropy=-1.0)
+    loss.backward()  # type: ignore[no-untyped-call]
+    expected = {name: gradient.clone() for name, gradient in gradients.items()}
+    for gradient in gradients.values():
+        gradient.fill_(7)  # what was there does not count
+    loss_by_hand, reported_by_hand = sac_loss_on_arrays(module, batch, {}, target_entropy=-1.0)
+    assert loss_by_hand == pytest.approx(loss.item(), rel=1e-5)
+    assert reported_by_hand.keys() == reported.keys()
+    for name, value in reported.items():
+        np.testing.assert_allclose(reported_by_hand[name], value, rtol=1e-4, err_msg=name)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-3, atol=1e-6, err_msg=name)
+    assert expected["actor.head.0.bias"][3] == 0 != expected["actor.head.0.bias"][2]
+
+
+def test_what_is_not_plain_is_left_to_the_graph() -> None:
+    class Bent(SACModule):
+        def policy(self, obs: Any) -> Tensor:
+            return 2 * super().policy(obs)
+
+    plain, bent = make_module(BOX), Bent(OBS, BOX, SMALL)
+    assert plain.array_networks() is None  # no learner has given it gradients
+    for module in (plain, bent):
+        with_gradients(module)
+    assert plain.array_networks() is not None
+    assert bent.array_networks() is None
+    assert make_module(DISCRETE).array_networks() is None
+
+
+def test_discrete_values_are_sums_over_actions() -> None:
+    module, batch = make_module(DISCRETE), make_batch(DISCRETE, 5, terminated=np.zeros(5, bool))
+    with torch.no_grad():
+        logits = module.policy(torch.from_numpy(batch["next_obs"])).double().numpy()
+        first, second = module.q_values(torch.from_numpy(batch["next_obs"]), target=True).double().numpy()
+        taken = module.q_values(torch.from_numpy(batch["obs"])).numpy()
+        _, reported = sac_loss(module, tensors(batch), {}, target_entropy=None)
+    for row in range(5):
+        probabilities = np.exp(logits[row]) / np.exp(logits[row]).sum()
+        value = 0.0
+        for action, p in enumerate(probabilities):
+            value += p * (min(first[row, action], second[row, action]) - 0.3 * math.log(p))
+        target = batch["rewards"][row] + 0.9 * value
+        errors = [abs(taken[critic, row, batch["actions"][row]] - target) for critic in range(2)]
+        assert reported["td_error"][row].item() == pytest.approx(np.mean(errors), rel=1e-4)
+
+
+@pytest.mark.parametrize("space", ACTION_SPACES.values(), ids=ACTION_SPACES)
+@pytest.mark.parametrize(("by", "rises"), [(0.5, True), (-0.5, False)])
+def test_the_temperature_rises_where_there_is_too_little_entropy(
+    space: spaces.Space[Any], by: float, rises: bool
+) -> None:
+    module, batch = make_module(space), tensors(make_batch(space))
+    entropy = sac_loss(module, batch, {}, target_entropy=None)[1]["entropy"].item()
+    sac_loss(module, batch, {}, target_entropy=entropy + by)[0].backward()  # type: ignore[no-untyped-call]
+    assert module.log_alpha.grad is not None
+    assert module.log_alpha.grad.item() == pytest.approx(-by, rel=1e-4)  # a descent goes the other way
+    assert (module.log_alpha - 0.1 * module.log_alpha.grad > module.log_alpha).item() is rises
+
+
+def test_the_entropy_that_is_aimed_at() -> None:
+    assert make_module(BOX).auto_target_entropy == -2
+    assert make_module(DISCRETE).auto_target_entropy == pytest.approx(math.log(4) / 2)
+
+
+def test_targets_follow_by_tau() -> None:
+    module = make_module(BOX)
+    before = [parameter.clone() for parameter in module.target_q.parameters()]
+    module.update_target(0.25)
+    for old, target, parameter in zip(before, module.target_q.parameters(), module.q.parameters(), strict=True):
+        np.testing.assert_allclose(target.detach(), 0.75 * old + 0.25 * parameter.detach(), rtol=1e-5, atol=1e-7)
+    module.update_target(1.0)
+    for target, parameter in zip(module.target_q.parameters(), module.q.parameters(), strict=True):
+        np.testing.assert_allclose(target.detach(), parameter.detach(), rtol=1e-6)
+
+
+def test_values_are_those_of_the_most_likely_action() -> None:
+    obs = torch.from_numpy(make_batch(BOX)["obs"])
+    module = make_module(BOX)
+    mean = module.policy(obs)[:, :2]
+    np.testing.assert_array_equal(
+        module.value(obs).detach(), torch.min(*(critic(obs, mean.tanh()) for critic in module.q)).detach()
+    )
+    module = make_module(DISCRETE)
+    best = module.policy(obs).argmax(-1)
+    lower = torch.min(*(critic(obs) for critic in module.q))
+    np.testing.assert_array_equal(module.value(obs).detach(), lower[torch.arange(len(obs)), best].detach())
+
+
+def test_deviations_are_clamped_wherever_they_are_computed() -> None:
+    module = make_module(BOX)
+    with torch.no_grad():
+        module.actor.get_parameter("head.0.bias").copy_(torch.tensor([50.0, -50.0, 9.0, -90.0]))
+    obs = make_batch(BOX)["obs"]
+    layers = [*module.actor.encoder.mlp, *module.actor.head]  # type: ignore[union-attr,misc]
+    one_by_one = torch.from_numpy(obs)
+    for layer in layers:
+        one_by_one = layer(one_by_one)
+    inference = Inference(module)
+    assert inference.backend == "numpy"
+    assert (one_by_one[:, :2].abs() > 40).all()
+    np.testing.assert_array_equal(one_by_one[:, 2:].detach(), np.broadcast_to([2.0, -20.0], (7, 2)))
+    for outputs in (inference(obs), run_layers(layers, torch.from_numpy(obs)).detach()):
+        np.testing.assert_allclose(outputs, one_by_one.detach(), rtol=1e-5)
+
+
+def test_the_clamp_has_the_gradient_of_torch() -> None:
+    inputs = torch.tensor([[30.0, -30.0, 1.0, -1.0], [0.0, 0.0, 2.5, -20.5]])
+    layer = nn.Linear(4, 4)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(4))
+        layer.bias.zero_()
+    found, expected = inputs.clone().requires_grad_(), inputs.clone().requires_grad_()
+    weights = torch.arange(1.0, 9.0).reshape(2, 4)
+    (run_layers([layer, LogStdClamp()], found) * weights).sum().backward()  # type: ignore[no-untyped-call]
+    (LogStdClamp()(layer(expected)) * weights).sum().backward()  # type: ignore[no-untyped-call]
+    assert found.grad is not None and expected.grad is not None
+    np.testing.assert_array_equal(found.grad, expected.grad)
+    np.testing.assert_array_equal(expected.grad, [[1, 2, 3, 4], [5, 6, 0, 0]])
+
+
+def quick(space: Any = "box", **training: Any) -> SACConfig:
+    return (
+        SACConfig()
+        .environment(IdentityEnv, env_config={"space": space})
+        .rl_module(model_config={"fcnet_hiddens": [32, 32]})
+        .training(
+            gamma=0.0,
+            lr=3e-3,
+            train_batch_size_per_learner=64,
+            num_steps_sampled_before_learning_starts=100,
+            replay_buffer_config={"capacity": 10_000},
+        )
+        .training(**training)
+        .reporting(min_sample_timesteps_per_iteration=50)
+        .debugging(seed=1)
+    )
+
+
+def greedy_return(algorithm: Algorithm, num_episodes: int) -> float:
+    assert algorithm.env_runner is not None
+    rollout = algorithm.env_runner.sample(num_episodes=num_episodes, explore=False)
+    return float(rollout.rewards[rollout.valid].sum()) / num_episodes
+
+
+@pytest.mark.parametrize("space", ["box", "box_uneven", "discrete", "discrete_from_minus_2"])
+def test_identity_is_solved(space: str) -> None:
+    config = quick(space, lr=5e-3, initial_alpha=0.03, train_batch_size_per_learner=128)
+    with config.build() as algorithm:
+        best = greedy_return(algorithm, 10)
+        assert best < 12  # of 16
+        while best < 15 and algorithm.num_env_steps_sampled_lifetime < 3000:
+            for _ in range(4):
+                algorithm.train()
+            best = greedy_return(algorithm, 10)
+    assert best >= 15
+
+
+def learner_metrics_of(result: dict[str, Any]) -> dict[str, float]:
+    metrics: dict[str, float] = result["learners"]["default_policy"]
+    return metrics
+
+
+def test_keys_are_there_before_learning_starts_and_actions_are_even_until_then() -> None:
+    with quick().build() as algorithm:
+        first, _, third = (learner_metrics_of(algorithm.train()) for _ in range(3))
+        actions = np.tanh(algorithm.local_replay_buffer.sample(64)["actions"])
+    assert sorted(first) == sorted(third) == sorted(algorithm.METRICS)
+    assert np.isnan(list(first.values())).all()
+    assert np.isfinite(list(third.values())).all()
+    assert third["td_error_mean"] > 0
+    assert actions.std() == pytest.approx(1 / math.sqrt(3), abs=0.12)
+    assert third["total_loss"] == pytest.approx(
+        third["critic_loss"] + third["actor_loss"] + third["alpha_loss"], abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("space", ["box", "discrete"])
+def test_same_seed_same_results(space: str) -> None:
+    def results(seed: int) -> list[dict[str, float]]:
+        with quick(space).debugging(seed=seed).build() as algorithm:
+            return [learner_metrics_of(algorithm.train()) for _ in range(3)][2:]
+
+    assert results(7) == results(7)
+    assert results(7) != results(8)
+
+
+def test_a_state_holds_all_that_updates_go_on_from() -> None:
+    def train(algorithm: Algorithm) -> list[dict[str, float]]:
+        rng = np.random.default_rng(5)  # the envs are no part of a state, so both learn from the buffer alone
+        found = []
+        for _ in range(5):
+            batch = algorithm._with_noise(algorithm.local_replay_buffer.sample(32))  # type: ignore[attr-defined]
+            batch["rewards"] += rng.standard_normal(32, dtype=np.float32)
+            update = algorithm.learner_group.update({"default_policy": batch}, lr=1e-3)["default_policy"]
+            found.append({name: np.mean(value) for name, value in update.items()})
+        return found
+
+    config = quick(store_buffer_in_checkpoints=True)
+    with config.build() as algorithm, config.debugging(seed=9).build() as other:
+        for _ in range(4):
+            algorithm.train()
+        other.train()
+        state = algorithm.get_state()
+        expected = train(algorithm)
+        assert train(algorithm) != expected
+        other.set_state(state)
+        assert train(other) == expected
+
+
+def test_checkpoints_hold_it_all(tmp_path: Any) -> None:
+    config = quick("discrete")
+    with config.build() as algorithm:
+        for _ in range(3):
+            algorithm.train()
+        algorithm.save(tmp_path / "one")
+        noise_rng = algorithm.get_state()["noise_rng"]
+        with Algorithm.from_checkpoint(tmp_path / "one") as restored:
+            assert restored.get_state()["noise_rng"] == noise_rng
+            for name, value in algorithm.get_module().state_dict().items():
+                np.testing.assert_array_equal(restored.get_module().state_dict()[name], value)
+
+
+def test_learners_together_take_the_steps_of_one() -> None:
+    def weights(num_learners: int) -> dict[str, Any]:
+        config = quick(train_batch_size_per_learner=64 // max(1, num_learners))
+        with config.learners(num_learners=num_learners).engine("process").build() as algorithm:
+            for _ in range(3):
+                algorithm.train()
+            found = {name: value.numpy().copy() for name, value in algorithm.get_module().state_dict().items()}
+            return found
+
+    one, two = weights(0), weights(2)
+    for name, value in one.items():
+        np.testing.assert_allclose(two[name], value, rtol=1e-2, atol=1e-3, err_msg=name)
+
+
+def test_errors_become_priorities() -> None:
+    config = quick(replay_buffer_config={"type": "prioritized", "capacity": 1000, "beta": 1.0})
+    with config.build() as algorithm:
+        for _ in range(4):
+            metrics = learner_metrics_of(algorithm.train())
+        batch = algorithm.local_replay_buffer.sample(64, beta=1.0)  # type: ignore[attr-defined]
+    assert len(np.unique(batch["weights"])) > 10
+    assert metrics["td_error_mean"] > 0
+
+
+def test_the_buffer_is_as_large_as_the_papers_unless_the_config_says() -> None:
+    assert SACConfig().replay_config.capacity == 1_000_000
+    assert SACConfig().training(replay_buffer_config={"type": "prioritized"}).replay_config.capacity == 1_000_000
+    assert quick().replay_config.capacity == 10_000
+
+
+def test_each_group_has_its_learning_rate() -> None:
+    config = quick(actor_lr=[(0, 1e-3), (200, 0.0)], critic_lr=2e-3, alpha_lr=0.0, initial_alpha=0.25)
+    with config.build() as algorithm:
+        *_, metrics = (learner_metrics_of(algorithm.train()) for _ in range(3))
+        alpha = algorithm.get_module().log_alpha.exp().item()  # type: ignore[operator,union-attr]
+    # Means over the updates of the third iteration, after 101 to 150 env steps.
+    assert metrics["actor_optimizer_learning_rate"] == pytest.approx(1e-3 * (1 - 125.5 / 200))
+    assert metrics["critic_optimizer_learning_rate"] == 2e-3
+    assert metrics["alpha"] == alpha == pytest.approx(0.25)
+    assert quick().lrs(10) == {"actor": 3e-3, "critic": 3e-3, "alpha": 3e-3}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        spaces.Box(np.array([0, 0], np.float32), np.array([1, np.inf], np.float32)),
+        spaces.Box(0, 5, (2,), np.int64),
+        spaces.MultiDiscrete([3, 2]),
+        spaces.MultiBinary(3),
+    ],
+    ids=str,
+)
+def test_action_spaces_that_do_not_fit_are_refused(space: spaces.Space[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"Discrete actions, or a Box of floats whose bounds are all finite.*PPO"):
+        SACModule(OBS, space, {})
+    if isinstance(space, spaces.MultiDiscrete):
+        with pytest.raises(ConfigError, match="Discrete actions, or a Box"):
+            quick("multi_discrete").build()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"initial_alpha": 0.0}, "initial_alpha=0.0 must be positive"),
+        ({"actor_lr": -1.0}, "actor_lr"),
+        ({"alpha_lr": [(10, 1e-3)]}, "alpha_lr: the first step"),
+        ({"replay_buffer_config": {"capacity": 10}}, "capacity=10 is less than"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        quick(**settings).validate()
+
+
+class TwoInputs(SACModule):
+    """Networks of one's own."""
+
+    class MyCritic(nn.Module):
+        def __init__(self, num_inputs: int) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(num_inputs, 8), nn.BatchNorm1d(8), nn.SiLU(), nn.Linear(8, 1))
+
+        def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+            values: Tensor = self.layers(torch.cat([obs, actions], -1)).squeeze(-1)
+            return values
+
+    def make_critic(self) -> nn.Module:
+        return self.MyCritic(self.observation_space.shape[0] + self.distribution.num_noise)  # type: ignore[index]
+
+
+def test_a_module_of_ones_own_is_trained() -> None:
+    with quick().rl_module(TwoInputs).build() as algorithm:
+        for _ in range(3):
+            metrics = learner_metrics_of(algorithm.train())
+        module = algorithm.get_module()
+        assert isinstance(module, TwoInputs)
+        assert module.array_networks() is None
+        target, critic = (
+            module.target_q[0].get_buffer("layers.1.running_mean"),
+            module.q[0].get_buffer("layers.1.running_mean"),
+        )
+        assert (target == critic).all() and (critic != 0).any()
+    assert metrics["critic_loss"] > 0
+    with pytest.raises(ConfigError, match="SACModule"):
+        quick().rl_module(nn.Linear).validate()
+
+
+@pytest.mark.parametrize(
+    ("space", "obs"),
+    [
+        (BOX, spaces.Box(0, 255, (12, 12, 3), np.uint8)),
+        (BOX, spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,), np.float32)})),
+        (DISCRETE, spaces.Box(0, 255, (12, 12, 3), np.uint8)),
+        (DISCRETE, spaces.Discrete(5)),
+    ],
+)
+def test_other_observations(space: spaces.Space[Any], obs: spaces.Space[Any]) -> None:
+    module = SACModule(obs, space, SMALL)
+    samples = [obs.sample() for _ in range(4)]
+    batch: dict[str, Any] = tensors(make_batch(space, 4))
+    if isinstance(obs, spaces.Dict):
+        batch["obs"] = {key: torch.as_tensor(np.stack([sample[key] for sample in samples])) for key in obs}
+    else:
+        batch["obs"] = torch.as_tensor(np.stack(samples))
+    batch["next_obs"] = batch["obs"]
+    loss, _ = sac_loss(module, batch, {}, target_entropy=None)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert all(parameter.grad is not None for group in module.parameter_groups().values() for parameter in group)
+    assert module.value(batch["obs"]).shape == (4,)
+    assert module.array_networks() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_pendulum_reaches_minus_200_within_20_000_steps(seed: int) -> None:
+    with SACConfig().environment("Pendulum-v1").debugging(seed=seed).build() as algorithm:
+        best = -np.inf
+        while best < -200 and algorithm.num_env_steps_sampled_lifetime < 20_000:
+            algorithm.train()
+            if greedy_return(algorithm, 10) >= -180:
+                best = greedy_return(algorithm, 50)
+    assert best >= -200
