@@ -238,10 +238,10 @@ CASES = (
         title="DQN at equal hyperparameters",
         what=(
             "Env steps a second of the whole loop, sampling and learning, in one process and thread and after two "
-            "warm-up iterations: CartPole-v1, one env, an update on 32 steps after every 4, a uniform buffer of 50,000, learning "
-            "from step 500 on, a net of 64-64 relu and its target, copied every 500 env steps, one-step "
-            "targets without double or dueling, Adam with lr 5e-4, Huber loss, gradient clip 10, gamma 0.99, epsilon "
-            "from 1 to 0.02 over 10,000 env steps. RLlib runs its episode replay buffer."
+            "warm-up iterations: CartPole-v1, one env, an update on 32 steps after every 4, a uniform buffer of "
+            "50,000, learning from step 500 on, a net of 64-64 relu and its target, copied every 500 env steps, "
+            "one-step targets without double or dueling, Adam with lr 5e-4, Huber loss, gradient clip 10, gamma 0.99, "
+            "epsilon from 1 to 0.02 over 10,000 env steps. RLlib runs its episode replay buffer."
         ),
         measure="dqn",
         unit="env steps/s",
