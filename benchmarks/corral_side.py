@@ -7,6 +7,7 @@ import measuring
 import ray_runtime
 import replay_side
 import runner_groups
+import sac_side
 from corral_config import config, ppo_config
 from measuring import Fields, Options
 
@@ -162,6 +163,8 @@ if __name__ == "__main__":
             "sampling": sampling,
             "ppo": ppo,
             "dqn": dqn,
+            "sac": sac_side.sac,
+            "sac_limit": sac_side.limit,
             "replay_sampling": replay_side.sampling,
             "replay_insertion": replay_side.insertion,
             "time_to_450": time_to_450,
