@@ -276,8 +276,8 @@ CASES = (
         name="sac_limit",
         title="SAC against its arithmetic",
         what=(
-            "Percent of an update of SAC, with the sizes of the case above, that its matrix products alone take, one after "
-            "another on matrices of the same shapes; drawing the batch and moving the targets belong to the update. "
+            "Percent of an update of SAC, with the sizes of the case above, that its matrix products alone take, one "
+            "after another on matrices of the same shapes; drawing the batch and moving the targets belong to the update. "
             "Both take turns in one process."
         ),
         measure="sac_limit",

@@ -182,6 +182,8 @@ def small_config(env: Any = IdentityEnv, **training: Any) -> DQNConfig:
     """Return the config of a run of seconds."""
     settings = {
         "num_steps_sampled_before_learning_starts": 64,
+        "train_batch_size_per_learner": 32,
+        "n_step": 1,
         "lr": 5e-3,
         "gamma": 0.5,
         "target_network_update_freq": 100,
@@ -329,6 +331,30 @@ class TestRing:
             np.testing.assert_allclose(array, weights[1][name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+class TestStorage:
+    def test_stacks_of_frames_are_kept_once(self) -> None:
+        sizes = []
+        for frame_stack in (1, 4):
+            config = small_config(replay_buffer_config={"frame_stack": frame_stack, "capacity": 500})
+            config.environment(CountingEnv, wrappers=[partial(gym.wrappers.FrameStackObservation, stack_size=4)])
+            with config.build() as algo:
+                assert np.isfinite(algo.train()["learners"][DEFAULT_MODULE_ID]["total_loss"])
+                batch = algo.local_replay_buffer.sample(64)
+                sizes.append(algo.local_replay_buffer.nbytes)
+            assert batch["obs"].shape == (64, 4, 2)
+            # The env counts: one frame follows on another, in the observation and from it to the next.
+            moved = batch["next_obs"][:, -1, 1] - batch["obs"][:, -1, 1]
+            assert (moved == batch["num_steps"]).all()
+            assert (batch["next_obs"][:, -2] == batch["obs"][:, -1]).all()
+        assert sizes[1] < 0.55 * sizes[0]  # the other columns stay as they are
+
+    def test_columns_may_lie_in_files(self, tmp_path: Any) -> None:
+        config = small_config(replay_buffer_config={"directory": str(tmp_path), "capacity": 500})
+        with config.build() as algo:
+            assert np.isfinite(algo.train()["learners"][DEFAULT_MODULE_ID]["total_loss"])
+            assert list(tmp_path.iterdir()) == []  # they have no names, and are gone with the buffer
+
+
 class TestState:
     @pytest.mark.parametrize("with_buffer", [True, False])
     def test_a_restored_run_goes_on(self, with_buffer: bool, tmp_path: Any) -> None:
@@ -413,7 +439,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"replay_buffer_config": {"capacity": 16}}, "capacity=16 is less than train_batch_size_per_learner"),
+            ({"replay_buffer_config": {"capacity": 63}}, "capacity=63 is less than train_batch_size_per_learner"),
             ({"replay_buffer_config": {"kapacity": 16}}, "unknown setting 'kapacity'"),
             ({"replay_buffer_config": {"alpha": 0.5}}, "alpha=0.5 contradicts type='uniform'"),
             ({"training_intensity": 0}, "training_intensity=0.* must be positive"),
