@@ -234,6 +234,99 @@ CASES = (
         ratio_budgets={"rllib": 6.0, "sb3": 2.2},
     ),
     Case(
+        name="dqn",
+        title="DQN at equal hyperparameters",
+        what=(
+            "Env steps a second of the whole loop, sampling and learning, in one process and thread and after two "
+            "warm-up iterations: CartPole-v1, one env, an update on 32 steps after every 4, a uniform buffer of "
+            "50,000, learning from step 500 on, a net of 64-64 relu and its target, copied every 500 env steps, "
+            "one-step targets without double or dueling, Adam with lr 5e-4, Huber loss, gradient clip 10, gamma 0.99, "
+            "epsilon from 1 to 0.02 over 10,000 env steps. RLlib runs its episode replay buffer."
+        ),
+        measure="dqn",
+        unit="env steps/s",
+        value="env_steps_per_s",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral", "rllib", "sb3"),
+        seconds=6.0,
+        threads=1,
+        ratio_budgets={"sb3": 2.5},
+    ),
+    Case(
+        name="sac",
+        title="SAC at equal hyperparameters",
+        what=(
+            "Env steps a second of the whole loop in one process and thread, after the random steps and a warm-up: "
+            "Pendulum-v1, one env, an update on 256 steps after each, a uniform buffer of 100,000, policy and twin "
+            "critics of 256-256 relu, soft targets with tau 0.005, automatic temperature, Adam with lr 3e-4, gamma "
+            "0.99."
+        ),
+        measure="sac",
+        unit="env steps/s",
+        value="env_steps_per_s",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral", "sb3"),
+        seconds=8.0,
+        threads=1,
+        ratio_budgets={"sb3": 1.3},
+    ),
+    Case(
+        name="sac_limit",
+        title="SAC against its arithmetic",
+        what=(
+            "Percent of an update of SAC, with the sizes of the case above, that its matrix products alone take, one "
+            "after another on matrices of the same shapes; drawing the batch and moving the targets belong to the update. "
+            "Both take turns in one process."
+        ),
+        measure="sac_limit",
+        unit="%",
+        value="percent_products",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral",),
+        seconds=4.0,
+        threads=1,
+        has_ratio=False,
+    ),
+    Case(
+        name="replay_sampling",
+        title="A prioritised draw of 32 from 1,000,000",
+        what=(
+            "Microseconds of one `sample(32, beta=0.4)` of a prioritised buffer of 1,000,000 steps like those of "
+            "CartPole, with different priorities: the batch with weights and indices (median of the repeats of a loop)."
+        ),
+        measure="replay_sampling",
+        unit="us/call",
+        value="us_per_call",
+        digits=1,
+        higher_is_better=False,
+        systems=("corral",),
+        seconds=4.0,
+        threads=1,
+        limit=100.0,
+        has_ratio=False,
+    ),
+    Case(
+        name="replay_insertion",
+        title="Insertion into a prioritised buffer",
+        what=(
+            "Steps a second, like those of CartPole, that go into a prioritised buffer of 1,000,000 as rollouts of 32 "
+            "rows and 64 sub-envs."
+        ),
+        measure="replay_insertion",
+        unit="steps/s",
+        value="transitions_per_s",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral",),
+        seconds=2.0,
+        threads=1,
+        floor=2_000_000.0,
+        has_ratio=False,
+    ),
+    Case(
         name="time_to_450",
         title="Time to a mean return of 450",
         what=(

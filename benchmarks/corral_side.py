@@ -5,7 +5,9 @@ from typing import Any
 
 import measuring
 import ray_runtime
+import replay_side
 import runner_groups
+import sac_side
 from corral_config import config, ppo_config
 from measuring import Fields, Options
 
@@ -33,6 +35,35 @@ def sampling(options: Options) -> Fields:
 def ppo(options: Options) -> Fields:
     """Trained env steps a second of PPO at the hyperparameters that all systems share."""
     with ppo_config(options).build() as algo:
+        return measuring.training_rate(measuring.trainer(algo), options)
+
+
+def dqn(options: Options) -> Fields:
+    """Env steps a second of DQN at the hyperparameters that all systems share."""
+    from corral import DQNConfig
+
+    config = (
+        DQNConfig()
+        .environment(measuring.ENV)
+        .rl_module(model_config={"fcnet_hiddens": measuring.HIDDEN, "fcnet_activation": "relu"})
+        .training(
+            lr=5e-4,
+            train_batch_size_per_learner=32,
+            num_steps_sampled_before_learning_starts=500,
+            replay_buffer_config={"capacity": 50_000},
+            target_network_update_freq=500,
+            tau=1.0,
+            n_step=1,
+            double_q=False,
+            dueling=False,
+            grad_clip=10.0,
+            gamma=0.99,
+        )
+        .env_runners(rollout_fragment_length=4)
+        .exploration(exploration_config={"initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps": 10_000})
+        .debugging(seed=options.seed)
+    )
+    with config.build() as algo:
         return measuring.training_rate(measuring.trainer(algo), options)
 
 
@@ -131,6 +162,11 @@ if __name__ == "__main__":
         {
             "sampling": sampling,
             "ppo": ppo,
+            "dqn": dqn,
+            "sac": sac_side.sac,
+            "sac_limit": sac_side.limit,
+            "replay_sampling": replay_side.sampling,
+            "replay_insertion": replay_side.insertion,
             "time_to_450": time_to_450,
             "import": import_package,
             "import_ppo": import_ppo,

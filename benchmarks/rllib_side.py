@@ -55,6 +55,42 @@ def ppo(options: Options) -> Fields:
     return _ppo(options, num_env_runners=0)
 
 
+def dqn(options: Options) -> Fields:
+    """Env steps a second of DQN at the hyperparameters that all systems share."""
+    from ray.rllib.algorithms.dqn import DQNConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    ray_runtime.start()
+    config = (
+        DQNConfig()
+        .environment(measuring.ENV)
+        .env_runners(num_env_runners=0, rollout_fragment_length=4)
+        .learners(num_learners=0)
+        .training(
+            lr=5e-4,
+            train_batch_size_per_learner=32,
+            num_steps_sampled_before_learning_starts=500,
+            replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": 50_000},
+            target_network_update_freq=500,
+            tau=1.0,
+            n_step=1,
+            double_q=False,
+            dueling=False,
+            grad_clip=10.0,
+            gamma=0.99,
+            epsilon=[(0, 1.0), (10_000, 0.02)],
+        )
+        .rl_module(
+            model_config=DefaultModelConfig(
+                fcnet_hiddens=measuring.HIDDEN, fcnet_activation="relu", head_fcnet_hiddens=[]
+            )
+        )
+        .reporting(min_sample_timesteps_per_iteration=500)
+        .debugging(seed=options.seed)
+    )
+    return measuring.training_rate(measuring.trainer(config.build_algo()), options)
+
+
 def group_ppo(options: Options) -> Fields:
     """The same with two remote env runners."""
     return _ppo(options, num_env_runners=2)
@@ -187,6 +223,7 @@ if __name__ == "__main__":
         {
             "sampling": sampling,
             "ppo": ppo,
+            "dqn": dqn,
             "time_to_450": time_to_450,
             "import": import_package,
             "import_ppo": import_ppo,

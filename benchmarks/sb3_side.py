@@ -70,6 +70,64 @@ def ppo(options: Options) -> Fields:
     return measuring.training_rate(train, options)
 
 
+def dqn(options: Options) -> Fields:
+    """Env steps a second of DQN at the hyperparameters that all systems share, 1000 env steps at a time."""
+    from stable_baselines3 import DQN
+
+    model = DQN(
+        "MlpPolicy",
+        measuring.ENV,
+        learning_rate=5e-4,
+        buffer_size=50_000,
+        learning_starts=500,
+        batch_size=32,
+        tau=1.0,
+        gamma=0.99,
+        train_freq=4,
+        gradient_steps=1,
+        target_update_interval=500,
+        exploration_fraction=1e-5,  # of the steps of a call: epsilon has fallen at once, which saves random actions
+        exploration_final_eps=0.02,
+        max_grad_norm=10,
+        seed=options.seed,
+        device="cpu",
+    )
+    return measuring.training_rate(_learner(model, 1000), options)
+
+
+def sac(options: Options) -> Fields:
+    """Env steps a second of SAC at the hyperparameters that all systems share, 200 env steps at a time."""
+    from stable_baselines3 import SAC
+
+    model = SAC(
+        "MlpPolicy",
+        "Pendulum-v1",
+        learning_rate=3e-4,
+        buffer_size=100_000,
+        learning_starts=100,
+        batch_size=256,
+        tau=0.005,
+        gamma=0.99,
+        train_freq=1,
+        gradient_steps=1,
+        policy_kwargs={"net_arch": [256, 256]},
+        seed=options.seed,
+        device="cpu",
+    )
+    return measuring.training_rate(_learner(model, 200), options)
+
+
+def _learner(model: Any, num_steps: int) -> Any:
+    """Returns a function that learns for so many env steps and says how many that were."""
+
+    def train() -> int:
+        before = int(model.num_timesteps)
+        model.learn(total_timesteps=num_steps, reset_num_timesteps=False)
+        return int(model.num_timesteps) - before
+
+    return train
+
+
 def time_to_450(options: Options) -> Fields:
     """Trains PPO with SB3's defaults (one env) until ep_rew_mean, the mean of 100 episodes, reaches 450."""
     from stable_baselines3 import PPO
@@ -112,6 +170,8 @@ if __name__ == "__main__":
         {
             "sampling": sampling,
             "ppo": ppo,
+            "dqn": dqn,
+            "sac": sac,
             "time_to_450": time_to_450,
             "import": import_package,
             "import_ppo": import_ppo,

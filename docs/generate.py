@@ -1,4 +1,4 @@
-"""Write the reference pages from the code: the config, the events and the command line.
+"""Write the reference pages from the code: the config, the events, the explorations and the command line.
 
 The pages are committed, and a test compares them with what this script gives.
 """
@@ -12,24 +12,30 @@ import re
 from pathlib import Path
 from typing import Any
 
+from gymnasium import spaces
+
 from corral.algorithms.config import AlgorithmConfig
 from corral.algorithms.registry import ALGORITHMS, config_class
 from corral.algorithms.settings import GROUPS
 from corral.callbacks.callback import ARGUMENTS, EVENTS
 from corral.cli.main import make_parser
 from corral.core.module import ModelConfig
+from corral.errors import ConfigError
+from corral.exploration import BUILT_IN, Exploration, check_exploration, exploration_class
+from corral.exploration.making import settings_of
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by docs/generate.py; run `make docs` after a change in the code. -->"
 
 
-def attribute_docs(cls: type) -> dict[str, str]:
-    """Return the text of each entry in the Attributes section of a class's docstring.
+def attribute_docs(cls: type, heading: str = "Attributes") -> dict[str, str]:
+    """Return the text of each entry in a section of a class's docstring.
 
     Args:
         cls: A class with a Google-style docstring.
+        heading: Of the section.
     """
-    _, found, section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
+    _, found, section = inspect.cleandoc(cls.__doc__ or "").partition(f"{heading}:\n")
     texts: dict[str, list[str]] = {}
     name = ""
     for line in section.splitlines() if found else []:
@@ -145,6 +151,64 @@ def events_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+# A space of each kind, to find out which an algorithm takes.
+ACTION_SPACES: tuple[spaces.Space[Any], ...] = (
+    spaces.Discrete(2),
+    spaces.MultiDiscrete([2, 2]),
+    spaces.MultiBinary(2),
+    spaces.Box(-1.0, 1.0, (1,)),
+)
+
+
+def suits(algorithm: str, kind: str) -> str:
+    """Return whether an exploration type is an algorithm's default, accepted or refused."""
+    config = config_class(algorithm)()
+    default = config.default_exploration["type"] == kind
+    config.exploration(exploration_config={"type": kind})
+    for space in ACTION_SPACES:
+        try:
+            config.build_module(spaces.Box(-1.0, 1.0, (1,)), space)
+            check_exploration(config, space)
+        except ConfigError:
+            continue
+        return "default" if default else "yes"
+    return "refused"
+
+
+def exploration_settings(kind: str) -> str:
+    """Return the settings of a type as a table, with the docs of the class that each comes from.
+
+    Raises:
+        KeyError: A setting is missing from the docstrings.
+    """
+    cls = exploration_class(kind)
+    docs: dict[str, str] = {}
+    for owner in reversed(cls.__mro__[: cls.__mro__.index(Exploration)]):
+        docs |= attribute_docs(owner, "Args")
+    rows = [[f"`{name}`", f"`{default!r}`", docs[name]] for name, default in settings_of(cls).items()]
+    return table(["setting", "default", "meaning"], rows) if rows else "It has no settings."
+
+
+def exploration_page() -> str:
+    """Return the page of the exploration types: who takes which, and their settings."""
+    rows = []
+    for kind in BUILT_IN:
+        cls = exploration_class(kind)
+        taken = ", ".join(space.__name__ for space in cls.action_spaces)
+        rows.append([f"[`{kind}`](#{kind.lower()})", taken, *(suits(name, kind) for name in ALGORITHMS), cls.paper])
+    parts = [
+        NOTE,
+        "# Exploration types",
+        'What `exploration_config={"type": ...}` takes, with which actions, and in which algorithm: `default`, `yes`, '
+        "or `refused` at build. [Exploration](../exploration.md) says how to choose one.",
+        table(["type", "actions", *ALGORITHMS, "paper"], rows),
+    ]
+    for kind in BUILT_IN:
+        text = inspect.cleandoc(exploration_class(kind).__doc__ or "").partition("\n\nArgs:")[0]
+        parts += [f"## {kind}", text.replace("\n    ", "\n"), exploration_settings(kind)]
+    return "\n\n".join(parts) + "\n"
+
+
 def options_table(parser: argparse.ArgumentParser) -> str:
     """Return the options of a parser as a table, or nothing; argparse's own help differs between Python versions."""
     rows = []
@@ -178,7 +242,12 @@ def cli_page() -> str:
 
 def pages() -> dict[str, str]:
     """Return the text of each page by file name."""
-    return {"config.md": config_page(), "events.md": events_page(), "cli.md": cli_page()}
+    return {
+        "config.md": config_page(),
+        "events.md": events_page(),
+        "cli.md": cli_page(),
+        "exploration.md": exploration_page(),
+    }
 
 
 def main() -> None:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.distributed import Peers
-from corral.core.learner import Batch, Learner
+from corral.core.learner import Learner
+from corral.core.losses import Batch
 from corral.core.module import Module
 
 LossResult = tuple[Tensor, dict[str, Tensor]]

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from learner_cases import Recorder
 from torch import Tensor, nn
 
-from corral.core.learner import VALUES_CHUNK, Batch, Learner
+from corral.core.learner import VALUES_CHUNK, Learner
+from corral.core.losses import Batch
 from corral.core.module import Module
 from corral.core.optimizers import clip_gradients
 from corral.core.schedules import schedule_value, validate_schedule

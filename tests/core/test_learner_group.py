@@ -35,8 +35,9 @@ from learner_cases import (
 
 from corral import PPOConfig
 from corral.core.distributed import backend_for, own_address
-from corral.core.learner import Batch, Learner
+from corral.core.learner import Learner
 from corral.core.learner_group import LearnerGroup, merge_results, split_batches
+from corral.core.losses import Batch
 from corral.core.tree import map_tree
 from corral.engines.base import WorkerHandle
 from corral.engines.process import ProcessEngine

@@ -11,12 +11,13 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import ormsgpack
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import example_files
-from corral import Callback, PPOConfig
+from corral import Callback, DQNConfig, PPOConfig
 
 EXAMPLES = example_files.EXAMPLES / "callbacks"
 
@@ -185,3 +186,15 @@ def test_the_angle_as_users_of_rllib_write_it(keep: str) -> None:
         result = algo.train()
     assert len(means) > 20
     assert result["env_runners"]["theta1_mean"] == pytest.approx(np.mean(means[-50:]))
+
+
+def test_the_replay_buffer_is_on_disk_as_it_was_after_every_second_iteration(tmp_path: Path) -> None:
+    example, path = load("replay_buffer"), tmp_path / "contents.msgpack"
+    assert example.main(3, path) == [(1, 1000), (2, 2000), (3, 3000)]
+    contents = ormsgpack.unpackb(path.read_bytes())
+    assert sum(map(sum, contents["columns"]["valid"])) == 2000
+    with DQNConfig().environment("CartPole-v1").debugging(seed=0).build() as algo:
+        for _ in range(2):
+            algo.train()
+        ours = ormsgpack.packb(algo.local_replay_buffer.get_state(), option=ormsgpack.OPT_SERIALIZE_NUMPY)
+    assert ormsgpack.unpackb(ours) == contents

@@ -32,7 +32,7 @@ KINDS = [ReplayBuffer, PrioritizedReplayBuffer]
     n_step=st.integers(1, 4),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_draws_what_was_added(
     kind: type[ReplayBuffer],
     capacity: int,
@@ -131,6 +131,23 @@ def test_a_rollout_left_out_is_not_bridged() -> None:
     third.continues = False
     reference.add(third)
     assert_same(buffer, reference, 3)
+
+
+def test_a_reset_is_not_bridged_even_where_all_observations_are_alike() -> None:
+    stream, buffer = Stream(1, end_rate=0.0), ReplayBuffer(100, seed=0)
+    for _ in range(5):
+        rollout = stream.next(2, reset=True)
+        rollout.obs[...] = 1.0
+        buffer.add(rollout)
+    assert set(buffer.sample(500, n_step=4)["num_steps"].tolist()) == {1, 2}
+
+
+def test_final_observations_take_no_more_room_than_the_ring_has_rows() -> None:
+    stream, buffer = Stream(2, same_step=True, end_rate=0.9), ReplayBuffer(40, seed=0)
+    buffer.add([stream.next(10) for _ in range(10)])
+    num_bytes = buffer.nbytes
+    buffer.add([stream.next(10) for _ in range(50)])
+    assert buffer.nbytes == num_bytes
 
 
 def test_one_runner_too_many_takes_lanes_of_another() -> None:

@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from corral.algorithms.acting import Acting
 from corral.algorithms.learning import make_learner_group
 from corral.algorithms.registry import algorithm_from_checkpoint
 from corral.algorithms.stopping import StopCriteria
 from corral.algorithms.validation import reconfigured, round_size
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import algorithm_state, read_checkpoint, save_algorithm
-from corral.core.inference import Inference
-from corral.core.learner import Loss
+from corral.core.losses import Loss
 from corral.core.module import DEFAULT_MODULE_ID, Module
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
 from corral.env.runner import EXPLORATION_ID
 from corral.env.runner_group import EnvRunnerGroup
 from corral.errors import CorralError
-from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides
 from corral.loggers import Logger, Run, default_loggers
 from corral.metrics.logger import MetricsLogger
@@ -107,6 +106,7 @@ class Algorithm(ABC):
         self.training_iteration = 0
         self.num_env_steps_sampled_lifetime = 0
         self._time_total_s = 0.0
+        self._num_shared = 0  # times that the exploration changed what runners act by
         self._stopped = False
         self._shown: BaseException | None = None  # the exception that on_exception saw
         self._running = False  # from on_algorithm_init to on_algorithm_stop
@@ -122,19 +122,8 @@ class Algorithm(ABC):
             )
             engine = self.env_runner_group.engine
             self.learner_group = make_learner_group(config, module, self.make_loss(), engine)
-            self._acting = Inference(config.build_module(observation_space, action_space))
-            self._acting_version = -1
-            rng = np.random.default_rng(config.seed)
-            self._acting_row = RowDistribution(self._acting.module.distribution, rng)
-            self.exploration = make_exploration(
-                config,
-                action_space,
-                model=self._acting.module,
-                inference=self._acting,
-                num_workers=config.num_env_runners,
-                num_envs=self._num_envs,
-                rng=rng,
-            )
+            self._acting = Acting(config, observation_space, action_space, self._num_envs)
+            self.exploration = self._acting.exploration
             self.sync_weights()
             self.setup()
             for name in self.METRICS:
@@ -175,6 +164,9 @@ class Algorithm(ABC):
             with self.timers.time("exploring"):
                 learned = self.exploration.learn(rollouts, timestep=self.num_env_steps_sampled_lifetime)
             self.metrics.log_dict(learned, key="exploration", reduce="mean")
+            if overrides(self.exploration, "get_weights"):
+                self._num_shared += 1  # another version of what runners act by, though the learners took no step
+                self.sync_weights()
         return rollouts
 
     def sync_weights(self) -> None:
@@ -184,7 +176,7 @@ class Algorithm(ABC):
             weights, shared = group.get_acting_weights(), self.exploration.get_weights()
             if shared:
                 weights[EXPLORATION_ID] = shared
-            self.env_runner_group.sync_weights(weights, group.weights_version)
+            self.env_runner_group.sync_weights(weights, group.weights_version + self._num_shared)
 
     def _announce_recreated(self, indices: list[int]) -> None:
         with self.timers.time("callbacks"):
@@ -393,17 +385,9 @@ class Algorithm(ABC):
             explore: Whether to explore as the runners do; `None` asks the config, False acts deterministically.
         """
         explore = self.config.explore if explore is None else explore
-        if self._acting_version != self.learner_group.weights_version:
-            self._acting.load_weights(self.learner_group.get_acting_weights()[DEFAULT_MODULE_ID])
-            self._acting_version = self.learner_group.weights_version
-        row = self._acting_row
-        self._acting.begin_sample(explore, row.rng)
-        row.obs = map_tree(np.asarray, obs)
-        row.inputs = self._acting(row.obs)
-        actions, _ = self.exploration.get_exploration_action(
-            action_distribution=row, timestep=self.num_env_steps_sampled_lifetime, explore=explore
+        return self._acting.compute_actions(
+            obs, self.learner_group, timestep=self.num_env_steps_sampled_lifetime, explore=explore
         )
-        return row.distribution.to_env(np.asarray(actions))
 
     def compute_single_action(self, obs: Tree, *, explore: bool | None = None) -> Any:
         """Return the env action for one observation; see `compute_actions`."""

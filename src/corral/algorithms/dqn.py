@@ -20,7 +20,7 @@ from torch.nn import functional
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.replaying import Replay, ReplayAlgorithmConfig, learner_metrics
 from corral.algorithms.settings import Schedule
-from corral.core.learner import Batch, Loss, LossInTwoForms
+from corral.core.losses import Batch, Loss, LossInTwoForms
 from corral.core.module import Module
 from corral.core.q_module import QModule
 from corral.core.schedules import schedule_value
@@ -52,9 +52,11 @@ class DQNConfig(ReplayAlgorithmConfig):
         "epsilon_timesteps": 10_000,
     }
 
-    lr: Schedule = 5e-4
+    lr: Schedule = 1e-3
+    train_batch_size_per_learner: int = 64
     grad_clip: float | None = 10.0
     rollout_fragment_length: int | Literal["auto"] = 4
+    n_step: int = 3
     double_q: bool = True
     dueling: bool = False
     noisy: bool = False
@@ -214,7 +216,7 @@ def dqn_loss_on_arrays(
     grad[rows, actions] = batch["weights"] * slope / np.float32(len(rows))
     network.backward(outputs, grad)
     reported = {"qf_mean": q_taken.mean(), "qf_min": q_taken.min(), "qf_max": q_taken.max(), "td_error": td_error}
-    return (batch["weights"] * losses).mean(), reported
+    return batch["weights"] @ losses / np.float32(len(rows)), reported
 
 
 def c51_loss(

@@ -10,8 +10,9 @@ import numpy as np
 from corral.algorithms.validation import optimizer_class
 from corral.callbacks.dispatch import make_dispatcher
 from corral.core.distributed import LOOPBACK, Peers, learner_device
-from corral.core.learner import Learner, Loss
+from corral.core.learner import Learner
 from corral.core.learner_group import LearnerGroup
+from corral.core.losses import Loss
 from corral.core.module import DEFAULT_MODULE_ID, Module
 from corral.core.seeding import seed_everything
 from corral.env.workers import start_learners

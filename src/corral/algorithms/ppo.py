@@ -20,7 +20,7 @@ from torch.nn import functional
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.config import AlgorithmConfig
 from corral.algorithms.settings import Schedule
-from corral.core.learner import Batch
+from corral.core.losses import Batch
 from corral.core.module import DEFAULT_MODULE_ID, Module
 from corral.core.returns import gae
 from corral.core.schedules import schedule_value, validate_schedule

@@ -10,7 +10,7 @@ import numpy as np
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.config import AlgorithmConfig
-from corral.core.learner import Batch
+from corral.core.losses import Batch
 from corral.core.module import DEFAULT_MODULE_ID
 from corral.core.schedules import schedule_value
 from corral.errors import ConfigError
@@ -36,7 +36,6 @@ class ReplayAlgorithmConfig(AlgorithmConfig):
 
     ON_POLICY: ClassVar[bool] = False
 
-    train_batch_size_per_learner: int = 32
     min_sample_timesteps_per_iteration: int = 1000
     replay_buffer_config: dict[str, Any] = field(default_factory=dict)
     num_steps_sampled_before_learning_starts: int = 1000

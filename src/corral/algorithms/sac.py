@@ -21,7 +21,7 @@ from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.replaying import Replay, ReplayAlgorithmConfig, learner_metrics
 from corral.algorithms.settings import Schedule
 from corral.core.distributions import SquashedGaussian
-from corral.core.learner import Batch, Loss, LossInTwoForms
+from corral.core.losses import Batch, Loss, LossInTwoForms
 from corral.core.module import DEFAULT_MODULE_ID, Module
 from corral.core.sac_module import SACModule
 from corral.core.schedules import schedule_value, validate_schedule

@@ -24,18 +24,18 @@ class ArrayNetwork:
 
     def __init__(self, layers: Sequence[tuple[nn.Linear, type[nn.Module] | None]]) -> None:
         """Take the layers, each with the activation after it; see `of`."""
-        self._layers = layers
-        self._weights = [layer.weight.detach().numpy() for layer, _ in layers]
-        self._biases = [layer.bias.detach().numpy() for layer, _ in layers]
-        self._places = self._places_now()
-
-    def _places_now(self) -> list[int]:
-        return [parameter.data_ptr() for layer, _ in self._layers for parameter in (layer.weight, layer.bias)]
+        self._activations = [activation for _, activation in layers]
+        self._parameters = [parameter for layer, _ in layers for parameter in (layer.weight, layer.bias)]
+        self._places = [parameter.data_ptr() for parameter in self._parameters]
+        arrays = [parameter.detach().numpy() for parameter in self._parameters]
+        grads = [None if parameter.grad is None else parameter.grad.numpy() for parameter in self._parameters]
+        self._weights, self._biases = arrays[::2], arrays[1::2]
+        self._weight_grads, self._bias_grads = grads[::2], grads[1::2]
 
     @property
     def is_current(self) -> bool:
         """Whether the parameters still lie where they did when this was made."""
-        return self._places == self._places_now()
+        return self._places == [parameter.data_ptr() for parameter in self._parameters]
 
     @classmethod
     def of(cls, layers: Sequence[nn.Module]) -> ArrayNetwork | None:
@@ -51,7 +51,7 @@ class ArrayNetwork:
         """Return the input `[B, in]` as it is used, and what comes after each layer."""
         x = x.reshape(len(x), -1).astype(np.float32, copy=False)
         outputs = [x]
-        for weight, bias, (_, activation) in zip(self._weights, self._biases, self._layers, strict=True):
+        for weight, bias, activation in zip(self._weights, self._biases, self._activations, strict=True):
             x = x @ weight.T
             x += bias
             if activation is not None:
@@ -66,12 +66,15 @@ class ArrayNetwork:
             outputs: What `forward` returned.
             grad: Of the loss by the last output, float32 `[B, out]`; it is overwritten.
         """
-        for index in reversed(range(len(self._layers))):
-            layer, activation = self._layers[index]
+        for index in reversed(range(len(self._weights))):
+            activation, weight_grad, bias_grad = (
+                self._activations[index],
+                self._weight_grads[index],
+                self._bias_grads[index],
+            )
             if activation is not None:
                 _GRADIENTS[activation](grad, outputs[index + 1])
-            assert layer.weight.grad is not None and layer.bias.grad is not None
-            np.matmul(grad.T, outputs[index], out=layer.weight.grad.numpy())
-            np.sum(grad, axis=0, out=layer.bias.grad.numpy())
+            np.matmul(grad.T, outputs[index], out=weight_grad)
+            np.add.reduce(grad, axis=0, out=bias_grad)
             if index:
                 grad = grad @ self._weights[index]

@@ -16,7 +16,7 @@ from torch import nn
 
 from corral.core.layers import MAX_LOG_STD, MIN_LOG_STD, LogStdClamp
 from corral.core.module import Module
-from corral.core.tree import Tree, leaves, map_tree
+from corral.core.tree import Tree, map_tree, num_rows
 
 FloatArray = NDArray[np.float32]
 Activation = Callable[[FloatArray], Any]
@@ -55,6 +55,7 @@ class Inference:
         self._appended: FloatArray | None = None
         self._layers: list[Layer] = []
         self._perturbed: Perturbed | None = None
+        self._explores = True
         self._weights = {name: value.numpy() for name, value in module.acting_weights().items()}
         self.refresh()
 
@@ -76,7 +77,8 @@ class Inference:
         self.refresh()
 
     def begin_sample(self, explore: bool, rng: np.random.Generator) -> None:
-        """Draw the noise of noisy layers anew, or silence it where nothing is to be explored."""
+        """Draw the noise of noisy layers anew; where nothing is to be explored, silence it and that of `perturb`."""
+        self._explores = explore
         if self.module.is_noisy:
             if explore:
                 self.module.draw_noise(rng)
@@ -102,13 +104,14 @@ class Inference:
 
         Args:
             obs: The observations.
-            perturbed: Whether noise that `perturb` added counts; it does for batches of its size only.
+            perturbed: Whether noise that `perturb` added counts; it does for batches of its size only, and where
+                `begin_sample` said to explore.
         """
-        noise = self._perturbed if perturbed else None
+        noise = self._perturbed if perturbed and self._explores else None
         if self._stack is None:
             with torch.inference_mode():
                 tensors = map_tree(_as_tensor, obs)
-                if noise is not None and noise.num_rows == len(leaves(obs)[0]):
+                if noise is not None and noise.num_rows == num_rows(obs):
                     outputs: FloatArray = noise(tensors)
                 else:
                     outputs = self.module.policy(tensors).numpy()
@@ -140,34 +143,41 @@ class PerturbedLayers:
     def __init__(self, num_rows: int, module: Module) -> None:
         """Take N; the layers come with `draw`."""
         self.num_rows = num_rows
+        self._layers: Sequence[Layer] = ()
         self._noise: list[tuple[FloatArray, FloatArray]] = []  # [N, in, out] and [N, 1, out]
         self._stacked: list[Layer] = []
+        self._stale = np.ones(num_rows, np.bool_)  # rows whose noise, deviation or weights have changed
         self._stddev = 0.0
 
     def draw(self, stddev: float, rows: NDArray[np.bool_], rng: np.random.Generator, layers: Sequence[Layer]) -> None:
         """Draw noise for some rows, and set the deviation of all."""
         if not self._noise:
-            shapes = [(weight.shape, (1, *bias.shape)) for weight, bias, _ in layers]
-            self._noise = [
-                (np.zeros((self.num_rows, *a), np.float32), np.zeros((self.num_rows, *b), np.float32))
-                for a, b in shapes
+            shapes = [((self.num_rows, *weight.shape), (self.num_rows, 1, *bias.shape)) for weight, bias, _ in layers]
+            self._noise = [(np.zeros(a, np.float32), np.zeros(b, np.float32)) for a, b in shapes]
+            self._stacked = [
+                (np.empty(a, np.float32), np.empty(b, np.float32), activation)
+                for (a, b), (_, _, activation) in zip(shapes, layers, strict=True)
             ]
         for pair in self._noise:
             for noise in pair:
                 noise[rows] = rng.standard_normal((int(rows.sum()), *noise.shape[1:]), dtype=np.float32)
+        self._stale |= rows if stddev == self._stddev else True
         self._stddev = stddev
-        self.refresh(layers)
+        self._layers = layers
 
     def refresh(self, layers: Sequence[Layer]) -> None:
-        """Add the noise to weights that changed."""
-        scale = np.float32(self._stddev)
-        self._stacked = [
-            (weight + scale * weight_noise, bias + scale * bias_noise, activation)
-            for (weight, bias, activation), (weight_noise, bias_noise) in zip(layers, self._noise, strict=True)
-        ]
+        """Add the noise to weights that changed, before they are used next."""
+        self._layers = layers
+        self._stale[:] = True
 
     def __call__(self, x: FloatArray) -> FloatArray:
         """Return the outputs `[N, D]` for `[N, in]`."""
+        if self._stale.any():
+            rows, scale = self._stale, np.float32(self._stddev)
+            for layer, noises, stacked in zip(self._layers, self._noise, self._stacked, strict=True):
+                for plain, noise, perturbed in zip(layer[:2], noises, stacked[:2], strict=True):
+                    perturbed[rows] = plain + scale * noise[rows]
+            self._stale[:] = False
         return forward(x[:, None, :], self._stacked)[:, 0]
 
 

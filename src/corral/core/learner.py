@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,45 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from corral.callbacks.dispatch import Dispatcher
+from corral.core.acting_weights import ActingWeights
 from corral.core.columns import Columns
 from corral.core.distributed import Peers
 from corral.core.learner_state import get_learner_state, set_learner_state
+from corral.core.losses import Batch, Loss, LossInTwoForms
 from corral.core.minibatches import Report, loss_error, row_bounds, shares_of_rows
 from corral.core.module import Module
 from corral.core.optimizers import clip_gradients, make_optimizer, optimizer_settings
 from corral.core.threads import num_threads_for, torch_threads
-from corral.core.tree import Tree, leaves, map_tree
+from corral.core.tree import Tree, map_tree, num_rows
 from corral.errors import ColumnError, LossError
 from corral.metrics.logger import MetricsLogger
-
-Batch = dict[str, Tree]
-"""Columns by name, each a tree of arrays or tensors `[B, ...]` of one length B."""
-
-Loss = Callable[[Module, Batch, Mapping[str, float]], tuple[Tensor, dict[str, Tensor]]]
-"""`loss(module, minibatch, coefficients)` gives the scalar to minimise, and scalars or columns `[B]` to report."""
-
-ArrayLoss = Callable[[Module, Batch, Mapping[str, float]], tuple[Any, dict[str, Any]]]
-"""The same of a minibatch of arrays, for a module with `array_networks`; it leaves gradients in the parameters."""
-
-
-@dataclass(frozen=True)
-class LossInTwoForms:
-    """A loss for torch, and the same for small nets in NumPy, where torch's graph would cost more than the arithmetic.
-
-    Attributes:
-        loss: The loss.
-        on_arrays: Its other form.
-    """
-
-    loss: Loss
-    on_arrays: ArrayLoss
-
-    def __call__(
-        self, module: Module, batch: Batch, coefficients: Mapping[str, float]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a minibatch of tensors."""
-        return self.loss(module, batch, coefficients)
-
 
 # Values of very large batches are computed in pieces of this many observations, to bound memory.
 VALUES_CHUNK = 8192
@@ -116,6 +88,7 @@ class Learner:
             module_id: make_optimizer(groups.values(), optimizer_class, settings)
             for module_id, groups in self._trainable.items()
         }
+        self._acting = {module_id: ActingWeights(module) for module_id, module in self.modules.items()}
         self._num_threads = {
             module_id: num_threads_for(module, num_threads) for module_id, module in self.modules.items()
         }
@@ -179,10 +152,10 @@ class Learner:
         for module_id, batch in batches.items():
             added: dict[str, Any] = {}
             if self.callbacks.subscribed("on_learn_on_batch"):
-                columns = Columns(batch, len(leaves(batch)[0]))
+                columns = Columns(batch, num_rows(batch))
                 self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
                 batch = columns.columns
-            if not len(leaves(batch)[0]):
+            if not num_rows(batch):
                 raise LossError(
                     f"learners/{module_id}: the batch is empty. Did a callback set all of `valid` to False?"
                 )
@@ -218,7 +191,7 @@ class Learner:
         if self._grad_clip_by == "norm":  # of each parameter, and not of the vectors that hold them
             clipped = self._trainable[module_id]
         parameters = list(itertools.chain.from_iterable(clipped.values()))
-        size = len(leaves(batch)[0])
+        size = num_rows(batch)
         sizes = [size] if self.peers is None else self.peers.gather(size)
         num_minibatches = max(1, round(min(sizes) / minibatch_size)) if minibatch_size else 1
         bounds = row_bounds(size, num_minibatches)
@@ -302,7 +275,7 @@ class Learner:
     def values(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
         """Return the module's state values of a tree of observations `[B, ...]`, float32 `[B]`."""
         module = self.modules[module_id].eval()
-        size = len(leaves(obs)[0])
+        size = num_rows(obs)
         parts = []
         with torch_threads(self._num_threads[module_id]), torch.inference_mode():
             for start in range(0, size, VALUES_CHUNK):
@@ -319,10 +292,7 @@ class Learner:
 
     def get_acting_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return what acting needs of the weights, likewise."""
-        return {
-            module_id: {name: value.detach().cpu().numpy() for name, value in module.acting_weights().items()}
-            for module_id, module in self.modules.items()
-        }
+        return {module_id: self._acting[module_id].get() for module_id in self.modules}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
         """Copy weights in, by module id and parameter name."""

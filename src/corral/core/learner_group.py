@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from corral.core.distributed import LostPeerError, backend_for, gpu_id
-from corral.core.learner import Batch, Learner, Loss
+from corral.core.learner import Learner
+from corral.core.losses import Batch, Loss
 from corral.core.module import Module
-from corral.core.tree import Tree, leaves, map_tree
+from corral.core.tree import Tree, map_tree, num_rows
 from corral.errors import CorralError, LossError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
@@ -126,7 +127,7 @@ class LearnerGroup:
         self._learner.set_weights(answers[0][1])
         return {
             module_id: merge_results(
-                [results[module_id] for results, _ in answers], [len(leaves(shard[module_id])[0]) for shard in shards]
+                [results[module_id] for results, _ in answers], [num_rows(shard[module_id]) for shard in shards]
             )
             for module_id in batches
         }
@@ -312,7 +313,7 @@ def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[
     """
     shards: list[dict[str, Batch]] = [{} for _ in range(num_learners)]
     for module_id, batch in batches.items():
-        size = len(leaves(batch)[0])
+        size = num_rows(batch)
         if size < num_learners:
             raise LossError(
                 f"learners/{module_id}: the batch has {size} row(s) for num_learners={num_learners}. Did a callback "

@@ -34,7 +34,7 @@ def set_learner_state(
 
     Args:
         modules: By module id.
-        optimizers: By module id.
+        optimizers: By module id; a module that does not learn has none.
         state: Weights, and what the optimizers have learned, such as Adam's moments.
         settings: Settings of the optimizers that hold, whatever the state says.
 
@@ -44,8 +44,9 @@ def set_learner_state(
     _check_weights(modules, state["weights"])
     for module_id, optimizer in optimizers.items():
         _check_optimizer(module_id, state["optimizers"][module_id]["made_for"], _made_for(optimizer))
+    for module_id, module in modules.items():
+        module.load_state_dict(_map(_to_tensor, state["weights"][module_id]))
     for module_id, optimizer in optimizers.items():
-        modules[module_id].load_state_dict(_map(_to_tensor, state["weights"][module_id]))
         optimizer.load_state_dict(_map(_to_tensor, state["optimizers"][module_id]["state"]))
         for group in optimizer.param_groups:
             group.update(settings)

@@ -35,3 +35,10 @@ def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
 def leaves(tree: Tree) -> list[Any]:
     """Return the leaves of a tree in order."""
     return [leaf for _, leaf in named_leaves(tree)]
+
+
+def num_rows(batch: Tree) -> int:
+    """Return the length B of the leaves `[B, ...]` of a tree, by its first."""
+    while not hasattr(batch, "shape"):
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return len(batch)

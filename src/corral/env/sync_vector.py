@@ -43,6 +43,10 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
         """Make the sub-envs."""
         super().__init__(env_fns, autoreset_mode=autoreset_mode)
         self._make, self._restarts = make, restarts
+        self._make_obs = map_tree(
+            lambda space: partial(np.empty, (self.num_envs, *space.shape), space.dtype),
+            space_tree(self.single_observation_space),
+        )
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -132,10 +136,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
         return info
 
     def _empty_obs(self) -> Tree:
-        return map_tree(
-            lambda space: np.empty((self.num_envs, *space.shape), space.dtype),
-            space_tree(self.single_observation_space),
-        )
+        return map_tree(lambda make: make(), self._make_obs)
 
     def _write(self, columns: Tree, i: int, obs: Tree) -> None:
         """Write one sub-env's observation into the batch; NumPy alone would broadcast a wrong shape into place."""

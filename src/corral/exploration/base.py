@@ -159,7 +159,8 @@ class Exploration:
     def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
         """Learn from what all runners sampled, in the algorithm's process, before anything else does.
 
-        Rewards may be added to here, in place.
+        Rewards may be added to here: `rollout.rewards = ...` puts other ones in their place. What came from another
+        process may not be written to.
 
         Returns:
             Numbers to report under `exploration/` in the result.
@@ -185,6 +186,61 @@ class Exploration:
         """Go on where the exploration of this state was."""
 
 
+class Delegating(Exploration):
+    """Chooses its actions, and keeps what goes with them, by another exploration.
+
+    Attributes:
+        sub: That other one, which a subclass's `__init__` makes.
+    """
+
+    sub: Exploration
+
+    def get_exploration_action(
+        self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
+    ) -> tuple[Any, Any]:
+        """Choose as `sub` does."""
+        return self.sub.get_exploration_action(
+            action_distribution=action_distribution, timestep=timestep, explore=explore
+        )
+
+    def begin_episodes(self, begins: NDArray[np.bool_], *, timestep: int, explore: bool) -> None:
+        """Let `sub` prepare; runners call this only if it has something to prepare."""
+        self.sub.begin_episodes(begins, timestep=timestep, explore=explore)
+
+    def end_sample(self, rollout: Rollout, *, timestep: int, explore: bool) -> None:
+        """Let `sub` look."""
+        self.sub.end_sample(rollout, timestep=timestep, explore=explore)
+
+    def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
+        """Let `sub` learn."""
+        return self.sub.learn(rollouts, timestep=timestep)
+
+    def get_metrics(self, timestep: int) -> dict[str, float]:
+        """Return what `sub` reports."""
+        return self.sub.get_metrics(timestep)
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """Return what `sub` hands out."""
+        return self.sub.get_weights()
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Hand weights on to `sub`."""
+        self.sub.set_weights(weights)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of `sub` under that name, if it has any."""
+        state = self.sub.get_state()
+        return {"sub": state} if state else {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Let `sub` go on from its state."""
+        if "sub" in state:
+            self.sub.set_state(state["sub"])
+
+
 def overrides(exploration: Exploration, method: str) -> bool:
-    """Say whether an exploration has a method of its own."""
-    return getattr(type(exploration), method) is not getattr(Exploration, method)
+    """Say whether an exploration has a method of its own, or delegates it to one that has."""
+    own = getattr(type(exploration), method)
+    if isinstance(exploration, Delegating) and own is getattr(Delegating, method):
+        return overrides(exploration.sub, method)
+    return own is not getattr(Exploration, method)

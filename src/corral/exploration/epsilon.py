@@ -73,7 +73,8 @@ class EpsilonGreedy(Exploration):
 
     def get_metrics(self, timestep: int) -> dict[str, float]:
         """Return `epsilon`, the mean over the sub-envs."""
-        return {"epsilon": float(np.mean(self.epsilons(timestep, self.num_envs)))}
+        epsilons = self.epsilons(timestep, self.num_envs)
+        return {"epsilon": epsilons if isinstance(epsilons, float) else float(epsilons.mean())}
 
 
 class PerWorkerEpsilonGreedy(EpsilonGreedy):

@@ -23,6 +23,16 @@ BUILT_IN = {
     "EpsilonGreedy": "corral.exploration.epsilon",
     "PerWorkerEpsilonGreedy": "corral.exploration.epsilon",
     "SoftQ": "corral.exploration.epsilon",
+    "GaussianNoise": "corral.exploration.noise",
+    "PerWorkerGaussianNoise": "corral.exploration.noise",
+    "OrnsteinUhlenbeckNoise": "corral.exploration.noise",
+    "PerWorkerOrnsteinUhlenbeckNoise": "corral.exploration.noise",
+    "ParameterNoise": "corral.exploration.parameter_noise",
+    "Curiosity": "corral.exploration.curiosity",
+    "RND": "corral.exploration.distillation",
+    "RE3": "corral.exploration.state_entropy",
+    "ThompsonSampling": "corral.exploration.bandits",
+    "UpperConfidenceBound": "corral.exploration.bandits",
 }
 
 # What the runner gives, and no config.

@@ -54,16 +54,20 @@ class FrameStacks:
 
     def back(self, index: int, stacks: NDArray[np.generic]) -> NDArray[np.generic]:
         """Return stacks `[B, k, ...]` of a leaf as its observations are."""
-        axis = self.axes[index]
-        return np.ascontiguousarray(np.moveaxis(stacks, 1, 1 + axis)) if axis else stacks
+        if not self.axes[index]:
+            return stacks
+        last = np.empty((len(stacks), *stacks.shape[2:], self.num_frames), stacks.dtype)
+        for frame in range(self.num_frames):  # several times faster than moving the axis of all at once
+            last[..., frame] = stacks[:, frame]
+        return last
 
     def ages(
-        self, stacks: list[NDArray[np.generic]], first: NDArray[np.generic] | int
+        self, leaves: list[NDArray[np.generic]], first: NDArray[np.generic] | int
     ) -> tuple[NDArray[np.uint8], str | None]:
         """Work out ages.
 
         Args:
-            stacks: Leaves `[T + 1, N, k, ...]`.
+            leaves: Observations `[T + 1, N, ...]`.
             first: Ages of row 0, `[N]`.
 
         Returns:
@@ -72,15 +76,29 @@ class FrameStacks:
         Raises:
             ColumnError: A stack neither goes on from that of the row before it nor begins an episode.
         """
-        num_rows, num_envs = stacks[0].shape[:2]
+        num_rows, num_envs = leaves[0].shape[:2]
         starts = np.zeros((num_rows, num_envs), np.bool_)
-        for stack in stacks:
-            starts[1:] |= ~_equal(stack[1:, :, :-1], stack[:-1, :, 1:], 2)
+        for leaf, axis in zip(leaves, self.axes, strict=True):
+            starts[1:] |= ~self._overlap(leaf, axis)
+        stacks = self.front(leaves, 2)
         padding = self._padding_of([stack[starts] for stack in stacks], starts) if starts.any() else self.padding
         rows = np.arange(num_rows)[:, None]
         # The row on which the episode began; before row 0 if row 0 goes on with one.
         began = np.maximum.accumulate(np.where(starts, rows, -np.asarray(first, np.int64)), axis=0)
         return np.minimum(rows - began, self.num_frames - 1).astype(np.uint8), padding
+
+    def _overlap(self, leaf: NDArray[np.generic], axis: int) -> NDArray[np.bool_]:
+        """Say where the older frames of an observation are the newer ones of the row before: bool `[T, N]`."""
+        k, shape = self.num_frames, leaf.shape[:2]
+        if not axis:
+            return _equal(leaf[1:, :, :-1], leaf[:-1, :, 1:], 2)
+        # The frames of an entry lie side by side, and are compared with those of the row before one place on. What this
+        # compares besides, the newest frame of one entry with the oldest of the next, does not count.
+        flat = leaf.reshape(*shape, -1)
+        equal = flat[1:, :, :-1] == flat[:-1, :, 1:]
+        equal[..., k - 1 :: k] = True
+        result: NDArray[np.bool_] = equal.all(axis=2)
+        return result
 
     def _padding_of(self, firsts: list[NDArray[np.generic]], starts: NDArray[np.bool_]) -> str | None:
         """Return the padding of first observations, leaves `[M, k, ...]`."""

@@ -91,7 +91,7 @@ class Observations:
         each = [self._layout.leaves(obs) for obs in final.values()]
         for leaves in each:
             for path, leaf, (dtype, shape) in zip(self._layout.paths, leaves, self._layout.obs, strict=True):
-                if (leaf.dtype, leaf.shape) != (dtype, shape):
+                if (str(leaf.dtype), leaf.shape) != (dtype, shape):
                     raise ColumnError(f"final observation {path!r} is {describe(leaf)}, not {dtype}{list(shape)}.")
         return [np.stack(leaf) for leaf in zip(*each, strict=True)]
 
@@ -236,7 +236,7 @@ class StackedObservations(Observations):
             history = [np.moveaxis(stack[0, :, :-1], 1, 0) for stack in stacks]
         else:
             first = self._ages.grid[first_row % self._shape[0], lanes]
-        ages, padding = self._frames.ages(stacks, first)
+        ages, padding = self._frames.ages(obs, first)
         final_stacks = self._frames.front(self._stacked(final), 1) if final else []
         if final:
             at = tuple(np.array(list(final)).T)

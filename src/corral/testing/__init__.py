@@ -3,9 +3,19 @@
 from corral.testing.envs import (
     IDENTITY_ACTION_SPACES,
     CountingEnv,
+    DeepSea,
     FaultyEnv,
     IdentityEnv,
+    PoorHabit,
     TimeLimitCorridor,
 )
 
-__all__ = ["IDENTITY_ACTION_SPACES", "CountingEnv", "FaultyEnv", "IdentityEnv", "TimeLimitCorridor"]
+__all__ = [
+    "IDENTITY_ACTION_SPACES",
+    "CountingEnv",
+    "DeepSea",
+    "FaultyEnv",
+    "IdentityEnv",
+    "PoorHabit",
+    "TimeLimitCorridor",
+]

@@ -173,3 +173,82 @@ class FaultyEnv(CountingEnv):
             if self._fault == "dtype":
                 obs = np.array([1j, 2j], np.complex64)
         return obs, reward, terminated, truncated, info
+
+
+class DeepSea(gym.Env[NDArray[np.float32], int]):
+    """A sea of `size` rows and columns, in which one course of actions out of `2 ** size` finds the treasure.
+
+    It starts at the top left, and sinks one row a step. Action 1 goes right and costs `0.01 / size`, action 0 goes left
+    for nothing, and in the last row at the far right lies a treasure of 1. So whoever follows the rewards that are
+    easily found learns to go left. The observation is one-hot over the cells (Osband et al. 2019, arXiv:1703.07608).
+    """
+
+    action_space: Any = spaces.Discrete(2)
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        """Take `size` (10) from the config."""
+        self.size = int((config or {}).get("size", 10))
+        self.observation_space: Any = spaces.Box(0.0, 1.0, (self.size * self.size,), np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Start at the top left."""
+        super().reset(seed=seed)
+        self._row, self._column = 0, 0
+        return self._obs(), {}
+
+    def _obs(self) -> NDArray[np.float32]:
+        cells = np.zeros(self.size * self.size, np.float32)
+        cells[self._row * self.size + self._column] = 1.0
+        return cells
+
+    def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Sink one row, to the left or to the right."""
+        found = bool(action == 1 and self._column == self.size - 1)
+        reward = found - (0.01 / self.size if action == 1 else 0.0)
+        self._column = min(self.size - 1, self._column + 1) if action == 1 else max(0, self._column - 1)
+        over = self._row == self.size - 1
+        self._row = min(self._row + 1, self.size - 1)
+        return self._obs(), float(reward), over, False, {}
+
+
+class PoorHabit(gym.Env[NDArray[np.float32], Any]):
+    """One state that pays 1 for what was done there first, and 2 for anything else.
+
+    What is done first is the very first action of the env's life, so set `disable_env_checking`, lest it be one of the
+    check's. Whoever always takes what seems best goes on with it, as it pays more than nothing. Of a Box, "first" is
+    what lies within a third of the half width of the first action, and there it pays 1 minus the distance from it: the
+    first action is a local optimum.
+    """
+
+    observation_space: Any = spaces.Box(0.0, 1.0, (1,), np.float32)
+    radius = 1 / 3
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        """Take `space`, a name in `IDENTITY_ACTION_SPACES` or a space, and `episode_length` (1) from the config."""
+        config = config or {}
+        space = config.get("space", "discrete")
+        self.action_space = IDENTITY_ACTION_SPACES[space] if isinstance(space, str) else space
+        self._length = int(config.get("episode_length", 1))
+        self._first: NDArray[Any] | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Start an episode."""
+        super().reset(seed=seed)
+        self._t = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Pay."""
+        self._t += 1
+        if self._first is None:
+            self._first = np.array(action)
+        half_width: Any = 1.0
+        if isinstance(self.action_space, spaces.Box) and self.action_space.is_bounded():
+            half_width = (self.action_space.high - self.action_space.low) / 2
+        distance = float(np.max(np.abs(np.asarray(action) - self._first) / half_width))
+        reward = 2.0 if distance > self.radius else 1.0 - distance
+        return np.ones(1, np.float32), reward, self._t >= self._length, False, {}

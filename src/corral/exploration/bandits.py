@@ -1,0 +1,181 @@
+"""Contextual bandits: rewards that are linear in the observation, and actions that weigh what is not known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from corral.core.networks import space_tree
+from corral.core.tree import Tree, leaves, map_tree
+from corral.errors import ConfigError
+from corral.exploration.base import Choice, Exploration, RowDistribution
+from corral.exploration.sampling import not_negative
+
+if TYPE_CHECKING:
+    from corral.env.rollout import Rollout
+
+FloatArray = NDArray[np.float64]
+
+
+class LinearBandit(Exploration):
+    """Takes the arm whose reward is best by ridge regression on what all runners sampled. A subclass gives `scores`.
+
+    It chooses by the observation and the reward of one step alone, whatever the algorithm's module says. The features
+    are the numbers of the observation side by side (bytes as [0, 1], Discrete entries one-hot) and a 1. Of each arm it
+    keeps the precision `lambda_ * I + sum(x x^T)` and the sum of `x * reward`.
+
+    Args:
+        alpha: How much what is not known counts.
+        lambda_: Precision of the weights before any step.
+    """
+
+    on_policy = False
+    action_spaces = (spaces.Discrete,)
+
+    def __init__(
+        self, action_space: spaces.Space[Any], *, alpha: float = 1.0, lambda_: float = 1.0, **kwargs: Any
+    ) -> None:
+        """Take the settings."""
+        super().__init__(action_space, **kwargs)
+        self.alpha = not_negative(self, "alpha", alpha)
+        if not_negative(self, "lambda_", lambda_) == 0:
+            raise ConfigError(f"exploration_config of {type(self).__name__}: lambda_={lambda_} must be above 0.")
+        assert isinstance(action_space, spaces.Discrete)
+        self._space = space_tree(self.model.observation_space)
+        width = sum(_num_features(space) for space in leaves(self._space)) + 1
+        self.num_arms = int(action_space.n)
+        self._learns = False  # as the algorithm's own does, and no runner's
+        self._take(np.tile(lambda_ * np.eye(width), (self.num_arms, 1, 1)), np.zeros((self.num_arms, width)))
+
+    def _take(self, precision: FloatArray, sums: FloatArray) -> None:
+        """Go by statistics `[A, D, D]` and `[A, D]`."""
+        self.precision, self.sums = precision, sums
+        self.covariance = np.linalg.inv(precision)
+        self.weights: FloatArray = np.einsum("aij,aj->ai", self.covariance, sums)
+
+    def features(self, obs: Tree) -> FloatArray:
+        """Return the features `[B, D]` of observations, a tree of `[B, ...]`."""
+        ordered = leaves(map_tree(lambda _, leaf: leaf, self._space, obs))
+        parts = [_features(space, leaf) for space, leaf in zip(leaves(self._space), ordered, strict=True)]
+        return np.concatenate([*parts, np.ones((len(parts[0]), 1))], -1)
+
+    def expected(self, features: FloatArray) -> FloatArray:
+        """Return the expected reward of each arm `[B, A]`."""
+        rewards: FloatArray = features @ self.weights.T
+        return rewards
+
+    def deviations(self, features: FloatArray) -> FloatArray:
+        """Return `sqrt(x^T covariance x)` of each arm `[B, A]`."""
+        squares: FloatArray = ((features @ self.covariance) * features).sum(-1).T  # [A, B, D] before the sum
+        return np.sqrt(squares)
+
+    def scores(self, features: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """Return what to choose by, `[B, A]`."""
+        raise NotImplementedError
+
+    def get_exploration_action(
+        self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
+    ) -> Choice:
+        """Take the arm of the best score, a random one of several; without exploration, that of the best reward."""
+        features, rng = self.features(action_distribution.obs), action_distribution.rng
+        if not explore:
+            return self.expected(features).argmax(-1), None
+        scores = self.scores(features, rng)
+        best = scores.max(-1, keepdims=True)
+        ties = scores >= best - 1e-12 * np.abs(best)
+        return np.where(ties, rng.random(scores.shape), -1.0).argmax(-1), None
+
+    def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
+        """Take the valid steps into the statistics."""
+        precision, sums = self.precision.copy(), self.sums.copy()
+        errors = []
+        for rollout in rollouts:
+            if not rollout.valid.any():
+                continue
+            features = self.features(rollout.valid_rows(map_tree(lambda column: column[:-1], rollout.obs)))
+            arms, rewards = rollout.valid_rows(rollout.actions), rollout.valid_rows(rollout.rewards)
+            expected = self.expected(features)[np.arange(len(arms)), arms]
+            errors.append(np.square(expected - rewards))
+            for arm in np.unique(arms):
+                x = features[arms == arm]
+                precision[arm] += x.T @ x
+                sums[arm] += x.T @ rewards[arms == arm]
+        if not errors:
+            return {}
+        self._take(precision, sums)
+        self._learns = True
+        return {"bandit_squared_error": float(np.mean(np.concatenate(errors)))}
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """Return the statistics, from which runners work out the rest."""
+        return {"precision": self.precision, "sums": self.sums}
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Go by what the algorithm's own exploration has learned."""
+        self._take(weights["precision"], weights["sums"])
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the statistics; nothing in a runner, which gets them as weights."""
+        return {"precision": self.precision.copy(), "sums": self.sums.copy()} if self._learns else {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from the statistics of a state, if they are of the same arms and features."""
+        if state["precision"].shape == self.precision.shape:
+            self._take(state["precision"], state["sums"])
+            self._learns = True
+
+
+class ThompsonSampling(LinearBandit):
+    """Takes the arm that is best by rewards drawn from their posterior, `N(x^T weights, alpha^2 x^T covariance x)`.
+
+    For one observation that is the same as drawing the weights of each arm, and takes fewer numbers.
+
+    Args:
+        alpha: Standard deviation of the posterior, as a multiple of that under unit noise.
+    """
+
+    paper = "Agrawal and Goyal 2013, arXiv:1209.3352"
+
+    def scores(self, features: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """Draw the rewards."""
+        deviations = self.deviations(features)
+        drawn: FloatArray = self.expected(features) + self.alpha * deviations * rng.standard_normal(deviations.shape)
+        return drawn
+
+
+class UpperConfidenceBound(LinearBandit):
+    """Takes the arm of the highest upper bound, `x^T weights + alpha * sqrt(x^T covariance x)`: LinUCB.
+
+    Args:
+        alpha: Width of the bound.
+    """
+
+    paper = "Li et al. 2010, arXiv:1003.0146"
+
+    def scores(self, features: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """Return the bounds."""
+        bounds: FloatArray = self.expected(features) + self.alpha * self.deviations(features)
+        return bounds
+
+
+def _num_features(space: spaces.Space[Any]) -> int:
+    if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        raise ConfigError(f"exploration_config: a bandit cannot make features of observations in {space}.")
+    return int(spaces.flatdim(space))
+
+
+def _features(space: spaces.Space[Any], leaf: NDArray[Any]) -> FloatArray:
+    """Return the features `[B, d]` of observations of a space that is not nested."""
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        sizes = np.atleast_1d(space.n if isinstance(space, spaces.Discrete) else space.nvec.reshape(-1))
+        values = (leaf - space.start).reshape(len(leaf), -1)
+        rows = values + np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        one_hot = np.zeros((len(leaf), int(sizes.sum())))
+        np.put_along_axis(one_hot, rows, 1.0, -1)
+        return one_hot
+    scale = 1 / 255 if leaf.dtype == np.uint8 and isinstance(space, spaces.Box) else 1.0
+    return leaf.reshape(len(leaf), -1) * scale

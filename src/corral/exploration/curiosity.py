@@ -1,0 +1,156 @@
+"""Curiosity: rewards for what a model of the env did not expect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from corral.core.distributions import ActionDistribution, DiagGaussian, module_action_space
+from corral.core.module import ModelConfig
+from corral.core.networks import ACTIVATIONS, Encoder, Flat, mlp, num_outputs, orthogonal
+from corral.core.tree import Tree
+from corral.errors import ConfigError, nearest
+from corral.exploration.intrinsic import (
+    FloatArray,
+    IntrinsicReward,
+    Share,
+    Steps,
+    at_least_1,
+    encoder,
+    net_config,
+)
+from corral.exploration.sampling import not_negative
+
+
+class Curiosity(IntrinsicReward):
+    """Rewards what a forward model did not expect, in features that tell what the agent's actions change.
+
+    An inverse model predicts the action from the features of an observation and the next one, a forward model the next
+    features from the features and the action. The reward of a step is `eta / 2` times the squared error of the forward
+    model, before it learns from that step; the loss is `(1 - beta)` times that of the inverse model (cross-entropy, or
+    half the squared error of continuous actions) plus `beta` times that of the forward model.
+
+    Args:
+        feature_dim: Width of the features.
+        feature_net_config: `fcnet_hiddens`, `fcnet_activation` and `conv_filters` of the net that computes them.
+        inverse_net_hiddens: Widths of the hidden layers of the inverse model.
+        inverse_net_activation: Their activation.
+        forward_net_hiddens: Widths of the hidden layers of the forward model.
+        forward_net_activation: Their activation.
+        beta: Weight of the forward model's loss, in [0, 1].
+        eta: Weight of the reward.
+        lr: Learning rate.
+    """
+
+    paper = "Pathak et al. 2017, arXiv:1705.05363"
+
+    def __init__(
+        self,
+        action_space: spaces.Space[Any],
+        *,
+        feature_dim: int = 288,
+        feature_net_config: Mapping[str, Any] | None = None,
+        inverse_net_hiddens: Sequence[int] = (256,),
+        inverse_net_activation: str = "relu",
+        forward_net_hiddens: Sequence[int] = (256,),
+        forward_net_activation: str = "relu",
+        beta: float = 0.2,
+        eta: float = 1.0,
+        lr: float = 1e-3,
+        **kwargs: Any,
+    ) -> None:
+        """Take the settings."""
+        super().__init__(action_space, **kwargs)
+        self.feature_dim = at_least_1(self, "feature_dim", feature_dim)
+        self.features = net_config(self, "feature_net_config", feature_net_config)
+        self.inverse_layers = layers(self, "inverse_net", inverse_net_hiddens, inverse_net_activation)
+        self.forward_layers = layers(self, "forward_net", forward_net_hiddens, forward_net_activation)
+        self.beta = not_negative(self, "beta", beta)
+        if beta > 1:
+            raise ConfigError(f"exploration_config of {type(self).__name__}: beta={beta} must lie in [0, 1].")
+        self.eta = not_negative(self, "eta", eta)
+        self.lr = not_negative(self, "lr", lr)
+
+    def make_net(self) -> nn.Module:
+        """Return features, inverse and forward model."""
+        return CuriosityNet(self.model, self.features, self.feature_dim, self.inverse_layers, self.forward_layers)
+
+    def judge(self, steps: Steps, shares: Sequence[Share], timestep: int) -> tuple[FloatArray, dict[str, float]]:
+        """Return rewards and losses."""
+        forward_errors, inverse_errors = self.train(steps, timestep).astype(np.float64)
+        losses = {"forward_loss": float(forward_errors.mean()), "inverse_loss": float(inverse_errors.mean())}
+        return self.eta * forward_errors, losses
+
+    def errors(self, steps: Steps) -> tuple[Tensor, ...]:
+        """Return those of the forward and of the inverse model."""
+        errors: tuple[Tensor, Tensor] = self.net(*steps.columns)
+        return errors
+
+    def loss(self, *errors: Tensor) -> Tensor:
+        """Weigh the two."""
+        loss: Tensor = self.beta * errors[0].mean() + (1 - self.beta) * errors[1].mean()
+        return loss
+
+
+class CuriosityNet(nn.Module):
+    """The nets of `Curiosity`."""
+
+    def __init__(
+        self,
+        model: Any,
+        config: ModelConfig,
+        feature_dim: int,
+        inverse: tuple[list[int], str],
+        forward: tuple[list[int], str],
+    ) -> None:
+        """Build them for the spaces of the module that acts."""
+        super().__init__()
+        self.distribution: ActionDistribution = model.distribution
+        self.features = encoder(model.observation_space, config, feature_dim)
+        space, width = module_action_space(model.action_space), self.distribution.num_inputs
+        if isinstance(space, spaces.Box):
+            width = self.distribution.num_noise
+            self.action: nn.Module = Flat(width)
+        else:
+            self.action = Encoder(space, [], "relu", None)
+        num_actions = width if isinstance(space, spaces.Box) else num_outputs(cast(Encoder, self.action).parts)
+        self.inverse_model = head(2 * feature_dim, *inverse, width)
+        self.forward_model = head(feature_dim + num_actions, *forward, feature_dim)
+
+    def forward(self, obs: Tree, actions: Tensor, next_obs: Tree) -> tuple[Tensor, Tensor]:
+        """Return half the squared error of the forward model and the error of the inverse model, `[B]` each."""
+        features, next_features = self.features(obs), self.features(next_obs)
+        guess = self.inverse_model(torch.cat([features, next_features], -1))
+        if isinstance(self.distribution, DiagGaussian):
+            actions = torch.from_numpy(self.distribution.to_unit(actions.numpy())).float()
+            inverse_errors = 0.5 * (guess - self.action(actions)).square().sum(-1)
+        else:
+            inverse_errors = -self.distribution.logp(guess, actions)
+        expected = self.forward_model(torch.cat([features, self.action(actions)], -1))
+        return 0.5 * (expected - next_features).square().sum(-1), inverse_errors
+
+
+def head(num_inputs: int, hiddens: list[int], activation: str, width: int) -> nn.Sequential:
+    """Return an MLP with a linear output."""
+    return nn.Sequential(
+        mlp(num_inputs, hiddens, activation), orthogonal(nn.Linear([num_inputs, *hiddens][-1], width), 1.0)
+    )
+
+
+def layers(exploration: IntrinsicReward, name: str, hiddens: Sequence[int], activation: str) -> tuple[list[int], str]:
+    """Return the hidden layers of a net and their activation.
+
+    Raises:
+        ConfigError: A width or the activation is none.
+    """
+    if activation not in ACTIVATIONS:
+        raise ConfigError(
+            f"exploration_config of {type(exploration).__name__}: unknown {name}_activation {activation!r}. "
+            f"{nearest(str(activation), ACTIVATIONS)}"
+        )
+    return [at_least_1(exploration, f"{name}_hiddens", width) for width in hiddens], activation

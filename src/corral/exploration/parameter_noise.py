@@ -1,0 +1,122 @@
+"""Noise in the weights of the policy, rather than in its actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from corral.core.distributions import DiagGaussian
+from corral.core.tree import map_tree
+from corral.exploration.base import Delegating, RowDistribution
+from corral.exploration.making import make_sub_exploration
+from corral.exploration.noise import between
+from corral.exploration.sampling import not_negative
+
+if TYPE_CHECKING:
+    from corral.env.rollout import Rollout
+
+ADAPTATION = 1.01  # alpha of the paper's section 3
+
+
+class ParameterNoise(Delegating):
+    """Acts with weights to which Gaussian noise was added: drawn when an episode begins, other noise for each sub-env.
+
+    The deviation adapts, by a factor of 1.01 after each rollout, to keep the perturbed policy at a distance from the
+    plain one. For discrete actions the distance is the KL divergence of the softmax of the outputs, and the target that
+    of epsilon-greedy from greedy action, `-log(1 - epsilon + epsilon / num_actions)`. For continuous ones it is the
+    root mean square of the difference between the most likely actions, in the unit of `DiagGaussian.to_unit`.
+
+    `compute_actions` knows no episodes, and goes by the plain weights.
+
+    Args:
+        initial_stddev: Deviation of the noise in each weight at the start.
+        random_timesteps: Env steps at the beginning whose actions are drawn evenly from the action space.
+        sub_exploration: An `exploration_config` by which actions are chosen from the perturbed policy's outputs; `None`
+            takes the most likely ones.
+        target_epsilon: Epsilon of the target for discrete actions, in [0, 1).
+        target_distance: The target for continuous actions.
+    """
+
+    on_policy = False
+    paper = "Plappert et al. 2018, arXiv:1706.01905"
+
+    def __init__(
+        self,
+        action_space: spaces.Space[Any],
+        *,
+        initial_stddev: float = 1.0,
+        random_timesteps: int = 10_000,
+        sub_exploration: Mapping[str, Any] | None = None,
+        target_epsilon: float = 0.1,
+        target_distance: float = 0.2,
+        **kwargs: Any,
+    ) -> None:
+        """Take the settings."""
+        super().__init__(action_space, **kwargs)
+        self.stddev = float(not_negative(self, "initial_stddev", initial_stddev))
+        self.random_timesteps = not_negative(self, "random_timesteps", random_timesteps)
+        self.target_epsilon = between(self, "target_epsilon", target_epsilon, 0, 1)
+        self.target_distance = not_negative(self, "target_distance", target_distance)
+        self.sub = make_sub_exploration(self, sub_exploration or {"type": "StochasticSampling"})
+        self._draws = sub_exploration is not None
+        self._due = np.ones(self.num_envs, np.bool_)  # sub-envs that act with noise of an earlier episode, or none
+
+    def begin_episodes(self, begins: NDArray[np.bool_], *, timestep: int, explore: bool) -> None:
+        """Perturb the weights anew where an episode begins."""
+        self.sub.begin_episodes(begins, timestep=timestep, explore=explore)
+        self._due |= begins
+        if explore and self.inference is not None and self._due.any():
+            self.inference.perturb(self.stddev, self._due, self.rng)
+            self._due[:] = False
+
+    def get_exploration_action(
+        self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
+    ) -> tuple[Any, Any]:
+        """Choose by the outputs of the perturbed weights."""
+        if explore and timestep < self.random_timesteps:
+            return action_distribution.random(), None
+        return self.sub.get_exploration_action(
+            action_distribution=action_distribution, timestep=timestep, explore=explore and self._draws
+        )
+
+    def end_sample(self, rollout: Rollout, *, timestep: int, explore: bool) -> None:
+        """Measure the distance in the last row, and adapt the deviation of the noise that acts."""
+        self.sub.end_sample(rollout, timestep=timestep, explore=explore)
+        valid = rollout.valid[-1] if rollout.num_rows else np.zeros(0, np.bool_)
+        if not explore or self.inference is None or not valid.any():
+            return
+        plain = self.inference(map_tree(lambda column: column[-2], rollout.obs), perturbed=False)
+        distance, target = self.distance(plain[valid], rollout.dist_inputs[-1][valid])
+        self.stddev *= ADAPTATION if distance < target else 1 / ADAPTATION
+        self.inference.perturb(self.stddev, np.zeros_like(valid), self.rng)
+
+    def distance(self, plain: NDArray[np.float32], perturbed: NDArray[np.float32]) -> tuple[float, float]:
+        """Return how far two policies' outputs `[N, D]` lie apart, and the target."""
+        distribution = self.model.distribution
+        if isinstance(distribution, DiagGaussian):
+            modes = [distribution.to_unit(distribution.mode(inputs)) for inputs in (plain, perturbed)]
+            return math.sqrt(float(np.mean(np.square(modes[0] - modes[1])))), self.target_distance
+        with torch.inference_mode():
+            kl = distribution.kl(torch.from_numpy(plain), torch.from_numpy(perturbed)).mean().item()
+        share = math.exp(distribution.random_logp(distribution.mode(plain[:1]))[0])  # 1 / num_actions
+        return kl, -math.log(1 - self.target_epsilon + self.target_epsilon * share)
+
+    def get_metrics(self, timestep: int) -> dict[str, float]:
+        """Return `parameter_noise_stddev`, and what the sub-exploration reports."""
+        return {**self.sub.get_metrics(timestep), "parameter_noise_stddev": self.stddev}
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the deviation."""
+        return {**super().get_state(), "stddev": self.stddev}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with the deviation of a state; the noise itself is drawn anew."""
+        super().set_state(state)
+        self.stddev = state["stddev"]
+        self._due[:] = True

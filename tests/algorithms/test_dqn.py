@@ -1,0 +1,498 @@
+"""DQN's losses on batches worked out by hand, how much it learns and when, and small envs that every form solves."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from corral import DQNConfig
+from corral.algorithms.dqn import DQN, c51_loss, dqn_loss, projected
+from corral.core.learner import Learner
+from corral.core.losses import Batch
+from corral.core.module import DEFAULT_MODULE_ID
+from corral.core.q_module import QModule
+from corral.env.rollout import Rollout
+from corral.errors import ConfigError
+from corral.testing import CountingEnv, IdentityEnv, TimeLimitCorridor
+
+OBS = spaces.Box(0, 10, (1,), np.float32)
+
+
+class Table(nn.Module):
+    """A row of outputs for each state; the state is the observation's first entry."""
+
+    def __init__(self, rows: Any) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.as_tensor(rows, dtype=torch.float32))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.rows[obs[:, 0].long()]
+
+
+class TableModule(QModule):
+    """Q-values, or logits of atoms, from tables: `rows` of the network, `target_rows` of the target."""
+
+    def make_network(self) -> nn.Module:
+        return Table(self.model_config["rows"])
+
+
+def tables(rows: Any, target_rows: Any, **settings: Any) -> TableModule:
+    num_actions = len(rows[0]) // settings.get("num_atoms", 1)
+    module = TableModule(OBS, spaces.Discrete(num_actions), {"rows": rows, **settings})
+    module.target_q = Table(target_rows).requires_grad_(False)
+    return module
+
+
+def make_batch(**columns: Any) -> Batch:
+    """Make a batch of one step from state 0 by action 0 to state 1, or of several as the columns say."""
+    size = max((len(column) for column in columns.values()), default=1)
+    defaults = {
+        "obs": np.zeros((size, 1), np.float32),
+        "next_obs": np.ones((size, 1), np.float32),
+        "actions": np.zeros(size, np.int64),
+        "rewards": np.zeros(size, np.float32),
+        "terminated": np.zeros(size, np.bool_),
+        "discounts": np.full(size, 0.5, np.float32),
+        "weights": np.ones(size, np.float32),
+    }
+    return {
+        name: torch.as_tensor(np.asarray(columns.get(name, column), column.dtype)) for name, column in defaults.items()
+    }
+
+
+class TestTargets:
+    Q, TARGET = [[1.0, 2.0], [5.0, 4.0]], [[0.0, 0.0], [10.0, 20.0]]
+
+    @pytest.mark.parametrize(("double_q", "next_value"), [(False, 20.0), (True, 10.0)])
+    def test_the_next_action_is_chosen_by_the_target_or_the_network(self, double_q: bool, next_value: float) -> None:
+        batch = make_batch(rewards=[3.0])
+        _, reported = dqn_loss(tables(self.Q, self.TARGET), batch, {}, double_q=double_q, huber=False)
+        assert reported["td_error"].tolist() == [1.0 - (3.0 + 0.5 * next_value)]
+
+    def test_a_terminated_step_bootstraps_nothing_and_a_truncated_one_does(self) -> None:
+        batch = make_batch(rewards=[3.0, 3.0], terminated=[True, False], discounts=[0.5, 0.25])
+        _, reported = dqn_loss(tables(self.Q, self.TARGET), batch, {}, double_q=False, huber=False)
+        assert reported["td_error"].tolist() == [1 - 3, 1 - (3 + 0.25 * 20)]
+
+    def test_the_loss_weighs_rows_and_is_linear_far_away(self) -> None:
+        module = tables(self.Q, self.TARGET)
+        batch = make_batch(actions=[0, 1], rewards=[1.5, 12.0], terminated=[True, True], weights=[1.0, 0.5])
+        loss, _ = dqn_loss(module, batch, {}, double_q=False, huber=True)
+        assert loss.item() == pytest.approx((0.5 * 0.5**2 + 0.5 * (10 - 0.5)) / 2)
+        loss.backward()
+        assert module.q.rows.grad.tolist() == [[-0.5 / 2, -0.5 / 2], [0, 0]]
+        loss, _ = dqn_loss(module, batch, {}, double_q=False, huber=False)
+        assert loss.item() == pytest.approx((0.5**2 + 0.5 * 10**2) / 2)
+
+    def test_what_is_reported(self) -> None:
+        batch = make_batch(actions=[0, 1])
+        _, reported = dqn_loss(tables(self.Q, self.TARGET), batch, {}, double_q=False, huber=True)
+        assert {name: value.item() for name, value in reported.items() if not value.ndim} == {
+            "qf_mean": 1.5,
+            "qf_min": 1.0,
+            "qf_max": 2.0,
+        }
+
+
+@pytest.mark.parametrize("double_q", [False, True])
+@pytest.mark.parametrize("huber", [False, True])
+def test_steps_in_numpy_are_those_of_torch(double_q: bool, huber: bool) -> None:
+    space, rng = spaces.Box(-1, 1, (3,), np.float32), np.random.default_rng(0)
+    batch = {
+        "obs": rng.standard_normal((16, 3), dtype=np.float32),
+        "next_obs": rng.standard_normal((16, 3), dtype=np.float32),
+        "actions": rng.integers(0, 4, 16),
+        "rewards": rng.standard_normal(16, dtype=np.float32) * 3,
+        "terminated": rng.random(16) < 0.3,
+        "discounts": np.full(16, 0.9, np.float32),
+        "weights": rng.random(16, dtype=np.float32),
+    }
+    results, weights = [], []
+    for form in (DQN.make_loss, lambda algorithm: partial(dqn_loss, double_q=double_q, huber=huber)):
+        torch.manual_seed(0)
+        module = QModule(space, spaces.Discrete(4), {"fcnet_hiddens": [16, 8]})
+        algorithm: Any = type("Fake", (), {})()
+        algorithm.config = DQNConfig().training(double_q=double_q, td_error_loss_fn="huber" if huber else "mse")
+        learner = Learner({"p": module}, form(algorithm), grad_clip=1.0, device="cpu")
+        results.append([learner.update({"p": batch}, lr=0.01)["p"] for _ in range(3)])
+        weights.append(learner.get_weights()["p"])
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in ours.items():
+            np.testing.assert_allclose(value, theirs[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    for name, array in weights[0].items():
+        np.testing.assert_allclose(array, weights[1][name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_small_nets_take_the_numpy_form() -> None:
+    for settings, takes_it in (
+        ({}, True),
+        ({"num_atoms": 5}, False),
+        ({"noisy": True}, False),
+        ({"dueling": True}, False),
+    ):
+        with small_config(CountingEnv, **settings).build() as algo:
+            assert (algo.get_module().array_networks() is not None) == takes_it
+
+
+class TestAtoms:
+    ATOMS = torch.linspace(-1, 1, 5)
+
+    def test_returns_on_atoms_stay_there(self) -> None:
+        probs = torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.0]])
+        torch.testing.assert_close(projected(self.ATOMS.expand(1, 5), probs, self.ATOMS), probs)
+
+    def test_what_lies_between_is_shared_and_what_lies_beyond_is_cut(self) -> None:
+        returns = torch.tensor([[-0.4, 7.0, -7.0, 0.25, 1.0]])
+        probs = torch.tensor([[0.5, 0.1, 0.2, 0.1, 0.1]])
+        expected = torch.tensor([[0.2, 0.4, 0.1 + 0.05, 0.05, 0.1 + 0.1]])
+        torch.testing.assert_close(projected(returns, probs, self.ATOMS), expected)
+
+    def test_mass_and_mean_are_kept_within_the_ends(self) -> None:
+        torch.manual_seed(0)
+        returns, probs = torch.rand(20, 5) * 2 - 1, torch.rand(20, 5).softmax(-1)
+        moved = projected(returns, probs, self.ATOMS)
+        torch.testing.assert_close(moved.sum(-1), torch.ones(20))
+        torch.testing.assert_close(moved @ self.ATOMS, (returns * probs).sum(-1))
+
+    @pytest.mark.parametrize("double_q", [False, True])
+    def test_the_loss_is_the_cross_entropy_to_the_target(self, double_q: bool) -> None:
+        log = np.log
+        # Action 0 of state 1 is best for the network, action 1 for the target.
+        rows = [[*log([0.2, 0.3, 0.5]), *log([0.6, 0.2, 0.2])], [*log([0.1, 0.1, 0.8]), *log([0.8, 0.1, 0.1])]]
+        target = [[0.0] * 6, [*log([0.5, 0.25, 0.25]), *log([0.1, 0.2, 0.7])]]
+        module = tables(rows, target, num_atoms=3, v_min=-1.0, v_max=1.0)
+        batch = make_batch(rewards=[0.0], discounts=[1.0])
+        loss, reported = c51_loss(module, batch, {}, double_q=double_q)
+        probs = [0.5, 0.25, 0.25] if double_q else [0.1, 0.2, 0.7]
+        assert loss.item() == pytest.approx(-np.dot(probs, log([0.2, 0.3, 0.5])), rel=1e-5)
+        assert reported["qf_mean"].item() == pytest.approx(0.5 - 0.2)
+        _, reported = c51_loss(module, make_batch(rewards=[1.0], terminated=[True]), {}, double_q=double_q)
+        assert reported["td_error"].item() == pytest.approx(-log(0.5), rel=1e-5)
+
+
+def small_config(env: Any = IdentityEnv, **training: Any) -> DQNConfig:
+    """Return the config of a run of seconds."""
+    settings = {
+        "num_steps_sampled_before_learning_starts": 64,
+        "train_batch_size_per_learner": 32,
+        "n_step": 1,
+        "lr": 5e-3,
+        "gamma": 0.5,
+        "target_network_update_freq": 100,
+        **training,
+    }
+    return (
+        DQNConfig()
+        .environment(env, env_config={"episode_length": 8})
+        .rl_module(model_config={"fcnet_hiddens": [16, 16]})
+        .training(**settings)
+        .exploration(exploration_config={"epsilon_timesteps": 500})
+        .reporting(min_sample_timesteps_per_iteration=100)
+        .debugging(seed=0)
+    )
+
+
+PRIORITIZED = {"replay_buffer_config": {"type": "prioritized", "capacity": 2000}}
+FORMS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "single": {"double_q": False},
+    "dueling": {"dueling": True},
+    "noisy": {"noisy": True, "training_intensity": 32, "lr": 1e-3},
+    "prioritised": PRIORITIZED,
+    "soft target": {"target_network_update_freq": 0, "tau": 0.05},
+    "n-step": {"n_step": 3},
+    "atoms": {"num_atoms": 11, "v_min": 0.0, "v_max": 3.0},
+    "mse": {"td_error_loss_fn": "mse"},
+    "rainbow": {
+        "dueling": True,
+        "noisy": True,
+        "num_atoms": 11,
+        "v_min": 0.0,
+        "v_max": 3.0,
+        "n_step": 2,
+        **PRIORITIZED,
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_solves_the_identity_env(form: str) -> None:
+    training = {**FORMS[form]}
+    config = small_config(**training)
+    if form in ("noisy", "rainbow"):
+        config.exploration_config = {}
+    with config.build() as algo:
+        for _ in range(30):
+            algo.train()
+            right = [algo.compute_single_action(obs, explore=False) == obs for obs in range(4)]
+            if all(right) and algo.training_iteration >= 5:
+                break
+        assert all(right)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_the_value_under_a_time_limit_is_that_of_the_endless_task(mode: str, n_step: int) -> None:
+    config = small_config(TimeLimitCorridor, gamma=0.8, n_step=n_step, target_network_update_freq=20, lr=1e-2)
+    with config.env_runners(autoreset_mode=mode, num_envs_per_env_runner=2).build() as algo:
+        for _ in range(30):
+            result = algo.train()
+        assert result["learners"][DEFAULT_MODULE_ID]["qf_mean"] == pytest.approx(1 / (1 - 0.8), rel=0.05)
+
+
+class TestRing:
+    def updates(self, algo: DQN, num_rounds: int) -> list[int]:
+        """Return how many updates each of some rounds made."""
+        counts = []
+        for _ in range(num_rounds):
+            before = algo.learner_group.weights_version
+            algo.training_step()
+            counts.append(algo.learner_group.weights_version - before)
+        return counts
+
+    def config(self, **training: Any) -> DQNConfig:
+        # Episodes that do not end within the test, so that every row is a step.
+        config = small_config(CountingEnv, num_steps_sampled_before_learning_starts=8, **training)
+        return config.environment(env_config={"episode_length": 1000}, disable_env_checking=True)
+
+    def test_at_the_natural_ratio_every_round_makes_one_update(self) -> None:
+        with self.config().build() as algo:
+            assert self.updates(algo, 4) == [0, 1, 1, 1]
+            assert (len(algo.local_replay_buffer), algo.num_env_steps_sampled_lifetime) == (16, 16)
+
+    @pytest.mark.parametrize(
+        ("training_intensity", "counts"),
+        [(8, [0, 1, 1, 1, 1]), (4, [0, 0, 1, 0, 1]), (24, [0, 3, 3, 3, 3]), (12, [0, 1, 2, 1, 2])],
+    )
+    def test_a_set_ratio_counts_steps_trained_for_each_step_sampled(
+        self, training_intensity: float, counts: list[int]
+    ) -> None:
+        with self.config(training_intensity=training_intensity).build() as algo:
+            assert self.updates(algo, 5) == counts
+
+    def test_several_sub_envs_sample_more_in_a_round(self) -> None:
+        config = self.config(training_intensity=8).env_runners(num_envs_per_env_runner=4)
+        with config.build() as algo:
+            assert self.updates(algo, 3) == [4, 4, 4]
+            assert len(algo.local_replay_buffer) == 48
+
+    def test_the_target_is_copied_at_its_frequency(self) -> None:
+        with self.config(target_network_update_freq=12).build() as algo:
+            same = []
+            for _ in range(8):
+                algo.training_step()
+                module = algo.get_module()
+                pairs = zip(module.q.parameters(), module.target_q.parameters(), strict=True)
+                same.append(all(torch.equal(one, other) for one, other in pairs))
+            # Steps 4 (nothing learned), 8 (learned), 12 (copied), 16, 20, 24 (copied), 28, 32.
+            assert same == [True, False, True, False, False, True, False, False]
+
+    def test_the_result_has_its_keys_before_anything_is_learned(self) -> None:
+        config = self.config().training(num_steps_sampled_before_learning_starts=250)
+        with config.build() as algo:
+            first, *_, last = [algo.train() for _ in range(4)]
+        learned = last["learners"][DEFAULT_MODULE_ID]
+        assert first["learners"][DEFAULT_MODULE_ID].keys() == learned.keys() == set(DQN.METRICS)
+        assert all(np.isnan(value) for value in first["learners"][DEFAULT_MODULE_ID].values())
+        assert all(np.isfinite(value) for value in learned.values())
+
+    def test_results_repeat_with_the_seed(self) -> None:
+        def losses(seed: int) -> list[float]:
+            config = small_config(**PRIORITIZED, noisy=True).debugging(seed=seed)
+            with config.build() as algo:
+                return [algo.train()["learners"][DEFAULT_MODULE_ID]["total_loss"] for _ in range(3)]
+
+        assert losses(3) == losses(3) != losses(4)
+
+    @pytest.mark.parametrize("num_env_runners", [2])
+    def test_runners_of_an_engine_fill_one_buffer(self, num_env_runners: int) -> None:
+        config = self.config(training_intensity=8).env_runners(num_env_runners=num_env_runners).engine("local")
+        with config.build() as algo:
+            assert self.updates(algo, 2) == [2, 2]
+            assert len(algo.local_replay_buffer) == 16
+
+    @pytest.mark.slow
+    def test_two_learners_learn_as_one_does(self) -> None:
+        weights = []
+        for num_learners, batch_size in ((0, 32), (2, 16)):
+            config = self.config(train_batch_size_per_learner=batch_size, dueling=True, **PRIORITIZED)
+            with config.learners(num_learners=num_learners).engine("process").build() as algo:
+                self.updates(algo, 5)
+                weights.append(algo.learner_group.get_weights()[DEFAULT_MODULE_ID])
+        for name, array in weights[0].items():
+            np.testing.assert_allclose(array, weights[1][name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+class TestStorage:
+    def test_stacks_of_frames_are_kept_once(self) -> None:
+        sizes = []
+        for frame_stack in (1, 4):
+            config = small_config(replay_buffer_config={"frame_stack": frame_stack, "capacity": 500})
+            config.environment(CountingEnv, wrappers=[partial(gym.wrappers.FrameStackObservation, stack_size=4)])
+            with config.build() as algo:
+                assert np.isfinite(algo.train()["learners"][DEFAULT_MODULE_ID]["total_loss"])
+                batch = algo.local_replay_buffer.sample(64)
+                sizes.append(algo.local_replay_buffer.nbytes)
+            assert batch["obs"].shape == (64, 4, 2)
+            # The env counts: one frame follows on another, in the observation and from it to the next.
+            moved = batch["next_obs"][:, -1, 1] - batch["obs"][:, -1, 1]
+            assert (moved == batch["num_steps"]).all()
+            assert (batch["next_obs"][:, -2] == batch["obs"][:, -1]).all()
+        assert sizes[1] < 0.55 * sizes[0]  # the other columns stay as they are
+
+    def test_columns_may_lie_in_files(self, tmp_path: Any) -> None:
+        config = small_config(replay_buffer_config={"directory": str(tmp_path), "capacity": 500})
+        with config.build() as algo:
+            assert np.isfinite(algo.train()["learners"][DEFAULT_MODULE_ID]["total_loss"])
+            assert list(tmp_path.iterdir()) == []  # they have no names, and are gone with the buffer
+
+
+class TestState:
+    @pytest.mark.parametrize("with_buffer", [True, False])
+    def test_a_restored_run_goes_on(self, with_buffer: bool, tmp_path: Any) -> None:
+        config = small_config(store_buffer_in_checkpoints=with_buffer, training_intensity=5, **PRIORITIZED)
+        with config.build() as one, config.build() as other:
+            one.train()
+            other.restore_from_path(one.save(tmp_path / "checkpoint"))
+            assert len(other.local_replay_buffer) == (len(one.local_replay_buffer) if with_buffer else 0)
+            assert (other._replay.update_credit, other._replay.target_updated_at) == (
+                one._replay.update_credit,
+                one._replay.target_updated_at,
+            )
+            if with_buffer:
+                ours, theirs = (algo.local_replay_buffer.sample(8) for algo in (one, other))
+                np.testing.assert_array_equal(ours["indices"], theirs["indices"])
+                np.testing.assert_array_equal(ours["obs"], theirs["obs"])
+                return
+            versions = []
+            for _ in range(2):  # 64 steps fill the buffer again before it learns
+                other.training_step()
+                versions.append(other.learner_group.weights_version)
+            assert versions[0] == versions[1]
+
+    def test_epsilon_goes_on_where_it_was(self, tmp_path: Any) -> None:
+        config = small_config()
+        with config.build() as one, config.build() as other:
+            for _ in range(3):
+                epsilon = one.train()["env_runners"]["epsilon"]
+            assert epsilon < 0.5
+            other.restore_from_path(one.save(tmp_path / "checkpoint"))
+            assert other.train()["env_runners"]["epsilon"] < epsilon
+
+
+class TestEvents:
+    def test_their_order_in_an_iteration(self) -> None:
+        trace: list[str] = []
+        names = ("on_sample_end", "on_learn_on_batch", "on_gradients", "on_update_end", "on_train_result")
+        config = small_config(num_steps_sampled_before_learning_starts=8, training_intensity=16)
+        config.reporting(min_sample_timesteps_per_iteration=8)
+        config.callbacks(**{name: lambda name=name, **_: trace.append(name) for name in names})
+        with config.build() as algo:
+            algo.train()
+        update = ["on_learn_on_batch", "on_gradients", "on_update_end"]
+        assert trace == ["on_sample_end", "on_sample_end", *update, *update, "on_train_result"]
+
+    def test_what_on_sample_end_changes_is_what_the_buffer_gets(self) -> None:
+        def change(samples: Rollout) -> None:
+            samples.rewards = samples.rewards + 10.0
+            samples["bonus"] = np.full(samples.rewards.shape, 7.0)
+
+        with small_config().callbacks(on_sample_end=change).build() as algo:
+            algo.training_step()
+            batch = algo.local_replay_buffer.sample(16)
+        assert batch["rewards"].min() >= 10 and set(batch["bonus"]) == {7.0}
+
+    def test_the_batch_has_indices_and_weights_and_can_be_changed(self) -> None:
+        seen: list[dict[str, Any]] = []
+
+        def note(train_batch: Any, result: dict[str, Any]) -> None:
+            seen.append({name: np.array(train_batch[name]) for name in ("indices", "weights", "rewards", "next_obs")})
+            train_batch["rewards"] = np.full(32, 5.0, np.float32)
+            train_batch["discounts"] = np.zeros(32, np.float32)
+            result["mine"] = 1.5
+
+        config = small_config(num_steps_sampled_before_learning_starts=8, lr=0.05, **PRIORITIZED)
+        with config.callbacks(on_learn_on_batch=note).build() as algo:
+            for _ in range(4):
+                result = algo.train()
+        assert seen[0]["indices"].dtype == np.int64 and seen[0]["weights"].max() == 1.0
+        assert result["learners"][DEFAULT_MODULE_ID]["mine"] == 1.5
+        assert result["learners"][DEFAULT_MODULE_ID]["qf_mean"] == pytest.approx(5.0, abs=0.5)
+
+    def test_priorities_follow_the_errors(self) -> None:
+        config = small_config(num_steps_sampled_before_learning_starts=64, **PRIORITIZED)
+        with config.build() as algo:
+            algo.train()
+            drawn = algo.local_replay_buffer.sample(512, beta=1.0)
+        assert len(np.unique(drawn["weights"].round(6))) > 10
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"replay_buffer_config": {"capacity": 63}}, "capacity=63 is less than train_batch_size_per_learner"),
+            ({"replay_buffer_config": {"kapacity": 16}}, "unknown setting 'kapacity'"),
+            ({"replay_buffer_config": {"alpha": 0.5}}, "alpha=0.5 contradicts type='uniform'"),
+            ({"training_intensity": 0}, "training_intensity=0.* must be positive"),
+            ({"tau": 0}, r"tau=0.* must lie in \(0, 1\]"),
+            ({"n_step": 0}, "n_step=0 must be at least 1"),
+            ({"target_network_update_freq": -1}, "target_network_update_freq=-1 must be at least 0"),
+            ({"num_atoms": 0}, "num_atoms=0 must be at least 1"),
+            ({"num_atoms": 5, "v_min": 3.0, "v_max": 3.0}, "v_min=3.0 must lie below v_max=3.0"),
+            ({"sigma0": -1.0}, "sigma0=-1.0 must be at least 0"),
+        ],
+    )
+    def test_it_is_refused_before_anything_starts(self, settings: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            DQNConfig().environment("CartPole-v1").training(**settings).build()
+
+    def test_box_actions_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"EpsilonGreedy takes .*|Q-values need Discrete actions"):
+            DQNConfig().environment("Pendulum-v1").build()
+
+    def test_settings_of_the_networks_are_fixed(self) -> None:
+        with (
+            small_config().build() as algo,
+            pytest.raises(ConfigError, match="dueling can only be set before building"),
+        ):
+            algo.reconfigure(dueling=True)
+
+    def test_a_module_has_to_be_a_q_module(self) -> None:
+        with pytest.raises(ConfigError, match=r"must be a subclass of corral.core.q_module.QModule"):
+            DQNConfig().environment("CartPole-v1").rl_module(nn.Module).build()
+
+    def test_settings_of_other_modules_are_unknown(self) -> None:
+        config = DQNConfig().environment("CartPole-v1").rl_module(model_config={"vf_share_layers": True})
+        with pytest.raises(ConfigError, match="unknown setting 'vf_share_layers'"):
+            config.build()
+
+
+def test_a_network_of_ones_own_learns() -> None:
+    config = small_config().rl_module(TableModule, model_config={"rows": np.zeros((4, 4)).tolist()})
+    config.environment(env_config={"space": spaces.Discrete(4), "episode_length": 8}).environment(
+        wrappers=[lambda env: WithVectorObs(env)]
+    )
+    with config.training(lr=0.1).build() as algo:
+        for _ in range(8):
+            algo.train()
+        assert [algo.compute_single_action(np.float32([obs]), explore=False) for obs in range(4)] == [0, 1, 2, 3]
+
+
+class WithVectorObs(gym.ObservationWrapper):  # type: ignore[type-arg]
+    """Shows a Discrete observation as a vector of one entry."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.observation_space = OBS
+
+    def observation(self, observation: Any) -> Any:
+        return np.float32([observation])

@@ -1,0 +1,67 @@
+"""Settings of replay buffers: what is taken, and what is refused with what message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corral.errors import ConfigError
+from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"capacit": 1}, r"unknown setting 'capacit'. Did you mean 'capacity'\?.*type, capacity, alpha"),
+        ({"capacity": 0}, "capacity=0 must be at least 1"),
+        ({"capacity": "many"}, "capacity='many'"),
+        ({"type": "best"}, "type='best'.*'uniform' or 'prioritized'"),
+        ({"alpha": 0.5}, r"alpha=0.5 contradicts type='uniform'.*set type='prioritized'"),
+        ({"type": "uniform", "beta": 0.4}, "beta=0.4 contradicts type='uniform'"),
+        ({"epsilon": 1e-3}, "epsilon=0.001 contradicts"),
+        ({"type": "prioritized", "alpha": -1}, "alpha=-1.0 must be finite, and at least 0"),
+        ({"type": "prioritized", "alpha": float("nan")}, "alpha=nan"),
+        ({"type": "prioritized", "epsilon": 0}, "epsilon=0.0 must be finite, and more than 0"),
+        ({"type": "prioritized", "beta": 1.1}, "beta=1.1: values must be from 0 to 1"),
+        ({"type": "prioritized", "beta": -0.1}, "beta: values must be finite and at least 0"),
+        ({"type": "prioritized", "beta": [[0, 0.4], [10, 2]]}, "from 0 to 1"),
+        ({"type": "prioritized", "beta": [[5, 0.4]]}, "first step of a schedule must be 0"),
+        ({"frame_stack": 0}, "frame_stack=0 must be from 1 to 255"),
+        ({"frame_stack": 256}, "frame_stack=256 must be from 1 to 255"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ReplayConfig.parse(settings)
+
+
+def test_a_capacity_below_the_batch_is_refused() -> None:
+    config = ReplayConfig.parse({"capacity": 31})
+    config.validate(batch_size=31)
+    with pytest.raises(ConfigError, match="capacity=31 is less than train_batch_size=32"):
+        config.validate(batch_size=32, batch_size_name="train_batch_size")
+
+
+def test_makes_the_buffer_of_its_type(tmp_path: Path) -> None:
+    uniform = make_replay_buffer(ReplayConfig.parse({}), num_runners=2, seed=0)
+    assert type(uniform) is ReplayBuffer
+    assert (uniform.capacity, uniform.num_runners, uniform.frame_stack) == (50_000, 2, 1)
+    config = ReplayConfig.parse(
+        {
+            "type": "prioritized",
+            "capacity": 7,
+            "alpha": 1,
+            "epsilon": 0.5,
+            "beta": [[0, 0.4], [100, 1]],
+            "frame_stack": 4,
+            "directory": str(tmp_path),
+        }
+    )
+    assert config.beta == [(0.0, 0.4), (100.0, 1.0)]
+    buffer = make_replay_buffer(config, num_runners=1, seed=0)
+    assert isinstance(buffer, PrioritizedReplayBuffer)
+    assert (buffer.capacity, buffer.alpha, buffer.epsilon, buffer.frame_stack) == (7, 1.0, 0.5, 4)
+    with pytest.raises(ConfigError, match="is no directory"):
+        make_replay_buffer(ReplayConfig(directory=tmp_path / "nowhere"), num_runners=1, seed=0)
