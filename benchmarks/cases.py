@@ -277,7 +277,7 @@ CASES = (
         title="SAC against its arithmetic",
         what=(
             "Percent of an update of SAC, with the sizes of the case above, that its matrix products alone take, one "
-            "after another on matrices of the same shapes; drawing the batch and moving the targets belong to the update. "
+            "after another on matrices of the same shapes; drawing the batch and moving the targets belong to it. "
             "Both take turns in one process."
         ),
         measure="sac_limit",
