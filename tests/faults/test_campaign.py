@@ -59,8 +59,8 @@ def test_a_run_survives_hundreds_of_faults_and_counts_every_step_once(engine: st
     with config.build() as algo:
         take = algo.env_runner_group.sample
 
-        def sample(*arguments: Any) -> list[Rollout]:
-            rollouts.extend(arrived := take(*arguments))
+        def sample(*arguments: Any, **settings: Any) -> list[Rollout]:
+            rollouts.extend(arrived := take(*arguments, **settings))
             return arrived
 
         algo.env_runner_group.sample = sample  # type: ignore[method-assign]
