@@ -15,6 +15,7 @@ import pytest
 import yaml
 from pages import NO_RUN, PAGES, README, ROOT, anchors, blocks, commands, first_column, links, page_id
 
+import corral
 from corral import PPOConfig
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import flat_result
@@ -113,6 +114,15 @@ def test_ppo_metrics_are_those_of_the_page(result: dict[str, Any]) -> None:
     assert sorted(listed) == sorted(result["learners"]["default_policy"])
 
 
+@pytest.mark.parametrize("name", ["DQN", "SAC"])
+def test_metrics_from_a_buffer_are_those_of_the_page(name: str) -> None:
+    text = (DOCS / "algorithms" / f"{name.lower()}.md").read_text(encoding="utf-8")
+    section = re.split(r"^#+ ", re.split(r"^#+ Metrics$", text, flags=re.MULTILINE)[1], flags=re.MULTILINE)[0]
+    cells = re.findall(r"^\| (`[^|]+) \|", section, flags=re.MULTILINE)
+    listed = [metric for cell in cells for metric in re.findall(r"`(\w+)`", cell)]
+    assert sorted(listed) == sorted(getattr(corral, name).METRICS)
+
+
 def test_bottleneck_settings_are_those_of_the_page() -> None:
     text = METRICS.read_text(encoding="utf-8")
     assert dict(re.findall(r"^\| `(\w+)` \| `([\w.]+)` \|$", text, flags=re.MULTILINE)) == PARTS
@@ -136,8 +146,10 @@ def test_module_settings_are_those_of_the_page() -> None:
     assert first_column(DOCS / "modules.md", "The default module") == list(ModelConfig.__dataclass_fields__)
 
 
-def test_implementation_details_are_numbered_in_turn() -> None:
-    numbers = re.findall(r"^(\d+)\. ", PPO.read_text(encoding="utf-8"), flags=re.MULTILINE)
+@pytest.mark.parametrize("page", sorted((DOCS / "algorithms").glob("*.md")), ids=lambda page: page.stem)
+def test_implementation_details_are_numbered_in_turn(page: Path) -> None:
+    numbers = re.findall(r"^(\d+)\. ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert numbers
     assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
 
 

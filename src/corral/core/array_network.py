@@ -34,8 +34,8 @@ class ArrayNetwork:
 
     @property
     def is_current(self) -> bool:
-        """Whether the parameters still lie where they did when this was made."""
-        return self._places == [parameter.data_ptr() for parameter in self._parameters]
+        """Whether the parameters still lie where they did when this was made; all of them move at once, or none."""
+        return self._places[0] == self._parameters[0].data_ptr()
 
     @classmethod
     def of(cls, layers: Sequence[nn.Module]) -> ArrayNetwork | None:

@@ -54,6 +54,15 @@ class Inference:
         self.backend = "torch" if self._stack is None else "numpy"
         self._appended: FloatArray | None = None
         self._layers: list[Layer] = []
+        # Each layer of the stack with its arrays, if it is plain: those of this module stay where they are.
+        self._sources = [
+            (
+                layer,
+                (layer.weight.detach().numpy(), layer.bias.detach().numpy()) if type(layer) is nn.Linear else None,
+                None if activation is None else NUMPY_ACTIVATIONS[activation],
+            )
+            for layer, activation in (self._stack[0] if self._stack else ())
+        ]
         self._perturbed: Perturbed | None = None
         self._explores = True
         self._weights = {name: value.numpy() for name, value in module.acting_weights().items()}
@@ -63,8 +72,8 @@ class Inference:
         """Read the weights of the module again, after they changed."""
         if self._stack is not None:
             self._layers = [
-                (*_affine(layer), None if activation is None else NUMPY_ACTIVATIONS[activation])
-                for layer, activation in self._stack[0]
+                (*(_affine(layer) if arrays is None else (arrays[0].T.copy(), arrays[1].copy())), activation)
+                for layer, arrays, activation in self._sources
             ]
             self._appended = None if self._stack[1] is None else self._stack[1].detach().numpy().copy()
         if self._perturbed is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,8 +50,20 @@ def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch
         for name, method in inspect.getmembers(optimizer_class, inspect.isfunction)
         if hasattr(method, "__wrapped__")
     }
-    methods["step"] = torch.no_grad()(inspect.unwrap(optimizer_class.step))  # one of its wrappers did this too
+    methods["step"] = _hooked(torch.no_grad()(inspect.unwrap(optimizer_class.step)))  # one of its wrappers did this too
     return type(optimizer_class.__name__, (optimizer_class,), methods)
+
+
+def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step that goes torch's way around it, which notes it in the profiler's record, only if it has hooks."""
+    with_hooks = torch.optim.Optimizer.profile_hook_step(step)
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        return (with_hooks if hooks else step)(self, *args, **kwargs)
+
+    wrapper.hooked = True  # type: ignore[attr-defined]  # torch wraps a step that is not marked so
+    return wrapper
 
 
 def flat_parameters(trainable: Sequence[nn.Parameter]) -> list[nn.Parameter]:
@@ -85,7 +98,11 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None, by: 
         by: `"global_norm"`, `"norm"` or `"value"`; see `Learner`.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = (gradients[0].norm() if len(gradients) == 1 else nn.utils.get_total_norm(gradients)).item()
+    if len(gradients) == 1:  # a vector: its product with itself takes a third of the time of `norm`
+        flat = gradients[0].view(-1)
+        norm = math.sqrt(torch.dot(flat, flat).item())
+    else:
+        norm = nn.utils.get_total_norm(gradients).item()
     if limit is not None and by == "global_norm" and norm > limit:
         for gradient in gradients:
             gradient.mul_(limit / norm)

@@ -236,8 +236,10 @@ class Rollout:
             return larger
 
         for name, column in self.columns.items():
-            extra = int(name == "obs")
-            self.columns[name] = map_tree(lambda leaf, extra=extra: resized(leaf, extra), column)
+            if name == "obs":
+                self.columns[name] = map_tree(lambda leaf: resized(leaf, 1), column)
+            else:
+                self.columns[name] = resized(column, 0)
 
     def set_logp(self, row: int, logp: Any) -> None:
         """Note the log-likelihood `[N]` of a row's actions, where it is not that under the policy's distribution."""
@@ -439,7 +441,8 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
     over, broken = _over(rollout)
     envs, rows = np.nonzero(over.T)  # by env, then by time
     end_times = rollout.row_times_s[rows]
-    first_of_env = np.diff(envs, prepend=-1) != 0
+    first_of_env = np.ones(len(envs), np.bool_)
+    first_of_env[1:] = envs[1:] != envs[:-1]
 
     def since_last_end(totals: NDArray[Any], start: Any) -> NDArray[Any]:
         passed = totals.copy()
