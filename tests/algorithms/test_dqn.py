@@ -223,7 +223,10 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+# Noisy layers alone take the longest, and are part of the rainbow.
+@pytest.mark.parametrize(
+    "form", [pytest.param("noisy", marks=pytest.mark.slow), *(form for form in FORMS if form != "noisy")]
+)
 def test_every_form_solves_the_identity_env(form: str) -> None:
     training = {**FORMS[form]}
     config = small_config(**training)

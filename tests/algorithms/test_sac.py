@@ -337,7 +337,14 @@ def greedy_return(algorithm: Algorithm, num_episodes: int) -> float:
     return float(rollout.rewards[rollout.valid].sum()) / num_episodes
 
 
-@pytest.mark.parametrize("space", ["box", "box_uneven", "discrete", "discrete_from_minus_2"])
+@pytest.mark.parametrize(
+    "space",
+    [
+        "box",
+        "discrete",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("box_uneven", "discrete_from_minus_2")),
+    ],
+)
 def test_identity_is_solved(space: str) -> None:
     config = quick(space, lr=5e-3, initial_alpha=0.03, train_batch_size_per_learner=128)
     with config.build() as algorithm:
@@ -415,6 +422,7 @@ def test_checkpoints_hold_it_all(tmp_path: Any) -> None:
                 np.testing.assert_array_equal(restored.get_module().state_dict()[name], value)
 
 
+@pytest.mark.slow
 def test_learners_together_take_the_steps_of_one() -> None:
     def weights(num_learners: int) -> dict[str, Any]:
         config = quick(train_batch_size_per_learner=64 // max(1, num_learners))

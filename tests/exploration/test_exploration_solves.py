@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from explorers import Sampling, SamplingConfig
+from explorers import SamplingConfig
 
-from corral import DQNConfig, PPOConfig
+from corral import DQNConfig, PPOConfig, SACConfig
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.config import AlgorithmConfig
 from corral.exploration import BUILT_IN
@@ -93,49 +93,28 @@ def test_a_bandit_finds_what_pays_more(kind: str) -> None:
             assert greedy_return(algo) == pays
 
 
-class HillClimbing(Sampling):
-    """Keeps the action that paid most so far, whatever the observation."""
-
-    best = -np.inf
-
-    def training_step(self) -> dict[str, dict[str, float]]:
-        metrics = super().training_step()
-        for rollout in self.rollouts:
-            rewards = np.where(rollout.valid, rollout.rewards, -np.inf)
-            place = np.unravel_index(rewards.argmax(), rewards.shape)
-            if rewards[place] > self.best:
-                self.best = float(rewards[place])
-                weights = self.learner_group.get_weights()
-                policy = weights["default_policy"]
-                policy["policy_head.weight"] = np.zeros_like(policy["policy_head.weight"])
-                policy["policy_head.bias"] = rollout.actions[place]
-                self.learner_group.set_weights(weights)
-                self.sync_weights()
-        return metrics
-
-
-class HillClimbingConfig(SamplingConfig):
-    """Of `HillClimbing`."""
-
-    @property
-    def algo_class(self) -> type[Algorithm]:
-        return HillClimbing
-
-
-def climbing_config(**exploration: Any) -> AlgorithmConfig:
-    config = HillClimbingConfig().environment(PoorHabit, disable_env_checking=True).debugging(seed=0)
+def noisy_config(**exploration: Any) -> AlgorithmConfig:
+    config = SACConfig().environment(PoorHabit, disable_env_checking=True).debugging(seed=0)
     config.environment(env_config={"space": "box_uneven", "episode_length": 20})
-    config.env_runners(num_envs_per_env_runner=1).training(train_batch_size_per_learner=20)
-    return config.rl_module(model_config={"fcnet_hiddens": []}).exploration(**exploration)
+    config.training(gamma=0.0, lr=3e-3, num_steps_sampled_before_learning_starts=100)
+    config.reporting(min_sample_timesteps_per_iteration=600).rl_module(model_config={"fcnet_hiddens": [32]})
+    return config.exploration(**exploration)
 
 
-@pytest.mark.parametrize("explore", [False, True])
-@pytest.mark.parametrize("kind", BY_NOISE)
-def test_noise_leads_out_of_a_local_optimum(kind: str, explore: bool) -> None:
-    with climbing_config(exploration_config={"type": kind, **BY_NOISE[kind]}, explore=explore).build() as algo:
-        for _ in range(30):
-            algo.train()
-        assert greedy_return(algo) == pytest.approx(40.0 if explore else 20.0, abs=1e-3)
+def test_greedy_action_stays_in_the_local_optimum() -> None:
+    with noisy_config(explore=False).build() as algo:
+        algo.train()
+        assert greedy_return(algo) < 25  # of 40
+
+
+# With one actor, those for each worker are the plain ones.
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind.startswith("PerWorker") else kind for kind in BY_NOISE]
+)
+def test_noise_leads_out_of_a_local_optimum(kind: str) -> None:
+    with noisy_config(exploration_config={"type": kind, **BY_NOISE[kind]}).build() as algo:
+        algo.train()
+        assert greedy_return(algo) > 35
 
 
 def sea_config(size: int, seed: int, **exploration: Any) -> AlgorithmConfig:
@@ -153,7 +132,7 @@ def iterations_to_the_treasure(config: AlgorithmConfig, at_most: int) -> float:
     return np.inf
 
 
-@pytest.mark.parametrize("explore", [True, False])
+@pytest.mark.parametrize("explore", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_nobody_finds_the_treasure_by_the_rewards_alone(explore: bool) -> None:
     assert iterations_to_the_treasure(sea_config(16, 0, explore=explore), 25) == np.inf
 

@@ -236,10 +236,11 @@ class Rollout:
             return larger
 
         for name, column in self.columns.items():
-            if name == "obs":
-                self.columns[name] = map_tree(lambda leaf: resized(leaf, 1), column)
+            extra = int(name == "obs")
+            if isinstance(column, np.ndarray):
+                self.columns[name] = resized(column, extra)
             else:
-                self.columns[name] = resized(column, 0)
+                self.columns[name] = map_tree(lambda leaf, extra=extra: resized(leaf, extra), column)
 
     def set_logp(self, row: int, logp: Any) -> None:
         """Note the log-likelihood `[N]` of a row's actions, where it is not that under the policy's distribution."""
