@@ -323,6 +323,8 @@ def discrete(**exploration_config: Any) -> AlgorithmConfig:
         ({"type": "corral.testing:DeepSea"}, ["no subclass of corral.Exploration"]),
         ({"type": 3}, ["type 3"]),
         ({"type": Exploration}, ["must define get_exploration_action"]),
+        ({"type": "corral.exploration.bandits:LinearBandit"}, ["no whole type", "must define scores"]),
+        ({"type": "corral.exploration.intrinsic:IntrinsicReward"}, ["no whole type", "judge, make_net"]),
         ({"type": "EpsilonGreedy", "epsilon": 0.1}, ["no setting 'epsilon'", "It takes", "final_epsilon"]),
         ({"epsilon_timestep": 5}, ["no setting 'epsilon_timestep'", "'epsilon_timesteps'"]),
         ({"type": "Random", "seed": 1}, ["no setting 'seed'", "It takes no settings"]),

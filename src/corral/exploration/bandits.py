@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 
 
-class LinearBandit(Exploration):
+class LinearBandit(Exploration, ABC):
     """Takes the arm whose reward is best by ridge regression on what all runners sampled. A subclass gives `scores`.
 
     It chooses by the observation and the reward of one step alone, whatever the algorithm's module says. The features
@@ -73,9 +74,9 @@ class LinearBandit(Exploration):
         squares: FloatArray = ((features @ self.covariance) * features).sum(-1).T  # [A, B, D] before the sum
         return np.sqrt(squares)
 
+    @abstractmethod
     def scores(self, features: FloatArray, rng: np.random.Generator) -> FloatArray:
         """Return what to choose by, `[B, A]`."""
-        raise NotImplementedError
 
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True

@@ -6,6 +6,7 @@ actions, by another exploration. What callbacks and results show of episodes are
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,8 @@ MINIBATCH_ROWS, MIN_ROWS = 256, 64
 NET_SETTINGS = ("fcnet_hiddens", "fcnet_activation", "conv_filters")
 
 
-class IntrinsicReward(Delegating):
-    """Adds a reward of its own to those of the env. A subclass gives `make_net` and `judge`.
+class IntrinsicReward(Delegating, ABC):
+    """Adds a reward of its own to those of the env. A subclass gives `make_net` and `judge`; to `train`, `errors` too.
 
     Args:
         random_timesteps: Env steps at the beginning whose actions are drawn evenly from the action space.
@@ -63,10 +64,11 @@ class IntrinsicReward(Delegating):
         self._num_threads: int | None = None
         self._waiting: list[Steps] = []  # that are too few for a gradient step
 
+    @abstractmethod
     def make_net(self) -> nn.Module:
         """Return the net, all parts in one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def judge(self, steps: Steps, shares: Sequence[Share], timestep: int) -> tuple[FloatArray, dict[str, float]]:
         """Return the rewards `[B]` of steps, and numbers to report; learn from the steps.
 
@@ -75,7 +77,6 @@ class IntrinsicReward(Delegating):
             shares: Which of them are each rollout's.
             timestep: Env steps sampled so far.
         """
-        raise NotImplementedError
 
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
@@ -121,8 +122,8 @@ class IntrinsicReward(Delegating):
         return optimizer_settings(torch.optim.Adam, {"lr": self.lr})
 
     def errors(self, steps: Steps) -> tuple[Tensor, ...]:
-        """Return the errors of what is trained, `[B]` each."""
-        raise NotImplementedError
+        """Return the errors of what is trained, `[B]` each; of a net that does not learn there are none."""
+        return ()
 
     def loss(self, *errors: Tensor) -> Tensor:
         """Return the loss of errors."""

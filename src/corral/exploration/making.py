@@ -63,6 +63,9 @@ def exploration_class(kind: Any) -> type[Exploration]:
         raise ConfigError(f"exploration_config: type {found!r} is no subclass of corral.Exploration.")
     if found.get_exploration_action is Exploration.get_exploration_action:
         raise ConfigError(f"exploration_config: {found.__name__} must define get_exploration_action.")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
+        raise ConfigError(f"exploration_config: {found.__name__} is no whole type: a subclass must define {missing}.")
     return found
 
 

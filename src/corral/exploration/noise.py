@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
@@ -19,7 +20,7 @@ from corral.exploration.sampling import not_negative
 FloatArray = NDArray[np.float64]
 
 
-class ActionNoise(Exploration):
+class ActionNoise(Exploration, ABC):
     """Adds noise to the policy's most likely action. A subclass gives `noise`.
 
     The unit is that of `DiagGaussian.to_unit`: [-1, 1] along bounded dimensions, the env's own along others. What
@@ -60,9 +61,9 @@ class ActionNoise(Exploration):
         self.schedule = scale_schedule
         self._spread = per_actor(self) if self.per_worker else None
 
+    @abstractmethod
     def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
         """Draw the noise of one row, `[N, ...]`, before it is scaled."""
-        raise NotImplementedError
 
     def scales(self, timestep: int, num_envs: int) -> float | FloatArray:
         """Return what the noise is multiplied by, of all sub-envs or `[N]` of each."""
