@@ -215,8 +215,7 @@ def dqn_loss_on_arrays(
     grad = np.zeros_like(outputs[-1])
     grad[rows, actions] = batch["weights"] * slope / np.float32(len(rows))
     network.backward(outputs, grad)
-    mean = q_taken @ np.full(len(rows), 1 / len(rows), np.float32)
-    reported = {"qf_mean": mean, "qf_min": q_taken.min(), "qf_max": q_taken.max(), "td_error": td_error}
+    reported = {"qf_mean": q_taken.mean(), "qf_min": q_taken.min(), "qf_max": q_taken.max(), "td_error": td_error}
     return batch["weights"] @ losses / np.float32(len(rows)), reported
 
 
