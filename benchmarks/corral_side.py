@@ -129,7 +129,7 @@ def callback_logging(options: Options) -> Fields:
 def no_subscriber(options: Options) -> Fields:
     """Percent that the dispatch costs a runner to which nobody subscribed, against a build without it."""
     import without_dispatch
-    from corral.env.runner import EnvRunner
+    from corral.runners.runner import EnvRunner
 
     build = without_dispatch.build(EnvRunner)
     frozen = config(options, options.num_envs).freeze()

@@ -15,7 +15,7 @@ def _rollout(rows: int, envs: int, seed: int) -> Any:
     """Returns a rollout like those of CartPole, whose episodes take some twenty steps."""
     import numpy as np
 
-    from corral.env.rollout import Rollout
+    from corral.episodes.rollout import Rollout
 
     rng = np.random.default_rng(seed)
     shape = (rows, envs)

@@ -194,7 +194,7 @@ def _timed(options: Options, num_env_runners: int, step_s: float, **env_config: 
 @contextmanager
 def _group(config: Any) -> Iterator[Any]:
     """Starts a group of runners and ends it."""
-    from corral.env.runner_group import EnvRunnerGroup
+    from corral.runners.runner_group import EnvRunnerGroup
 
     group = EnvRunnerGroup(config.freeze())
     try:

@@ -14,15 +14,15 @@ from typing import Any
 
 from gymnasium import spaces
 
-from corral.algorithms.config import AlgorithmConfig
 from corral.algorithms.registry import ALGORITHMS, config_class
-from corral.algorithms.settings import GROUPS
 from corral.callbacks.callback import ARGUMENTS, EVENTS
 from corral.cli.main import make_parser
-from corral.core.module import ModelConfig
+from corral.config.config import AlgorithmConfig
+from corral.config.settings import GROUPS
 from corral.errors import ConfigError
 from corral.exploration import BUILT_IN, Exploration, check_exploration, exploration_class
-from corral.exploration.making import settings_of
+from corral.exploration.build import settings_of
+from corral.modules.module import ModelConfig
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by docs/generate.py; run `make docs` after a change in the code. -->"

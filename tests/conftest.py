@@ -37,6 +37,33 @@ def ray_runtime() -> Iterator[Any]:
     ray.shutdown()
 
 
+@pytest.fixture
+def make_runner() -> Iterator[Any]:
+    """Make runners of a `CountingEnv`, or of what `env` says; other settings go by their plain names.
+
+    They are closed when the test ends.
+    """
+    from corral import PPOConfig  # torch is imported after the environment variables above are set
+    from corral.runners.runner import EnvRunner
+    from corral.testing import CountingEnv
+
+    runners: list[EnvRunner] = []
+
+    def make(env: Any = CountingEnv, *, num_envs: int | None = 1, worker_index: int = 0, **settings: Any) -> EnvRunner:
+        events = {name: settings.pop(name) for name in [*settings] if name.startswith("on_")}
+        classes = {"callbacks_class": settings.pop("callbacks_class")} if "callbacks_class" in settings else {}
+        # The check at start would use up the first episode of sub-env 0.
+        settings = {"seed": 0, "disable_env_checking": env is CountingEnv, **settings}
+        config = PPOConfig().copy(env=env, num_envs_per_env_runner=num_envs, **settings)
+        runner = EnvRunner(config.callbacks(**classes, **events).freeze(), worker_index)
+        runners.append(runner)
+        return runner
+
+    yield make
+    for runner in runners:
+        runner.stop()
+
+
 @pytest.fixture(autouse=True)
 def ray_stays_unseen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide a runtime from tests that are not about Ray: the engine of `"auto"` is not to depend on the tests before."""

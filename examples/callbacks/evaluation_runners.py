@@ -4,7 +4,7 @@ Every runner knows what it is for: `env_runner.config.in_evaluation`.
 """
 
 from corral import Callback, PPOConfig
-from corral.env.runner import EnvRunner
+from corral.runners.runner import EnvRunner
 
 
 class ReturnsApart(Callback):

@@ -13,7 +13,6 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from corral import coordination as coordination
     from corral.algorithms.algorithm import Algorithm as Algorithm
-    from corral.algorithms.config import AlgorithmConfig as AlgorithmConfig
     from corral.algorithms.dqn import DQN as DQN
     from corral.algorithms.dqn import DQNConfig as DQNConfig
     from corral.algorithms.ppo import PPO as PPO
@@ -22,25 +21,26 @@ if TYPE_CHECKING:
     from corral.algorithms.sac import SACConfig as SACConfig
     from corral.callbacks.callback import Callback as Callback
     from corral.callbacks.callback import make_multi_callbacks as make_multi_callbacks
-    from corral.core.module import Module as Module
-    from corral.env.episode import SingleAgentEpisode as SingleAgentEpisode
-    from corral.env.vector import EnvContext as EnvContext
+    from corral.config.config import AlgorithmConfig as AlgorithmConfig
+    from corral.envs.vector import EnvContext as EnvContext
+    from corral.episodes.episode import SingleAgentEpisode as SingleAgentEpisode
     from corral.exploration.base import Exploration as Exploration
+    from corral.modules.module import Module as Module
 
 _HOMES = {
     "Algorithm": "corral.algorithms.algorithm",
-    "AlgorithmConfig": "corral.algorithms.config",
+    "AlgorithmConfig": "corral.config.config",
     "Callback": "corral.callbacks.callback",
     "DQN": "corral.algorithms.dqn",
     "DQNConfig": "corral.algorithms.dqn",
-    "EnvContext": "corral.env.vector",
+    "EnvContext": "corral.envs.vector",
     "Exploration": "corral.exploration.base",
-    "Module": "corral.core.module",
+    "Module": "corral.modules.module",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
     "SAC": "corral.algorithms.sac",
     "SACConfig": "corral.algorithms.sac",
-    "SingleAgentEpisode": "corral.env.episode",
+    "SingleAgentEpisode": "corral.episodes.episode",
     "make_multi_callbacks": "corral.callbacks.callback",
 }
 

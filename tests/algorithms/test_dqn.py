@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from corral import DQNConfig
 from corral.algorithms.dqn import DQN, c51_loss, dqn_loss, projected
-from corral.core.learner import Learner
-from corral.core.losses import Batch
-from corral.core.module import DEFAULT_MODULE_ID
-from corral.core.q_module import QModule
-from corral.env.rollout import Rollout
+from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError
+from corral.learners.learner import Learner
+from corral.learners.losses import Batch
+from corral.modules.module import DEFAULT_MODULE_ID
+from corral.modules.q_module import QModule
 from corral.testing import CountingEnv, IdentityEnv, TimeLimitCorridor
 
 OBS = spaces.Box(0, 10, (1,), np.float32)
@@ -470,7 +470,7 @@ class TestBadInput:
             algo.reconfigure(dueling=True)
 
     def test_a_module_has_to_be_a_q_module(self) -> None:
-        with pytest.raises(ConfigError, match=r"must be a subclass of corral.core.q_module.QModule"):
+        with pytest.raises(ConfigError, match=r"must be a subclass of corral.modules.q_module.QModule"):
             DQNConfig().environment("CartPole-v1").rl_module(nn.Module).build()
 
     def test_settings_of_other_modules_are_unknown(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from corral import Module, PPOConfig
 from corral.algorithms.ppo import adapted_kl_coeff, explained_variance, ppo_batch, ppo_loss
-from corral.env.rollout import Rollout
+from corral.episodes.rollout import Rollout
 from corral.testing import CountingEnv
 
 NO_TERMS = {"kl_coeff": 0.0, "entropy_coeff": 0.0}

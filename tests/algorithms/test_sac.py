@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from corral import SACConfig
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.sac import sac_loss, sac_loss_on_arrays
-from corral.core.distributions import SquashedGaussian
-from corral.core.inference import Inference
-from corral.core.layers import LogStdClamp, run_layers
-from corral.core.sac_module import SACModule
 from corral.errors import ConfigError
+from corral.modules.distributions import SquashedGaussian
+from corral.modules.inference import Inference
+from corral.modules.layers import LogStdClamp, run_layers
+from corral.modules.sac_module import SACModule
 from corral.testing import IdentityEnv
 
 OBS = spaces.Box(-1, 1, (3,), np.float32)

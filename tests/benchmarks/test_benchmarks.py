@@ -19,8 +19,8 @@ import runner_groups
 import without_dispatch
 from cases import CASES, SCRIPTS, select
 from corral import PPOConfig
-from corral.env.runner import EnvRunner
-from corral.env.vector import EnvContext
+from corral.envs.vector import EnvContext
+from corral.runners.runner import EnvRunner
 from measuring import Options
 from processes import run_script
 from report import Run

@@ -12,9 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from corral import Callback, PPOConfig, make_multi_callbacks
 from corral.callbacks import EVENTS
-from corral.env.runner import EnvRunner
 from corral.errors import CallbackError, ConfigError, CorralError, EnvError
 from corral.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger
+from corral.runners.runner import EnvRunner
 from corral.testing import CountingEnv, FaultyEnv
 
 WAITING = {"on_evaluate_start", "on_evaluate_end", "on_env_runners_recreated"}

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from corral import PPO, Callback, PPOConfig
-from corral.core.module import DEFAULT_MODULE_ID
 from corral.errors import CheckpointError, ConfigError
+from corral.modules.module import DEFAULT_MODULE_ID
 from corral.testing import CountingEnv, IdentityEnv
 
 LR = [[0, 1e-2], [10_000, 0.0]]

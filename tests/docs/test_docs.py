@@ -20,8 +20,8 @@ from corral import PPOConfig
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import flat_result
 from corral.cli.main import make_parser
-from corral.core.module import ModelConfig
 from corral.metrics.timers import PARTS
+from corral.modules.module import ModelConfig
 
 DOCS = ROOT / "docs"
 METRICS, PPO, CALLBACKS = DOCS / "metrics.md", DOCS / "algorithms" / "ppo.md", DOCS / "callbacks.md"

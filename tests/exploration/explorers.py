@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from corral import PPOConfig
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.ppo import PPO
-from corral.core.inference import Inference
-from corral.env.rollout import Rollout
+from corral.episodes.rollout import Rollout
 from corral.exploration import Exploration, RowDistribution, make_exploration
+from corral.modules.inference import Inference
 
 STATE = spaces.Box(-1.0, 1.0, (3,), np.float32)
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)

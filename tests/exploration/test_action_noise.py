@@ -10,7 +10,7 @@ import pytest
 from explorers import BOX, Explorer, SamplingConfig
 from gymnasium import spaces
 
-from corral.env.runner import EnvRunner
+from corral.runners.runner import EnvRunner
 from corral.testing import IdentityEnv
 
 N = 10_000

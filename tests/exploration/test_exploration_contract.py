@@ -13,11 +13,11 @@ from explorers import Explorer, Recorder, SamplingConfig
 
 from corral import DQNConfig, PPOConfig
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.config import AlgorithmConfig
-from corral.env.runner import EnvRunner
+from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError, CorralError
 from corral.exploration import BUILT_IN, Exploration, RowDistribution, exploration_class
 from corral.exploration.epsilon import EpsilonGreedy
+from corral.runners.runner import EnvRunner
 from corral.testing import CountingEnv, IdentityEnv
 
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from corral import PPOConfig
 from corral.algorithms.ppo import ppo_batch
-from corral.env.runner import EnvRunner
+from corral.runners.runner import EnvRunner
 from corral.testing import IDENTITY_ACTION_SPACES, CountingEnv
 
 NUM_ROWS = 20_000

@@ -15,12 +15,12 @@ from gymnasium import spaces
 from corral import PPOConfig
 from corral.checkpoint.codec import decode, encode
 from corral.core.tree import map_tree
-from corral.env.rollout import Rollout
-from corral.env.runner import EnvRunner
-from corral.exploration.base import overrides
+from corral.episodes.rollout import Rollout
+from corral.exploration.base import overrides_method
 from corral.exploration.distillation import Moments
 from corral.exploration.intrinsic import next_observations
 from corral.exploration.state_entropy import neighbour_distances
+from corral.runners.runner import EnvRunner
 from corral.testing import IDENTITY_ACTION_SPACES, CountingEnv, IdentityEnv
 
 KINDS = ["Curiosity", "RND", "RE3"]
@@ -403,12 +403,12 @@ def test_the_first_timesteps_are_random() -> None:
 
 def test_only_what_is_there_is_delegated() -> None:
     plain = Explorer("Curiosity").exploration
-    assert not any(overrides(plain, name) for name in ("begin_episodes", "end_sample", "get_weights"))
-    assert overrides(plain, "learn")
+    assert not any(overrides_method(plain, name) for name in ("begin_episodes", "end_sample", "get_weights"))
+    assert overrides_method(plain, "learn")
     box = spaces.Box(-1, 1, (2,), np.float32)
     sub = {"type": "OrnsteinUhlenbeckNoise", "random_timesteps": 0}
     noisy = Explorer("RE3", box, num_envs=2, sub_exploration=sub)
-    assert overrides(noisy.exploration, "begin_episodes")
+    assert overrides_method(noisy.exploration, "begin_episodes")
     noisy.choose(np.zeros((2, 4)))
     state = noisy.exploration.get_state()
     noisy.exploration.begin_episodes(np.ones(2, np.bool_), timestep=0, explore=True)

@@ -12,7 +12,7 @@ import torch
 from explorers import FOUR, STATE, Explorer, SamplingConfig, rollout_of
 from gymnasium import spaces
 
-from corral.env.runner import EnvRunner
+from corral.runners.runner import EnvRunner
 from corral.testing import PoorHabit
 
 ONE_HOT = spaces.Discrete(3)  # what NumPy does not compute

@@ -340,7 +340,7 @@ def test_the_call_site_outlives_a_state() -> None:
 
 
 def test_no_two_reductions_read_the_same() -> None:
-    from corral.metrics.reduction import Settings, make_reduction
+    from corral.metrics.reduction_settings import Settings, make_reduction
 
     reductions = {make_reduction(("x",), Settings(**given), "ema") for given in SETTINGS.values()}
     assert len({str(reduction) for reduction in reductions}) == len(reductions)

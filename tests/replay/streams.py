@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.tree import leaves
-from corral.env.rollout import Rollout
+from corral.episodes.rollout import Rollout
 from corral.replay import ReplayBuffer
 
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from streams import Reference, assert_same
 
 from corral.checkpoint import codec
-from corral.env.rollout import Rollout
-from corral.env.sync_vector import SyncVectorEnv
+from corral.envs.sync_vector import SyncVectorEnv
+from corral.episodes.rollout import Rollout
 from corral.errors import ColumnError, ConfigError
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer
 

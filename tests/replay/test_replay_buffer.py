@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from streams import Reference, Stream, assert_same
 
 from corral import PPOConfig
-from corral.env.runner import EnvRunner
 from corral.errors import ColumnError, ConfigError, CorralError
 from corral.replay import EmptyReplayBufferError, PrioritizedReplayBuffer, ReplayBuffer
+from corral.runners.runner import EnvRunner
 from corral.testing import CountingEnv
 
 KINDS = [ReplayBuffer, PrioritizedReplayBuffer]

@@ -13,30 +13,30 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from corral.algorithms.acting import Acting
-from corral.algorithms.learning import make_learner_group
+from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.registry import algorithm_from_checkpoint
 from corral.algorithms.stopping import StopCriteria
-from corral.algorithms.validation import reconfigured, round_size
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import algorithm_state, read_checkpoint, save_algorithm
-from corral.core.losses import Loss
-from corral.core.module import DEFAULT_MODULE_ID, Module
+from corral.config.validation import reconfigured, round_size
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
-from corral.env.runner import EXPLORATION_ID
-from corral.env.runner_group import EnvRunnerGroup
 from corral.errors import CorralError
-from corral.exploration.base import overrides
+from corral.exploration.base import overrides_method
+from corral.learners.build import make_learner_group
+from corral.learners.losses import Loss
 from corral.loggers import Logger, Run, default_loggers
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.result import merge_nested
 from corral.metrics.timers import Timers, timer_results
+from corral.modules.module import DEFAULT_MODULE_ID, Module
+from corral.runners.runner import EXPLORATION_ID
+from corral.runners.runner_group import EnvRunnerGroup
 
 if TYPE_CHECKING:
-    from corral.algorithms.config import AlgorithmConfig
-    from corral.env.rollout import Rollout
-    from corral.env.runner import EnvRunner
+    from corral.config.config import AlgorithmConfig
+    from corral.episodes.rollout import Rollout
+    from corral.runners.runner import EnvRunner
 
 log = logging.getLogger("corral")
 NAN = float("nan")
@@ -122,8 +122,8 @@ class Algorithm(ABC):
             )
             engine = self.env_runner_group.engine
             self.learner_group = make_learner_group(config, module, self.make_loss(), engine)
-            self._acting = Acting(config, observation_space, action_space, self._num_envs)
-            self.exploration = self._acting.exploration
+            self._policy = DriverPolicy(config, observation_space, action_space, self._num_envs)
+            self.exploration = self._policy.exploration
             self.sync_weights()
             self.setup()
             for name in self.METRICS:
@@ -143,7 +143,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def make_loss(self) -> Loss:
-        """Return the loss, a pure function; see `corral.core.learner.Loss`."""
+        """Return the loss, a pure function; see `corral.learners.learner.Loss`."""
 
     @abstractmethod
     def training_step(self) -> dict[str, dict[str, float]]:
@@ -160,11 +160,11 @@ class Algorithm(ABC):
             rollouts += self.env_runner_group.sample(self.round_size or left, self.timers, timestep=timestep)
             left = num_timesteps - sum(rollout.num_env_steps for rollout in rollouts)
         self.num_env_steps_sampled_lifetime += num_timesteps - left
-        if overrides(self.exploration, "learn"):
+        if overrides_method(self.exploration, "learn"):
             with self.timers.time("exploring"):
                 learned = self.exploration.learn(rollouts, timestep=self.num_env_steps_sampled_lifetime)
             self.metrics.log_dict(learned, key="exploration", reduce="mean")
-            if overrides(self.exploration, "get_weights"):
+            if overrides_method(self.exploration, "get_weights"):
                 self._num_shared += 1  # another version of what runners act by, though the learners took no step
                 self.sync_weights()
         return rollouts
@@ -385,7 +385,7 @@ class Algorithm(ABC):
             explore: Whether to explore as the runners do; `None` asks the config, False acts deterministically.
         """
         explore = self.config.explore if explore is None else explore
-        return self._acting.compute_actions(
+        return self._policy.compute_actions(
             obs, self.learner_group, timestep=self.num_env_steps_sampled_lifetime, explore=explore
         )
 

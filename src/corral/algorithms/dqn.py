@@ -18,13 +18,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.replaying import Replay, ReplayAlgorithmConfig, learner_metrics
-from corral.algorithms.settings import Schedule
-from corral.core.losses import Batch, Loss, LossInTwoForms
-from corral.core.module import Module
-from corral.core.q_module import QModule
-from corral.core.schedules import schedule_value
+from corral.algorithms.off_policy import Replay, ReplayAlgorithmConfig, learner_metrics
+from corral.core.schedules import Schedule, schedule_value
 from corral.errors import ConfigError
+from corral.learners.losses import Batch, Loss, LossInTwoForms
+from corral.modules.module import Module
+from corral.modules.q_module import QModule
 from corral.replay import ReplayBuffer
 
 

@@ -18,15 +18,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.config import AlgorithmConfig
-from corral.algorithms.settings import Schedule
-from corral.core.losses import Batch
-from corral.core.module import DEFAULT_MODULE_ID, Module
+from corral.config.config import AlgorithmConfig
 from corral.core.returns import gae
-from corral.core.schedules import schedule_value, validate_schedule
+from corral.core.schedules import Schedule, schedule_value, validate_schedule
 from corral.core.tree import Tree, map_tree
-from corral.env.rollout import Rollout, level_added_columns
+from corral.episodes.rollout import Rollout, level_added_columns
 from corral.errors import ConfigError
+from corral.learners.losses import Batch
+from corral.modules.module import DEFAULT_MODULE_ID, Module
 
 # Section 4 of the paper: the KL coefficient moves when the divergence leaves this band around its target.
 KL_BAND, KL_FACTOR = 1.5, 2.0

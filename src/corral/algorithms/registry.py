@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corral.algorithms.config import AlgorithmConfig
 from corral.checkpoint import read_checkpoint, settings_of
+from corral.config.config import AlgorithmConfig
 from corral.errors import CheckpointError, ConfigError, nearest
 
 if TYPE_CHECKING:

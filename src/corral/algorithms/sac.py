@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.replaying import Replay, ReplayAlgorithmConfig, learner_metrics
-from corral.algorithms.settings import Schedule
-from corral.core.distributions import SquashedGaussian
-from corral.core.losses import Batch, Loss, LossInTwoForms
-from corral.core.module import DEFAULT_MODULE_ID, Module
-from corral.core.sac_module import SACModule
-from corral.core.schedules import schedule_value, validate_schedule
+from corral.algorithms.off_policy import Replay, ReplayAlgorithmConfig, learner_metrics
+from corral.core.schedules import Schedule, schedule_value, validate_schedule
 from corral.errors import ConfigError
+from corral.learners.losses import Batch, Loss, LossInTwoForms
+from corral.modules.distributions import SquashedGaussian
+from corral.modules.module import DEFAULT_MODULE_ID, Module
+from corral.modules.sac_module import SACModule
 from corral.replay import ReplayBuffer, ReplayConfig
 
 Terms = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -293,7 +293,7 @@ def make_multi_callbacks(callback_class_list: Sequence[type]) -> type[Callback]:
     return type("MultiCallbacks", (MultiCallbacks,), {"callback_classes": tuple(callback_class_list)})
 
 
-def overrides(cls: type, event: str) -> bool:
+def overrides_event(cls: type, event: str) -> bool:
     """Say whether a class has a method of its own for an event."""
     method = getattr(cls, event, None)
     return method is not None and method is not getattr(Callback, event)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from corral.callbacks.callback import EVENTS, Callback, Event, MultiCallbacks, overrides
+from corral.callbacks.callback import EVENTS, Callback, Event, MultiCallbacks, overrides_event
 from corral.errors import CallbackError, ConfigError, nearest
 
 if TYPE_CHECKING:
-    from corral.algorithms.config import AlgorithmConfig
+    from corral.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
 
@@ -126,13 +126,13 @@ def single(classes: Sequence[Any]) -> Iterator[Any]:
         cls = entry if isinstance(entry, type) else type(entry)
         if issubclass(cls, MultiCallbacks):
             yield from single(cls.callback_classes)
-            if not any(overrides(cls, event) for event in EVENTS):
+            if not any(overrides_event(cls, event) for event in EVENTS):
                 continue
         yield entry
 
 
 def _handles(instance: Any, event: str) -> bool:
-    return overrides(type(instance), event) or event in getattr(instance, "__dict__", ())
+    return overrides_event(type(instance), event) or event in getattr(instance, "__dict__", ())
 
 
 def make_dispatcher(config: AlgorithmConfig) -> Dispatcher:
@@ -143,7 +143,7 @@ def make_dispatcher(config: AlgorithmConfig) -> Dispatcher:
 def listens(classes: Sequence[Any], functions: Mapping[str, Sequence[Any]], event: str) -> bool:
     """Say whether one of these classes, instances and callables would be called at an event."""
     types = (entry if isinstance(entry, type) else type(entry) for entry in single(classes))
-    return bool(functions.get(event)) or any(overrides(cls, event) for cls in types)
+    return bool(functions.get(event)) or any(overrides_event(cls, event) for cls in types)
 
 
 def accepted_arguments(function: Callable[..., Any], event: Event) -> tuple[str, ...] | None:
@@ -200,7 +200,7 @@ def check_callbacks(classes: Sequence[Any], functions: Mapping[str, Sequence[Any
         cls = entry if isinstance(entry, type) else type(entry)
         if isinstance(entry, type):
             _check_constructor(entry)
-        overridden = [name for name in EVENTS if overrides(cls, name)]
+        overridden = [name for name in EVENTS if overrides_event(cls, name)]
         if not issubclass(cls, Callback) and not overridden:
             raise ConfigError(
                 f"callbacks: expected a Callback subclass or instance, got {type(entry).__name__} {entry!r}."

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from corral.errors import ConfigError
 
 if TYPE_CHECKING:
-    from corral.algorithms.config import AlgorithmConfig
     from corral.checkpoint.directory import Checkpoint
+    from corral.config.config import AlgorithmConfig
 
 # Settings whose strings are read as import paths.
 _IMPORTED = {

@@ -16,9 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from corral.algorithms.config import AlgorithmConfig
 from corral.algorithms.stopping import ALIASES
-from corral.env.vector import env_name
+from corral.config.config import AlgorithmConfig
+from corral.envs.vector import env_name
 from corral.metrics.result import flat_result
 from corral.metrics.timers import PARTS
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from corral.algorithms.config import AlgorithmConfig
 from corral.algorithms.registry import config_from_dict
+from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError
 
 

@@ -7,9 +7,9 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from corral.algorithms.config import AlgorithmConfig
 from corral.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from corral.cli.display import Display
+from corral.config.config import AlgorithmConfig
 from corral.errors import CorralError
 from corral.loggers import Logger
 

@@ -1,1 +1,1 @@
-"""Modules, distributions, returns, schedules and the learner: the maths, which knows no environment."""
+"""The ground of all other packages: trees, columns, schedules, seeds, returns. It knows no env and no network."""

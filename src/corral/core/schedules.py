@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 from corral.errors import ConfigError
 
-Schedule = float | Sequence[tuple[float, float]]
+Schedule = float | list[tuple[float, float]]
+"""A number, or `[[num_env_steps, value], ...]` joined by straight lines."""
 
 
 def schedule_value(schedule: Schedule, num_env_steps: float) -> float:

@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 
-from corral.engines.wire import portable_error, unpicklable_part
+from corral.engines.serialization import portable_error, unpicklable_part
 from corral.errors import CoordinationError, SerializationError, nearest
 
 ENVIRONMENT_VARIABLE = "CORRAL_COORDINATION"

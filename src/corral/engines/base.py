@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from corral.errors import ConfigError
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,18 @@ class Resources:
     num_cpus: float = 1
     num_gpus: float = 0
     custom: Mapping[str, float] = field(default_factory=dict)
+
+
+def resources_of_runner(config: AlgorithmConfig) -> Resources:
+    """Return what the config says that each env runner needs."""
+    return Resources(
+        config.num_cpus_per_env_runner, config.num_gpus_per_env_runner, config.custom_resources_per_env_runner
+    )
+
+
+def resources_of_learner(config: AlgorithmConfig) -> Resources:
+    """Return what the config says that each learner needs."""
+    return Resources(config.num_cpus_per_learner, config.num_gpus_per_learner)
 
 
 class WorkerHandle(Protocol):

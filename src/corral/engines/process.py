@@ -25,7 +25,7 @@ from typing import Any
 
 from corral.engines.actors import environment as coordination_environment
 from corral.engines.base import Resources, require_on_this_machine
-from corral.engines.wire import Frames, pack, receive, send, unpack
+from corral.engines.serialization import Frames, pack, receive, send, unpack
 from corral.engines.worker import CRASH_FD
 from corral.errors import WorkerDiedError
 

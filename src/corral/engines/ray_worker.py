@@ -16,9 +16,9 @@ from typing import Any
 import ray
 import ray.cloudpickle
 
-from corral.engines.guard import guard_this_process
 from corral.engines.local import call_method
-from corral.engines.wire import Frames, pack, portable_error, unpack
+from corral.engines.process_group_guard import guard_this_process
+from corral.engines.serialization import Frames, pack, portable_error, unpack
 from corral.errors import SerializationError
 
 

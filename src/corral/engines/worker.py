@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from corral.engines.local import call_method
-from corral.engines.wire import Frames, pack, portable_error, receive, send, unpack
+from corral.engines.serialization import Frames, pack, portable_error, receive, send, unpack
 
 # Where a crashing process writes its last words, which the other side puts into the error; see `process.py`.
 CRASH_FD = "CORRAL_CRASH_FD"

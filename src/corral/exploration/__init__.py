@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corral.exploration.base import Exploration, RowDistribution
-from corral.exploration.making import BUILT_IN, check_exploration, exploration_class, make_exploration
+from corral.exploration.build import BUILT_IN, check_exploration, exploration_class, make_exploration
 
 __all__ = [
     "BUILT_IN",

@@ -10,14 +10,14 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.networks import space_tree
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError
 from corral.exploration.base import Choice, Exploration, RowDistribution
 from corral.exploration.sampling import not_negative
+from corral.modules.networks import space_tree
 
 if TYPE_CHECKING:
-    from corral.env.rollout import Rollout
+    from corral.episodes.rollout import Rollout
 
 FloatArray = NDArray[np.float64]
 

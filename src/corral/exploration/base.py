@@ -10,14 +10,14 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.distributions import ActionDistribution, FloatArray
 from corral.core.tree import Tree
+from corral.modules.distributions import ActionDistribution, FloatArray
 
 if TYPE_CHECKING:
-    from corral.algorithms.config import AlgorithmConfig
-    from corral.core.inference import Inference
-    from corral.core.module import Module
-    from corral.env.rollout import Rollout
+    from corral.config.config import AlgorithmConfig
+    from corral.episodes.rollout import Rollout
+    from corral.modules.inference import Inference
+    from corral.modules.module import Module
 
 # Action noise is drawn for this many rows at once; the stream of draws does not depend on how samples are cut.
 NOISE_ROWS = 64
@@ -238,9 +238,9 @@ class Delegating(Exploration):
             self.sub.set_state(state["sub"])
 
 
-def overrides(exploration: Exploration, method: str) -> bool:
+def overrides_method(exploration: Exploration, method: str) -> bool:
     """Say whether an exploration has a method of its own, or delegates it to one that has."""
     own = getattr(type(exploration), method)
     if isinstance(exploration, Delegating) and own is getattr(Delegating, method):
-        return overrides(exploration.sub, method)
+        return overrides_method(exploration.sub, method)
     return own is not getattr(Exploration, method)

@@ -10,9 +10,6 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from corral.core.distributions import ActionDistribution, DiagGaussian, module_action_space
-from corral.core.module import ModelConfig
-from corral.core.networks import ACTIVATIONS, Encoder, Flat, mlp, num_outputs, orthogonal
 from corral.core.tree import Tree
 from corral.errors import ConfigError, nearest
 from corral.exploration.intrinsic import (
@@ -25,6 +22,9 @@ from corral.exploration.intrinsic import (
     net_config,
 )
 from corral.exploration.sampling import not_negative
+from corral.modules.distributions import ActionDistribution, DiagGaussian, module_action_space
+from corral.modules.module import ModelConfig
+from corral.modules.networks import ACTIVATIONS, Encoder, Flat, mlp, num_outputs, orthogonal
 
 
 class Curiosity(IntrinsicReward):

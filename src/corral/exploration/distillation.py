@@ -11,8 +11,6 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from corral.core.module import ModelConfig
-from corral.core.networks import space_tree
 from corral.core.tree import Tree, leaves, map_tree
 from corral.exploration.intrinsic import (
     MINIBATCH_ROWS,
@@ -25,6 +23,8 @@ from corral.exploration.intrinsic import (
     net_config,
 )
 from corral.exploration.sampling import not_negative
+from corral.modules.module import ModelConfig
+from corral.modules.networks import space_tree
 
 
 class RND(IntrinsicReward):

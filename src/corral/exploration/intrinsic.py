@@ -16,19 +16,19 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from corral.core.learner_state import get_learner_state, set_learner_state
-from corral.core.module import ModelConfig
-from corral.core.networks import Encoder, num_outputs, orthogonal
-from corral.core.optimizers import make_optimizer, optimizer_settings
-from corral.core.threads import num_threads_for, torch_threads
 from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError, nearest
 from corral.exploration.base import Delegating, RowDistribution
-from corral.exploration.making import make_sub_exploration
+from corral.exploration.build import make_sub_exploration
 from corral.exploration.sampling import not_negative
+from corral.learners.learner_state import get_learner_state, set_learner_state
+from corral.learners.optimizers import make_optimizer, optimizer_settings
+from corral.modules.module import ModelConfig
+from corral.modules.networks import Encoder, num_outputs, orthogonal
+from corral.modules.threads import num_threads_for, torch_threads
 
 if TYPE_CHECKING:
-    from corral.env.rollout import Rollout
+    from corral.episodes.rollout import Rollout
 
 FloatArray = NDArray[np.float64]
 
@@ -140,7 +140,7 @@ class IntrinsicReward(Delegating, ABC):
                 judged: NDArray[np.float32] = torch.stack(self.errors(steps)).numpy()
             self._waiting.append(steps)
             if sum(part.num_steps for part in self._waiting) >= MIN_ROWS:
-                self._step(self.errors(joined(self._waiting)))
+                self._step(self.errors(join_steps(self._waiting)))
                 self._waiting = []
             return judged
         found = []
@@ -209,7 +209,7 @@ class Steps:
         return Steps(*map_tree(lambda leaf: leaf[index], self.columns))
 
 
-def joined(parts: Sequence[Steps]) -> Steps:
+def join_steps(parts: Sequence[Steps]) -> Steps:
     """Return the steps of all parts."""
     return Steps(*map_tree(lambda *leaves: torch.cat(leaves), *(steps.columns for steps in parts)))
 

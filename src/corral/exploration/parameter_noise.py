@@ -11,15 +11,15 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.distributions import DiagGaussian
 from corral.core.tree import map_tree
 from corral.exploration.base import Delegating, RowDistribution
-from corral.exploration.making import make_sub_exploration
+from corral.exploration.build import make_sub_exploration
 from corral.exploration.noise import between
 from corral.exploration.sampling import not_negative
+from corral.modules.distributions import DiagGaussian
 
 if TYPE_CHECKING:
-    from corral.env.rollout import Rollout
+    from corral.episodes.rollout import Rollout
 
 ADAPTATION = 1.01  # alpha of the paper's section 3
 

@@ -16,7 +16,7 @@ import yaml
 from corral.loggers.base import Logger
 
 if TYPE_CHECKING:
-    from corral.algorithms.config import AlgorithmConfig
+    from corral.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -121,7 +121,7 @@ def _new_run_dir(config: AlgorithmConfig) -> Path:
 
 def run_name(config: AlgorithmConfig) -> str:
     """Return `<algo>-<env>-<time>`, fit for a file's name."""
-    from corral.env.vector import env_name  # here, so that importing a logger imports neither torch nor gymnasium
+    from corral.envs.vector import env_name  # here, so that importing a logger imports neither torch nor gymnasium
 
     safe_env = "".join(char if char.isalnum() or char in "-_." else "-" for char in env_name(config.env))
     return f"{config.algo_name}-{safe_env}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from corral.metrics.reducers import NAN, Reducer, Sum, make_reducer
-from corral.metrics.reduction import ELEMENTWISE, MetricsError, Path, Reduction, Settings
+from corral.metrics.reduction_settings import ELEMENTWISE, MetricsError, Path, Reduction, Settings
 from corral.metrics.values import as_floats
 
 FLUSH_AT = 256

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.metrics.entry import FLUSH_AT, Entry, Part
-from corral.metrics.reduction import MetricsError, Path, Reduction, Settings, make_reduction
+from corral.metrics.reduction_settings import MetricsError, Path, Reduction, Settings, make_reduction
 from corral.metrics.values import Key, as_path, as_value, call_site, default_reduce, fit
 
 __all__ = ["Key", "MetricsError", "MetricsLogger", "Parts"]

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.metrics.reduction import DEFAULT_EMA_COEFF, Reduction
+from corral.metrics.reduction_settings import DEFAULT_EMA_COEFF, Reduction
 
 NAN = float("nan")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from corral.metrics.reduction import ELEMENTWISE, MetricsError, Path, Reduction
+from corral.metrics.reduction_settings import ELEMENTWISE, MetricsError, Path, Reduction
 
 Key = str | tuple[Any, ...]
 """A name, or a (nested) tuple of names."""

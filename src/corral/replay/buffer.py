@@ -19,7 +19,7 @@ from corral.replay.observations import Arrays, Observations, StackedObservations
 from corral.replay.storage import Column, Storage, spans
 
 if TYPE_CHECKING:
-    from corral.env.rollout import Rollout
+    from corral.episodes.rollout import Rollout
 
 BATCH_COLUMNS = (
     "obs",

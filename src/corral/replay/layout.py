@@ -13,7 +13,7 @@ from corral.core.tree import Tree, map_tree, named_leaves
 from corral.errors import ColumnError
 
 if TYPE_CHECKING:
-    from corral.env.rollout import Rollout
+    from corral.episodes.rollout import Rollout
 
 Spec = tuple[str, tuple[int, ...]]
 """Dtype and shape of one entry."""

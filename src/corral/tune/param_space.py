@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from corral.algorithms.config import AlgorithmConfig
-from corral.algorithms.settings import GROUPS
+from corral.config.config import AlgorithmConfig
+from corral.config.settings import GROUPS
 from corral.errors import ConfigError, nearest
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)

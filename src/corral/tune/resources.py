@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ray.tune import PlacementGroupFactory
 
-from corral.algorithms.config import AlgorithmConfig
+from corral.config.config import AlgorithmConfig
 
 
 def resources(config: AlgorithmConfig) -> PlacementGroupFactory:

@@ -10,8 +10,8 @@ from ray import tune
 from ray.tune.result import AUTO_RESULT_KEYS, DONE, TIMESTEPS_TOTAL
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.config import AlgorithmConfig
 from corral.algorithms.registry import ALGORITHMS, config_class
+from corral.config.config import AlgorithmConfig
 from corral.loggers.values import classify
 from corral.tune.param_space import configured
 from corral.tune.resources import resources

@@ -1,0 +1,56 @@
+"""Acting in the algorithm's own process: what `compute_actions` does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from corral.core.tree import Tree, map_tree
+from corral.exploration import RowDistribution, make_exploration
+from corral.learners.learner_group import LearnerGroup
+from corral.modules.inference import Inference
+from corral.modules.module import DEFAULT_MODULE_ID
+from corral.modules.networks import space_tree
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
+
+
+class DriverPolicy:
+    """A copy of the module that acts, and an exploration of its own.
+
+    Attributes:
+        exploration: The algorithm's; it learns from all rollouts, too.
+    """
+
+    def __init__(self, config: AlgorithmConfig, observation_space: Any, action_space: Any, num_envs: int) -> None:
+        """Make both; `num_envs` is N of a runner."""
+        self._inference = Inference(config.build_module(observation_space, action_space))
+        self._version = -1
+        self._spaces = space_tree(observation_space)
+        rng = np.random.default_rng(config.seed)
+        self._row = RowDistribution(self._inference.module.distribution, rng)
+        self.exploration = make_exploration(
+            config,
+            action_space,
+            model=self._inference.module,
+            inference=self._inference,
+            num_workers=config.num_env_runners,
+            num_envs=num_envs,
+            rng=rng,
+        )
+
+    def compute_actions(self, obs: Tree, learners: LearnerGroup, *, timestep: int, explore: bool) -> Any:
+        """Return env actions `[B, ...]` for observations, a tree of `[B, ...]`, by the learners' weights."""
+        if self._version != learners.weights_version:
+            self._inference.load_weights(learners.get_acting_weights()[DEFAULT_MODULE_ID])
+            self._version = learners.weights_version
+        row = self._row
+        self._inference.begin_sample(explore, row.rng)
+        row.obs = map_tree(lambda space, leaf: np.asarray(leaf, space.dtype), self._spaces, obs)
+        row.inputs = self._inference(row.obs)
+        actions, _ = self.exploration.get_exploration_action(
+            action_distribution=row, timestep=timestep, explore=explore
+        )
+        return row.distribution.to_env(np.asarray(actions))

@@ -1,0 +1,1 @@
+"""The config: typed groups of settings, and their validation."""

@@ -1,0 +1,385 @@
+"""The config: typed groups of settings behind fluent setters.
+
+Each group is a dataclass whose fields are its settings, with their types, defaults and meaning in one place. A config
+is all groups together, so that every setting is also a plain attribute (`config.lr = 1e-3`). Classes and functions may
+be given as import paths (`"package.module:Name"`), which is how a file names them.
+"""
+
+from __future__ import annotations
+
+import copy as copy_module
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from corral.config.settings import (
+    GROUPS,
+    CallbacksSettings,
+    DebuggingSettings,
+    EngineSettings,
+    EnvironmentSettings,
+    EnvRunnersSettings,
+    EvaluationSettings,
+    ExplorationSettings,
+    FaultToleranceSettings,
+    LearnersSettings,
+    ReportingSettings,
+    RLModuleSettings,
+    TrainingSettings,
+)
+from corral.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from corral.algorithms.algorithm import Algorithm
+    from corral.modules.module import Module
+
+# Settings that the setter of another group takes too.
+ALSO_IN = {"exploration": ("explore",)}
+
+
+@dataclass(kw_only=True)
+class AlgorithmConfig(
+    EngineSettings,
+    DebuggingSettings,
+    ReportingSettings,
+    FaultToleranceSettings,
+    EvaluationSettings,
+    CallbacksSettings,
+    LearnersSettings,
+    RLModuleSettings,
+    ExplorationSettings,
+    TrainingSettings,
+    EnvRunnersSettings,
+    EnvironmentSettings,
+):
+    """Everything an experiment is made of.
+
+    A setter changes only what it is given and returns the config, so that calls chain. Unknown names raise at the call
+    and suggest the nearest one; contradictions raise in `validate()`, which `build()` calls first.
+    """
+
+    DEFAULT_NUM_ENVS: typing.ClassVar[int] = 1
+    """N where `num_envs_per_env_runner` is `None` and the env does not say."""
+
+    ON_POLICY: typing.ClassVar[bool] = True
+    """Whether it learns from the actions of its current policy only, and so from their log-likelihood."""
+
+    DEFAULT_EXPLORATION: typing.ClassVar[dict[str, Any]] = {"type": "StochasticSampling"}
+    """The `exploration_config` of who gives none."""
+
+    # Setters. Each takes the settings of its group by name; the dataclass of the group documents them.
+
+    def environment(self, env: Any = None, **settings: Any) -> Self:
+        """Set the env and how it is made; see `EnvironmentSettings`."""
+        return self._set("environment", settings if env is None else {"env": env, **settings})
+
+    def env_runners(self, **settings: Any) -> Self:
+        """Set how to sample; see `EnvRunnersSettings`."""
+        return self._set("env_runners", settings)
+
+    def training(self, **settings: Any) -> Self:
+        """Set how to learn; see `TrainingSettings` and the algorithm's own settings."""
+        return self._set("training", settings)
+
+    def exploration(self, **settings: Any) -> Self:
+        """Set how to explore, and with `explore` whether; see `ExplorationSettings`."""
+        return self._set("exploration", settings)
+
+    def rl_module(self, module_class: Any = None, **settings: Any) -> Self:
+        """Set the network; see `RLModuleSettings`."""
+        return self._set("rl_module", settings if module_class is None else {"module_class": module_class, **settings})
+
+    def learners(self, **settings: Any) -> Self:
+        """Set where to learn; see `LearnersSettings`."""
+        return self._set("learners", settings)
+
+    def evaluation(self, **settings: Any) -> Self:
+        """Set how to evaluate; see `EvaluationSettings`."""
+        return self._set("evaluation", settings)
+
+    def fault_tolerance(self, **settings: Any) -> Self:
+        """Set what happens when a runner or an env fails; see `FaultToleranceSettings`."""
+        return self._set("fault_tolerance", settings)
+
+    def reporting(self, **settings: Any) -> Self:
+        """Set what is reported; see `ReportingSettings`."""
+        return self._set("reporting", settings)
+
+    def debugging(self, **settings: Any) -> Self:
+        """Set seed and log level; see `DebuggingSettings`."""
+        return self._set("debugging", settings)
+
+    def engine(self, engine_name: str | None = None, **settings: Any) -> Self:
+        """Set where runners and learners run; see `EngineSettings`."""
+        return self._set("engine", settings if engine_name is None else {"engine_name": engine_name, **settings})
+
+    _NOT_GIVEN: typing.ClassVar[object] = object()
+
+    def callbacks(
+        self, callbacks_class: Any = _NOT_GIVEN, *, on_error: Literal["raise", "log"] | None = None, **functions: Any
+    ) -> Self:
+        """Add code to run at events; several calls add up.
+
+        Args:
+            callbacks_class: A `Callback` subclass or instance, or a list of them; `None` drops all callbacks so far.
+            **functions: By event name, a callable or a list of callables, that take any subset of the event's
+                arguments by name. Classes run first, in list order, then callables, in list order.
+            on_error: See `CallbacksSettings`.
+
+        Raises:
+            ConfigError: An event is unknown, something is not callable, or a callable takes an argument that its
+                event does not have. It is a `ValueError`.
+        """
+        from corral.callbacks.dispatch import check_callbacks, single
+
+        classes = list(self.callbacks_class)
+        by_event = {name: list(callables) for name, callables in self.callback_functions.items()}
+        if callbacks_class is None:
+            classes, by_event = [], {}
+        elif callbacks_class is not self._NOT_GIVEN:
+            for entry in callbacks_class if isinstance(callbacks_class, (list, tuple)) else [callbacks_class]:
+                unfolded = list(single([entry]))  # so that a file names the classes of make_multi_callbacks
+                classes += [entry] if any(part is entry for part in unfolded) else unfolded
+        for name, given in functions.items():
+            by_event.setdefault(name, []).extend(given if isinstance(given, (list, tuple)) else [given])
+        check_callbacks(classes, by_event)
+        self.callbacks_class, self.callback_functions = classes, by_event
+        if on_error is not None:
+            self.on_error = on_error
+        return self
+
+    def _set(self, group: str, settings: Mapping[str, Any]) -> Self:
+        names = self.group_fields()[group]
+        for name in settings:
+            if name not in names and name not in ALSO_IN.get(group, ()):
+                elsewhere = next((g for g, fields in self.group_fields().items() if name in fields), None)
+                hint = f"It belongs to .{elsewhere}(...)." if elsewhere else nearest(name, names)
+                raise ConfigError(f"{group}: unknown setting {name!r}. {hint}")
+        for name, value in settings.items():
+            setattr(self, name, value)
+        return self
+
+    # Attributes.
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a setting, after checking its name and type.
+
+        Raises:
+            AttributeError: The name is unknown, or the config is frozen.
+            ConfigError: The value has the wrong type.
+        """
+        if self.is_frozen:
+            raise AttributeError(
+                f"Cannot set attribute {name!r} of an already frozen {type(self).__name__}; copy() it."
+            )
+        fields = type(self)._fields()
+        if name not in fields:
+            raise AttributeError(f"{type(self).__name__} has no setting {name!r}. {nearest(name, fields)}")
+        object.__setattr__(self, name, _checked(type(self), name, value))
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether `freeze()` was called."""
+        return "_frozen" in self.__dict__
+
+    def freeze(self) -> Self:
+        """Refuse all further changes, and return the config."""
+        self.__dict__["_frozen"] = True
+        return self
+
+    def copy(self, **changes: Any) -> Self:
+        """Return an unfrozen copy, with settings changed by their plain names."""
+        other = copy_module.copy(self)
+        other.__dict__.pop("_frozen", None)
+        for name, value in self._values().items():
+            other.__dict__[name] = _copied(value)
+        for name, value in self.overrides(**changes).items():
+            setattr(other, name, value)
+        return other
+
+    @classmethod
+    def overrides(cls, **settings: Any) -> dict[str, Any]:
+        """Return settings as a dict, after checking names and types: part of a config, for evaluation and the like.
+
+        Raises:
+            ConfigError: A name is unknown or a value has the wrong type.
+        """
+        for name in settings:
+            if name not in cls._fields():
+                raise ConfigError(f"overrides: unknown setting {name!r}. {nearest(name, cls._fields())}")
+        return {name: _checked(cls, name, value) for name, value in settings.items()}
+
+    # Dictionaries.
+
+    @classmethod
+    @functools.cache
+    def _fields(cls) -> dict[str, str]:
+        """Return the group of each setting; what an algorithm's own config adds belongs to `training`."""
+        homes = {f.name: group for group, owner in GROUPS.items() for f in dataclasses.fields(owner)}
+        return {f.name: homes.get(f.name, "training") for f in dataclasses.fields(cls)}
+
+    @classmethod
+    @functools.cache
+    def group_fields(cls) -> dict[str, list[str]]:
+        """Return the names of the settings of each group."""
+        return {group: [name for name, home in cls._fields().items() if home == group] for group in GROUPS}
+
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self)._fields()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `{"algo": name, group: {setting: value}}`, which `from_dict` takes back; its dicts are copies."""
+        groups = {
+            group: {name: _copied(getattr(self, name)) for name in names}
+            for group, names in self.group_fields().items()
+        }
+        return {"algo": self.algo_name, **groups}
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
+        """Make a config from what `to_dict` gave, or any part of it.
+
+        Raises:
+            ConfigError: A group or setting is unknown, or `algo` names another algorithm than this class is for.
+        """
+        config = cls()
+        for group, values in settings.items():
+            if group == "algo":
+                if values != cls().algo_name:
+                    raise ConfigError(f"{cls.__name__}.from_dict: the settings are for algo {values!r}.")
+            elif group not in GROUPS:
+                raise ConfigError(f"config: unknown group {group!r}. {nearest(group, [*GROUPS, 'algo'])}")
+            elif not isinstance(values, Mapping):
+                raise ConfigError(f"config: group {group!r} must hold settings by name, got {values!r}.")
+            else:
+                config._set(group, values)
+        return config
+
+    def set_path(self, path: str, value: Any) -> Self:
+        """Set one setting by `"group.name"`, with `"group.name.key"` for one key of a dict, as the command line does.
+
+        Raises:
+            ConfigError: The path names nothing.
+        """
+        group, _, name = path.partition(".")
+        name, _, key = name.partition(".")
+        if group not in GROUPS:
+            paths = [f"{g}.{n}" for g, names in self.group_fields().items() for n in names]
+            raise ConfigError(f"config: unknown setting {path!r}. {nearest(path, paths)}")
+        if key and name in self.group_fields()[group]:
+            before = getattr(self, name)
+            if not isinstance(before, dict):
+                raise ConfigError(f"config: {path!r}: {name}={before!r} is no dict, so it has no key {key!r}.")
+            value = {**before, key: value}
+        return self._set(group, {name: value})
+
+    def for_evaluation(self) -> Self:
+        """Return a copy for runners that evaluate: with the settings of `evaluation_config`, and `in_evaluation`."""
+        return self.copy(**{**self.evaluation_config, "in_evaluation": True})
+
+    # Building.
+
+    @property
+    def default_exploration(self) -> dict[str, Any]:
+        """The `exploration_config` of who gives none; it may depend on other settings."""
+        return dict(self.DEFAULT_EXPLORATION)
+
+    @property
+    def algo_class(self) -> type[Algorithm]:
+        """The algorithm that this config builds; each algorithm's config names its own."""
+        raise ConfigError("AlgorithmConfig describes no algorithm: use PPOConfig, or another algorithm's config.")
+
+    @property
+    def default_module_class(self) -> type[Module]:
+        """What `module_class=None` stands for; it names the settings of `model_config` too."""
+        from corral.modules.module import ActorCritic
+
+        return ActorCritic
+
+    @property
+    def module_settings(self) -> dict[str, Any]:
+        """Settings of the algorithm that its modules need, which join those of `model_config`."""
+        return {}
+
+    @property
+    def algo_name(self) -> str:
+        """The name as on the command line, such as `PPO`."""
+        return type(self).__name__.removesuffix("Config")
+
+    @property
+    def total_train_batch_size(self) -> int:
+        """Env steps of one iteration's batch over all learners."""
+        return self.train_batch_size_per_learner * max(1, self.num_learners)
+
+    def build(self) -> Algorithm:
+        """Validate a copy of this config, freeze it, and build the algorithm.
+
+        Raises:
+            ConfigError: Settings contradict each other.
+            EnvError: The env cannot be made or is not what its spaces say.
+        """
+        return self.algo_class(self)
+
+    def build_module(self, observation_space: Any, action_space: Any) -> Module:
+        """Make a new module; the same seed gives the same weights, and no global random state is touched."""
+        import torch
+
+        module_class = self.module_class or self.default_module_class
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed or 0)
+            settings = {**self.model_config, **self.module_settings}
+            module: Module = module_class(observation_space, action_space, settings)
+        return module
+
+    def validate(self) -> None:
+        """Refuse contradictions before anything starts.
+
+        Raises:
+            ConfigError: Names both settings.
+        """
+        from corral.config.validation import validate
+
+        validate(self)
+
+
+def _copied(value: Any) -> Any:
+    """Copy dicts and lists at every depth, and keep what they hold: an env or a callback may not be copied."""
+    if type(value) is dict:
+        return {key: _copied(part) for key, part in value.items()}
+    return [_copied(part) for part in value] if type(value) is list else value
+
+
+@functools.cache
+def _adapters(cls: type) -> dict[str, Any]:
+    """Return a validator for each setting of a config class, made from its annotation."""
+    hints = typing.get_type_hints(cls, include_extras=True)  # `ImportString` is an extra
+    config = ConfigDict(allow_inf_nan=False)
+    return {
+        f.name: None if hints[f.name] is Any else TypeAdapter(hints[f.name], config=config)
+        for f in dataclasses.fields(cls)
+    }
+
+
+@functools.cache
+def _defaults(cls: type) -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
+
+
+def _checked(cls: type, name: str, value: Any) -> Any:
+    """Return the value converted to the setting's type, as `"3e-3"` from a shell to a float."""
+    if value is _defaults(cls).get(name, dataclasses.MISSING):
+        return value
+    adapter = _adapters(cls)[name]
+    if adapter is None:
+        return value
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        # A union reports one line for each of its members; together they say what would have been right.
+        reasons = "; ".join(dict.fromkeys(line["msg"] for line in error.errors()))
+        raise ConfigError(f"{name}={value!r}: {reasons}.") from None

@@ -1,0 +1,209 @@
+"""Checks of a whole config: contradictions between settings, found before any process starts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ImportString, TypeAdapter, ValidationError
+
+from corral.callbacks.dispatch import check_callbacks, listens
+from corral.core.schedules import validate_schedule
+from corral.envs.vector import resolve_env
+from corral.errors import ConfigError, nearest
+from corral.exploration import check_exploration
+from corral.modules.module import ActorCritic, Module
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
+
+ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
+
+OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "rmsprop": "RMSprop"}
+
+# setting -> smallest value that makes sense
+MINIMA = {
+    "num_env_runners": 0,
+    "num_envs_per_env_runner": 1,
+    "rollout_fragment_length": 1,
+    "train_batch_size_per_learner": 1,
+    "minibatch_size": 1,
+    "num_epochs": 1,
+    "metrics_num_episodes_for_smoothing": 1,
+    "min_time_s_per_iteration": 0,
+    "min_sample_timesteps_per_iteration": 0,
+    "num_threads": 1,
+    "seed": 0,
+    "num_learners": 0,
+    "num_cpus_per_env_runner": 0,
+    "num_gpus_per_env_runner": 0,
+    "num_cpus_per_learner": 0,
+    "num_gpus_per_learner": 0,
+    "straggler_factor": 1,
+    "max_num_env_runner_restarts": 0,
+    "num_consecutive_env_runner_failures_tolerance": 1,
+    "delay_between_env_runner_restarts_s": 0,
+}
+
+# settings that must be above zero
+POSITIVE = ("env_step_timeout_s", "sample_timeout_s", "start_timeout_s")
+
+
+def validate(config: AlgorithmConfig) -> None:
+    """Refuse a config that cannot work.
+
+    Raises:
+        ConfigError: Names the setting, or both settings of a contradiction, and the remedy.
+    """
+    if config.env is None:
+        raise ConfigError("environment: no env was given; call .environment('CartPole-v1') or another one.")
+    resolve_env(config.env)
+    for name, minimum in MINIMA.items():
+        value = getattr(config, name)
+        if isinstance(value, (int, float)) and value < minimum:
+            raise ConfigError(f"{name}={value} must be at least {minimum}.")
+    for name in POSITIVE:
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name}={value} must be positive.")
+    validate_schedule("lr", config.lr)
+    if not 0 <= config.gamma <= 1:
+        raise ConfigError(f"gamma={config.gamma} must lie in [0, 1].")
+    if config.grad_clip is not None and config.grad_clip <= 0:
+        raise ConfigError(f"grad_clip={config.grad_clip} must be positive; None clips nothing.")
+    _validate_batch(config)
+    _validate_module(config)
+    check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set them
+    if config.vectorization == "async" and listens(
+        config.callbacks_class, config.callback_functions, "on_sub_environment_created"
+    ):
+        raise ConfigError(
+            "vectorization='async' puts sub-envs into processes of their own, where on_sub_environment_created cannot "
+            "fire: change them with environment(wrappers=[...]), or take vectorization='sync'."
+        )
+    if config.num_learners and config.engine_name == "local":
+        raise ConfigError(
+            f"num_learners={config.num_learners} learners wait for each other, so each needs a process of its own, and "
+            "engine_name='local' has one for all: take 'process' or 'ray', or num_learners=0."
+        )
+    check_exploration(config)
+    config.overrides(**config.evaluation_config)
+    _validate_optimizer(config)
+    _validate_device(config.device)
+
+
+def _validate_device(device: str) -> None:
+    import torch
+
+    try:
+        kind = "cpu" if device == "auto" else torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"device={device!r} is no torch device: {error}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={device!r}, but torch finds no CUDA device here; use 'auto' or 'cpu'.")
+
+
+def _validate_optimizer(config: AlgorithmConfig) -> None:
+    import torch
+
+    from corral.learners.optimizers import without_compiler
+
+    settings, found = config.optimizer_config, optimizer_class(config.optimizer)
+    if "lr" in settings:
+        raise ConfigError(f"optimizer_config={settings} sets lr, which lr={config.lr} would override.")
+    try:
+        without_compiler(found)([torch.nn.Parameter(torch.zeros(1, 1))], **{"lr": 0.0, **settings})
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"optimizer_config={settings} does not suit optimizer={found.__name__}: {error}") from error
+
+
+def _validate_batch(config: AlgorithmConfig) -> None:
+    batch, minibatch = config.train_batch_size_per_learner, config.minibatch_size
+    if minibatch is not None and minibatch > batch:
+        raise ConfigError(
+            f"minibatch_size={minibatch} is larger than train_batch_size_per_learner={batch}: lower the first or raise "
+            "the second."
+        )
+    if config.num_envs_per_env_runner is not None or isinstance(config.env, str):
+        round_size(config, config.num_envs_per_env_runner or config.DEFAULT_NUM_ENVS)
+
+
+def round_size(config: AlgorithmConfig, num_envs: int) -> int | None:
+    """Return the env steps that all runners sample in one round, or `None` where the batch is one round.
+
+    An off-policy algorithm takes any round; with `"auto"` it is one step of each sub-env.
+
+    Args:
+        config: The config.
+        num_envs: Sub-envs of a runner; a factory that returns a ready `VectorEnv` says so only when it is called.
+
+    Raises:
+        ConfigError: The fragment length does not divide the batch.
+    """
+    fragment, runners = config.rollout_fragment_length, max(1, config.num_env_runners)
+    if fragment == "auto":
+        return None if config.ON_POLICY else num_envs * runners
+    steps = fragment * num_envs * runners
+    if config.ON_POLICY and config.total_train_batch_size % steps:
+        raise ConfigError(
+            f"rollout_fragment_length={fragment} does not divide train_batch_size_per_learner="
+            f"{config.train_batch_size_per_learner}: {runners} runner(s) of {num_envs} env(s) sample {steps} steps a "
+            f"round. Take a multiple of {steps} as the batch size, or rollout_fragment_length='auto'."
+        )
+    return steps
+
+
+def reconfigured(config: ConfigT, settings: Mapping[str, Any], *, fixed: Collection[str]) -> ConfigT:
+    """Return a copy of a config with settings of `training` changed, after checking them.
+
+    Args:
+        config: The config of an algorithm that was built.
+        settings: By name.
+        fixed: Settings of `training` that only building applies.
+
+    Raises:
+        ConfigError: A setting is unknown, has the wrong type, contradicts another, or only building applies it.
+    """
+    changed = config.copy(**settings)
+    changeable = set(config.group_fields()["training"]) - set(fixed)
+    if refused := sorted(set(settings) - changeable):
+        raise ConfigError(
+            f"reconfigure: {', '.join(refused)} can only be set before building. What can change afterwards: "
+            f"{', '.join(sorted(changeable))}. For the rest, save(), build another algorithm, and restore_from_path()."
+        )
+    changed.validate()
+    return changed
+
+
+def _validate_module(config: AlgorithmConfig) -> None:
+    base, module_class = config.default_module_class, config.module_class or config.default_module_class
+    own = Module if base is ActorCritic else base  # what a class of one's own has to be
+    if not (inspect.isclass(module_class) and issubclass(module_class, own)):
+        name = "corral.Module" if own is Module else f"{own.__module__}.{own.__name__}"
+        raise ConfigError(f"rl_module: module_class must be a subclass of {name}, got {module_class!r}.")
+    for method in own.MUST_DEFINE:
+        if getattr(module_class, method) is getattr(Module, method, None):
+            raise ConfigError(f"rl_module: {module_class.__name__} must define {method}(self, obs).")
+    if module_class is base and base.CONFIG is not None:
+        base.CONFIG.parse(config.model_config)
+
+
+def optimizer_class(setting: Any) -> Any:
+    """Return the optimizer class of the setting `optimizer`.
+
+    Raises:
+        ConfigError: It names none.
+    """
+    import torch
+
+    if isinstance(setting, str) and ":" in setting:
+        try:
+            setting = TypeAdapter(ImportString).validate_python(setting)
+        except ValidationError as error:
+            raise ConfigError(f"optimizer={setting!r}: {error.errors()[0]['msg']}.") from None
+    if inspect.isclass(setting) and issubclass(setting, torch.optim.Optimizer):
+        return setting
+    if not isinstance(setting, str) or setting.lower() not in OPTIMIZERS:
+        raise ConfigError(f"optimizer={setting!r} is not one. {nearest(str(setting), OPTIMIZERS)}")
+    return getattr(torch.optim, OPTIMIZERS[setting.lower()])

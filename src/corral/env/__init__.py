@@ -1,1 +1,0 @@
-"""Runners and what they are made of: vector envs, rollouts and episodes."""

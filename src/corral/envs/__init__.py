@@ -1,0 +1,1 @@
+"""Vector envs: making them, stepping them, checking them, and keeping their sub-envs alive."""

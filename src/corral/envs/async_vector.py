@@ -1,0 +1,435 @@
+"""The asynchronous vector env: each sub-env in a process of its own."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing.connection
+import os
+import pickle
+import re
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.async_vector_env import AsyncState
+from numpy.typing import NDArray
+
+from corral.coordination import environment
+from corral.core.seeding import seed_everything
+from corral.core.tree import Tree, map_tree
+from corral.envs.checks import check_obs
+from corral.envs.step_timeout import StepTimer
+from corral.envs.sub_envs import CLOSE_LIMIT_S, Restarts, problem_of, renew_env, renewal_error
+from corral.errors import EnvTimeoutError, SubEnvError
+from corral.modules.networks import space_tree
+
+_FAILURE = "corral_failure"
+"""Key in the info of a sub-env that failed and waits to be made anew: method, problem and traceback."""
+
+
+@dataclass(frozen=True)
+class AsyncLimits:
+    """Time limits of sub-envs in processes of their own.
+
+    Attributes:
+        step_timeout_s: Seconds that one `step` or `reset` may take; `None` waits for ever.
+        start_timeout_s: Seconds that making a failed sub-env anew may take, if there is the other limit.
+    """
+
+    step_timeout_s: float | None = None
+    start_timeout_s: float = 120.0
+
+
+NO_LIMITS = AsyncLimits()
+
+
+def make_async(
+    make: Callable[[int], Any],
+    num_envs: int,
+    mode: AutoresetMode,
+    first: gym.Env[Any, Any],
+    seed: int,
+    limits: AsyncLimits = NO_LIMITS,
+    restarts: Restarts | None = None,
+) -> AsyncVectorEnv:
+    """Start a process for each sub-env.
+
+    Args:
+        make: Makes sub-env `index`, in its process.
+        num_envs: N.
+        mode: When sub-envs are reset.
+        first: An env made here, for its spaces.
+        seed: Of the processes' global generators, which would otherwise all go on from this process's.
+        limits: How long sub-envs may take.
+        restarts: What to do about a sub-env that fails; with `None` its failure is raised.
+
+    Raises:
+        EnvError: A sub-env could not be made; no process is left.
+    """
+    spaces = first.observation_space, first.action_space
+    sub_envs = [
+        partial(_in_process, make, index, spaces, seed + index, limits.step_timeout_s, restarts is not None)
+        for index in range(num_envs)
+    ]
+    env = AsyncVectorEnv(sub_envs, mode, limits, restarts)
+    try:
+        env.get_attr("ready")
+    except SubEnvError as error:
+        env.close()
+        raise (error.__cause__ or error) from None
+    return env
+
+
+def _in_process(
+    make: Callable[[int], Any],
+    index: int,
+    spaces: tuple[gym.Space[Any], gym.Space[Any]],
+    seed: int,
+    step_timeout_s: float | None,
+    reports_failures: bool,
+) -> gym.Env[Any, Any]:
+    """Make one sub-env in its own process, or a stand-in: Gymnasium's worker reports no error before its loop runs."""
+    seed_everything(seed)
+    try:
+        return _ProcessEnv(partial(make, index), step_timeout_s, reports_failures)
+    except Exception as error:
+        return _UnmadeEnv(error, *spaces)
+
+
+class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
+    """A sub-env in its own process: checks observations there, and raises nothing that cannot be pickled.
+
+    With `reports_failures` it does not raise at all: an info says what was wrong, and the sub-env waits for `renew`.
+    """
+
+    ready = True
+
+    def __init__(
+        self, make: Callable[[], gym.Env[Any, Any]], step_timeout_s: float | None, reports_failures: bool
+    ) -> None:
+        super().__init__(make())
+        self._make, self._reports_failures = make, reports_failures
+        self._timer = None if step_timeout_s is None else StepTimer(step_timeout_s)
+        self._no_obs = map_tree(lambda space: np.zeros(space.shape, space.dtype), space_tree(self.observation_space))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        try:
+            with _portable_errors():
+                obs, info = self._call(self.env.reset, seed=seed, options=options)
+                check_obs(self.observation_space, obs)
+        except Exception as error:
+            return self._no_obs, self._failed("reset", error)
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        try:
+            with _portable_errors():
+                obs, reward, terminated, truncated, info = self._call(self.env.step, action)
+                check_obs(self.observation_space, obs)
+        except Exception as error:
+            return self._no_obs, 0.0, False, False, self._failed("step", error)
+        return obs, reward, terminated, truncated, info
+
+    def _failed(self, method: str, error: Exception) -> dict[str, Any]:
+        if not self._reports_failures:
+            raise error
+        return {_FAILURE: (method, problem_of(error), "".join(traceback.format_exception(error)))}
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the env within the time limit."""
+        if self._timer is None:
+            return function(*args, **kwargs)
+        with self._timer.installed():
+            return self._timer.call(function, *args, **kwargs)
+
+    def renew(self, seed: int) -> tuple[Any, ...]:
+        """Make the env anew; return its first observation and info, or what went wrong."""
+        try:
+            with _portable_errors():
+                self.env, obs, info = renew_env(self.env, self._make, seed=seed, call=self._call)
+        except Exception as error:
+            error.add_note("".join(traceback.format_exception(error)))
+            return (error,)
+        return obs, info
+
+    def apply(self, packed: bytes) -> bytes:
+        """Call a packed function with the env and further arguments; return what it returned, or raised, packed."""
+        function, args = cloudpickle.loads(packed)
+        try:
+            with _portable_errors():
+                answer: bytes = cloudpickle.dumps((True, function(self.env, *args)))
+        except Exception as error:
+            error.add_note(f"In the process of the sub-env:\n{''.join(traceback.format_exception(error))}")
+            answer = cloudpickle.dumps((False, error))
+        return answer
+
+
+class _UnmadeEnv(gym.Env[Any, Any]):
+    """Stands for a sub-env that raised in its own process when it was made."""
+
+    def __init__(self, error: Exception, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        self._error = error
+        self.observation_space, self.action_space = observation_space, action_space
+
+    @property
+    def ready(self) -> bool:
+        raise self._error
+
+
+@contextmanager
+def _portable_errors() -> Iterator[None]:
+    """Replace an exception that would not survive the way to another process by one with its name and message."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise
+
+
+class _Pipe:
+    """The parent's end of a pipe to a sub-env's process, which says whose process ended."""
+
+    def __init__(self, connection: Any, index: int) -> None:
+        self._connection, self._index = connection, index
+        self.fileno, self.poll, self.close = connection.fileno, connection.poll, connection.close
+        self.recv_bytes = connection.recv_bytes
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._connection.closed)
+
+    def send(self, message: Any) -> None:
+        try:
+            self._connection.send(message)
+        except ConnectionError:
+            raise _ProcessEnded(self._index) from None
+
+    def recv(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, ConnectionError):
+            raise _ProcessEnded(self._index) from None
+
+
+class _Overdue(Exception):
+    """The sub-env with this index has not answered, in so many seconds."""
+
+
+class _ProcessEnded(Exception):
+    """The process of the sub-env with this index is gone."""
+
+
+class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
+    """Gymnasium's asynchronous vector env, which says which sub-env failed, waits for none for ever, and ends cleanly.
+
+    Args:
+        env_fns: Make the sub-envs, each in its process.
+        mode: When sub-envs are reset.
+        limits: How long sub-envs may take.
+        restarts: What to do about a sub-env that fails; with `None` its failure is raised.
+    """
+
+    _interrupted = False
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        mode: AutoresetMode,
+        limits: AsyncLimits,
+        restarts: Restarts | None,
+    ) -> None:
+        """Start the processes."""
+        super().__init__(env_fns, autoreset_mode=mode, worker=partial(_worker, environment()))
+        self.parent_pipes = [_Pipe(pipe, i) for i, pipe in enumerate(self.parent_pipes)]  # type: ignore[misc]
+        self._limits, self._restarts = limits, restarts
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset every sub-env; see `gymnasium.vector.AsyncVectorEnv.reset`."""
+        with self._exchange("reset"):
+            self.reset_async(seed=seed, options=options)
+            obs, infos = self.reset_wait(timeout=self._wait_limit_s)
+        self._restart_failed(obs, infos)
+        return obs, infos
+
+    def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """Step every sub-env; see `gymnasium.vector.AsyncVectorEnv.step`."""
+        with self._exchange("step"):
+            self.step_async(actions)
+            obs, rewards, terminated, truncated, infos = self.step_wait(timeout=self._wait_limit_s)
+        self._restart_failed(obs, infos)
+        return obs, rewards, terminated, truncated, infos
+
+    def foreach(self, fn: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return `fn(sub_env, *arguments[i])` for every sub-env, called in its process.
+
+        Raises:
+            Exception: What `fn` raised in the first sub-env in which it did.
+        """
+        answers = self._call_each("apply", [(cloudpickle.dumps((fn, tuple(given))),) for given in arguments])
+        unpacked = [cloudpickle.loads(answer) for answer in answers]
+        for succeeded, answer in unpacked:
+            if not succeeded:
+                raise answer
+        return [answer for _, answer in unpacked]
+
+    def _call_each(
+        self, name: str, arguments: Sequence[Sequence[Any] | None], limit_s: float | None = None
+    ) -> list[Any]:
+        """Call a method of the sub-envs that have arguments, all at the same time; return their answers."""
+        self._assert_is_running()
+        chosen = [i for i, given in enumerate(arguments) if given is not None]
+        with self._exchange(name):
+            for i in chosen:
+                self.parent_pipes[i].send(("_call", (name, arguments[i], {})))
+            self._state = AsyncState.WAITING_CALL
+            self._poll_pipe_envs(limit_s, chosen)
+            answers, successes = zip(*[self.parent_pipes[i].recv() for i in chosen], strict=True)
+            self._raise_if_errors(successes)
+            self._state = AsyncState.DEFAULT
+        return list(answers)
+
+    # Failures.
+
+    @property
+    def _wait_limit_s(self) -> float | None:
+        """Seconds to wait for answers: more than a sub-env needs to interrupt itself."""
+        timeout_s = self._limits.step_timeout_s
+        return None if timeout_s is None else 2 * timeout_s + 1
+
+    @contextmanager
+    def _exchange(self, method: str) -> Iterator[None]:
+        """Say which sub-env's process ended on the way; what was left in the pipes is thrown away at the close."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._interrupted = True  # perhaps in the middle of a message: no pipe can be read any more
+            raise
+        except _ProcessEnded as ended:
+            index = ended.args[0]
+            process = self.processes[index]
+            process.join(CLOSE_LIMIT_S)
+            raise SubEnvError(index, method, f"its process ended with {_exit_code(process.exitcode)}") from None
+        except _Overdue as overdue:
+            index, limit_s = overdue.args
+            self.processes[index].kill()
+            error = EnvTimeoutError(f"did not answer within {limit_s:g} s, and could not be interrupted: it was killed")
+            raise SubEnvError(index, method, str(error)) from error
+
+    def _poll_pipe_envs(self, timeout: float | None = None, chosen: Sequence[int] | None = None) -> bool:
+        """Wait until sub-envs have answered; Gymnasium calls this before it reads the answers.
+
+        Raises:
+            _Overdue: One has not.
+        """
+        self._assert_is_running()
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        for i in range(self.num_envs) if chosen is None else chosen:
+            left_s = max(0.0, deadline - time.monotonic())
+            if timeout is not None and not self.parent_pipes[i].poll(left_s):
+                raise _Overdue(i, timeout)
+        return True
+
+    def _restart_failed(self, obs: Tree, infos: dict[str, Any]) -> None:
+        """Have the sub-envs that report a failure made anew, and put their first observations into the batch."""
+        failed, reported = infos.pop(f"_{_FAILURE}", None), infos.pop(_FAILURE, None)
+        if failed is None or reported is None or self._restarts is None:
+            return
+        failures = []
+        for i in np.flatnonzero(failed).tolist():
+            method, problem, trace = reported[i]
+            failures.append(SubEnvError(i, method, problem))
+            failures[-1].add_note(f"In the process of sub-env {i}:\n{trace}")
+        arguments: list[Sequence[Any] | None] = [None] * self.num_envs
+        for failure in failures:
+            arguments[failure.env_index] = (self._restarts.next_seed(),)
+        limit_s = None if self._limits.step_timeout_s is None else self._limits.start_timeout_s
+        try:
+            answers = self._call_each("renew", arguments, limit_s)
+        except SubEnvError as error:
+            raise renewal_error(next(f for f in failures if f.env_index == error.env_index), error) from None
+        for failure, answer in zip(failures, answers, strict=True):
+            if len(answer) == 1:
+                raise renewal_error(failure, answer[0])
+            new_obs, info = answer
+            map_tree(partial(_write_row, failure.env_index), obs, new_obs)
+            self._add_info(infos, info, failure.env_index)
+            self._restarts.restarted(failure)
+
+    def _raise_if_errors(self, successes: Any) -> None:
+        failed = [i for i, success in enumerate(successes) if not success]
+        if not failed:
+            return
+        index, _, cause, trace = min((self._next_error() for _ in failed), key=lambda entry: entry[0])
+        for i in failed:
+            self.parent_pipes[i].close()
+            self.parent_pipes[i] = None  # type: ignore[call-overload]  # as Gymnasium's own close() expects
+        self._state = AsyncState.DEFAULT
+        cause.add_note(f"In the process of sub-env {index}:\n{trace}")
+        called = re.search(r"in (reset|step)\n", trace)
+        raise SubEnvError(index, called[1] if called else "step", problem_of(cause)) from cause
+
+    def _next_error(self) -> Any:
+        return self.error_queue.get(timeout=CLOSE_LIMIT_S)
+
+    # The end.
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """End the processes: ask them, wait for `timeout` seconds or for ever, and kill those that are left."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
+            if self._interrupted or terminate:
+                process.kill()
+            elif pipe is not None:
+                with suppress(_ProcessEnded):
+                    pipe.send(("close", None))
+        for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
+            if pipe is None:  # it failed and ended by itself, unless it hangs on the way
+                deadline = min(deadline, time.monotonic() + CLOSE_LIMIT_S)
+            _wait_for_end(process, pipe, deadline)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            if pipe is not None:
+                pipe.close()
+        self.error_queue.close()
+
+
+def _wait_for_end(process: Any, pipe: Any, deadline: float) -> None:
+    """Wait for a process, and read what it may still be writing, which it would wait for."""
+    while process.is_alive() and (left_s := deadline - time.monotonic()) > 0:
+        waiting = [process.sentinel] if pipe is None else [process.sentinel, pipe]
+        ready = multiprocessing.connection.wait(waiting, None if left_s == math.inf else left_s)
+        if pipe in ready:
+            try:
+                pipe.recv_bytes()
+            except (EOFError, OSError):
+                pipe = None
+        if process.sentinel in ready:
+            process.join()
+
+
+def _exit_code(code: int | None) -> str:
+    return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _write_row(index: int, column: NDArray[Any], value: Any) -> None:
+    np.copyto(column[index, ...], value, casting="same_kind")
+
+
+def _worker(coordination: dict[str, str], *arguments: Any) -> None:
+    """Run Gymnasium's worker, deaf to Ctrl-C: a terminal sends it to every process, and the parent ends the workers."""
+    os.environ.update(coordination)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gym.vector.async_vector_env._async_worker(*arguments)

@@ -1,0 +1,242 @@
+"""The sub-envs of a vector env one by one: functions run on each, their tasks, and new ones for those that failed."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+
+from corral.envs.checks import check_obs
+from corral.envs.step_timeout import StepOverdue, StepTimer, limited
+from corral.errors import CallbackError, CorralError, EnvError, EnvTimeoutError, SubEnvError
+
+log = logging.getLogger("corral")
+
+MAX_FAILURES = 3
+"""Attempts to make and reset a sub-env anew; and its failures in a row, without a step in between, that are mended."""
+
+CLOSE_LIMIT_S = 5.0
+"""Seconds that a vector env has to close that failed, or that takes part in closing one."""
+
+
+class Restarts:
+    """What a vector env needs to make a failed sub-env anew, and whom it tells.
+
+    Args:
+        timer: Limits resets of new sub-envs; does not limit how long one takes to be made.
+        next_seed: Gives the seed of a new sub-env's first reset.
+        created: Told of sub-env i, made but not yet reset, if it lives in this process.
+        restarted: Told of the failure once a new sub-env is in place.
+
+    Attributes:
+        num_restarts: Sub-envs that were made anew so far.
+    """
+
+    def __init__(
+        self,
+        timer: StepTimer | None,
+        next_seed: Callable[[], int],
+        created: Callable[[int, gym.Env[Any, Any]], None],
+        restarted: Callable[[SubEnvError], None],
+    ) -> None:
+        """Keep them."""
+        self.next_seed, self.created, self.restarted = next_seed, created, restarted
+        self.call = call_directly if timer is None else timer.call
+        self.paused: Callable[[], AbstractContextManager[None]] = nullcontext if timer is None else timer.paused
+        self.num_restarts = 0
+        self._latest: dict[int, tuple[int, int]] = {}  # row of the sub-env's latest failure, and how many in a row
+
+    def count(self, failure: SubEnvError, name: str, row: int) -> None:
+        """Count and log a sub-env that was made anew.
+
+        Args:
+            failure: What was wrong with the old one.
+            name: The env's.
+            row: The runner's row in which it failed, over its lifetime.
+
+        Raises:
+            SubEnvError: It fails again and again, without a single step in between.
+        """
+        index = failure.env_index
+        last_row, streak = self._latest.get(index, (-2, 0))
+        streak = streak + 1 if row == last_row + 1 else 1
+        self._latest[index] = row, streak
+        if streak == MAX_FAILURES:
+            problem = f"{failure.problem}; it was made anew, and failed {streak} times in a row"
+            raise SubEnvError(index, failure.method, problem) from failure.__cause__
+        self.num_restarts += 1
+        log.warning(
+            "env %r, sub-env %d, step %d: failed in %s(): %s. It was made anew.",
+            *(name, index, row, failure.method, failure.problem),
+            exc_info=failure,
+        )
+
+
+def call_directly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function, with no time limit."""
+    return function(*args, **kwargs)
+
+
+def renew_env(
+    old: gym.Env[Any, Any],
+    make: Callable[[], gym.Env[Any, Any]],
+    *,
+    seed: int,
+    call: Callable[..., Any] = call_directly,
+    created: Callable[[gym.Env[Any, Any]], None] = lambda env: None,
+) -> tuple[gym.Env[Any, Any], Any, dict[str, Any]]:
+    """Close a sub-env that failed and make another one, with the task of the old one.
+
+    Args:
+        old: The sub-env that failed.
+        make: Makes another.
+        seed: Of its first reset; further attempts take the numbers after it.
+        call: Calls the env's methods, within a time limit if there is one.
+        created: Told of the new one before its reset.
+
+    Returns:
+        The new sub-env, and the observation and info of its reset.
+
+    Raises:
+        Exception: What the last attempt raised.
+    """
+    task = _quietly("tell its task", call, task_of, old)
+    _quietly("be closed", call, old.close)
+    for attempt in range(MAX_FAILURES):
+        new = None
+        try:
+            new = make()
+            created(new)
+            call(set_task, new, task)
+            obs, info = call(new.reset, seed=seed + attempt)
+            check_obs(old.observation_space, obs)
+        except CallbackError:
+            raise
+        except Exception:
+            if new is not None:
+                _quietly("be closed", call, new.close)
+            if attempt == MAX_FAILURES - 1:
+                raise
+        else:
+            return new, obs, info
+    raise AssertionError("the last attempt returns or raises")
+
+
+def renewal_error(failure: SubEnvError, error: BaseException) -> SubEnvError:
+    """Return the error for a failed sub-env that could not be made anew either, with the first failure as its cause."""
+    whole = SubEnvError(
+        failure.env_index,
+        failure.method,
+        f"{failure.problem}; and it could not be made anew in {MAX_FAILURES} attempts: {problem_of(error)}",
+    )
+    whole.__cause__ = failure.__cause__ or error
+    if error is not whole.__cause__:
+        whole.__cause__.add_note(f"It could not be made anew:\n{''.join(traceback.format_exception(error))}")
+    return whole
+
+
+def problem_of(error: BaseException) -> str:
+    """Return an exception in words; messages of Corral's own, such as a timeout's, say it all."""
+    says_it_all = isinstance(error, (CorralError, StepOverdue))
+    return str(error) if says_it_all else f"{type(error).__name__}: {error}"
+
+
+def env_error(name: str, step: int, method: str, error: Exception) -> Exception:
+    """Return the error that says which env failed, in which step of the runner, and how; or a callback's, as it is."""
+    if isinstance(error, CallbackError):
+        return error
+    where, problem = "", problem_of(error)
+    if isinstance(error, SubEnvError):
+        where, method, problem = f", sub-env {error.env_index}", error.method, error.problem
+    if isinstance(original(error), (EnvTimeoutError, StepOverdue)):
+        return EnvTimeoutError(f"env {name!r}{where}, step {step}: {method}() {problem}")
+    return EnvError(f"env {name!r}{where}, step {step}: raised in {method}(): {problem}")
+
+
+def original(error: Exception) -> BaseException | None:
+    """Return the env's own exception, without the layer that said which sub-env it was; or a callback's."""
+    if isinstance(error, CallbackError):
+        return error.__cause__
+    return error.__cause__ if isinstance(error, SubEnvError) and error.__cause__ is not None else error
+
+
+def _quietly(what: str, call: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of an env that may be beyond help; return `None` if it raises."""
+    try:
+        return call(function, *args)
+    except Exception:
+        log.warning("A sub-env that failed could not %s.", what, exc_info=True)
+        return None
+
+
+def close_quietly(env: VectorEnv[Any, Any, Any]) -> None:
+    """Close a vector env that may be beyond help, whatever it raises, within `CLOSE_LIMIT_S`."""
+    try:
+        with limited(CLOSE_LIMIT_S + 1, "the limit of close()"):
+            # Gymnasium's own vector envs in one process take no time limit.
+            env.close(**({"timeout": CLOSE_LIMIT_S} if hasattr(env.unwrapped, "processes") else {}))
+    except Exception:
+        log.warning("A vector env that failed could not be closed.", exc_info=True)
+
+
+# Tasks: any env that has `get_task` and `set_task`, itself or under its wrappers.
+
+
+def task_of(env: gym.Env[Any, Any]) -> Any:
+    """Return the task of a sub-env, or `None` if it has none."""
+    return env.get_wrapper_attr("get_task")() if _has_tasks(env) else None
+
+
+def set_task(env: gym.Env[Any, Any], task: Any) -> None:
+    """Give a sub-env a task, unless the task is `None` or the env takes none."""
+    if task is not None and _has_tasks(env):
+        env.get_wrapper_attr("set_task")(task)
+
+
+def _has_tasks(env: gym.Env[Any, Any]) -> bool:
+    return env.has_wrapper_attr("get_task") and env.has_wrapper_attr("set_task")
+
+
+# All of them.
+
+
+def foreach_sub_env(
+    env: VectorEnv[Any, Any, Any], name: str, fn: Callable[..., Any], each: Sequence[Any] | None = None
+) -> list[Any]:
+    """Return `fn(sub_env)`, or `fn(sub_env, each[i])`, for every sub-env, in its own process if it has one.
+
+    Raises:
+        EnvError: The vector env has no sub-envs, or none that can be reached.
+    """
+    arguments = [()] * env.num_envs if each is None else [(one,) for one in each]
+    inner: Any = env.unwrapped
+    if hasattr(inner, "envs"):
+        return [fn(sub_env, *given) for sub_env, given in zip(inner.envs, arguments, strict=True)]
+    if hasattr(inner, "foreach"):
+        found: list[Any] = inner.foreach(fn, arguments)
+        return found
+    raise EnvError(
+        f"env {name!r} is a {type(inner).__name__}, which has no sub-envs here for foreach_env: take "
+        "vectorization='sync', or change the vector env itself, env_runner.env, in foreach_env_runner."
+    )
+
+
+def takes_tasks(env: VectorEnv[Any, Any, Any]) -> bool:
+    """Say whether the sub-envs have tasks and can be reached."""
+    reached = hasattr(env.unwrapped, "envs") or hasattr(env.unwrapped, "foreach")
+    return reached and any(foreach_sub_env(env, "", _has_tasks))
+
+
+def known_tasks(env: VectorEnv[Any, Any, Any], before: list[Any] | None) -> list[Any] | None:
+    """Return the tasks of all sub-envs that take tasks, or what was known before, if they cannot say."""
+    try:
+        with limited(CLOSE_LIMIT_S, "the limit of get_task()"):
+            return foreach_sub_env(env, "", task_of)
+    except Exception:
+        log.warning("The sub-envs of a vector env that failed could not tell their tasks.", exc_info=True)
+        return before

@@ -1,0 +1,151 @@
+"""The synchronous vector env: sub-envs stepped one after another in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from corral.core.tree import Tree, map_tree
+from corral.envs.checks import check_obs
+from corral.envs.step_timeout import StepOverdue
+from corral.envs.sub_envs import Restarts, problem_of, renew_env, renewal_error
+from corral.errors import CallbackError, SubEnvError
+from corral.modules.networks import space_tree
+
+
+class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
+    """Gymnasium's synchronous vector env with a faster step, and errors that say which sub-env failed.
+
+    Every step writes its observations into a new array, which the caller may keep.
+
+    Args:
+        env_fns: Make the sub-envs.
+        autoreset_mode: When sub-envs are reset.
+        make: Makes sub-env i anew, if `restarts` are given.
+        restarts: What to do about a sub-env that fails; with `None` its failure is raised.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        *,
+        autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
+        make: Callable[[int], gym.Env[Any, Any]] | None = None,
+        restarts: Restarts | None = None,
+    ) -> None:
+        """Make the sub-envs."""
+        super().__init__(env_fns, autoreset_mode=autoreset_mode)
+        self._make, self._restarts = make, restarts
+        self._make_obs = map_tree(
+            lambda space: partial(np.empty, (self.num_envs, *space.shape), space.dtype),
+            space_tree(self.single_observation_space),
+        )
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset every sub-env; see `gymnasium.vector.SyncVectorEnv.reset`."""
+        seeds: Sequence[int | None] = seed if isinstance(seed, list) else [None] * self.num_envs
+        if isinstance(seed, int):
+            seeds = [seed + i for i in range(self.num_envs)]
+        self._autoreset_envs = np.zeros(self.num_envs, np.bool_)
+        self._terminations, self._truncations = self._autoreset_envs.copy(), self._autoreset_envs.copy()
+        obs, infos = self._empty_obs(), dict[str, Any]()
+        for i, env in enumerate(self.envs):
+            try:
+                env_obs, info = env.reset(seed=seeds[i], options=options)
+                self._write(obs, i, env_obs)
+            except (Exception, StepOverdue) as error:
+                info = self._restart(i, "reset", error, obs)
+            if info:
+                infos = self._add_info(infos, info, i)
+        return obs, infos
+
+    def step(
+        self, actions: Any
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Step every sub-env; see `gymnasium.vector.SyncVectorEnv.step`."""
+        n = self.num_envs
+        rewards, terminated, truncated = np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        obs, infos = self._empty_obs(), dict[str, Any]()
+        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
+        pending = self._autoreset_envs.tolist()
+        for i, env in enumerate(self.envs):
+            method = "reset" if pending[i] and not same_step else "step"
+            try:
+                if method == "reset":
+                    env_obs, info = env.reset()
+                else:
+                    env_obs, rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
+                    if same_step and (terminated[i] or truncated[i]):
+                        check_obs(self.single_observation_space, env_obs)
+                        infos = self._add_info(infos, {"final_obs": env_obs, "final_info": info}, i)
+                        method = "reset"
+                        env_obs, info = env.reset()
+                self._write(obs, i, env_obs)
+            except (Exception, StepOverdue) as error:
+                info = self._restart(i, method, error, obs)
+                if method == "step":  # whatever it gave before it failed: nothing was stepped
+                    rewards[i], terminated[i], truncated[i] = 0.0, False, False
+            if info:
+                infos = self._add_info(infos, info, i)
+        self._autoreset_envs = terminated | truncated
+        return obs, rewards, terminated, truncated, infos
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close every sub-env, also after one that raises."""
+        with ExitStack() as closing:
+            for env in reversed(self.envs):
+                closing.callback(env.close)
+
+    def _restart(self, i: int, method: str, error: BaseException, obs: Tree) -> dict[str, Any]:
+        """Put a new sub-env in the place of one that failed, its first observation into the batch, and return its info.
+
+        Raises:
+            SubEnvError: Sub-envs are not made anew here, or this one could not be.
+        """
+        failure = SubEnvError(i, method, problem_of(error))
+        failure.__cause__ = error
+        restarts, make = self._restarts, self._make
+        if restarts is None or make is None:
+            raise failure
+
+        def created(env: gym.Env[Any, Any]) -> None:
+            self.envs[i] = env
+            restarts.created(i, env)
+
+        with restarts.paused():
+            try:
+                seed = restarts.next_seed()
+                _, env_obs, info = renew_env(
+                    self.envs[i], partial(make, i), seed=seed, call=restarts.call, created=created
+                )
+            except CallbackError:
+                raise
+            except Exception as second:
+                raise renewal_error(failure, second) from failure.__cause__
+        self._write(obs, i, env_obs)
+        restarts.restarted(failure)
+        return info
+
+    def _empty_obs(self) -> Tree:
+        return map_tree(lambda make: make(), self._make_obs)
+
+    def _write(self, columns: Tree, i: int, obs: Tree) -> None:
+        """Write one sub-env's observation into the batch; NumPy alone would broadcast a wrong shape into place."""
+        if isinstance(columns, np.ndarray):
+            if np.shape(obs) != columns.shape[1:]:
+                raise ValueError(f"observation must have shape {columns.shape[1:]}, got {np.shape(obs)}")
+            if type(obs) is not int and getattr(obs, "dtype", None) != columns.dtype:
+                check_obs(self.single_observation_space, obs)
+            columns[i] = obs
+            return
+        check_obs(self.single_observation_space, obs)
+        map_tree(lambda column, leaf: np.copyto(column[i, ...], leaf, casting="same_kind"), columns, obs)

@@ -1,0 +1,299 @@
+"""From what `.environment(...)` was given to a Gymnasium vector env."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
+from corral.envs.checks import check_env, check_spaces, mismatch
+from corral.envs.step_timeout import limited
+from corral.envs.sub_envs import Restarts
+from corral.envs.sync_vector import SyncVectorEnv
+from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, nearest
+from corral.modules.networks import space_tree
+
+log = logging.getLogger("corral")
+
+# A constructor whose first parameter has one of these names takes the whole EnvContext as one argument.
+CONTEXT_NAMES = frozenset({"config", "cfg", "env_config", "context", "ctx", "env_context", "env_ctx"})
+
+
+class EnvContext(dict[str, Any]):
+    """The `env_config` as an env's factory sees it: a dict, and where the env will live.
+
+    Attributes:
+        worker_index: 0 for the embedded runner, 1 and up for the others.
+        num_workers: How many runners there are besides the embedded one.
+        vector_index: Index of the sub-env in its vector env.
+    """
+
+    def __init__(
+        self, env_config: dict[str, Any], worker_index: int = 0, num_workers: int = 0, vector_index: int = 0
+    ) -> None:
+        """Copy the config and note the indices."""
+        super().__init__(env_config)
+        self.worker_index = worker_index
+        self.num_workers = num_workers
+        self.vector_index = vector_index
+
+    def at(self, vector_index: int) -> EnvContext:
+        """Return the context of another sub-env of the same runner."""
+        return EnvContext(self, self.worker_index, self.num_workers, vector_index)
+
+
+def env_name(env: Any) -> str:
+    """Return the name of an env setting for messages and run directories."""
+    return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+
+
+def resolve_env(env: Any) -> str | Callable[..., Any]:
+    """Return a registered id as it is, and a class or factory for anything else.
+
+    Args:
+        env: A Gymnasium id, a `"package.module:Name"` import path, a class, or a factory `fn(env_config)`.
+
+    Raises:
+        ConfigError: The id is unknown; the nearest known one is named.
+    """
+    factory: Callable[..., Any]
+    if callable(env):
+        factory = env
+        return factory
+    if not isinstance(env, str):
+        raise ConfigError(f"environment: env must be an id, a class or a factory, got {type(env).__name__} {env!r}.")
+    module_name, _, attribute = env.partition(":")
+    if attribute:
+        try:
+            module = importlib.import_module(module_name)  # may register ids: "my_package:MyEnv-v0"
+        except ImportError as error:
+            raise ConfigError(f"environment: cannot import {module_name!r} of env {env!r}: {error}") from error
+        if callable(getattr(module, attribute, None)):
+            factory = getattr(module, attribute)
+            return factory
+    env_id = attribute or env
+    try:
+        gym.spec(env_id)
+    except gym.error.Error as error:
+        if attribute:
+            names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            raise ConfigError(
+                f"environment: module {module_name!r} has no env {attribute!r}. {nearest(attribute, names)}"
+            ) from error
+        raise ConfigError(f"environment: unknown env id {env_id!r}. {nearest(env_id, gym.registry)}") from error
+    return str(env)
+
+
+def _call_factory(factory: Callable[..., Any], context: EnvContext) -> Any:
+    """Call a class or factory with the context if it takes one, else with `env_config` as keyword arguments.
+
+    The first parameter takes the context if its name says so, or if it is the only required one and `env_config` has
+    no value for it.
+    """
+    parameters = [p for p in inspect.signature(factory).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
+    required = [p for p in positional if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+    if positional and positional[0].name in CONTEXT_NAMES:
+        return factory(context)
+    if len(required) == 1 and required[0].name not in context:
+        return factory(context)
+    return factory(**context)
+
+
+def make_vector_env(
+    env: Any,
+    context: EnvContext,
+    *,
+    num_envs: int | None,
+    default_num_envs: int = 1,
+    vectorization: str = "auto",
+    autoreset_mode: str = "next_step",
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
+    check: bool = True,
+    seed: int = 0,
+    needs_sub_envs: bool = False,
+    limits: AsyncLimits = NO_LIMITS,
+    restarts: Restarts | None = None,
+) -> VectorEnv[Any, Any, Any]:
+    """Make the vector env of one runner.
+
+    Args:
+        env: See `resolve_env`. A factory may return a ready `VectorEnv`, which is taken as it is.
+        context: Config and indices; its `vector_index` is ignored.
+        num_envs: Number of sub-envs N, or `None` if the user did not say.
+        default_num_envs: N for `None`, unless a ready `VectorEnv` has its own.
+        vectorization: `"sync"`, `"async"` (a process each), or `"auto"`: the id's native vector env where it has one
+            with this autoreset mode, neither `wrappers` nor `needs_sub_envs` forbids it, and N > 1; else `"sync"`.
+        autoreset_mode: `"next_step"` or `"same_step"`.
+        wrappers: Put around every sub-env, the first one innermost.
+        check: Whether to check spaces, reset and first step.
+        seed: Of the global generators of async sub-envs' processes.
+        needs_sub_envs: Whether somebody wants to see the sub-envs, which a native vector env does not have.
+        limits: How long async sub-envs may take; the step's limit holds for the check too.
+        restarts: What to do about a sub-env that fails; with `None` its failure is raised.
+
+    Raises:
+        ConfigError: The id is unknown, or settings contradict a ready vector env.
+        EnvError: The env raised, or gave what its spaces do not allow.
+    """
+    resolved, name, n = resolve_env(env), env_name(env), num_envs or default_num_envs
+    mode = AutoresetMode.SAME_STEP if autoreset_mode == "same_step" else AutoresetMode.NEXT_STEP
+    with ExitStack() as opened:  # closes what was made, unless all goes well
+        if isinstance(resolved, str) and vectorization == "auto" and n > 1 and not (wrappers or needs_sub_envs):
+            native = _make_native(resolved, name, n, mode, context)
+            if native is not None:
+                opened.callback(native.close)
+                _check_vector_env(native, name, check, limits)
+                opened.pop_all()
+                return native
+
+        def make(vector_index: int) -> Any:
+            return _make_one(resolved, name, context.at(vector_index), wrappers)
+
+        first = make(0)
+        opened.callback(first.close)
+        if isinstance(first, VectorEnv):
+            _refuse_contradictions(first, name, num_envs, vectorization, autoreset_mode, wrappers)
+            _check_vector_env(first, name, check, limits)
+            if needs_sub_envs and not hasattr(first.unwrapped, "envs"):
+                log.warning("env %r has no sub-envs in this process: on_sub_environment_created does not fire.", name)
+            opened.pop_all()
+            return first
+        if check:
+            with _check_limit(name, limits):
+                check_env(first, name)
+        with _errors_of(name, "its sub-envs were put into one vector env"):
+            if vectorization == "async":
+                return make_async(
+                    make, n, mode, first, seed, limits, restarts
+                )  # `first` is closed: it was for its spaces
+            envs = [first]
+            for index in range(1, n):
+                envs.append(make(index))
+                opened.callback(envs[-1].close)
+            vector_env = SyncVectorEnv(
+                [partial(_itself, made) for made in envs], autoreset_mode=mode, make=make, restarts=restarts
+            )
+        opened.pop_all()
+        return vector_env
+
+
+def _itself(env: Any) -> Any:
+    return env
+
+
+@contextmanager
+def _errors_of(name: str, when: str) -> Iterator[None]:
+    """Turn whatever an env raises into an `EnvError` that names it."""
+    try:
+        yield
+    except CorralError:
+        raise
+    except Exception as error:
+        raise EnvError(f"env {name!r} raised when {when}: {type(error).__name__}: {error}") from error
+
+
+def _make_native(
+    env_id: str, name: str, num_envs: int, mode: AutoresetMode, context: EnvContext
+) -> VectorEnv[Any, Any, Any] | None:
+    """Make the id's own vector env, or return `None` if there is none that resets in this mode."""
+    spec = gym.spec(env_id.rpartition(":")[2])
+    if spec.vector_entry_point is None or spec.additional_wrappers:
+        return None
+    with _errors_of(name, f"its native vector env was made with env_config {dict(context)}"):
+        native = gym.make_vec(env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **context)
+    if native.metadata.get("autoreset_mode") == mode:
+        return native
+    log.info("env %r: its native vector env does not reset in mode %s, so sub-envs are stepped one by one.", name, mode)
+    native.close()
+    return None
+
+
+def _make_one(resolved: str | Callable[..., Any], name: str, context: EnvContext, wrappers: Sequence[Any]) -> Any:
+    """Make one env and wrap it, or return the ready `VectorEnv` of a factory."""
+    with _errors_of(name, f"sub-env {context.vector_index} was made with env_config {dict(context)}"):
+        if isinstance(resolved, str):
+            made = gym.make(resolved, disable_env_checker=True, **context)
+        else:
+            made = _call_factory(resolved, context)
+        if isinstance(made, gym.Env):
+            for wrapper in wrappers:
+                made = wrapper(made)
+    if not isinstance(made, (gym.Env, VectorEnv)):
+        raise EnvError(f"env {name!r}: expected a gymnasium Env or VectorEnv, got {type(made).__name__}.")
+    return made
+
+
+def _refuse_contradictions(
+    env: VectorEnv[Any, Any, Any],
+    name: str,
+    num_envs: int | None,
+    vectorization: str,
+    autoreset_mode: str,
+    wrappers: Sequence[Any],
+) -> None:
+    """Refuse settings that do not apply to a ready vector env."""
+    if num_envs is not None and num_envs != env.num_envs:
+        raise ConfigError(
+            f"num_envs_per_env_runner={num_envs} contradicts env {name!r}, whose factory returned a VectorEnv of "
+            f"{env.num_envs}: leave num_envs_per_env_runner unset, or set it to {env.num_envs}."
+        )
+    if vectorization != "auto" or wrappers:
+        raise ConfigError(
+            f"vectorization={vectorization!r} and wrappers={list(wrappers)} do not apply to env {name!r}, whose "
+            "factory returned a VectorEnv: wrap it in the factory, and leave vectorization at 'auto'."
+        )
+    if autoreset_mode == "same_step" and env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP:
+        raise ConfigError(
+            f"autoreset_mode='same_step' contradicts env {name!r}, whose factory returned a VectorEnv with "
+            "metadata['autoreset_mode']=NEXT_STEP: leave autoreset_mode unset."
+        )
+
+
+@contextmanager
+def _check_limit(name: str, limits: AsyncLimits) -> Iterator[None]:
+    """Limit the first reset and the first step of an env, each as later ones are."""
+    try:
+        with limited(limits.step_timeout_s and 2 * limits.step_timeout_s, "twice env_step_timeout_s"):
+            yield
+    except EnvTimeoutError as error:
+        raise EnvTimeoutError(f"env {name!r}: its first reset and step {error}.") from error.__cause__
+
+
+def _check_vector_env(env: VectorEnv[Any, Any, Any], name: str, check: bool, limits: AsyncLimits) -> None:
+    """Check a vector env that was not built here: its spaces, its autoreset mode, and one reset and step."""
+    check_spaces(env, name, "single_")
+    if env.metadata.get("autoreset_mode") not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        raise EnvError(
+            f"env {name!r}: metadata['autoreset_mode'] of a VectorEnv must be AutoresetMode.NEXT_STEP or SAME_STEP, "
+            f"got {env.metadata.get('autoreset_mode')!r}: without it, episodes cannot be told apart."
+        )
+    if not check:
+        return
+    with _check_limit(name, limits):
+        _check_first_values(env, name)
+
+
+def _check_first_values(env: VectorEnv[Any, Any, Any], name: str) -> None:
+    with _errors_of(name, "it was first reset"):
+        obs, _ = env.reset(seed=0)
+    if problem := mismatch(space_tree(env.observation_space), obs, "observation"):
+        raise EnvError(f"env {name!r}: {problem} (from reset()).")
+    env.action_space.seed(0)
+    with _errors_of(name, "it was first stepped"):
+        obs, rewards, terminated, truncated, _ = env.step(env.action_space.sample())
+    problem = mismatch(space_tree(env.observation_space), obs, "observation")
+    for field, column in (("rewards", rewards), ("terminated", terminated), ("truncated", truncated)):
+        if np.shape(column) != (env.num_envs,):
+            problem = problem or f"{field} must have shape ({env.num_envs},), got {np.shape(column)}"
+    if problem:
+        raise EnvError(f"env {name!r}: {problem} (from step()).")

@@ -1,0 +1,1 @@
+"""What was sampled: rollouts (columns) and episodes (views of them)."""

@@ -1,0 +1,588 @@
+"""Episodes: views over one sub-env's columns, made only when somebody looks; or built by hand, over their own."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from gymnasium import spaces
+
+from corral.core.tree import Tree, leaves, map_tree
+from corral.episodes import episode_parts
+from corral.episodes.infos import info_at, one_info
+from corral.episodes.lookback import Indices, one_hot, overwrite, pick, positions
+from corral.episodes.rollout import OWN_COLUMNS, Notes, Rollout
+from corral.errors import EpisodeError, nearest
+
+_STEP_COLUMNS = ("actions", "rewards")
+_NO_OUTPUTS = OWN_COLUMNS - {"dist_inputs", "logp"}
+
+
+class SingleAgentEpisode:
+    """One episode of one sub-env, or a chunk of it.
+
+    A runner's episodes hold no data: they read the rollout's columns, grow as those are written, and what is written
+    through them is in the columns. An episode that spans several `sample()` calls is seen as chunks with the same
+    `id_`; `len`, the getters and slices are the chunk's, while `t` and `get_return()` are those of the whole episode.
+
+    An episode built by hand, and one that `slice`, `cut`, `concat_episode` or `from_state` made, owns its data.
+
+    Getters take an int, a slice, a sequence of ints, or nothing for all of the chunk. Index 0 is its first step;
+    negative ones count from the end, or with `neg_index_as_lookback=True` from the start back into the lookback buffer,
+    which holds steps from before the chunk. Slices stop at the data's ends, ints outside raise `IndexError`; with
+    `fill=` both are padded.
+
+    Attributes:
+        id_: The same for all chunks of an episode, and different for every episode of a run.
+        env_index: Index of the sub-env; 0 for an episode built by hand.
+        t_started: Env steps of the episode before this chunk.
+        return_before: Sum of rewards before this chunk.
+        owns_data: Whether it is no view of a runner's columns.
+        is_terminated: Whether its last step terminated it.
+        is_truncated: Whether its last step truncated it.
+        notes: `custom_data` and the temporary data; the chunks of a runner's episode share them.
+        observation_space: Of one observation, if known.
+        action_space: Of one module action, if known.
+    """
+
+    __slots__ = (
+        "_column",
+        "_first",
+        "_last_time_s",
+        "_rollout",
+        "_start",
+        "_start_time_s",
+        "_stop",
+        "action_space",
+        "env_index",
+        "id_",
+        "is_terminated",
+        "is_truncated",
+        "notes",
+        "observation_space",
+        "owns_data",
+        "return_before",
+        "t_started",
+    )
+
+    observation_space: spaces.Space[Any] | None
+    action_space: spaces.Space[Any] | None
+
+    # Making one.
+
+    def __init__(
+        self,
+        id_: str | None = None,
+        *,
+        observations: Sequence[Tree] | None = None,
+        infos: Sequence[Mapping[str, Any]] | None = None,
+        actions: Sequence[Any] | None = None,
+        rewards: Sequence[float] | None = None,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
+        terminated: bool = False,
+        truncated: bool = False,
+        extra_model_outputs: Mapping[str, Sequence[Any]] | None = None,
+        t_started: int | None = None,
+        len_lookback_buffer: int | str = "auto",
+    ) -> None:
+        """Build an episode by hand, of steps so far or of none.
+
+        Args:
+            id_: `None` makes a new one.
+            observations: One more than actions.
+            infos: As many as observations, or `None`.
+            actions: Of each step.
+            rewards: Of each step.
+            observation_space: Of one observation.
+            action_space: Of one action.
+            terminated: Whether the last step terminated the episode.
+            truncated: Whether the last step truncated it.
+            extra_model_outputs: By name, one entry for each step.
+            t_started: Env steps before the chunk, the lookback included; `None` is 0.
+            len_lookback_buffer: How many of the steps, as far as there are any, are from before this chunk; `"auto"` is
+                all of them.
+
+        Raises:
+            EpisodeError: The lengths do not fit together.
+        """
+        self._clear(id_ or uuid.uuid4().hex, 0, Rollout({}))
+        self.observation_space, self.action_space = observation_space, action_space
+        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
+        self.t_started = t_started or 0
+        self._check_outputs(extra_model_outputs)
+        given = {"obs": observations, "actions": actions, "rewards": rewards, **(extra_model_outputs or {})}
+        columns = episode_parts.stacked(given, infos)
+        num_steps = len(columns["rewards"]) if columns else 0
+        if self.is_done and not num_steps:
+            raise EpisodeError("an episode without a step cannot be terminated or truncated.")
+        lookback = num_steps if len_lookback_buffer == "auto" else len_lookback_buffer
+        if not isinstance(lookback, int) or lookback < 0:
+            raise EpisodeError(f"len_lookback_buffer={lookback!r} must be 'auto' or a number from 0 on.")
+        if columns:
+            self.adopt(columns, infos or (), min(lookback, num_steps))
+
+    def _check_outputs(self, extra_model_outputs: Mapping[str, Any] | None) -> None:
+        if taken := sorted(_NO_OUTPUTS.intersection(extra_model_outputs or ())):
+            raise EpisodeError(f"extra_model_outputs cannot be named {taken}: an episode has columns of these names.")
+
+    def _clear(self, id_: str, env_index: int, rollout: Rollout) -> None:
+        self.id_, self.env_index = id_, env_index
+        self._column = env_index  # where in the columns; an episode that owns its data has columns of one sub-env
+        self.t_started = 0
+        self.is_terminated = self.is_truncated = False
+        self.notes: Notes = ({}, {})
+        self.observation_space = self.action_space = None
+        self._rollout, self.owns_data = rollout, False
+        self._first = 0  # row of the oldest step, lookback included
+        self._start: int | None = None  # row of index 0
+        self._stop: int | None = None  # row past the last; None follows the rollout
+        self.return_before = 0.0
+        self._start_time_s = self._last_time_s = 0.0
+
+    def adopt(self, columns: dict[str, Tree], infos: Sequence[Mapping[str, Any]], lookback: int) -> None:
+        """Take columns `[R, ...]`, observations `[R + 1, ...]`, as the episode's own; R counts the lookback."""
+        rows = len(columns["rewards"])
+        self._rollout = Rollout(
+            {name: map_tree(lambda leaf: leaf[:, None], column) for name, column in columns.items()}, num_rows=rows
+        )
+        self._rollout.info_rows = {row: one_info(info) for row, info in enumerate(infos) if info}
+        self.owns_data, self._column = True, 0
+        self._first, self._start, self._stop = 0, lookback, None
+
+    def all_columns(self) -> dict[str, Tree]:
+        """Return views of all columns by name, lookback included: `[R, ...]`, `obs` `[R + 1, ...]`."""
+        names = ("obs", *_STEP_COLUMNS, *self.extra_names)
+        return {name: self._all(name) for name in names if name in self._rollout}
+
+    def all_infos(self) -> list[dict[str, Any]]:
+        """Return all info dicts, lookback included: one for each observation."""
+        num_rows = self._num_rows("obs")
+        return [self._info_at(position, num_rows, None) for position in range(num_rows)]
+
+    def own_data(self) -> Self:
+        """Copy the data out of the rollout, if it is a view, so that it can grow; return the episode."""
+        if not self.owns_data and self._start is not None:
+            self._last_time_s = self._start_time_s + self.get_duration_s()
+            columns = {name: map_tree(np.copy, column) for name, column in self.all_columns().items()}
+            self.adopt(columns, self.all_infos(), self.len_lookback)
+        return self
+
+    # What a runner does with its views.
+
+    @classmethod
+    def view(cls, id_: str, env_index: int, rollout: Rollout) -> Self:
+        """Return a view that has not started."""
+        episode = cls.__new__(cls)
+        episode._clear(id_, env_index, rollout)
+        episode.observation_space, episode.action_space = rollout.observation_space, rollout.action_space
+        return episode
+
+    def start(self, row: int, now_s: float) -> None:
+        """Note the row whose observation the reset gave, and the clock reading then."""
+        self._start = self._first = row
+        self._start_time_s = self._last_time_s = now_s
+
+    def end(self, terminated: bool, truncated: bool, stop: int) -> None:
+        """Note how the episode ended, if it did, and the row past its last step in this rollout."""
+        self.is_terminated, self.is_truncated, self._stop = terminated, truncated, stop
+
+    def continue_from(self, t_started: int, return_before: float) -> None:
+        """Note what lies before this chunk."""
+        self.t_started, self.return_before = t_started, return_before
+
+    def continued_in(self, rollout: Rollout, return_before: float, last_time_s: float) -> Self:
+        """Return the next chunk, which starts with row 0 of another rollout; this one is complete.
+
+        Args:
+            rollout: The next one.
+            return_before: Sum of rewards of the episode so far.
+            last_time_s: Clock reading at the end of this rollout.
+        """
+        chunk = self.view(self.id_, self.env_index, rollout)
+        chunk.notes = self.notes
+        if self._start is not None:
+            self._stop = self._rollout.num_rows
+            chunk._start = 0
+            chunk._start_time_s, chunk._last_time_s = self._start_time_s, last_time_s
+            chunk.continue_from(self.t, return_before)
+        return chunk
+
+    # What a user adds by hand.
+
+    def add_env_reset(self, observation: Tree, infos: Mapping[str, Any] | None = None) -> None:
+        """Start an episode built by hand with what `reset` gave.
+
+        Raises:
+            EpisodeError: It has started already.
+        """
+        if self._start is not None:
+            raise EpisodeError(f"episode {self.id_} was reset already, and has {self.t} steps.")
+        self.adopt(episode_parts.stacked({"obs": [observation]}, None), [infos or {}], 0)
+        self._start_time_s = self._last_time_s = time.perf_counter()
+
+    def add_env_step(
+        self,
+        observation: Tree,
+        action: Any,
+        reward: float,
+        infos: Mapping[str, Any] | None = None,
+        *,
+        terminated: bool = False,
+        truncated: bool = False,
+        extra_model_outputs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add what an action led to; a runner's episode becomes one that owns its data.
+
+        Args:
+            observation: After the step.
+            action: That led to it.
+            reward: Of the step.
+            infos: Of the step.
+            terminated: Whether the step terminated the episode.
+            truncated: Whether the step truncated it.
+            extra_model_outputs: By name; the same names in every step.
+
+        Raises:
+            EpisodeError: It was not reset, is over, or the names or shapes differ from those of the steps before.
+        """
+        if self._start is None or self.is_done:
+            why = "is over" if self.is_done else "was not reset"
+            raise EpisodeError(f"episode {self.id_} {why}: no step can be added.")
+        self._check_outputs(extra_model_outputs)
+        self.own_data()
+        step = {"actions": action, "rewards": reward, **(extra_model_outputs or {})}
+        try:
+            episode_parts.append(self._rollout, observation, step)
+        except (ValueError, TypeError, KeyError) as error:
+            raise EpisodeError(f"episode {self.id_}, step {self.t}: {error}") from error
+        if infos:
+            self._rollout.info_rows[self._rollout.num_rows] = one_info(infos)
+        self._last_time_s = time.perf_counter()
+        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
+
+    # State.
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the episode is over, either way."""
+        return self.is_terminated or self.is_truncated
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether the reset that starts the episode has happened."""
+        return self._start is not None
+
+    @property
+    def is_numpy(self) -> bool:
+        """True: data are arrays from the first step on."""
+        return True
+
+    @property
+    def t(self) -> int:
+        """Env steps of the whole episode so far."""
+        return self.t_started + len(self)
+
+    @property
+    def len_lookback(self) -> int:
+        """Steps in the lookback buffer."""
+        return 0 if self._start is None else self._start - self._first
+
+    def __len__(self) -> int:
+        """Return the env steps in this chunk, without the lookback."""
+        return 0 if self._start is None else self._end - self._start
+
+    @property
+    def _end(self) -> int:
+        return self._rollout.num_rows if self._stop is None else self._stop
+
+    def get_return(self) -> float:
+        """Return the sum of rewards of the whole episode so far, earlier chunks included."""
+        if not len(self):
+            return self.return_before
+        return self.return_before + float(self._rollout.rewards[self._start : self._end, self._column].sum())
+
+    def get_duration_s(self) -> float:
+        """Return the wall-clock seconds from the reset to the latest step; 0 if the episode was built of ready data."""
+        last = self._last_time_s
+        if not self.owns_data and len(self) and "row_times_s" in self._rollout:
+            last = float(self._rollout.row_times_s[self._end - 1])
+        return last - self._start_time_s
+
+    def to_numpy(self) -> Self:
+        """Return the episode, whose data are arrays already."""
+        return self
+
+    finalize = to_numpy
+
+    def validate(self) -> None:
+        """Check that the episode was reset.
+
+        Raises:
+            EpisodeError: It was not.
+        """
+        if self._start is None:
+            raise EpisodeError(f"episode {self.id_} was not reset, so it has no observation.")
+
+    # Getters.
+
+    def get_observations(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Tree:
+        """Return observations: `[len + 1, ...]`, or those at `indices`; -1 is the latest.
+
+        Args:
+            indices: See the class.
+            neg_index_as_lookback: See the class.
+            fill: Stands for observations outside, in every entry.
+            one_hot_discrete: Whether Discrete and MultiDiscrete parts come as one-hot vectors.
+        """
+        rows = self._all("obs")
+        if one_hot_discrete:
+            rows = one_hot(rows, self.observation_space, "observation_space")
+        return self._pick(rows, indices, neg_index_as_lookback, fill)
+
+    def get_actions(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
+        """Return module actions: `[len, ...]`, or those at `indices`; see `get_observations`."""
+        rows = self._all("actions")
+        if one_hot_discrete:
+            rows = one_hot(rows, self.action_space, "action_space")
+        return self._pick(rows, indices, neg_index_as_lookback, fill)
+
+    def get_rewards(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
+        """Return rewards: float64 `[len]`, or those at `indices`."""
+        return self._pick(self._all("rewards"), indices, neg_index_as_lookback, fill)
+
+    def get_extra_model_outputs(
+        self,
+        key: str | None = None,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+    ) -> Any:
+        """Return what the module gave besides the actions, by name: `[len, ...]`, or those at `indices`.
+
+        Args:
+            key: One name; `None` gives a dict of all. A runner's episodes have `dist_inputs`, and once the rollout is
+                complete `logp`, and the columns that user code added.
+            indices: See the class.
+            neg_index_as_lookback: See the class.
+            fill: See the class.
+
+        Raises:
+            KeyError: There is no such output.
+        """
+        names = self.extra_names
+        if key is None:
+            return {name: self._pick(self._all(name), indices, neg_index_as_lookback, fill) for name in names}
+        if key not in names:
+            raise KeyError(f"episode {self.id_} has no extra model output {key!r}. {nearest(key, names)}")
+        return self._pick(self._all(key), indices, neg_index_as_lookback, fill)
+
+    def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
+        """Return info dicts: a list of `len + 1`, the first of them the reset's, or those at `indices`.
+
+        A runner keeps infos if somebody listens to one of its events.
+        """
+        num_rows = self._num_rows("obs")
+        where = positions(
+            indices, num_rows, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback, clip=fill is None
+        )
+        if isinstance(where, int):
+            return self._info_at(where, num_rows, fill)
+        rows = range(num_rows)[where] if isinstance(where, slice) else where.tolist()
+        return [self._info_at(index, num_rows, fill) for index in rows]
+
+    def _info_at(self, position: int, num_rows: int, fill: Any) -> Any:
+        if not 0 <= position < num_rows:
+            if fill is None:
+                raise IndexError(f"index out of range: there are {num_rows} infos, lookback included.")
+            return fill
+        if position == num_rows - 1 and len(self):  # the final one, if a reset took its place
+            return self._rollout.next_info_at(self._first + position - 1, self._column)
+        return info_at(self._rollout.info_rows.get(self._first + position), self._column)
+
+    @property
+    def extra_names(self) -> list[str]:
+        """Names of the extra model outputs."""
+        return [name for name in self._rollout.columns if name not in _NO_OUTPUTS]
+
+    def _num_rows(self, name: str) -> int:
+        """Return how many entries a column has for this chunk, lookback included."""
+        return 0 if self._start is None else self._end - self._first + (name == "obs")
+
+    def _all(self, name: str) -> Tree:
+        """Return a column of this chunk, lookback included: a view, but where the final observation was kept apart."""
+        if self._start is None:
+            if name == "obs":
+                raise IndexError(f"episode {self.id_} has not been reset yet: it holds no observation.")
+            return np.zeros(0)
+        if name not in self._rollout:  # built by hand, and without a step
+            return np.zeros(0)
+        stop = self._first + self._num_rows(name)
+        rows = map_tree(lambda column: column[self._first : stop, self._column], self._rollout[name])
+        if name == "obs" and (final := self._final_obs()) is not None:
+            rows = map_tree(lambda column, leaf: np.concatenate([column[:-1], leaf[None]]), rows, final)
+        return rows
+
+    def _final_obs(self) -> Tree:
+        """Return the observation that the last step led to, if it was kept apart from `obs`."""
+        last = self._first + self._num_rows("actions") - 1
+        # Without a step, the row before belongs to the episode before.
+        return self._rollout.final_obs.get((last, self._column)) if last >= self._first else None
+
+    def _pick(self, rows: Tree, indices: Indices, neg_index_as_lookback: bool, fill: Any) -> Any:
+        where = positions(
+            indices,
+            len(leaves(rows)[0]),
+            self.len_lookback,
+            neg_index_as_lookback=neg_index_as_lookback,
+            clip=fill is None,
+        )
+        return pick(rows, where, fill)
+
+    # Setters.
+
+    def set_observations(
+        self, *, new_data: Tree, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
+        """Overwrite observations: all of the chunk, or those at `at_indices`; a runner's episode writes the columns.
+
+        Args:
+            new_data: As many as the indices name; one entry for an int.
+            at_indices: See the class.
+            neg_index_as_lookback: See the class.
+
+        Raises:
+            IndexError: The new data have another size than what they replace, or an index lies outside.
+        """
+        self._overwrite("obs", new_data, at_indices, neg_index_as_lookback)
+
+    def set_actions(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+        """Overwrite module actions; see `set_observations`."""
+        self._overwrite("actions", new_data, at_indices, neg_index_as_lookback)
+
+    def set_rewards(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+        """Overwrite rewards; see `set_observations`."""
+        self._overwrite("rewards", new_data, at_indices, neg_index_as_lookback)
+
+    def set_extra_model_outputs(
+        self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
+        """Overwrite an extra model output; without `at_indices`, a new key adds one. See `set_observations`."""
+        if key not in self.extra_names:
+            if at_indices is not None:
+                raise KeyError(
+                    f"episode {self.id_} has no extra model output {key!r}. {nearest(key, self.extra_names)}"
+                )
+            self._check_outputs({key: new_data})
+            if key in OWN_COLUMNS and not self.owns_data:
+                raise EpisodeError(f"{key!r} is not known before the rollout is complete: set it in on_sample_end.")
+            if len(new_data) != len(self):
+                raise IndexError(f"{key!r} has {len(new_data)} entries for {len(self)} steps.")
+            self._rollout.add_column(key, np.asarray(new_data))
+        self._overwrite(key, new_data, at_indices, neg_index_as_lookback)
+
+    def _overwrite(self, name: str, new_data: Tree, at_indices: Indices, neg_index_as_lookback: bool) -> None:
+        rows = self._all(name)
+        num_rows = self._num_rows(name)
+        where = positions(at_indices, num_rows, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback)
+        overwrite(rows, where, new_data)
+        final = self._final_obs() if name == "obs" else None
+        if final is not None:  # `rows` was a copy, with the final observation at its end
+            kept = self._rollout[name]
+            map_tree(lambda leaf, last: np.copyto(leaf, last[-1]), final, rows)
+            stop = self._first + num_rows - 1
+            map_tree(lambda leaf, new: np.copyto(leaf[self._first : stop, self._column], new[:-1]), kept, rows)
+
+    # Parts.
+
+    def __getitem__(self, slice_: slice) -> SingleAgentEpisode:
+        """Return `episode[start:stop]`; see `slice`."""
+        if not isinstance(slice_, slice):
+            raise EpisodeError(f"an episode is indexed by slices, such as episode[2:5], got {slice_!r}.")
+        return self.slice(slice_)
+
+    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> SingleAgentEpisode:
+        """Return some of the steps as an episode that owns its data; its return is that of these steps alone.
+
+        Args:
+            slice_: Of this chunk's steps, without a step width; it stops at the chunk's ends.
+            len_lookback_buffer: Steps before the slice to keep in front of it, as far as there are any; `None` keeps as
+                many as this episode has.
+
+        Raises:
+            EpisodeError: The slice has a step width, the episode was not reset, or the lookback is negative.
+        """
+        return episode_parts.slice_episode(self, slice_, len_lookback_buffer)
+
+    def cut(self, len_lookback_buffer: int = 0) -> SingleAgentEpisode:
+        """Return the chunk that comes next: the same id, no steps yet, the last observation and info.
+
+        Args:
+            len_lookback_buffer: Steps of this chunk that the next one keeps in its lookback, as far as there are any.
+
+        Raises:
+            EpisodeError: The episode is over, or the lookback is negative.
+        """
+        return episode_parts.cut_episode(self, len_lookback_buffer)
+
+    def concat_episode(self, other: SingleAgentEpisode) -> None:
+        """Add the chunk that came next to the end of this one, which then owns its data.
+
+        Raises:
+            EpisodeError: The chunks have different ids, do not follow one another, or this one is over.
+        """
+        episode_parts.concat_episodes(self, other)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return all but the spaces, as dicts, lists, numbers, strings and arrays, and `custom_data` as it is."""
+        return episode_parts.episode_state(self)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the episode that `get_state` described; it owns its data."""
+        return episode_parts.episode_from_state(cls(state["id_"]), state)
+
+    # Notes.
+
+    @property
+    def custom_data(self) -> dict[str, Any]:
+        """A dict for the user's own notes; the chunks of a runner's episode share it."""
+        return self.notes[0]
+
+    def add_temporary_timestep_data(self, key: str, value: Any) -> None:
+        """Keep a value for the time of the episode, beside those given under the key before."""
+        self.notes[1].setdefault(key, []).append(value)
+
+    def get_temporary_timestep_data(self, key: str) -> list[Any]:
+        """Return the values given to `add_temporary_timestep_data` in this episode, earlier chunks included.
+
+        Raises:
+            KeyError: Nothing was given under the key.
+        """
+        known = self.notes[1]
+        if key not in known:
+            raise KeyError(f"episode {self.id_} has no temporary data {key!r}. {nearest(key, known)}")
+        return known[key]
+
+    def __repr__(self) -> str:
+        """Show what tells episodes apart."""
+        state = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "ongoing"
+        return f"SingleAgentEpisode({self.id_}, env_index={self.env_index}, t={self.t}, {state})"

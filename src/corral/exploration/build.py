@@ -1,0 +1,174 @@
+"""From `exploration_config` to an exploration: the type by name, import path or class, and its settings."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gymnasium import spaces
+from pydantic import ImportString, TypeAdapter, ValidationError
+
+from corral.errors import ConfigError, nearest
+from corral.exploration.base import Exploration
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
+
+# name -> "module:class"; a module is imported when its type is asked for
+BUILT_IN = {
+    "StochasticSampling": "corral.exploration.sampling",
+    "Random": "corral.exploration.sampling",
+    "EpsilonGreedy": "corral.exploration.epsilon",
+    "PerWorkerEpsilonGreedy": "corral.exploration.epsilon",
+    "SoftQ": "corral.exploration.epsilon",
+    "GaussianNoise": "corral.exploration.noise",
+    "PerWorkerGaussianNoise": "corral.exploration.noise",
+    "OrnsteinUhlenbeckNoise": "corral.exploration.noise",
+    "PerWorkerOrnsteinUhlenbeckNoise": "corral.exploration.noise",
+    "ParameterNoise": "corral.exploration.parameter_noise",
+    "Curiosity": "corral.exploration.curiosity",
+    "RND": "corral.exploration.distillation",
+    "RE3": "corral.exploration.state_entropy",
+    "ThompsonSampling": "corral.exploration.bandits",
+    "UpperConfidenceBound": "corral.exploration.bandits",
+}
+
+# What the runner gives, and no config.
+_GIVEN = frozenset(inspect.signature(Exploration.__init__).parameters)
+
+
+def exploration_class(kind: Any) -> type[Exploration]:
+    """Return the class that the key `type` of an `exploration_config` means.
+
+    Args:
+        kind: The name of a built-in type, an import path such as `"package.module:Name"`, or a class.
+
+    Raises:
+        ConfigError: It means none.
+    """
+    if isinstance(kind, str) and kind in BUILT_IN:
+        found = getattr(importlib.import_module(BUILT_IN[kind]), kind)
+    elif isinstance(kind, str) and ("." in kind or ":" in kind):
+        try:
+            found = TypeAdapter(ImportString).validate_python(kind)
+        except ValidationError as error:
+            raise ConfigError(f"exploration_config: type {kind!r}: {error.errors()[0]['msg']}.") from None
+    elif isinstance(kind, str):
+        raise ConfigError(f"exploration_config: unknown type {kind!r}. {nearest(kind, BUILT_IN)}")
+    else:
+        found = kind
+    if not (inspect.isclass(found) and issubclass(found, Exploration)):
+        raise ConfigError(f"exploration_config: type {found!r} is no subclass of corral.Exploration.")
+    if found.get_exploration_action is Exploration.get_exploration_action:
+        raise ConfigError(f"exploration_config: {found.__name__} must define get_exploration_action.")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
+        raise ConfigError(f"exploration_config: {found.__name__} is no whole type: a subclass must define {missing}.")
+    return found
+
+
+def settings_of(cls: type[Exploration]) -> dict[str, Any]:
+    """Return the settings that a type takes, by name, with their defaults (`inspect.Parameter.empty` where none)."""
+    settings: dict[str, Any] = {}
+    for owner in cls.__mro__:
+        if owner is Exploration:
+            break
+        if "__init__" not in vars(owner):
+            continue
+        parameters = inspect.signature(vars(owner)["__init__"]).parameters.values()
+        for parameter in parameters:
+            if (
+                parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+                and parameter.name not in _GIVEN
+            ):
+                settings.setdefault(parameter.name, parameter.default)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return settings
+
+
+def resolved(exploration_config: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an `exploration_config` with its type; without one, settings change those of the algorithm's default."""
+    return dict(exploration_config) if "type" in exploration_config else {**default, **exploration_config}
+
+
+def check_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any] | None = None) -> None:
+    """Refuse an exploration that does not fit the algorithm, or the action space if it is known.
+
+    Raises:
+        ConfigError: Names the type, what it does not fit, and those that do; or an unknown setting, and those that the
+            type takes.
+    """
+    kind, settings = _split(config)
+    cls = exploration_class(kind)
+    accepted = settings_of(cls)
+    for name in settings:
+        if name not in accepted:
+            takes = f"It takes {', '.join(accepted)}." if accepted else "It takes no settings."
+            raise ConfigError(
+                f"exploration_config: {cls.__name__} has no setting {name!r}. {nearest(name, accepted)} {takes}"
+            )
+    missing = [
+        name for name, default in accepted.items() if default is inspect.Parameter.empty and name not in settings
+    ]
+    if missing:
+        raise ConfigError(f"exploration_config: {cls.__name__} needs {', '.join(missing)}.")
+    if config.ON_POLICY and not cls.on_policy:
+        fitting = [name for name in BUILT_IN if exploration_class(name).on_policy]
+        raise ConfigError(
+            f"exploration_config: {config.algo_name} learns from actions of its own policy only, and {cls.__name__} "
+            f"takes others: use {', '.join(fitting)}."
+        )
+    if action_space is not None and not isinstance(action_space, cls.action_spaces):
+        fitting = [
+            name
+            for name in BUILT_IN
+            if isinstance(action_space, (found := exploration_class(name)).action_spaces)
+            and (found.on_policy or not config.ON_POLICY)
+        ]
+        raise ConfigError(
+            f"exploration_config: {cls.__name__} takes {_names(cls.action_spaces)} actions, and the env's are "
+            f"{action_space}: use {', '.join(fitting)}."
+        )
+
+
+def make_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any], **given: Any) -> Exploration:
+    """Make the exploration of a config.
+
+    Args:
+        config: The algorithm's.
+        action_space: Of one sub-env.
+        **given: What `Exploration.__init__` takes besides.
+
+    Raises:
+        ConfigError: A setting is unknown, or does not fit the algorithm or the action space.
+    """
+    check_exploration(config, action_space)
+    kind, settings = _split(config)
+    return exploration_class(kind)(action_space, policy_config=config, **given, **settings)
+
+
+def make_sub_exploration(exploration: Exploration, sub_config: Mapping[str, Any] | None) -> Exploration:
+    """Make the exploration that another one chooses its actions with; `None` is the algorithm's default."""
+    config = exploration.config.copy(exploration_config=dict(sub_config or {}))
+    return make_exploration(
+        config,
+        exploration.action_space,
+        model=exploration.model,
+        inference=exploration.inference,
+        num_workers=exploration.num_workers,
+        worker_index=exploration.worker_index,
+        num_envs=exploration.num_envs,
+        rng=exploration.rng,
+    )
+
+
+def _split(config: AlgorithmConfig) -> tuple[Any, dict[str, Any]]:
+    settings = resolved(config.exploration_config, config.default_exploration)
+    return settings.pop("type"), settings
+
+
+def _names(classes: tuple[type, ...]) -> str:
+    return " or ".join(cls.__name__ for cls in classes)

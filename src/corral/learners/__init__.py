@@ -1,0 +1,1 @@
+"""Gradient steps: one learner, and groups of them."""

@@ -1,0 +1,349 @@
+"""The learners of an algorithm behind one object: one in this process, or several that an engine runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from corral.core.tree import Tree, map_tree, num_rows
+from corral.errors import CorralError, LossError, WorkerDiedError
+from corral.learners.distributed import LostPeerError, backend_for, gpu_id
+from corral.learners.learner import Learner
+from corral.learners.losses import Batch, Loss
+from corral.metrics.logger import MetricsLogger, Parts
+from corral.metrics.timers import Timers
+from corral.modules.module import Module
+
+if TYPE_CHECKING:
+    from corral.engines.base import WorkerHandle
+
+# Results that are the same in all learners, because they take the same steps.
+SAME_RESULTS = ("_optimizer_global_norm", "_optimizer_learning_rate", "num_gradient_steps")
+# Results that add up: a gradient step's rows lie in all learners.
+SUMMED_RESULTS = ("module_train_batch_size_mean",)
+
+# How long an error that follows from another learner's may come before that one.
+GRACE_S = 5.0
+STOP_S = 2.0
+
+
+class LearnerGroup:
+    """Updates the modules and hands out their weights with a version number.
+
+    Without workers the learner of this process takes the gradient steps. With workers, each of them holds a learner
+    that starts with the same weights, a batch is split into one shard of rows for each, and their gradients are
+    averaged; the learner of this process then only keeps a copy of the first one's weights. A worker that fails ends
+    all of them: their weights would differ, and none is restarted.
+
+    Args:
+        learner: Of this process.
+        workers: Handles of workers that are `Learner`s; with more than one, each has its `peers`. The group ends them.
+        host: Where the workers find each other; `None` is the address of the first one's host on the network.
+        start_timeout_s: Seconds that the workers have to start.
+        describe_available: Says what there is room for, for the message when they do not.
+
+    Attributes:
+        weights_version: Counts the updates; 0 is the random initialisation.
+
+    Raises:
+        CorralError: The workers did not start in time. What a worker raised when it was made is raised as it is.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        workers: Sequence[WorkerHandle] = (),
+        *,
+        host: str | None = None,
+        start_timeout_s: float = 120.0,
+        describe_available: Callable[[], str] = str,
+    ) -> None:
+        """Connect the workers."""
+        self._learner = learner
+        self._workers = list(workers)
+        self._ended: str | None = None  # why the workers are gone
+        self._num_worker_callback_errors = 0
+        self.weights_version = 0
+        if workers:
+            try:
+                self._connect(host, start_timeout_s, describe_available)
+            except BaseException:
+                self._end("they could not start.")
+                raise
+
+    def _connect(self, host: str | None, start_timeout_s: float, describe_available: Callable[[], str]) -> None:
+        deadline = time.monotonic() + start_timeout_s
+
+        def call(workers: Sequence[WorkerHandle], *args: Any) -> list[Any]:
+            futures = [worker.call(*args) for worker in workers]
+            wait(futures, max(0.0, deadline - time.monotonic()), FIRST_EXCEPTION)
+            late = [f"learner {index}" for index, future in enumerate(futures, 1) if not future.done()]
+            if late and not _errors(futures):
+                raise CorralError(
+                    f"{', '.join(late)} did not start within start_timeout_s={start_timeout_s}. {describe_available()}"
+                )
+            return self._results(futures)
+
+        gpu_ids = call(self._workers, _gpu_id)
+        if len(self._workers) > 1:
+            [address] = call(self._workers[:1], _call_peers, "open", host, start_timeout_s)
+            call(self._workers, _call_peers, "join", address, backend_for(gpu_ids), start_timeout_s)
+
+    # Learning.
+
+    def update(self, batches: dict[str, Batch], **settings: Any) -> dict[str, dict[str, float]]:
+        """Take gradient steps and move the version on; see `Learner.update`, whose `minibatch_size` is each learner's.
+
+        Returns:
+            By module id, results as if one learner had taken the steps: means over all rows. What is no number is that
+            of the first learner.
+
+        Raises:
+            LossError: Also if there are fewer rows than learners.
+            WorkerDiedError: A worker died in this update, or the workers are gone since an earlier error.
+        """
+        try:
+            if not self._workers:
+                return self._learner.update(batches, **settings)
+            return self._update_workers(batches, settings)
+        finally:
+            self.weights_version += 1  # also after an error: steps before it have changed the weights
+
+    def _update_workers(self, batches: dict[str, Batch], settings: dict[str, Any]) -> dict[str, dict[str, float]]:
+        shards = split_batches(batches, len(self._workers))
+        try:
+            answers = self._call_each(_update, [(shard, settings, rank == 0) for rank, shard in enumerate(shards)])
+        except LossError:
+            if self._ended is None:
+                self._learner.set_weights(self._results([self._workers[0].call("get_weights")])[0])
+            raise
+        self._learner.set_weights(answers[0][1])
+        return {
+            module_id: merge_results(
+                [results[module_id] for results, _ in answers], [num_rows(shard[module_id]) for shard in shards]
+            )
+            for module_id in batches
+        }
+
+    def foreach_module(self, module_id: str, fn: Callable[..., None], *args: Any) -> None:
+        """Call `fn(module, *args)` on a module in every learner, to change what no gradient step does."""
+        self._call_all(_apply, module_id, fn, *args)
+        if self._workers:
+            _apply(self._learner, module_id, fn, *args)
+
+    # Reading.
+
+    def values(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
+        """Return state values `[B]` of observations `[B, ...]`."""
+        return self._learner.values(module_id, obs)
+
+    def get_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return the weights by module id and parameter name."""
+        return self._learner.get_weights()
+
+    def get_acting_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return what the runners need of the weights; see `Module.acting_weights`."""
+        return self._learner.get_acting_weights()
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+        """Give all learners these weights, by module id and parameter name, and move the version on."""
+        self._call_all(Learner.set_weights, weights)
+        self._learner.set_weights(weights)
+        self.weights_version += 1
+
+    def set_loss(self, loss: Loss, grad_clip: float | None, grad_clip_by: str) -> None:
+        """Use another loss, and clip otherwise, from the next update on."""
+        self._call_all(Learner.set_loss, loss, grad_clip, grad_clip_by)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return a copy of what updates go on from: that of `Learner.get_state`, and the `rngs` of all learners."""
+        num_learners = max(1, len(self._workers))
+        states = self._call_each(_get_state, [(rank == 0,) for rank in range(num_learners)])
+        return {"rngs": [rng for rng, _ in states], **states[0][1], "weights_version": self.weights_version}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where the learners of this state were, of which there may have been more or fewer.
+
+        The weights get a version that nobody has yet, so that the next sync hands them out.
+
+        Raises:
+            CheckpointError: The state is of other modules or optimizers; nothing was changed.
+        """
+        num_learners = max(1, len(self._workers))
+        rngs = [*state["rngs"], *[None] * num_learners][:num_learners]
+        if self._workers:  # of which a state that does not fit would be the end
+            self._learner.set_state(state)
+        self._call_each(_set_state, [(state, rng) for rng in rngs])
+        self.weights_version = max(state["weights_version"], self.weights_version + 1)
+
+    def get_module(self, module_id: str) -> Module:
+        """Return the module that is being trained; with workers, the copy of it that this process keeps."""
+        return self._learner.modules[module_id]
+
+    def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
+        """Aggregate what the learners' callbacks logged since the last call, under `learners`, and what time they took.
+
+        They run within the time of learning; those of several learners run at the same time.
+        """
+        collected = self._call_all(_collect)
+        seconds = max(seconds for _, seconds, _ in collected)
+        timers.add({"learning": -seconds, "callbacks": seconds})
+        metrics.aggregate([parts for parts, _, _ in collected], key="learners")
+        if self._workers:
+            self._num_worker_callback_errors = sum(num_errors for _, _, num_errors in collected)
+
+    @property
+    def num_callback_errors(self) -> int:
+        """Exceptions so far that `on_error="log"` kept from ending the run; of workers, at the last collection."""
+        return self._learner.callbacks.num_errors + self._num_worker_callback_errors
+
+    # Workers.
+
+    def _call_all(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Return `function(learner, *args)` of every learner that takes gradient steps."""
+        return self._call_each(function, [args] * max(1, len(self._workers)))
+
+    def _call_each(self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return `function(learner, *args)` of every learner that takes gradient steps, each with its own arguments."""
+        if not self._workers:
+            return [function(self._learner, *args) for args in arguments]
+        if self._ended is not None:
+            raise WorkerDiedError(f"the learners are gone, and are not restarted: {self._ended}")
+        return self._results(
+            [worker.call(function, *args) for worker, args in zip(self._workers, arguments, strict=True)]
+        )
+
+    def _results(self, futures: Sequence[Future[Any]]) -> list[Any]:
+        """Return the results of one call to several workers.
+
+        A failure ends all workers, unless all of them raised the same `LossError`, which leaves them in step. Of
+        several errors the one that the others follow from is raised.
+        """
+        _, waiting = wait(futures, return_when=FIRST_EXCEPTION)
+        errors, deadline = _errors(futures), time.monotonic() + GRACE_S
+        while waiting and all(isinstance(error, (LossError, LostPeerError)) for error in errors):
+            if (left_s := deadline - time.monotonic()) <= 0:
+                break
+            _, waiting = wait(waiting, left_s, return_when=FIRST_EXCEPTION)
+            errors = _errors(futures)
+        if not errors:
+            return [future.result() for future in futures]
+        cause = min(errors, key=lambda error: isinstance(error, LostPeerError))
+        if len(errors) < len(self._workers) or not all(isinstance(error, LossError) for error in errors):
+            self._end(f"{type(cause).__name__}: {cause}")
+        raise cause
+
+    def _end(self, why: str) -> None:
+        """End all workers now."""
+        self._ended = self._ended or why
+        for worker in self._workers:
+            worker.kill()
+
+    def stop(self) -> None:
+        """End the workers; the modules can still be read."""
+        if self._ended is None and self._workers:
+            try:
+                wait([worker.call(_call_peers, "leave") for worker in self._workers], STOP_S)
+            finally:
+                self._end("the algorithm was stopped.")
+
+
+# Called in the workers, with their learner.
+
+
+def _update(
+    learner: Learner, batches: dict[str, Batch], settings: dict[str, Any], with_weights: bool
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, NDArray[Any]]] | None]:
+    results = learner.update(batches, **settings)
+    return results, learner.get_weights() if with_weights else None
+
+
+def _apply(learner: Learner, module_id: str, fn: Callable[..., None], *args: Any) -> None:
+    with torch.no_grad():
+        fn(learner.modules[module_id], *args)
+
+
+def _collect(learner: Learner) -> tuple[Parts, float, int]:
+    seconds, learner.callbacks_s = learner.callbacks_s, 0.0
+    return learner.metrics.take(), seconds, learner.callbacks.num_errors
+
+
+def _get_state(learner: Learner, whole: bool) -> tuple[Any, dict[str, Any]]:
+    return learner.rng.bit_generator.state, learner.get_state() if whole else {}
+
+
+def _set_state(learner: Learner, state: Mapping[str, Any], rng: Any) -> None:
+    learner.set_state(state)
+    if rng is not None:
+        learner.rng.bit_generator.state = rng
+
+
+def _gpu_id(learner: Learner) -> str | None:
+    return gpu_id(learner.device)
+
+
+def _call_peers(learner: Learner, method: str, *args: Any) -> Any:
+    return None if learner.peers is None else getattr(learner.peers, method)(*args)
+
+
+# Pure functions.
+
+
+def _errors(futures: Sequence[Future[Any]]) -> list[BaseException]:
+    errors = [future.exception() for future in futures if future.done()]
+    return [error for error in errors if error is not None]
+
+
+def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[str, Batch]]:
+    """Split every batch into shards of rows in their order, one for each learner, whose sizes differ by one at most.
+
+    Args:
+        batches: By module id, columns `[B, ...]`.
+        num_learners: How many.
+
+    Raises:
+        LossError: A batch has fewer rows than there are learners.
+    """
+    shards: list[dict[str, Batch]] = [{} for _ in range(num_learners)]
+    for module_id, batch in batches.items():
+        size = num_rows(batch)
+        if size < num_learners:
+            raise LossError(
+                f"learners/{module_id}: the batch has {size} row(s) for num_learners={num_learners}. Did a callback "
+                "set `valid` to False?"
+            )
+        starts = [rank * (size // num_learners) + min(rank, size % num_learners) for rank in range(num_learners + 1)]
+        for shard, start, stop in zip(shards, starts, starts[1:], strict=False):
+            shard[module_id] = map_tree(lambda column, a=start, b=stop: column[a:b], batch)
+    return shards
+
+
+def merge_results(results: Sequence[Mapping[str, Any]], num_rows: Sequence[int]) -> dict[str, Any]:
+    """Merge what the learners report of one module: means over all rows, and columns one after another.
+
+    Args:
+        results: Of each learner; a name may be missing in some.
+        num_rows: Of each learner.
+    """
+    merged: dict[str, Any] = {}
+    for name in dict.fromkeys(name for result in results for name in result):
+        values, rows = zip(
+            *((result[name], size) for result, size in zip(results, num_rows, strict=True) if name in result),
+            strict=True,
+        )
+        if all(isinstance(value, np.ndarray) and len(value) == size for value, size in zip(values, rows, strict=True)):
+            merged[name] = np.concatenate(values)  # a column: the shards lie in the order of the batch
+        elif name.endswith(SAME_RESULTS) or not all(isinstance(value, Real) for value in values):
+            merged[name] = values[0]
+        elif name in SUMMED_RESULTS:
+            merged[name] = float(sum(values))
+        else:
+            merged[name] = float(np.average(values, weights=rows))
+    return merged

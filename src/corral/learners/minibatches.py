@@ -1,0 +1,111 @@
+"""How a batch is cut into minibatches, and what the gradient steps on them report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from corral.errors import LossError
+
+
+def row_bounds(size: int, num_parts: int) -> list[int]:
+    """Return where parts of about one size begin and end in that many rows."""
+    if num_parts == 1:
+        return [0, size]
+    bounds: list[int] = np.linspace(0, size, num_parts + 1).astype(int).tolist()
+    return bounds
+
+
+def shares_of_rows(bounds: Sequence[int], sizes: Sequence[int]) -> list[float]:
+    """Return which share of each minibatch's rows one learner has.
+
+    Args:
+        bounds: Of its own minibatches.
+        sizes: Rows of the batches of all learners, its own too.
+    """
+    if len(sizes) == 1:
+        return [1.0] * (len(bounds) - 1)
+    rows_in_all = np.sum([np.diff(row_bounds(size, len(bounds) - 1)) for size in sizes], axis=0)
+    shares: list[float] = (np.diff(bounds) / rows_in_all).tolist()
+    return shares
+
+
+class UpdateReport:
+    """Collects what gradient steps report: scalars and norms, which are averaged, and columns by row."""
+
+    def __init__(self, size: int, num_minibatches: int) -> None:
+        """Take the rows of the batch and how many minibatches it was cut into."""
+        self._size, self._num_minibatches = size, num_minibatches
+        self._scalars: list[list[Any]] = []
+        self._names: list[str] = []
+        self._norms: list[Mapping[str, float]] = []
+        self._columns: dict[str, list[Any]] = {}
+        self._order: Tensor | None = None
+
+    def add(self, loss: Any, reported: Mapping[str, Any], norms: Mapping[str, float], order: Tensor | None) -> None:
+        """Note what one gradient step reported, in tensors or arrays.
+
+        `order` is that of the rows in its epoch, `None` if as they came.
+        """
+        scalars = {name: value for name, value in reported.items() if not value.ndim}
+        self._names = ["total_loss", *scalars]
+        self._scalars.append([loss.detach() if isinstance(loss, Tensor) else loss, *scalars.values()])
+        self._norms.append(norms)
+        if len(scalars) < len(reported):
+            for name in reported.keys() - scalars.keys():
+                self._columns.setdefault(name, []).append(reported[name])
+            self._order = order
+
+    def results(self) -> dict[str, Any]:
+        """Return means of the scalars, and of each column the latest epoch's, in the order of the batch."""
+        num_steps = len(self._norms)
+        if num_steps == 1:
+            means = [value.item() for value in self._scalars[0]]
+        elif not isinstance(self._scalars[0][0], Tensor):
+            means = np.mean(self._scalars, 0).tolist()
+        else:
+            scalars = torch.stack([value for step in self._scalars for value in step])
+            means = scalars.reshape(num_steps, -1).mean(0).tolist()
+        return {
+            **dict(zip(self._names, means, strict=True)),
+            **{
+                f"gradients_{name}_optimizer_global_norm": sum(norms[name] for norms in self._norms) / num_steps
+                for name in self._norms[0]
+            },
+            "module_train_batch_size_mean": self._size / self._num_minibatches,
+            "num_gradient_steps": float(num_steps),
+            **{name: self._column(parts[-self._num_minibatches :]) for name, parts in self._columns.items()},
+        }
+
+    def _column(self, parts: Sequence[Tensor]) -> Any:
+        column = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        if not isinstance(column, Tensor):
+            return column
+        if self._order is not None:
+            column = torch.empty_like(column).index_copy_(0, self._order, column)
+        return column.detach().cpu().numpy()
+
+
+def loss_error(
+    module_id: str,
+    epoch: int,
+    index: int,
+    loss: Any,
+    reported: Mapping[str, Any],
+    norms: Mapping[str, float],
+) -> LossError:
+    """Return the error of a gradient step whose loss or gradient is not finite; it names the parts that are not."""
+    parts = {name: value.item() for name, value in reported.items() if not value.ndim}
+    if math.isfinite(loss.item()):
+        parts |= {"gradient norm" if len(norms) == 1 else f"gradient norm of {name}": norms[name] for name in norms}
+    culprits = [f"{name}={value}" for name, value in parts.items() if not math.isfinite(value)]
+    return LossError(
+        f"learners/{module_id}/total_loss is {loss.item()} in epoch {epoch}, minibatch {index} "
+        f"({', '.join(culprits) or 'every part of it is finite'}). The step was not taken. "
+        "Lower lr, set grad_clip, or look for very large rewards and observations."
+    )

@@ -1,0 +1,1 @@
+"""Networks: the module contract, the default modules, action distributions, and inference."""

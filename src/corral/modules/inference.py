@@ -1,0 +1,283 @@
+"""Policies at sampling speed: NumPy for stacks of small linear layers, torch for everything else.
+
+A torch call costs some 5 microseconds whatever its size, and a two-layer policy on 8 observations does less work
+than that. `benchmarks/` measures both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from corral.core.tree import Tree, map_tree, num_rows
+from corral.modules.layers import MAX_LOG_STD, MIN_LOG_STD, LogStdClamp
+from corral.modules.module import Module
+
+FloatArray = NDArray[np.float32]
+Activation = Callable[[FloatArray], Any]
+Layer = tuple[FloatArray, FloatArray, Activation | None]
+"""Weight `[in, out]`, bias `[out]`, and what is applied in place to the output."""
+
+# Past this width a layer is dominated by its arithmetic, and torch's kernels and threads win.
+MAX_NUMPY_WIDTH = 512
+
+NUMPY_ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.Tanh: lambda x: np.tanh(x, out=x),
+    nn.ReLU: lambda x: np.maximum(x, 0, out=x),
+    LogStdClamp: lambda x: _log_std(x).clip(MIN_LOG_STD, MAX_LOG_STD, out=_log_std(x)),
+}
+
+
+def _log_std(dist_inputs: FloatArray) -> FloatArray:
+    return dist_inputs[..., dist_inputs.shape[-1] // 2 :]
+
+
+class Inference:
+    """Calls a module's policy on batches of observations while sampling.
+
+    Args:
+        module: The module; its weights are read at construction and at every `refresh`.
+
+    Attributes:
+        backend: `"numpy"` or `"torch"`.
+    """
+
+    def __init__(self, module: Module) -> None:
+        """Choose the path and read the weights."""
+        self.module = module.eval()  # acting is no training: dropout and batch statistics stay still
+        self._stack = _numpy_stack(module)
+        self.backend = "torch" if self._stack is None else "numpy"
+        self._appended: FloatArray | None = None
+        self._layers: list[Layer] = []
+        # Each layer of the stack with its arrays, if it is plain: those of this module stay where they are.
+        self._sources = [
+            (
+                layer,
+                (layer.weight.detach().numpy(), layer.bias.detach().numpy()) if type(layer) is nn.Linear else None,
+                None if activation is None else NUMPY_ACTIVATIONS[activation],
+            )
+            for layer, activation in (self._stack[0] if self._stack else ())
+        ]
+        self._perturbed: Perturbed | None = None
+        self._explores = True
+        self._weights = {name: value.numpy() for name, value in module.acting_weights().items()}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the weights of the module again, after they changed."""
+        if self._stack is not None:
+            self._layers = [
+                (*(_affine(layer) if arrays is None else (arrays[0].T.copy(), arrays[1].copy())), activation)
+                for layer, arrays, activation in self._sources
+            ]
+            self._appended = None if self._stack[1] is None else self._stack[1].detach().numpy().copy()
+        if self._perturbed is not None:
+            self._perturbed.refresh(self._layers)
+
+    def load_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Copy weights by name into the module, those of `Module.acting_weights` or more, and refresh."""
+        for name, array in self._weights.items():
+            np.copyto(array, weights[name])
+        self.refresh()
+
+    def begin_sample(self, explore: bool, rng: np.random.Generator) -> None:
+        """Draw the noise of noisy layers anew; where nothing is to be explored, silence it and that of `perturb`."""
+        self._explores = explore
+        if self.module.is_noisy:
+            if explore:
+                self.module.draw_noise(rng)
+            else:
+                self.module.silence_noise()
+            self.refresh()
+
+    def perturb(self, stddev: float, rows: NDArray[np.bool_], rng: np.random.Generator) -> None:
+        """Act with weights to which noise was added, for each row of a batch its own, from now on.
+
+        Args:
+            stddev: Of the noise.
+            rows: bool `[N]`: where to draw it anew; elsewhere it stays, but for its deviation.
+            rng: To draw it with.
+        """
+        if self._perturbed is None or self._perturbed.num_rows != len(rows):
+            kind = PerturbedModule if self._stack is None else PerturbedLayers
+            self._perturbed, rows = kind(len(rows), self.module), np.ones_like(rows)
+        self._perturbed.draw(stddev, rows, rng, self._layers)
+
+    def __call__(self, obs: Tree, *, perturbed: bool = True) -> FloatArray:
+        """Map observations, a tree of arrays `[N, ...]`, to `dist_inputs`, float32 `[N, D]`.
+
+        Args:
+            obs: The observations.
+            perturbed: Whether noise that `perturb` added counts; it does for batches of its size only, and where
+                `begin_sample` said to explore.
+        """
+        noise = self._perturbed if perturbed and self._explores else None
+        if self._stack is None:
+            with torch.inference_mode():
+                tensors = map_tree(_as_tensor, obs)
+                if noise is not None and noise.num_rows == num_rows(obs):
+                    outputs: FloatArray = noise(tensors)
+                else:
+                    outputs = self.module.policy(tensors).numpy()
+            return outputs
+        x: FloatArray = obs.reshape(obs.shape[0], -1).astype(np.float32, copy=False)
+        x = noise(x) if noise is not None and noise.num_rows == len(x) else forward(x, self._layers)
+        if self._appended is not None:
+            x = np.concatenate([x, np.broadcast_to(self._appended, (len(x), len(self._appended)))], -1)
+        return x
+
+
+def forward(x: FloatArray, layers: Sequence[Layer]) -> FloatArray:
+    """Return the output of layers for `[..., B, in]`; a layer's weights may be stacked along the axes before."""
+    for weight, bias, activation in layers:
+        x = x @ weight
+        x += bias
+        if activation is not None:
+            activation(x)
+    return x
+
+
+class PerturbedLayers:
+    """A stack of layers with noise in their weights, other noise for each row.
+
+    Attributes:
+        num_rows: N.
+    """
+
+    def __init__(self, num_rows: int, module: Module) -> None:
+        """Take N; the layers come with `draw`."""
+        self.num_rows = num_rows
+        self._layers: Sequence[Layer] = ()
+        self._noise: list[tuple[FloatArray, FloatArray]] = []  # [N, in, out] and [N, 1, out]
+        self._stacked: list[Layer] = []
+        self._stale = np.ones(num_rows, np.bool_)  # rows whose noise, deviation or weights have changed
+        self._stddev = 0.0
+
+    def draw(self, stddev: float, rows: NDArray[np.bool_], rng: np.random.Generator, layers: Sequence[Layer]) -> None:
+        """Draw noise for some rows, and set the deviation of all."""
+        if not self._noise:
+            shapes = [((self.num_rows, *weight.shape), (self.num_rows, 1, *bias.shape)) for weight, bias, _ in layers]
+            self._noise = [(np.zeros(a, np.float32), np.zeros(b, np.float32)) for a, b in shapes]
+            self._stacked = [
+                (np.empty(a, np.float32), np.empty(b, np.float32), activation)
+                for (a, b), (_, _, activation) in zip(shapes, layers, strict=True)
+            ]
+        for pair in self._noise:
+            for noise in pair:
+                noise[rows] = rng.standard_normal((int(rows.sum()), *noise.shape[1:]), dtype=np.float32)
+        self._stale |= rows if stddev == self._stddev else True
+        self._stddev = stddev
+        self._layers = layers
+
+    def refresh(self, layers: Sequence[Layer]) -> None:
+        """Add the noise to weights that changed, before they are used next."""
+        self._layers = layers
+        self._stale[:] = True
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        """Return the outputs `[N, D]` for `[N, in]`."""
+        if self._stale.any():
+            rows, scale = self._stale, np.float32(self._stddev)
+            for layer, noises, stacked in zip(self._layers, self._noise, self._stacked, strict=True):
+                for plain, noise, perturbed in zip(layer[:2], noises, stacked[:2], strict=True):
+                    perturbed[rows] = plain + scale * noise[rows]
+            self._stale[:] = False
+        return forward(x[:, None, :], self._stacked)[:, 0]
+
+
+class PerturbedModule:
+    """Any module's policy with noise in its weights, other noise for each row.
+
+    Attributes:
+        num_rows: N.
+    """
+
+    def __init__(self, num_rows: int, module: Module) -> None:
+        """Take the module, whose weights are read at every call."""
+        self.num_rows = num_rows
+        self._policy = _Policy(module)
+        acting = module.acting_weights()
+        self._noise = {
+            f"module.{name}": torch.zeros(num_rows, *parameter.shape)
+            for name, parameter in module.named_parameters()
+            if name in acting
+        }
+        self._stddev = 0.0
+
+    def draw(self, stddev: float, rows: NDArray[np.bool_], rng: np.random.Generator, layers: Sequence[Layer]) -> None:
+        """Draw noise for some rows, and set the deviation of all."""
+        for noise in self._noise.values():
+            drawn = rng.standard_normal((int(rows.sum()), *noise.shape[1:]), dtype=np.float32)
+            noise[torch.from_numpy(rows)] = torch.from_numpy(drawn)
+        self._stddev = stddev
+
+    def refresh(self, layers: Sequence[Layer]) -> None:
+        """Do nothing: the weights are read at every call."""
+
+    def __call__(self, obs: Tree) -> FloatArray:
+        """Return the outputs `[N, D]` for tensors `[N, ...]`."""
+        own = dict(self._policy.named_parameters())
+        weights = {name: own[name].detach() + self._stddev * noise for name, noise in self._noise.items()}
+
+        def one(row_weights: dict[str, torch.Tensor], row: Tree) -> torch.Tensor:
+            batch = map_tree(lambda leaf: leaf.unsqueeze(0), row)
+            outputs: torch.Tensor = torch.func.functional_call(self._policy, row_weights, (batch,))
+            return outputs[0]
+
+        outputs: FloatArray = torch.func.vmap(one)(weights, obs).numpy()
+        return outputs
+
+
+Perturbed = PerturbedLayers | PerturbedModule
+
+
+class _Policy(nn.Module):
+    """A module whose `forward` is another one's policy, which is what torch can call with other weights."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, obs: Tree) -> torch.Tensor:
+        return self.module.policy(obs)
+
+
+def _as_tensor(array: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _affine(layer: Any) -> tuple[FloatArray, FloatArray]:
+    """Return copies of weight `[in, out]` and bias `[out]` of a linear layer, or of one that is linear in effect."""
+    weight, bias = layer.affine() if hasattr(layer, "affine") else (layer.weight, layer.bias)
+    return weight.detach().numpy().T.copy(), bias.detach().numpy().copy()
+
+
+Stack = list[tuple[nn.Module, type[nn.Module] | None]]
+"""Layers that are linear, or so in effect, each with the type of the activation after it."""
+
+
+def numpy_layers(layers: Sequence[nn.Module]) -> Stack | None:
+    """Pair each linear layer with the activation after it, or return `None` if NumPy should not compute them."""
+    stack: Stack = []
+    for layer in layers:
+        if isinstance(layer, nn.Linear) and layer.bias is not None and layer.out_features <= MAX_NUMPY_WIDTH:
+            stack.append((layer, None))
+        elif hasattr(layer, "affine"):
+            stack.append((layer, None))
+        elif type(layer) in NUMPY_ACTIVATIONS and stack and stack[-1][1] is None:
+            stack[-1] = (stack[-1][0], type(layer))
+        else:
+            return None
+    return stack
+
+
+def _numpy_stack(module: Module) -> tuple[Stack, nn.Parameter | None] | None:
+    """Return the layers of a module's policy and what it appends, or `None` if NumPy should not compute it."""
+    policy = module.policy_layers()
+    stack = None if policy is None else numpy_layers(policy[0])
+    return None if policy is None or stack is None else (stack, policy[1])

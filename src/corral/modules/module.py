@@ -1,0 +1,242 @@
+"""Modules: `nn.Module`s with a policy and a value. The default one is built from the spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from corral.core.tree import Tree, leaves
+from corral.errors import ConfigError, nearest
+from corral.modules.distributions import DiagGaussian, action_distribution
+from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, Flat, is_image, orthogonal, space_tree
+from corral.modules.networks import num_outputs as encoder_outputs
+
+if TYPE_CHECKING:
+    from corral.modules.array_network import ArrayNetwork
+    from corral.modules.layers import LayerRow
+
+DEFAULT_MODULE_ID = "default_policy"
+
+
+@dataclass
+class NetworkConfig:
+    """Settings of every default module, given with `.rl_module(model_config={...})`.
+
+    Attributes:
+        fcnet_hiddens: Widths of the hidden layers.
+        fcnet_activation: One of tanh, relu, elu, gelu, silu.
+        conv_filters: `[[out_channels, kernel, stride], ...]`; `None` picks by the image's size.
+    """
+
+    fcnet_hiddens: tuple[int, ...] = (64, 64)
+    fcnet_activation: str = "relu"
+    conv_filters: ConvFilters | None = None
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> Self:
+        """Check the names and the choices.
+
+        Raises:
+            ConfigError: A name is unknown or a value is not among the choices.
+        """
+        known = {field.name for field in fields(cls)}
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"model_config: unknown setting {name!r}. {nearest(name, known)}")
+        try:
+            config: Self = TypeAdapter(cls).validate_python(dict(settings))
+        except ValidationError as error:
+            line = error.errors()[0]
+            where = ".".join(map(str, line["loc"]))
+            raise ConfigError(f"model_config: {where}={line['input']!r}: {line['msg']}.") from None
+        config.validate()
+        return config
+
+    def validate(self) -> None:
+        """Check the choices.
+
+        Raises:
+            ConfigError: A value is not among them.
+        """
+        if self.fcnet_activation not in ACTIVATIONS:
+            raise ConfigError(
+                f"model_config: unknown fcnet_activation {self.fcnet_activation!r}. "
+                f"{nearest(str(self.fcnet_activation), ACTIVATIONS)}"
+            )
+        if not all(width > 0 for width in self.fcnet_hiddens):
+            raise ConfigError(f"model_config: fcnet_hiddens={self.fcnet_hiddens}: widths must be positive.")
+
+
+class Module(nn.Module):
+    """What a runner and a learner need of a network. Subclass it and give `policy` and `value`.
+
+    Attributes:
+        distribution: Reads what `policy` returns; made from the action space and `action_bounds`.
+        MUST_DEFINE: What a subclass of one's own has to define.
+        CONFIG: The settings of `model_config` that the class takes; `None` leaves them to it.
+    """
+
+    MUST_DEFINE: ClassVar[tuple[str, ...]] = ("policy", "value")
+    CONFIG: ClassVar[type[NetworkConfig] | None] = None
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        model_config: Mapping[str, Any],
+    ) -> None:
+        """Keep the spaces and make the action distribution.
+
+        Args:
+            observation_space: Space of one observation.
+            action_space: Space of one action.
+            model_config: The settings given to `.rl_module(model_config=...)`, for the subclass to read.
+        """
+        super().__init__()
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.distribution = action_distribution(action_space, model_config.get("action_bounds", "clip"))
+
+    def policy(self, obs: Tree) -> Tensor:
+        """Map observations (a tree of `[B, ...]`) to `dist_inputs`, float32 `[B, distribution.num_inputs]`."""
+        raise TypeError(f"{type(self).__name__} has no method policy(obs) -> dist_inputs [B, D].")
+
+    def value(self, obs: Tree) -> Tensor:
+        """Map observations (a tree of `[B, ...]`) to state values, float32 `[B]`."""
+        raise TypeError(f"{type(self).__name__} has no method value(obs) -> values [B].")
+
+    def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
+        """Return both at once; override it where they share layers."""
+        return self.policy(obs), self.value(obs)
+
+    def array_networks(self) -> tuple[ArrayNetwork | LayerRow, ...] | None:
+        """Return networks that learn without torch's graph, for a loss that has such a form; `None` leaves it to it."""
+        return None
+
+    def acting_weights(self) -> dict[str, Tensor]:
+        """Return the part of `state_dict` that `policy` reads, which travels to the runners; all of it by default."""
+        return self.state_dict()
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Return the parameters by group; each may have a learning rate of its own, and is clipped by itself."""
+        return {"default": list(self.parameters())}
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether layers have noise that `draw_noise` draws."""
+        return False
+
+    def draw_noise(self, rng: np.random.Generator | None = None) -> None:
+        """Draw the noise of noisy layers anew; without a generator, from torch's own."""
+
+    def silence_noise(self) -> None:
+        """Go on without the noise of noisy layers."""
+
+    def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
+        """Return the policy as a plain stack of `Linear` and activation layers on a flat observation, or `None`.
+
+        A stack lets the runner compute it in NumPy, which for small nets is several times faster than torch. A layer
+        that is linear in effect has a method `affine` that returns its weight `[out, in]` and bias `[out]`. The second
+        part is a vector that the policy appends to the stack's output, such as a learned log standard deviation.
+        """
+        return None
+
+
+@dataclass
+class ModelConfig(NetworkConfig):
+    """Settings of the default module of policy-gradient algorithms, besides those of `NetworkConfig`.
+
+    Attributes:
+        vf_share_layers: Whether policy and value share the hidden layers; `None` shares them for images only.
+        free_log_std: For Box actions: whether the log standard deviation is one learned vector rather than an
+            output of the network.
+        initial_log_std: Its initial value.
+        action_bounds: For Box actions: `"clip"` or `"squash"` (tanh).
+    """
+
+    fcnet_activation: str = "tanh"
+    vf_share_layers: bool | None = None
+    free_log_std: bool = True
+    initial_log_std: float = 0.0
+    action_bounds: str = "clip"
+
+    def validate(self) -> None:
+        """Check the choices."""
+        super().validate()
+        if self.action_bounds not in ("clip", "squash"):
+            raise ConfigError(f"model_config: action_bounds is 'clip' or 'squash', not {self.action_bounds!r}.")
+
+
+class ActorCritic(Module):
+    """The default module: an encoder, a policy head and a value head.
+
+    Hidden layers start orthogonal with gain sqrt(2), the policy head with gain 0.01 and the value head with 1
+    (Andrychowicz et al. 2021, arXiv:2006.05990): the first policy is close to uniform.
+    """
+
+    CONFIG = ModelConfig
+    _SMALL_POLICY_GAIN: ClassVar[float] = 0.01
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        model_config: Mapping[str, Any],
+    ) -> None:
+        """Build the layers from the spaces; see `ModelConfig` for the settings."""
+        super().__init__(observation_space, action_space, model_config)
+        config = ModelConfig.parse(model_config)
+        hiddens, activation = list(config.fcnet_hiddens), config.fcnet_activation
+        share = config.vf_share_layers
+        if share is None:
+            share = any(is_image(leaf) for leaf in leaves(space_tree(observation_space)))
+        self.policy_encoder = Encoder(observation_space, hiddens, activation, config.conv_filters)
+        self.value_encoder = (
+            self.policy_encoder if share else Encoder(observation_space, hiddens, activation, config.conv_filters)
+        )
+        num_outputs = self.distribution.num_inputs
+        self.log_std: nn.Parameter | None = None
+        if isinstance(self.distribution, DiagGaussian) and config.free_log_std:
+            num_outputs //= 2
+            self.log_std = nn.Parameter(torch.full((num_outputs,), float(config.initial_log_std)))
+        num_features = hiddens[-1] if hiddens else encoder_outputs(self.policy_encoder.parts)
+        self.policy_head = orthogonal(nn.Linear(num_features, num_outputs), self._SMALL_POLICY_GAIN)
+        self.value_head = orthogonal(nn.Linear(num_features, 1), 1.0)
+        if isinstance(self.distribution, DiagGaussian) and self.log_std is None:
+            with torch.no_grad():
+                self.policy_head.bias[num_outputs // 2 :] = config.initial_log_std  # type: ignore[index]
+
+    def _with_log_std(self, outputs: Tensor) -> Tensor:
+        return outputs if self.log_std is None else torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+
+    def policy(self, obs: Tree) -> Tensor:
+        """Map observations to `dist_inputs`, float32 `[B, D]`."""
+        return self._with_log_std(self.policy_encoder.with_head(obs, self.policy_head))
+
+    def value(self, obs: Tree) -> Tensor:
+        """Map observations to state values, float32 `[B]`."""
+        return self.value_encoder.with_head(obs, self.value_head).squeeze(-1)
+
+    def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
+        """Return both; shared layers run once, unless a subclass has a policy or value of its own."""
+        changed = type(self).policy is not ActorCritic.policy or type(self).value is not ActorCritic.value
+        if changed or self.value_encoder is not self.policy_encoder:
+            return super().policy_and_value(obs)
+        features = self.policy_encoder(obs)
+        return self._with_log_std(self.policy_head(features)), self.value_head(features).squeeze(-1)
+
+    def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
+        """Return the stack of the policy if the observation is one flat vector and no subclass has another policy."""
+        if type(self).policy is not ActorCritic.policy:
+            return None
+        parts = self.policy_encoder.parts
+        if len(parts) != 1 or not isinstance(parts[0], Flat) or not isinstance(self.observation_space, spaces.Box):
+            return None
+        return [*self.policy_encoder.mlp, self.policy_head], self.log_std

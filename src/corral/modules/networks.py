@@ -1,0 +1,193 @@
+"""Building blocks of the default module: MLPs, convolutions and an encoder for any supported observation space."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional
+
+from corral.core.tree import Tree, leaves, map_tree
+from corral.errors import ConfigError
+from corral.modules.layers import run_layers
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+}
+
+ConvFilters = Sequence[tuple[int, int, int]]  # (out_channels, kernel size, stride) a layer
+
+# By the shorter side of the image in pixels: Mnih et al. 2015 (doi:10.1038/nature14236) for large frames, strided
+# layers below that, and Young and Tian 2019 (arXiv:1903.03176) for boards as small as MinAtar's.
+MIN_IMAGE_PIXELS = 8
+DEFAULT_FILTERS: tuple[tuple[int, ConvFilters], ...] = (
+    (64, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),
+    (16, ((16, 3, 2), (32, 3, 2), (32, 3, 1))),
+    (MIN_IMAGE_PIXELS, ((16, 3, 1),)),
+)
+
+
+def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Linear | nn.Conv2d:
+    """Initialise a layer orthogonally with zero bias (Andrychowicz et al. 2021, arXiv:2006.05990), and return it."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(num_inputs: int, hiddens: Sequence[int], activation: str) -> nn.Sequential:
+    """Return `len(hiddens)` linear layers, each followed by the activation; empty hiddens give the identity."""
+    layers: list[nn.Module] = []
+    for width in hiddens:
+        layers += [orthogonal(nn.Linear(num_inputs, width), math.sqrt(2)), ACTIVATIONS[activation]()]
+        num_inputs = width
+    return nn.Sequential(*layers)
+
+
+def is_image(space: spaces.Space[Any]) -> bool:
+    """Say whether a space holds images: a Box of rank 3, at least 8 pixels high and wide."""
+    if not isinstance(space, spaces.Box) or len(space.shape) != 3:
+        return False
+    return min(_image_size(space)[:2]) >= MIN_IMAGE_PIXELS
+
+
+def _channels_last(space: spaces.Box) -> bool:
+    return space.shape[2] <= space.shape[0]
+
+
+def _image_size(space: spaces.Box) -> tuple[int, int, int]:
+    """Return height, width and channels."""
+    first, second, third = space.shape
+    return (first, second, third) if _channels_last(space) else (second, third, first)
+
+
+class ImageEncoder(nn.Module):
+    """Convolutions over images `[B, H, W, C]` or `[B, C, H, W]`, flattened to `[B, num_outputs]`.
+
+    The axis with the fewest entries, first or last, is taken as the channels; uint8 images are scaled to [0, 1].
+    """
+
+    def __init__(self, space: spaces.Box, filters: ConvFilters | None, activation: str) -> None:
+        """Build the layers.
+
+        Raises:
+            ConfigError: The filters shrink the image to nothing.
+        """
+        super().__init__()
+        self.channels_last = _channels_last(space)
+        height, width, channels = _image_size(space)
+        self.scale = 1 / 255 if space.dtype == np.uint8 else 1.0
+        filters = filters or next(choice for pixels, choice in DEFAULT_FILTERS if min(height, width) >= pixels)
+        layers: list[nn.Module] = []
+        for out_channels, kernel, stride in filters:
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            if min(height, width) < 1:
+                raise ConfigError(f"conv_filters {list(filters)} shrink images of {space.shape} to nothing.")
+            conv = nn.Conv2d(channels, out_channels, kernel, stride)
+            layers += [orthogonal(conv, math.sqrt(2)), ACTIVATIONS[activation]()]
+            channels = out_channels
+        self.layers = nn.Sequential(*layers, nn.Flatten())
+        self.num_outputs = channels * height * width
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Encode images to `[B, num_outputs]`."""
+        images = obs.float() * self.scale
+        return self.layers(images.permute(0, 3, 1, 2) if self.channels_last else images)  # type: ignore[no-any-return]
+
+
+class OneHot(nn.Module):
+    """One-hot vectors for Discrete `[B]` and MultiDiscrete `[B, ...]` observations, side by side."""
+
+    def __init__(self, sizes: Sequence[int], starts: Sequence[int]) -> None:
+        """Take the number of values of each entry, and the smallest value of each."""
+        super().__init__()
+        self.sizes, self.starts = list(sizes), list(starts)
+        self.num_outputs = sum(self.sizes)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Encode integers to float32 `[B, num_outputs]`."""
+        columns = obs.long().reshape(obs.shape[0], -1).unbind(1)
+        parts = [
+            functional.one_hot(column - start, size)
+            for column, size, start in zip(columns, self.sizes, self.starts, strict=True)
+        ]
+        return torch.cat(parts, -1).float()
+
+
+class Flat(nn.Module):
+    """Numbers of any shape and dtype as float32 `[B, num_outputs]`."""
+
+    def __init__(self, num_outputs: int) -> None:
+        """Take the number of entries of one observation."""
+        super().__init__()
+        self.num_outputs = num_outputs
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Flatten everything but the batch axis."""
+        return obs.float() if obs.ndim == 2 else obs.float().reshape(obs.shape[0], -1)
+
+
+class Encoder(nn.Module):
+    """Turns observations of any supported space into features: one part a leaf, side by side, then an MLP."""
+
+    def __init__(
+        self, space: spaces.Space[Any], hiddens: Sequence[int], activation: str, filters: ConvFilters | None
+    ) -> None:
+        """Build the parts for the leaves of a (nested) space."""
+        super().__init__()
+        self._space = space_tree(space)
+        self.parts = nn.ModuleList(_leaf_encoder(leaf, filters, activation) for leaf in leaves(self._space))
+        self.mlp = mlp(num_outputs(self.parts), hiddens, activation)
+
+    def flat(self, obs: Tree) -> Tensor:
+        """Encode a tree of tensors `[B, ...]` part by part, side by side, before the MLP."""
+        # In the order of the space: the keys of a user's dict may come in any other.
+        ordered = leaves(map_tree(lambda _, leaf: leaf, self._space, obs))
+        parts = [part(leaf) for part, leaf in zip(self.parts, ordered, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def forward(self, obs: Tree) -> Tensor:
+        """Encode a tree of tensors `[B, ...]` to `[B, hiddens[-1]]`."""
+        return run_layers(list(self.mlp), self.flat(obs))
+
+    def with_head(self, obs: Tree, *layers: nn.Module) -> Tensor:
+        """Return what further layers make of the features, `[B, ...]`."""
+        return run_layers([*self.mlp, *layers], self.flat(obs))
+
+
+def num_outputs(parts: nn.ModuleList) -> int:
+    """Return the width of the parts' outputs side by side."""
+    return sum(cast(int, part.num_outputs) for part in parts)
+
+
+def space_tree(space: spaces.Space[Any]) -> Tree:
+    """Return a space as a tree whose leaves are plain spaces, nested as its observations are."""
+    if isinstance(space, spaces.Dict):
+        return {key: space_tree(part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(space_tree(part) for part in space.spaces)
+    return space
+
+
+def _leaf_encoder(space: spaces.Space[Any], filters: ConvFilters | None, activation: str) -> nn.Module:
+    if isinstance(space, spaces.Box):
+        return ImageEncoder(space, filters, activation) if is_image(space) else Flat(math.prod(space.shape))
+    if isinstance(space, spaces.MultiBinary):
+        return Flat(math.prod(space.shape))
+    if isinstance(space, spaces.Discrete):
+        return OneHot([int(space.n)], [int(space.start)])
+    if isinstance(space, spaces.MultiDiscrete):
+        return OneHot(space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist())
+    raise ConfigError(
+        f"Unsupported observation space {space}: use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple "
+        "of those, or give a module of your own with .rl_module(...)."
+    )

@@ -1,0 +1,257 @@
+"""Modules that value actions: a Q-network, its target, and the forms that both may have."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional
+
+from corral.core.tree import Tree
+from corral.errors import ConfigError
+from corral.modules.array_network import ArrayNetwork
+from corral.modules.module import Module, NetworkConfig
+from corral.modules.networks import ACTIVATIONS, Encoder, Flat, num_outputs, orthogonal
+
+
+@dataclass
+class QForm:
+    """What a Q-network is made of, besides its layers; the settings of the algorithm.
+
+    Attributes:
+        dueling: See `DuelingHead`.
+        noisy: Whether the layers behind the encoder are `NoisyLinear`.
+        sigma0: Their initial noise.
+        num_atoms: Atoms of the distribution of returns; 1 is its mean.
+        v_min: The smallest of them.
+        v_max: The largest.
+    """
+
+    dueling: bool = False
+    noisy: bool = False
+    sigma0: float = 0.5
+    num_atoms: int = 1
+    v_min: float = -10.0
+    v_max: float = 10.0
+
+
+class NoisyLinear(nn.Module):
+    """A linear layer with learned, factorised Gaussian noise (Fortunato et al. 2018, arXiv:1706.10295, eq. 10)."""
+
+    def __init__(self, num_inputs: int, num_outputs: int, sigma0: float) -> None:
+        """Initialise as section 3.2 of the paper says; the noise is silent until it is drawn."""
+        super().__init__()
+        bound = 1 / math.sqrt(num_inputs)
+        self.weight_mean = nn.Parameter(torch.empty(num_outputs, num_inputs).uniform_(-bound, bound))
+        self.bias_mean = nn.Parameter(torch.empty(num_outputs).uniform_(-bound, bound))
+        self.weight_sigma = nn.Parameter(torch.full((num_outputs, num_inputs), sigma0 * bound))
+        self.bias_sigma = nn.Parameter(torch.full((num_outputs,), sigma0 * bound))
+        self.register_buffer("noise_in", torch.zeros(num_inputs), persistent=False)
+        self.register_buffer("noise_out", torch.zeros(num_outputs), persistent=False)
+
+    def draw(self, rng: np.random.Generator | None) -> None:
+        """Draw the noise anew, from torch's own generator without `rng`."""
+        for noise in (self.noise_in, self.noise_out):
+            assert isinstance(noise, Tensor)
+            normal = torch.randn(noise.shape) if rng is None else torch.from_numpy(rng.standard_normal(noise.shape))
+            noise.copy_(normal.sign() * normal.abs().sqrt())
+
+    def silence(self) -> None:
+        """Use the means alone."""
+        for noise in (self.noise_in, self.noise_out):
+            assert isinstance(noise, Tensor)
+            noise.zero_()
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """Return weight `[out, in]` and bias `[out]` with the noise as it is."""
+        weight = self.weight_mean + self.weight_sigma * torch.outer(self.noise_out, self.noise_in)  # type: ignore[arg-type]
+        return weight, self.bias_mean + self.bias_sigma * self.noise_out  # type: ignore[operator]
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map `[B, in]` to `[B, out]`."""
+        return functional.linear(features, *self.affine())
+
+
+class DuelingHead(nn.Module):
+    """Values and advantages, summed with the mean advantage taken off (Wang et al. 2016, arXiv:1511.06581, eq. 9).
+
+    The first half of the features goes to the value, the other half to the advantages.
+    """
+
+    def __init__(self, value: nn.Module, advantage: nn.Module, num_actions: int) -> None:
+        """Take two linear layers, from half of the features each."""
+        super().__init__()
+        self.value, self.advantage, self.num_actions = value, advantage, num_actions
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """Return weight `[n, in]` and bias `[n]`, for one atom."""
+        (value, value_bias), (advantage, bias) = _affine(self.value), _affine(self.advantage)
+        weight = torch.cat([value.expand_as(advantage), advantage - advantage.mean(0)], -1)
+        return weight, value_bias + bias - bias.mean()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features `[B, in]` to `[B, n * atoms]`."""
+        for_value, for_advantage = features.chunk(2, -1)
+        value = self.value(for_value).unsqueeze(1)
+        advantage = self.advantage(for_advantage).reshape(len(features), self.num_actions, -1)
+        outputs: Tensor = value + advantage - advantage.mean(1, keepdim=True)
+        return outputs.flatten(1)
+
+
+def _affine(layer: Any) -> tuple[Tensor, Tensor]:
+    affine: tuple[Tensor, Tensor] = layer.affine() if hasattr(layer, "affine") else (layer.weight, layer.bias)
+    return affine
+
+
+class QNetwork(nn.Module):
+    """An encoder, one more hidden layer (or two side by side, of the two streams), and a head: `[B, n * atoms]`."""
+
+    def __init__(self, observation_space: spaces.Space[Any], num_actions: int, config: NetworkConfig, form: QForm):
+        """Build the layers; the last of `fcnet_hiddens` is the width of each stream."""
+        super().__init__()
+        *shared, width = [*config.fcnet_hiddens] or [0]
+        self.encoder = Encoder(observation_space, shared, config.fcnet_activation, config.conv_filters)
+        num_features = shared[-1] if shared else num_outputs(self.encoder.parts)
+
+        def linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Module:
+            if form.noisy:
+                return NoisyLinear(num_inputs, num_outputs, form.sigma0)
+            return orthogonal(nn.Linear(num_inputs, num_outputs), gain)
+
+        num_streams = 2 if form.dueling else 1
+        layers: list[nn.Module] = []
+        if width:
+            layers = [linear(num_features, num_streams * width, math.sqrt(2)), ACTIVATIONS[config.fcnet_activation]()]
+            num_features = width
+        self.streams = nn.Sequential(*layers)
+        self.head: nn.Module = linear(num_features, num_actions * form.num_atoms, 1.0)
+        if form.dueling:
+            if not width:
+                raise ConfigError("dueling=True needs a hidden layer for each stream: fcnet_hiddens is empty.")
+            self.head = DuelingHead(linear(num_features, form.num_atoms, 1.0), self.head, num_actions)
+
+    def forward(self, obs: Tree) -> Tensor:
+        """Map observations, a tree of `[B, ...]`, to `[B, n * atoms]`."""
+        return self.encoder.with_head(obs, *self.streams, self.head)
+
+
+class QModule(Module):
+    """Action values of Discrete actions, and their slowly moving copy, the target.
+
+    For a network of one's own, subclass it and give `make_network`.
+
+    Attributes:
+        q: The network, from observations to `[B, n * atoms]`.
+        target_q: The target network, which no gradient reaches.
+        atoms: float32 `[atoms]`, the returns that the atoms stand for.
+    """
+
+    MUST_DEFINE = ()
+    CONFIG: ClassVar[type[NetworkConfig]] = NetworkConfig
+
+    atoms: Tensor
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        model_config: Mapping[str, Any],
+    ) -> None:
+        """Build both networks.
+
+        Raises:
+            ConfigError: The actions are not Discrete.
+        """
+        if not isinstance(action_space, spaces.Discrete):
+            raise ConfigError(f"Q-values need Discrete actions, and the env's are {action_space}: use SAC or PPO.")
+        super().__init__(observation_space, action_space, {})
+        self.model_config = dict(model_config)
+        self.form = QForm(**{name: self.model_config.pop(name) for name in vars(QForm()) if name in model_config})
+        self.num_actions = int(action_space.n)
+        self.q = self.make_network()
+        self.target_q = copy.deepcopy(self.q).requires_grad_(False)
+        atoms = torch.linspace(self.form.v_min, self.form.v_max, self.form.num_atoms)
+        self.register_buffer("atoms", atoms, persistent=False)
+        self._arrays: tuple[ArrayNetwork, ...] | None = None
+        self._noisy = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)]
+
+    def make_network(self) -> nn.Module:
+        """Return a new network from observations (a tree of `[B, ...]`) to `[B, n * atoms]`."""
+        config = NetworkConfig.parse(self.model_config)
+        return QNetwork(self.observation_space, self.num_actions, config, self.form)
+
+    def logits(self, obs: Tree, *, target: bool = False) -> Tensor:
+        """Return the log-odds of the atoms of each action's return, `[B, n, atoms]`."""
+        outputs: Tensor = (self.target_q if target else self.q)(obs)
+        return outputs.reshape(len(outputs), self.num_actions, -1)
+
+    def q_values(self, obs: Tree, *, target: bool = False) -> Tensor:
+        """Return the value of each action, float32 `[B, n]`."""
+        if self.form.num_atoms == 1:
+            values: Tensor = (self.target_q if target else self.q)(obs)
+            return values
+        return self.logits(obs, target=target).softmax(-1) @ self.atoms
+
+    def policy(self, obs: Tree) -> Tensor:
+        """Return the action values as `dist_inputs`: the best action is the mode."""
+        return self.q_values(obs)
+
+    def value(self, obs: Tree) -> Tensor:
+        """Return the value of the best action, float32 `[B]`."""
+        return self.q_values(obs).amax(-1)
+
+    def update_target(self, tau: float) -> None:
+        """Move the target towards the network by a share `tau`; 1 makes it a copy."""
+        torch._foreach_lerp_(list(self.target_q.parameters()), list(self.q.parameters()), tau)
+        for target, buffer in zip(self.target_q.buffers(), self.q.buffers(), strict=True):
+            target.copy_(buffer)
+
+    def array_networks(self) -> tuple[ArrayNetwork, ...] | None:
+        """Return network and target, if they are small stacks of linear layers."""
+        if self._arrays is None or not all(network.is_current for network in self._arrays):
+            layers, target_layers = self._layers(self.q), self._layers(self.target_q)
+            network = ArrayNetwork.of(layers) if layers else None
+            target = ArrayNetwork.of(target_layers) if target_layers else None
+            self._arrays = (network, target) if network and target else None
+        return self._arrays
+
+    def acting_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the network, without those of the target."""
+        return {name: value for name, value in self.state_dict().items() if name.startswith("q.")}
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether there are `NoisyLinear` layers."""
+        return bool(self._noisy)
+
+    def draw_noise(self, rng: np.random.Generator | None = None) -> None:
+        """Draw the noise of all layers anew; without a generator, from torch's own."""
+        for layer in self._noisy:
+            layer.draw(rng)
+
+    def silence_noise(self) -> None:
+        """Use the means of noisy layers alone."""
+        for layer in self._noisy:
+            layer.silence()
+
+    def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
+        """Return the network as a stack if it is one, of a flat observation and without atoms."""
+        layers = self._layers(self.q)
+        return None if layers is None else (layers, None)
+
+    def _layers(self, network: nn.Module) -> list[nn.Module] | None:
+        plain = type(network) is QNetwork and type(self).q_values is QModule.q_values and self.form.num_atoms == 1
+        if not plain or type(self).policy is not QModule.policy or not isinstance(self.observation_space, spaces.Box):
+            return None
+        assert isinstance(network, QNetwork)
+        parts = network.encoder.parts
+        if len(parts) != 1 or not isinstance(parts[0], Flat):
+            return None
+        return [*network.encoder.mlp, *network.streams, network.head]

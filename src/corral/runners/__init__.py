@@ -1,0 +1,1 @@
+"""Env runners: one, and groups of them."""

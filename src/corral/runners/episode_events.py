@@ -1,0 +1,172 @@
+"""The episode events of a runner. None of this exists unless someone subscribed to one of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.callbacks.dispatch import BoundCall, Dispatcher, callback_error
+from corral.episodes.episode import SingleAgentEpisode
+from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
+
+if TYPE_CHECKING:
+    from corral.runners.runner import EnvRunner
+
+EPISODE_EVENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+
+
+class EpisodeEvents:
+    """Keeps one episode for each sub-env and fires its events in the order of the contract.
+
+    In a row, sub-env by sub-env: a reset fires start; a step fires step, and if it ended the episode, end and then
+    created for the successor. With same-step autoreset the successor starts at once. If the sub-env failed, and was
+    made anew, there is neither step nor end, but created and start for the successor.
+
+    Args:
+        runner: Whose events these are.
+        callbacks: The subscribers.
+        same_step: Whether the vector env resets in the step that ends an episode.
+    """
+
+    def __init__(self, runner: EnvRunner, callbacks: Dispatcher, *, same_step: bool) -> None:
+        """Bind the arguments that never change."""
+        self._same_step = same_step
+        self._episodes: list[SingleAgentEpisode] = []
+        self._counts = [0] * runner.num_envs  # episodes of the sub-env before the current one
+        self._waiting: set[int] = set()  # sub-envs whose next row is only a reset
+        self._every_row = callbacks.subscribed("on_episode_step")
+        # Chunks hold on to their rollouts, so they are kept only for who asks.
+        self._keeps_chunks = callbacks.wanted("on_episode_end", "prev_episode_chunks")
+        self._chunks: list[list[SingleAgentEpisode]] = [[] for _ in range(runner.num_envs)]
+        # The arguments are dicts that stay; a new episode is put into them. A step then only makes the call.
+        self._calls: dict[str, list[list[BoundCall]]] = {event: [] for event in EPISODE_EVENTS}
+        self._arguments: list[list[dict[str, Any]]] = []
+        for i in range(runner.num_envs):
+            arguments = {
+                "episode": None,
+                "prev_episode_chunks": self._chunks[i],
+                "env_runner": runner,
+                "metrics_logger": runner.metrics,
+                "env": runner.env,
+                "rl_module": runner.module,
+                "env_index": i,
+            }
+            self._arguments.append([arguments])
+            for event, calls in self._calls.items():
+                calls.append(bound := callbacks.bind(event, arguments))
+                self._arguments[i] += [chosen for _, chosen in bound]
+
+    def _put(self, env_index: int, name: str, value: object) -> None:
+        for arguments in self._arguments[env_index]:
+            if name in arguments:
+                arguments[name] = value
+
+    def _fire(self, event: str, env_index: int) -> None:
+        for function, arguments in self._calls[event][env_index]:
+            try:
+                function(**arguments)
+            except Exception as error:
+                raise callback_error(event, function, error, self._episodes[env_index]) from error
+
+    def _create(self, env_index: int, rollout: Rollout) -> None:
+        id_ = episode_id(self._id_prefix, env_index, self._counts[env_index])
+        self._episodes[env_index] = episode = SingleAgentEpisode.view(id_, env_index, rollout)
+        self._put(env_index, "episode", episode)
+        if self._keeps_chunks:
+            self._chunks[env_index] = []
+            self._put(env_index, "prev_episode_chunks", self._chunks[env_index])
+        self._fire("on_episode_created", env_index)
+
+    def _start(self, env_index: int, row: int, rollout: Rollout) -> None:
+        episode = self._episodes[env_index]
+        episode.start(row, time.perf_counter())
+        rollout.notes[row, env_index] = episode.notes
+        self._fire("on_episode_start", env_index)
+
+    def create_all(self, rollout: Rollout) -> None:
+        """Make new episodes for all sub-envs, before they are reset."""
+        self._waiting = set()
+        num_envs = len(self._arguments)
+        self._enter(rollout)
+        self._episodes = [None] * num_envs  # type: ignore[list-item]  # filled on the next line
+        for i in range(num_envs):
+            self._create(i, rollout)
+
+    def _enter(self, rollout: Rollout) -> EpisodeCarry:
+        """Take over what a rollout begins with."""
+        assert rollout.carry is not None  # a runner's rollouts have one
+        self._rollout, self._id_prefix = rollout, rollout.carry.id_prefix
+        self._counts = rollout.carry.counts.tolist()
+        return rollout.carry
+
+    def start_all(self, rollout: Rollout) -> None:
+        """Start all episodes, after the reset whose observations are in row 0."""
+        for i in range(len(self._episodes)):
+            self._start(i, 0, rollout)
+
+    def continue_all(self, rollout: Rollout) -> None:
+        """Go on with the unfinished episodes as chunks in another rollout."""
+        last_time_s = float(self._rollout.row_times_s[-1])
+        returns = self._enter(rollout).returns.tolist()
+        for i, episode in enumerate(self._episodes):
+            self._episodes[i] = chunk = episode.continued_in(rollout, returns[i], last_time_s)
+            self._put(i, "episode", chunk)
+            if chunk.is_reset:
+                rollout.notes[0, i] = chunk.notes
+                if self._keeps_chunks and len(episode):
+                    self._chunks[i].append(episode)
+
+    def fire_row(
+        self, rollout: Rollout, t: int, episodes_left: int | None, playing: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Fire the events of one row.
+
+        Args:
+            rollout: With row t written.
+            t: The row.
+            episodes_left: Ends that are still wanted; the events of the row stop with the last of them.
+            playing: Bool `[N]`, the sub-envs whose episodes are still wanted; `None` is all.
+        """
+        terminated, truncated = rollout.terminated[t], rollout.truncated[t]
+        ended = set(np.flatnonzero(terminated | truncated).tolist())
+        reset, self._waiting = self._waiting, set()
+        broken = {i for row, i in rollout.broken if row == t}
+        step_calls, special = self._calls["on_episode_step"], ended | reset | broken
+        indices: Sequence[int] = range(len(step_calls)) if self._every_row else sorted(special)
+        for i in indices if playing is None else [i for i in indices if playing[i]]:
+            if i not in special:
+                try:
+                    for function, arguments in step_calls[i]:
+                        function(**arguments)
+                except Exception as error:
+                    raise callback_error("on_episode_step", function, error, self._episodes[i]) from error
+            elif i in ended:
+                self._episodes[i].end(bool(terminated[i]), bool(truncated[i]), t + 1)
+                self._end(rollout, t, i)
+                if episodes_left is not None and (episodes_left := episodes_left - 1) == 0:
+                    return
+            else:
+                if i in broken:
+                    self._break(rollout, t, i)
+                self._start(i, t + 1, rollout)
+
+    def _break(self, rollout: Rollout, t: int, env_index: int) -> None:
+        """Leave an episode where its sub-env failed, and make its successor."""
+        self._episodes[env_index].end(False, False, t)
+        self._counts[env_index] += 1
+        self._create(env_index, rollout)
+
+    def _end(self, rollout: Rollout, t: int, env_index: int) -> None:
+        """Fire the events of a step that ended its episode."""
+        self._fire("on_episode_step", env_index)
+        self._fire("on_episode_end", env_index)
+        self._counts[env_index] += 1
+        self._create(env_index, rollout)
+        if self._same_step:
+            self._start(env_index, t + 1, rollout)
+        else:
+            self._waiting.add(env_index)

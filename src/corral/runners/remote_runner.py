@@ -1,0 +1,216 @@
+"""A runner of the engine as the group sees it: its handle, what it is doing, what it did and what that cost."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from corral.engines import Engine, WorkerHandle
+from corral.engines.base import resources_of_runner
+from corral.runners.requests import SampleReply, revive, sample_with_report
+from corral.runners.runner import EnvRunner
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
+
+# How fast a runner is counts as the mean over its latest fragments, each weighing half of the one after it.
+SPEED_COEFF = 0.5
+
+
+@dataclass
+class Request:
+    """Something that a runner was asked for.
+
+    Attributes:
+        future: Of its answer; of a fragment's report.
+        asked_s: Clock reading when it was asked for.
+        num_timesteps: Env steps that were asked for.
+        arrived_s: Clock reading when the answer was there; NaN before.
+    """
+
+    future: Future[Any]
+    asked_s: float
+    num_timesteps: int = 0
+    arrived_s: float = float("nan")
+
+    def __post_init__(self) -> None:
+        """Note when the answer arrives."""
+        self.future.add_done_callback(lambda _: setattr(self, "arrived_s", time.perf_counter()))
+
+
+@dataclass
+class Costs:
+    """What a runner cost since the last `take`: sums over fragments and over weight syncs."""
+
+    num_fragments: int = 0
+    num_env_steps: int = 0
+    sample_s: float = 0.0
+    idle_s: float = 0.0
+    queue_wait_s: float = 0.0
+    weights_version_lag: int = 0
+    num_syncs: int = 0
+    sync_s: float = 0.0
+    sync_bytes: int = 0
+
+    def __add__(self, other: Costs) -> Costs:
+        """Return the sums."""
+        return Costs(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+    def result(self) -> dict[str, float]:
+        """Return what the result shows; a mean over nothing is NaN."""
+        return {
+            "num_env_steps_sampled": self.num_env_steps,
+            "sample_ms_mean": _mean(1e3 * self.sample_s, self.num_fragments),
+            "idle_ms_mean": _mean(1e3 * self.idle_s, self.num_fragments),
+            "queue_wait_ms_mean": _mean(1e3 * self.queue_wait_s, self.num_fragments),
+            "weights_version_lag_mean": _mean(self.weights_version_lag, self.num_env_steps),
+            "weights_sync_ms_mean": _mean(1e3 * self.sync_s, self.num_syncs),
+            "weights_sync_bytes": self.sync_bytes,
+        }
+
+
+def _mean(total: float, count: int) -> float:
+    return total / count if count else float("nan")
+
+
+@dataclass
+class RemoteRunner:
+    """One runner of the engine.
+
+    Attributes:
+        index: 1 and up.
+        config: The config that it is made from.
+        engine: What runs it.
+        handle: The worker.
+        request: The fragment that it is asked for, if any.
+        syncs: Weights that were sent to it.
+        starting: Finished when the runner is ready, while it starts or is mended.
+        failure: Why it cannot be used, if it cannot.
+        mend_at_s: Clock reading when it may be mended; `None` if it will not be.
+        num_failures_in_row: Failures since its last fragment.
+        num_restarts: How often it was mended.
+        state: What a replacement goes on from.
+        weights_version: Of the weights that were sent to it last.
+        costs: Since they were last taken.
+        seconds_per_step: How fast it samples; NaN before its first fragment.
+        excess_wait_s: What the others waited for it because it is slow, since it was last as fast as they are.
+    """
+
+    index: int
+    config: AlgorithmConfig
+    engine: Engine
+    handle: WorkerHandle = field(init=False)
+    request: Request | None = None
+    starting: Future[Any] | None = None
+    started_s: float = 0.0
+    syncs: list[Request] = field(default_factory=list)
+    failure: BaseException | None = None
+    mend_at_s: float | None = None
+    num_failures_in_row: int = 0
+    num_restarts: int = 0
+    state: dict[str, Any] = field(default_factory=dict)
+    weights_version: int = -1
+    costs: Costs = field(default_factory=Costs)
+    seconds_per_step: float = float("nan")
+    excess_wait_s: float = 0.0
+    num_callback_errors: int = 0
+    num_sub_env_restarts: int = 0
+    _counted: tuple[int, int] = (0, 0)
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"env runner {self.index}"
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can take requests: started, and not failed."""
+        return self.starting is None and self.failure is None
+
+    def start(self) -> None:
+        """Start a worker for it, and return before it is there."""
+        config = self.config
+        factory = partial(
+            EnvRunner,
+            config,
+            self.index,
+            num_restarts=self.num_restarts,
+            own_process=self.engine.own_process,
+        )
+        self._counted = (0, 0)
+        self.weights_version = -1
+        self.handle = self.engine.start(factory, name=self.name, resources=resources_of_runner(config))
+        self.started_s = time.perf_counter()
+
+    def begin_start(self) -> None:
+        """Start it for the first time; its description of the env says that it is ready."""
+        self.start()
+        self.starting = self.handle.call("describe_env")
+
+    def begin_mending(self, weights: Any, version: int) -> None:
+        """Make it ready again: where it is after a first failure that it survived, else in a new worker."""
+        in_place = self.handle.alive() and self.num_failures_in_row == 1
+        self.num_restarts += 1
+        self.mend_at_s = None
+        if not in_place:
+            self.handle.kill()
+            self.start()
+        self.started_s = time.perf_counter()
+        self.syncs = []
+        self.starting = self.handle.call(revive, weights, version, self.state, in_place)
+        self.weights_version = version
+
+    def ask(self, num_timesteps: int, timestep: int) -> None:
+        """Ask for a fragment; `timestep` is that of `EnvRunner.sample`."""
+        start = time.perf_counter()
+        self.request = Request(self.handle.call(sample_with_report, num_timesteps, timestep), start, num_timesteps)
+
+    def send_weights(self, weights: Any, version: int, num_bytes: int) -> None:
+        """Send weights, and note how long it takes until they are there."""
+        start = time.perf_counter()
+        self.syncs.append(Request(self.handle.call("set_weights", weights, version), start))
+        self.costs.sync_bytes += num_bytes
+        self.weights_version = version
+
+    def sync_error(self) -> BaseException | None:
+        """Return what the runner raised when it was sent weights, if it did."""
+        return next((error for sync in self.syncs if sync.future.done() and (error := sync.future.exception())), None)
+
+    def take(self, request: Request, version: int) -> SampleReply:
+        """Take in a report that has arrived.
+
+        Raises:
+            Exception: What the runner raised instead.
+        """
+        self.request = None
+        report: SampleReply = request.future.result()
+        rollout, costs, now = report.rollout, self.costs, time.perf_counter()
+        self.num_failures_in_row = 0
+        self.state = report.state
+        costs.num_fragments += 1
+        costs.num_env_steps += rollout.num_env_steps
+        costs.sample_s += report.sample_s
+        costs.idle_s += report.idle_s
+        costs.queue_wait_s += now - request.arrived_s if request.arrived_s == request.arrived_s else 0.0
+        costs.weights_version_lag += rollout.num_env_steps * (version - rollout.weights_version)
+        if rollout.num_env_steps:
+            new = report.sample_s / rollout.num_env_steps
+            old = self.seconds_per_step
+            self.seconds_per_step = new if old != old else SPEED_COEFF * new + (1 - SPEED_COEFF) * old
+        counted = (report.num_callback_errors, report.num_sub_env_restarts)
+        self.num_callback_errors += counted[0] - self._counted[0]
+        self.num_sub_env_restarts += counted[1] - self._counted[1]
+        self._counted = counted
+        return report
+
+    def take_costs(self) -> Costs:
+        """Return the costs, and start again at zero; a sync that is under way counts the next time."""
+        finished = [sync for sync in self.syncs if sync.arrived_s == sync.arrived_s]
+        self.syncs = [sync for sync in self.syncs if sync not in finished]
+        self.costs.num_syncs = len(finished)
+        self.costs.sync_s = sum(sync.arrived_s - sync.asked_s for sync in finished)
+        taken, self.costs = self.costs, Costs()
+        return taken

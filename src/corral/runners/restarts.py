@@ -1,0 +1,82 @@
+"""What a failure of a runner means: mend it, go on without it, or end the run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from corral.errors import CallbackError, ConfigError, SerializationError
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
+    from corral.runners.remote_runner import RemoteRunner
+
+log = logging.getLogger("corral")
+
+# Failures of the user's own code and settings: another runner would fail in the same way.
+NOT_FAULTS = (CallbackError, ConfigError, SerializationError)
+
+LONGEST_DELAY_S = 60.0
+
+
+def mend_delay_s(num_failures_in_row: int, delay_s: float) -> float:
+    """Return how long to wait before mending: not at all the first time, then `delay_s`, doubled each time."""
+    return 0.0 if num_failures_in_row == 1 else min(LONGEST_DELAY_S, delay_s * 2.0 ** (num_failures_in_row - 2))
+
+
+def note_failure(
+    runner: RemoteRunner, error: BaseException, config: AlgorithmConfig, num_restarts_of_all: int
+) -> BaseException | None:
+    """Decide what follows from a failure, and note it on the runner.
+
+    Args:
+        runner: The runner that failed.
+        error: How.
+        config: The settings of fault tolerance.
+        num_restarts_of_all: How often runners of the group were mended so far.
+
+    Returns:
+        What ends the run, or `None` if the run goes on.
+    """
+    runner.request = runner.starting = None
+    if isinstance(error, NOT_FAULTS):
+        return error
+    runner.failure = error
+    runner.num_failures_in_row += 1
+    runner.mend_at_s = None
+    if not (config.restart_failed_env_runners or config.ignore_env_runner_failures):
+        return error
+    limit = _limit(runner, config, num_restarts_of_all)
+    if limit is None:
+        delay_s = mend_delay_s(runner.num_failures_in_row, config.delay_between_env_runner_restarts_s)
+        runner.mend_at_s = time.perf_counter() + delay_s
+        log.warning("%s failed, and is mended in %.1f s: %s", runner.name, delay_s, describe(error))
+        return None
+    runner.handle.kill()
+    if config.ignore_env_runner_failures:
+        log.error(
+            "%s failed, and is not mended (%s): the run goes on without it. %s", runner.name, limit, describe(error)
+        )
+        return None
+    error.add_note(f"{runner.name} is not mended: {limit}.")
+    return error
+
+
+def _limit(runner: RemoteRunner, config: AlgorithmConfig, num_restarts_of_all: int) -> str | None:
+    """Return why a failed runner is not mended, or `None` if it is."""
+    if not config.restart_failed_env_runners:
+        return "restart_failed_env_runners=False"
+    if num_restarts_of_all >= config.max_num_env_runner_restarts:
+        return f"max_num_env_runner_restarts={config.max_num_env_runner_restarts} is reached"
+    if runner.num_failures_in_row > config.num_consecutive_env_runner_failures_tolerance:
+        return (
+            f"it failed {runner.num_failures_in_row} times in a row, and num_consecutive_env_runner_failures_tolerance="
+            f"{config.num_consecutive_env_runner_failures_tolerance}"
+        )
+    return None
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception and its notes, for the log."""
+    return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])

@@ -1,0 +1,511 @@
+"""The runner group: all runners of an algorithm behind one object, wherever they live."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from corral.core.tree import leaves
+from corral.engines import make_engine
+from corral.engines.base import resources_of_runner
+from corral.episodes.rollout import Rollout
+from corral.errors import CorralError, WorkerDiedError
+from corral.metrics.logger import MetricsLogger, Parts
+from corral.metrics.timers import Timers
+from corral.runners.remote_runner import Costs, RemoteRunner
+from corral.runners.requests import SampleReply, apply
+from corral.runners.restarts import note_failure
+from corral.runners.runner import EnvRunner
+from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
+
+log = logging.getLogger("corral")
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
+
+# Seconds that a runner has to close its env when the run ends.
+CLOSE_S = 5.0
+
+
+class EnvRunnerGroup:
+    """Samples from the runners, keeps their weights in step, and mends them when they fail.
+
+    With `num_env_runners=0` there is one embedded runner. Otherwise the engine runs the runners 1, 2, ... and the
+    embedded one does not exist.
+
+    Attributes:
+        local_env_runner: The embedded runner, or `None`.
+        engine: What runs the others, and the learners.
+        engine_name: Its name; `"embedded"` if there are no others.
+        on_recreated: Called with the indices of runners that were mended, before they sample.
+        num_env_steps_lost: Env steps of fragments that never arrived; of a runner that died, as many as it was asked
+            for.
+        num_failures: Failures of runners so far.
+    """
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        """Start the runners, all at once, and wait until they are there.
+
+        Raises:
+            ConfigError: More runners are asked for than the engine can ever run, or an env setting is wrong.
+            EnvError: The env cannot be made or is not what its spaces say.
+            CorralError: A runner did not start within `start_timeout_s`.
+        """
+        self.engine = make_engine(config.engine_name)
+        self.engine_name = self.engine.name if config.num_env_runners else "embedded"
+        log.info("Engine: %s.", self.engine_name)
+        self._config = config
+        self.local_env_runner: EnvRunner | None = None
+        self.on_recreated: Callable[[list[int]], None] = lambda indices: None
+        self.num_env_steps_lost = 0
+        self.num_failures = 0
+        self._timestep = 0
+        self._weights: Any = {}
+        self._weights_version = -1
+        self._weights_bytes = 0
+        self._logged: list[tuple[Parts, dict[str, float]]] = []  # what came with fragments: metrics and seconds
+        self._requests: dict[Future[Any], int] = {}  # of foreach_env_runner_async, with the runner's index
+        self._runners = {
+            index: RemoteRunner(index, config, self.engine) for index in range(1, config.num_env_runners + 1)
+        }
+        try:
+            if not self._runners:
+                self.local_env_runner = EnvRunner(config)
+                return
+            self.engine.require([resources_of_runner(config)] * len(self._runners))
+            for runner in self._runners.values():
+                runner.begin_start()
+            self._await_start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _await_start(self) -> None:
+        """Wait for all runners; a failure at the very start is no fault to be mended."""
+        deadline_s = time.perf_counter() + self._config.start_timeout_s
+        for runner in self._runners.values():
+            assert runner.starting is not None
+            try:
+                self._description = runner.starting.result(max(0.0, deadline_s - time.perf_counter()))
+            except TimeoutError:
+                if runner.starting.done():  # the env raised it
+                    raise
+                raise CorralError(
+                    f"{runner.name} did not start within start_timeout_s={self._config.start_timeout_s}. "
+                    f"{self.engine.describe_available()}"
+                ) from None
+            runner.starting = None
+
+    # Health.
+
+    @property
+    def healthy_worker_ids(self) -> list[int]:
+        """Indices of the engine's runners that can take requests."""
+        return [index for index, runner in self._runners.items() if runner.ready and runner.handle.alive()]
+
+    @property
+    def num_healthy_remote_workers(self) -> int:
+        """How many of the engine's runners can take requests."""
+        return len(self.healthy_worker_ids)
+
+    @property
+    def num_remote_workers(self) -> int:
+        """How many runners the engine was asked for."""
+        return len(self._runners)
+
+    @property
+    def num_remote_worker_restarts(self) -> int:
+        """How often a runner of the engine was mended or replaced."""
+        return sum(runner.num_restarts for runner in self._runners.values())
+
+    @property
+    def num_sub_environment_restarts(self) -> int:
+        """How often a sub-env was made anew, as far as reported."""
+        if self.local_env_runner is not None:
+            return self.local_env_runner.num_sub_env_restarts
+        return sum(runner.num_sub_env_restarts for runner in self._runners.values())
+
+    @property
+    def num_callback_errors(self) -> int:
+        """Exceptions so far that `on_error="log"` kept from ending the run, as far as reported."""
+        if self.local_env_runner is not None:
+            return self.local_env_runner.num_callback_errors
+        return sum(runner.num_callback_errors for runner in self._runners.values())
+
+    def fault_results(self) -> dict[str, int]:
+        """Return what the result's `fault_tolerance` shows of the runners."""
+        return {
+            "num_healthy_workers": self.num_healthy_remote_workers,
+            "num_remote_worker_restarts": self.num_remote_worker_restarts,
+            "num_env_runner_failures": self.num_failures,
+            "num_sub_environment_restarts": self.num_sub_environment_restarts,
+            "num_env_steps_lost": self.num_env_steps_lost,
+        }
+
+    def describe_env(self) -> tuple[Any, Any, int]:
+        """Return the observation and the action space of one sub-env, and the number of sub-envs of a runner."""
+        description: tuple[Any, Any, int] = (
+            self._description if self.local_env_runner is None else self.local_env_runner.describe_env()
+        )
+        return description
+
+    def _fail(self, runner: RemoteRunner, error: BaseException) -> None:
+        """Count a failure, and have it mended unless it ends the run.
+
+        Raises:
+            Exception: The failure, if it ends the run.
+        """
+        self.num_failures += 1
+        if runner.request is not None:
+            self.num_env_steps_lost += getattr(error, "num_env_steps_lost", runner.request.num_timesteps)
+        problem = note_failure(runner, error, self._config, self.num_remote_worker_restarts)
+        if problem is not None:
+            raise problem
+        if all(other.failure is not None and other.mend_at_s is None for other in self._runners.values()):
+            error.add_note("It was the last runner that was left.")
+            raise error
+
+    def restore_runners(self) -> list[int]:
+        """Mend the failed runners that are due, as far as that goes without waiting; `sample` does it by itself.
+
+        Returns:
+            The indices of those that are ready now; `on_recreated` was called with them.
+        """
+        mended = [runner.index for runner in self._runners.values() if self._mend(runner)]
+        if mended:
+            log.info("Ready again: env runners %s.", mended)
+            self.on_recreated(mended)
+        return mended
+
+    def _mend(self, runner: RemoteRunner) -> bool:
+        """Take the next step of mending a runner, if it failed; say whether it became ready."""
+        now = time.perf_counter()
+        if runner.ready and runner.request is None and not runner.handle.alive():
+            self._fail(runner, runner.handle.call("ping").exception() or WorkerDiedError(f"{runner.name} died."))
+        if runner.mend_at_s is not None and now >= runner.mend_at_s:
+            runner.begin_mending(self._weights, self._weights_version)
+        if runner.starting is None:
+            return False
+        if runner.starting.done():
+            error = runner.starting.exception()
+            if error is not None:
+                self._fail(runner, error)
+                return False
+            runner.starting = runner.failure = None
+            return True
+        if now - runner.started_s > self._config.start_timeout_s:
+            runner.handle.kill()
+            limit = f"start_timeout_s={self._config.start_timeout_s}"
+            self._fail(runner, WorkerDiedError(f"{runner.name} was not ready again within {limit}."))
+        return False
+
+    # Sampling.
+
+    def sample(self, num_timesteps: int, timers: Timers, *, timestep: int = 0) -> list[Rollout]:
+        """Take `num_timesteps` env steps in all, spread evenly over the runners, one rollout each.
+
+        It waits for the runners that can be waited for; see `sample_timeout_s` and `straggler_factor`. Fewer steps come
+        back when one fails or is late, and more when a late fragment of an earlier round is among them.
+
+        Args:
+            num_timesteps: Env steps to take: at least this many if all goes well.
+            timers: What this process waits for runners of the engine goes here.
+            timestep: Env steps sampled so far; see `EnvRunner.sample`.
+
+        Raises:
+            Exception: What a runner raised, unless the settings of fault tolerance say that the run goes on.
+        """
+        if self.local_env_runner is not None:
+            return [self.local_env_runner.sample(num_timesteps=num_timesteps, timestep=timestep)]
+        self._timestep = timestep
+        self.restore_runners()
+        taken = self._take_arrived()
+        missing = num_timesteps - sum(rollout.num_env_steps for _, rollout in taken)
+        for runner, steps in shares(max(0, missing), self._idle()):
+            self._ask(runner, steps)
+        with timers.time("waiting"):
+            deadline_s = time.perf_counter() + self._config.sample_timeout_s
+            if not taken and not any(runner.ready for runner in self._runners.values()):
+                self._await_mending(deadline_s)
+            while requests := self._worth_waiting_for(bool(taken)):
+                now = time.perf_counter()
+                timeout_s = min(deadline_s, min(until_s for _, until_s in requests)) - now
+                wait([future for future, _ in requests], max(0.0, timeout_s), FIRST_COMPLETED)
+                taken += self._take_arrived()
+                if time.perf_counter() >= deadline_s:
+                    self._report_late()
+                    break
+        return [rollout for _, rollout in sorted(taken, key=lambda entry: entry[0])]
+
+    def sample_async(self, num_timesteps: int) -> int:
+        """Ask each runner of the engine that has nothing to do for a fragment, and return how many were asked.
+
+        Args:
+            num_timesteps: Env steps of each fragment.
+        """
+        self.restore_runners()
+        idle = self._idle()
+        for runner in idle:
+            self._ask(runner, num_timesteps)
+        return sum(runner.request is not None for runner in idle)
+
+    def fetch_samples(self, timeout_seconds: float = 0.0) -> list[Rollout]:
+        """Return the fragments that have arrived; if there is none, wait so long for one.
+
+        Raises:
+            Exception: As `sample` does.
+        """
+        futures = [runner.request.future for runner in self._runners.values() if runner.request is not None]
+        wait(futures, timeout_seconds, FIRST_COMPLETED)
+        return [rollout for _, rollout in self._take_arrived()]
+
+    def _idle(self) -> list[RemoteRunner]:
+        return [runner for runner in self._runners.values() if runner.ready and runner.request is None]
+
+    def _ask(self, runner: RemoteRunner, num_timesteps: int) -> None:
+        if runner.weights_version != self._weights_version:
+            self._send_weights(runner)
+        runner.ask(num_timesteps, self._timestep)
+
+    def _take_arrived(self) -> list[tuple[int, Rollout]]:
+        """Take in the fragments that are there, and what runners raised in place of them."""
+        taken = []
+        for runner in self._runners.values():
+            request = runner.request
+            if request is None or not request.future.done():
+                continue
+            if error := request.future.exception() or runner.sync_error():
+                self._fail(runner, error)
+                continue
+            report = runner.take(request, self._weights_version)
+            self._logged.append((report.metrics, report.seconds))
+            add_excess_wait(runner, self._runners.values(), self._straggler_factor, report.rollout.num_env_steps)
+            taken.append((runner.index, report.rollout))
+        return taken
+
+    def _await_mending(self, deadline_s: float) -> None:
+        """Wait until a runner is ready again, when all have failed: for one that starts, or until one is due."""
+        while not self.restore_runners() and (now := time.perf_counter()) < deadline_s:
+            starting = [runner.starting for runner in self._runners.values() if runner.starting is not None]
+            due_s = [runner.mend_at_s for runner in self._runners.values() if runner.mend_at_s is not None]
+            timeout_s = max(0.0, min([deadline_s, *due_s]) - now)
+            if starting:
+                wait(starting, timeout_s, FIRST_COMPLETED)
+            else:
+                time.sleep(timeout_s)
+
+    def _report_late(self) -> None:
+        late = [runner.name for runner in self._runners.values() if runner.request is not None]
+        if late:
+            log.warning(
+                "No fragment within sample_timeout_s=%s from %s; what comes later counts later. "
+                "If an env may hang, set fault_tolerance(env_step_timeout_s=...).",
+                self._config.sample_timeout_s,
+                ", ".join(late),
+            )
+
+    @property
+    def _straggler_factor(self) -> float | None:
+        return self._config.straggler_factor if self._config.batch_mode == "truncate_episodes" else None
+
+    def _worth_waiting_for(self, any_taken: bool) -> list[tuple[Future[SampleReply], float]]:
+        """Return the requests to wait for, each with the clock reading until which it is worth it.
+
+        If nothing has been taken, and none is worth it, any of them is.
+        """
+        runners, now = self._runners.values(), time.perf_counter()
+        requests = [
+            (runner.request.future, patience_ends_s(runner, runners, self._straggler_factor))
+            for runner in runners
+            if runner.request is not None
+        ]
+        patient = [(future, until_s) for future, until_s in requests if until_s > now]
+        return patient if patient or any_taken else [(future, math.inf) for future, _ in requests]
+
+    # Weights and metrics.
+
+    def sync_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
+        """Give the runners new weights, if the version changed since the last call.
+
+        Runners that are busy get them before their next fragment; nobody is waited for.
+        """
+        if version == self._weights_version:
+            return
+        self._weights_version = version
+        if self.local_env_runner is not None:
+            self.local_env_runner.set_weights(weights, version)
+            return
+        self._weights = self.engine.share(weights)
+        self._weights_bytes = sum(leaf.nbytes for leaf in leaves(dict(weights))) if self.engine.own_process else 0
+        for runner in self._idle():
+            self._send_weights(runner)
+
+    def _send_weights(self, runner: RemoteRunner) -> None:
+        runner.send_weights(self._weights, self._weights_version, self._weights_bytes)
+
+    def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
+        """Take in what the runners logged since the last call: metrics under `env_runners`, seconds into the timers.
+
+        What a runner of the engine logs comes with its fragments.
+        """
+        if self.local_env_runner is not None:
+            parts, seconds, _ = self.local_env_runner.get_metrics()
+            collected = [(parts, seconds)]
+        else:
+            collected, self._logged = self._logged, []
+        metrics.aggregate([parts for parts, _ in collected], key="env_runners")
+        for _, seconds in collected:
+            timers.add(seconds)
+
+    def take_costs(self) -> dict[str, Any]:
+        """Return what running the runners cost since the last call, in all and for each of the engine's runners."""
+        costs = {runner.index: runner.take_costs() for runner in self._runners.values()}
+        runners = {
+            str(index): {"num_restarts": self._runners[index].num_restarts, **part.result()}
+            for index, part in costs.items()
+        }
+        return {"weights_version": self._weights_version, **sum(costs.values(), Costs()).result(), "by_runner": runners}
+
+    # Exploration.
+
+    def exploration_states(self) -> list[dict[str, Any]]:
+        """Return the state of each runner's exploration, in the order of indices, as far as reported."""
+        if self.local_env_runner is not None:
+            return [self.local_env_runner.exploration.get_state()]
+        return [runner.state.get("exploration", {}) for runner in self._runners.values()]
+
+    def set_exploration_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Let the runners' explorations go on from states, as many as there are."""
+        if self.local_env_runner is not None:
+            for state in states[:1]:
+                self.local_env_runner.set_state({"exploration": state})
+        for runner, state in zip(self._runners.values(), states, strict=False):
+            runner.state = {**runner.state, "exploration": state}
+            runner.handle.call("set_state", {"exploration": state})
+
+    # User code.
+
+    def foreach_env_runner(
+        self,
+        fn: str | Callable[..., Any],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        local_env_runner: bool = True,
+        remote_worker_ids: Iterable[int] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Any]:
+        """Call a method by name, or `fn(env_runner)`, on the runners, and return the results.
+
+        Args:
+            fn: What to call; a function goes to where the runner lives.
+            kwargs: Further arguments.
+            local_env_runner: Whether the embedded runner, if there is one, takes part; its result is the first.
+            remote_worker_ids: Which of the engine's runners take part; `None` is all that are healthy.
+            timeout_seconds: How long to wait for all results; those that come later are dropped. `None` waits.
+
+        Returns:
+            The results in the order of indices; a runner that failed or is late has none.
+
+        Raises:
+            ValueError: An id is not that of a runner.
+            SerializationError: `fn` cannot be pickled.
+            Exception: What the function raised.
+        """
+        results = []
+        if local_env_runner and self.local_env_runner is not None:
+            results.append(apply(self.local_env_runner, fn, kwargs or {})[0])
+        futures = self._call(fn, kwargs, remote_worker_ids)
+        _, late = wait(futures, timeout_seconds)
+        if late:
+            names = ", ".join(self._runners[index].name for future, index in futures.items() if future in late)
+            log.warning("foreach_env_runner: no result within %s s from %s.", timeout_seconds, names)
+        results += [result for _, result in self._results(futures, done=futures.keys() - late)]
+        return results
+
+    def foreach_env(self, fn: Callable[[Any], Any], **selection: Any) -> list[list[Any]]:
+        """Call `fn(env)` on every sub-env of the runners, where they live; see `foreach_env_runner` for the arguments.
+
+        Returns:
+            A list for each runner, with a result for each sub-env.
+        """
+        return self.foreach_env_runner("foreach_env", kwargs={"fn": fn}, **selection)
+
+    def foreach_env_runner_async(
+        self,
+        fn: str | Callable[..., Any],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        remote_worker_ids: Iterable[int] | None = None,
+    ) -> int:
+        """Call something on the engine's runners without waiting; `fetch_ready` gives the results.
+
+        Returns:
+            How many runners were called.
+        """
+        futures = self._call(fn, kwargs, remote_worker_ids)
+        self._requests |= futures
+        return len(futures)
+
+    def fetch_ready(self, timeout_seconds: float = 0.0) -> list[tuple[int, Any]]:
+        """Return what is there of the calls of `foreach_env_runner_async`: pairs of a runner's index and its result.
+
+        Args:
+            timeout_seconds: How long to wait for one, if there is none yet.
+
+        Raises:
+            Exception: What the function raised.
+        """
+        done, _ = wait(self._requests, timeout_seconds, FIRST_COMPLETED)
+        finished = {future: index for future, index in self._requests.items() if future in done}
+        self._requests = {future: index for future, index in self._requests.items() if future not in done}
+        return self._results(finished, done)
+
+    def _call(
+        self, fn: str | Callable[..., Any], kwargs: Mapping[str, Any] | None, ids: Iterable[int] | None
+    ) -> dict[Future[Any], int]:
+        healthy = self.healthy_worker_ids
+        chosen = healthy if ids is None else list(ids)
+        unknown = sorted(set(chosen) - self._runners.keys())
+        if unknown:
+            raise ValueError(f"remote_worker_ids: {unknown} are no runners of this group; it has {[*self._runners]}.")
+        return {self._runners[i].handle.call(apply, fn, dict(kwargs or {})): i for i in chosen if i in healthy}
+
+    def _results(self, futures: Mapping[Future[Any], int], done: Iterable[Future[Any]]) -> list[tuple[int, Any]]:
+        """Return index and result of calls that are done; a runner that died in between has failed."""
+        finished = set(done)
+        results = []
+        for future, index in futures.items():
+            if future not in finished:
+                continue
+            runner, error = self._runners[index], future.exception()
+            if isinstance(error, WorkerDiedError):
+                if runner.failure is None:
+                    self._fail(runner, error)
+            elif error is not None:
+                raise error
+            else:
+                result, runner.state = future.result()
+                results.append((index, result))
+        return results
+
+    def stop(self) -> None:
+        """Close all envs and end all workers."""
+        if self.local_env_runner is not None:
+            self.local_env_runner.stop()
+        runners = [runner for runner in self._runners.values() if hasattr(runner, "handle")]
+        closing = [runner.handle.call("stop") for runner in runners if runner.handle.alive() and runner.ready]
+        done, late = wait(closing, CLOSE_S)
+        for future in done:
+            if (error := future.exception()) is not None and not isinstance(error, WorkerDiedError):
+                log.error("A runner could not close its env.", exc_info=error)
+        if late:
+            log.warning("%d env runner(s) did not close their envs within %s s, and were ended.", len(late), CLOSE_S)
+        for runner in runners:
+            runner.handle.kill()
+        self.engine.stop()

@@ -1,0 +1,385 @@
+"""The config: setters, types, copies, dictionaries, and the contradictions that validate() refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corral import AlgorithmConfig, Callback, PPOConfig
+from corral.algorithms.registry import config_class, config_from_dict
+from corral.config.validation import optimizer_class
+from corral.errors import ConfigError
+from corral.modules.module import ActorCritic
+from corral.testing import CountingEnv
+
+
+def valid() -> PPOConfig:
+    return PPOConfig().environment("CartPole-v1")
+
+
+def test_setters_chain_and_change_only_what_they_are_given() -> None:
+    config = PPOConfig()
+    before = config.to_dict()
+    assert config.training(gamma=0.9, clip_param=0.3).env_runners(explore=False).debugging(seed=3) is config
+    assert (config.gamma, config.clip_param, config.explore, config.seed) == (0.9, 0.3, False, 3)
+    after = config.to_dict()
+    changed = {("training", "gamma"), ("training", "clip_param"), ("env_runners", "explore"), ("debugging", "seed")}
+    for group in PPOConfig.group_fields():
+        for name, value in before[group].items():
+            assert (after[group][name] != value) is ((group, name) in changed)
+
+
+def test_a_setter_does_not_touch_what_an_earlier_call_set() -> None:
+    config = PPOConfig().environment("CartPole-v1", env_config={"a": 1}).training(lr=0.1)
+    config.environment(disable_env_checking=True).training(gamma=0.5).rl_module(model_config={"fcnet_hiddens": [8]})
+    config.rl_module()
+    assert (config.env, config.env_config, config.lr) == ("CartPole-v1", {"a": 1}, 0.1)
+    assert config.model_config == {"fcnet_hiddens": [8]}
+
+
+def test_configs_do_not_share_their_defaults() -> None:
+    one, other = PPOConfig(), PPOConfig()
+    one.model_config["fcnet_hiddens"] = [8]
+    assert other.model_config == {}
+
+
+@pytest.mark.parametrize(
+    ("setter", "name", "message"),
+    [
+        ("training", "gama", r"training: unknown setting 'gama'\. Did you mean 'gamma'\?"),
+        ("training", "clip_params", r"Did you mean 'clip_param'\?"),
+        ("training", "num_envs_per_env_runner", r"belongs to \.env_runners\(\.\.\.\)"),
+        ("env_runners", "lr", r"belongs to \.training\(\.\.\.\)"),
+        ("env_runners", "lambda_", r"belongs to \.training\(\.\.\.\)"),
+        ("environment", "seed", r"belongs to \.debugging\(\.\.\.\)"),
+        ("debugging", "sed", r"Did you mean 'seed'\?"),
+    ],
+)
+def test_unknown_names_raise_at_the_call_with_a_hint(setter: str, name: str, message: str) -> None:
+    config = PPOConfig()
+    before = config.to_dict()
+    with pytest.raises(ConfigError, match=message):
+        getattr(config, setter)(**{name: 1})
+    assert config.to_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lr", "fast"),
+        ("lr", [[0]]),
+        ("gamma", None),
+        ("gamma", float("nan")),
+        ("num_epochs", 2.5),
+        ("minibatch_size", "many"),
+        ("vectorization", "Sync"),
+        ("rollout_fragment_length", "automatic"),
+        ("env_config", 3),
+        ("seed", "x"),
+        ("explore", "perhaps"),
+        ("clip_param", [0.1]),
+    ],
+)
+def test_values_of_the_wrong_type_raise_and_name_the_setting(name: str, value: Any) -> None:
+    config = PPOConfig()
+    before = getattr(config, name)
+    with pytest.raises(ConfigError, match=rf"^{name}="):
+        setattr(config, name, value)
+    with pytest.raises(ConfigError, match=rf"^{name}="):
+        PPOConfig.overrides(**{name: value})
+    assert getattr(config, name) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("lr", "3e-3", 3e-3),
+        ("num_epochs", "4", 4),
+        ("explore", "false", False),
+        ("minibatch_size", "128", 128),
+        ("seed", "7", 7),
+        ("rollout_fragment_length", "32", 32),
+        ("rollout_fragment_length", "auto", "auto"),
+    ],
+)
+def test_strings_from_a_shell_become_the_type_of_the_setting(name: str, text: str, value: Any) -> None:
+    config = PPOConfig()
+    setattr(config, name, text)
+    assert getattr(config, name) == value
+    assert type(getattr(config, name)) is type(value)
+
+
+def test_attributes_may_be_set_directly() -> None:
+    config = PPOConfig()
+    config.lr = 0.5
+    assert config.to_dict()["training"]["lr"] == 0.5
+    with pytest.raises(AttributeError, match="no setting 'lrr'"):
+        config.lrr = 0.5  # type: ignore[attr-defined]
+
+
+def test_a_frozen_config_refuses_changes_and_its_copy_takes_them() -> None:
+    config = valid().freeze()
+    assert config.is_frozen
+    with pytest.raises(AttributeError, match="Cannot set attribute 'lr' of an already frozen PPOConfig"):
+        config.lr = 0.5
+    with pytest.raises(AttributeError, match="frozen"):
+        config.training(lr=0.5)
+    other = config.copy(lr=0.5)
+    assert (other.lr, other.is_frozen, other.env) == (0.5, False, "CartPole-v1")
+    assert config.lr != 0.5
+
+
+def test_a_copy_is_independent() -> None:
+    config = valid().environment(env_config={"a": 1}).callbacks(on_sample_end=lambda samples: None)
+    other = config.copy()
+    assert other == config
+    other.env_config["a"] = 2
+    other.callbacks(on_sample_end=lambda samples: None)
+    assert config.env_config == {"a": 1}
+    assert len(config.callback_functions["on_sample_end"]) == 1
+    with pytest.raises(ConfigError, match="Did you mean 'gamma'"):
+        config.copy(gama=1)
+
+
+def test_changing_a_dictionary_does_not_change_the_config() -> None:
+    config = valid().environment(env_config={"a": 1}).freeze()
+    config.to_dict()["environment"]["env_config"]["a"] = 2
+    config.to_dict()["training"]["lr"] = 9
+    assert config.env_config == {"a": 1}
+    assert config.lr != 9
+
+
+def test_overrides_are_checked_settings() -> None:
+    assert PPOConfig.overrides(explore="false", gamma=1) == {"explore": False, "gamma": 1.0}
+    with pytest.raises(ConfigError, match=r"overrides: unknown setting 'explor'\. Did you mean 'explore'\?"):
+        PPOConfig.overrides(explor=False)
+
+
+schedules = st.floats(0, 1) | st.lists(st.floats(0, 1), min_size=1, max_size=4).map(
+    lambda values: [(100.0 * index, value) for index, value in enumerate(values)]
+)
+valid_settings = st.fixed_dictionaries(
+    {},
+    optional={
+        "lr": schedules,
+        "entropy_coeff": schedules,
+        "gamma": st.floats(0, 1),
+        "lambda_": st.floats(0, 1),
+        "num_epochs": st.integers(1, 50),
+        "minibatch_size": st.none() | st.integers(1, 512),
+        "train_batch_size_per_learner": st.integers(512, 10_000),
+        "vectorization": st.sampled_from(["auto", "sync", "async"]),
+        "explore": st.booleans(),
+        "seed": st.none() | st.integers(0, 2**31),
+        "num_threads": st.just("auto") | st.integers(1, 8),
+        "env_config": st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3),
+        "model_config": st.fixed_dictionaries({}, optional={"fcnet_hiddens": st.lists(st.integers(1, 512))}),
+    },
+)
+
+
+@given(changes=valid_settings)
+@settings(max_examples=60, deadline=None)
+def test_a_config_survives_the_round_trip_through_a_dictionary(changes: dict[str, Any]) -> None:
+    config = valid().copy(**changes)
+    config.validate()
+    for name, value in changes.items():
+        assert getattr(config, name) == value
+    again = PPOConfig.from_dict(config.to_dict())
+    assert again == config
+    assert config_from_dict(config.to_dict()) == config
+    assert again.to_dict() == config.to_dict()
+
+
+def test_a_part_of_a_dictionary_leaves_the_defaults() -> None:
+    config = PPOConfig.from_dict({"algo": "PPO", "training": {"lr": "1e-2"}})
+    assert config == PPOConfig().training(lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("given_dict", "message"),
+    [
+        ({"train": {}}, r"unknown group 'train'\. Did you mean 'training'\?"),
+        ({"training": {"lrr": 1}}, "unknown setting 'lrr'"),
+        ({"training": 3}, "group 'training' must hold settings"),
+        ({"algo": "DQN"}, "'DQN'"),
+    ],
+)
+def test_wrong_dictionaries(given_dict: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PPOConfig.from_dict(given_dict)
+
+
+def test_algorithms_are_found_by_name() -> None:
+    assert config_class("ppo") is config_class("PPO") is PPOConfig
+    with pytest.raises(ConfigError, match=r"'PPPO'\. Did you mean 'PPO'"):
+        config_class("PPPO")
+    with pytest.raises(ConfigError, match="'algo' is missing"):
+        config_from_dict({"training": {}})
+
+
+def test_set_path() -> None:
+    config = PPOConfig().rl_module(model_config={"fcnet_activation": "relu"})
+    config.set_path("training.lr", "0.01").set_path("rl_module.model_config.fcnet_hiddens", [8])
+    assert config.lr == 0.01
+    assert config.model_config == {"fcnet_activation": "relu", "fcnet_hiddens": [8]}
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("train.lr", r"'train\.lr'\. Did you mean 'training\.lr'\?"),
+        ("lr", r"'lr'\. Did you mean 'training\.lr'\?"),
+        ("training", "training"),
+        ("training.lrr", "'lrr'"),
+        ("training.lr.fast", r"training\.lr"),
+        ("training.copy.x", "'copy'"),
+    ],
+)
+def test_a_path_that_names_nothing(path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PPOConfig().set_path(path, 1)
+
+
+# Each contradiction or value out of range, and every word that its message must hold.
+REFUSED: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        {"minibatch_size": 513, "train_batch_size_per_learner": 512},
+        ["minibatch_size=513", "train_batch_size_per_learner"],
+    ),
+    (
+        {
+            "rollout_fragment_length": 10,
+            "num_envs_per_env_runner": 3,
+            "train_batch_size_per_learner": 1000,
+        },
+        ["rollout_fragment_length=10", "train_batch_size_per_learner=1000", "'auto'"],
+    ),
+    ({"kl_target": 0.01, "kl_coeff": 0.0}, ["kl_target=0.01", "kl_coeff=0.0"]),
+    ({"kl_target": 0.01, "kl_coeff": [(0, 0.2), (10, 0.1)]}, ["kl_target=0.01", "kl_coeff="]),
+    ({"optimizer_config": {"lr": 0.1}}, ["optimizer_config", "lr"]),
+    ({"env": None}, ["environment"]),
+    ({"env": "CartPoll-v1"}, ["CartPoll-v1"]),
+    ({"num_env_runners": -1}, ["num_env_runners=-1", "at least 0"]),
+    ({"num_envs_per_env_runner": 0}, ["num_envs_per_env_runner=0", "at least 1"]),
+    ({"rollout_fragment_length": 0}, ["rollout_fragment_length=0"]),
+    ({"train_batch_size_per_learner": 0}, ["train_batch_size_per_learner=0"]),
+    ({"minibatch_size": 0}, ["minibatch_size=0"]),
+    ({"num_epochs": 0}, ["num_epochs=0"]),
+    ({"metrics_num_episodes_for_smoothing": 0}, ["metrics_num_episodes_for_smoothing=0"]),
+    ({"min_time_s_per_iteration": -1.0}, ["min_time_s_per_iteration=-1.0"]),
+    ({"num_threads": 0}, ["num_threads=0"]),
+    ({"seed": -1}, ["seed=-1"]),
+    ({"gamma": 1.1}, ["gamma=1.1", "[0, 1]"]),
+    ({"lambda_": -0.1}, ["lambda_=-0.1", "[0, 1]"]),
+    ({"clip_param": 0.0}, ["clip_param=0.0", "positive"]),
+    ({"vf_clip_param": -1.0}, ["vf_clip_param=-1.0", "positive"]),
+    ({"kl_target": -1.0, "kl_coeff": 0.2}, ["kl_target=-1.0", "positive"]),
+    ({"vf_loss_coeff": -1.0}, ["vf_loss_coeff=-1.0"]),
+    ({"grad_clip": 0.0}, ["grad_clip=0.0", "None"]),
+    ({"lr": -1.0}, ["lr", "at least 0"]),
+    ({"lr": [(10, 1e-3)]}, ["lr", "must be 0"]),
+    ({"lr": []}, ["lr", "at least one"]),
+    ({"entropy_coeff": [(0, 1.0), (0, 0.5)]}, ["entropy_coeff", "must rise"]),
+    ({"kl_coeff": -0.1}, ["kl_coeff", "at least 0"]),
+    ({"optimizer": "adm"}, ["'adm'", "Did you mean 'adam'"]),
+    ({"optimizer": int}, ["optimizer"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED, ids=[str(changes)[:60] for changes, _ in REFUSED])
+def test_validate_refuses_and_names_the_settings(changes: dict[str, Any], words: list[str]) -> None:
+    config = valid().copy(**changes)
+    with pytest.raises(ConfigError) as error:
+        config.validate()
+    message = str(error.value)
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"minibatch_size": 512, "train_batch_size_per_learner": 512},
+        {"rollout_fragment_length": 10, "num_envs_per_env_runner": 5, "train_batch_size_per_learner": 1000},
+        {"kl_target": 0.01, "kl_coeff": 0.2},
+        {"optimizer": torch.optim.SGD, "optimizer_config": {"momentum": 0.9}},
+        {"optimizer": "SGD"},
+        {"env": CountingEnv},
+        {"lr": [(0, 1e-3), (1000, 0)]},
+    ],
+    ids=str,
+)
+def test_validate_takes_what_fits_together(changes: dict[str, Any]) -> None:
+    valid().copy(**changes).validate()
+
+
+def test_a_contradiction_stops_build_before_any_env_is_made() -> None:
+    made = []
+
+    def env(config: Any) -> CountingEnv:
+        made.append(config)
+        return CountingEnv(config)
+
+    with pytest.raises(ConfigError, match="minibatch_size"):
+        PPOConfig().environment(env).training(minibatch_size=10, train_batch_size_per_learner=5).build()
+    assert made == []
+
+
+def test_building_leaves_the_users_config_as_it_was() -> None:
+    config = valid().env_runners(num_envs_per_env_runner=2)
+    before = config.to_dict()
+    with config.build() as algo:
+        assert algo.config.is_frozen
+        assert algo.config.seed is not None  # the resolved config holds the seed that was picked
+    assert not config.is_frozen
+    assert config.to_dict() == before
+
+
+def test_the_plain_config_builds_nothing() -> None:
+    with pytest.raises(ConfigError, match="use PPOConfig"):
+        AlgorithmConfig().environment("CartPole-v1").build()
+
+
+class Counting(Callback):
+    """Named by its import path in the tests below."""
+
+
+def count(result: dict[str, Any]) -> None:
+    """Named by its import path in the tests below."""
+
+
+def test_classes_and_functions_may_be_import_paths() -> None:
+    config = config_from_dict(
+        {
+            "algo": "PPO",
+            "environment": {"env": "CartPole-v1", "wrappers": ["gymnasium.wrappers:RecordEpisodeStatistics"]},
+            "rl_module": {"module_class": "corral.modules.module:ActorCritic"},
+            "training": {"optimizer": "torch.optim:Adam"},
+            "callbacks": {
+                "callbacks_class": [f"{__name__}:Counting"],
+                "callback_functions": {"on_train_result": [f"{__name__}:count"]},
+                "on_error": "log",
+            },
+        }
+    )
+    assert config.wrappers == [gym.wrappers.RecordEpisodeStatistics]
+    assert config.module_class is ActorCritic
+    assert optimizer_class(config.optimizer) is torch.optim.Adam
+    assert (config.callbacks_class, config.callback_functions) == ([Counting], {"on_train_result": [count]})
+    with config.build() as algo:
+        assert algo.config.on_error == "log"
+    for value in (Counting, Counting(), print, lambda: None):
+        config.callbacks_class = [value]
+        assert config.callbacks_class == [value]
+
+
+@pytest.mark.parametrize("path", ["nowhere:Counting", f"{__name__}:Nobody"])
+def test_an_import_path_that_leads_nowhere_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"callbacks_class=.*(nowhere|Nobody)"):
+        config_from_dict({"algo": "PPO", "callbacks": {"callbacks_class": [path]}})

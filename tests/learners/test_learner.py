@@ -1,0 +1,297 @@
+"""The learner's gradient steps, minibatches, clipping and errors; schedules and threads beside it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learner_cases import Recorder
+from torch import Tensor, nn
+
+from corral.core.schedules import schedule_value, validate_schedule
+from corral.errors import ConfigError, LossError
+from corral.learners.learner import VALUES_CHUNK, Learner
+from corral.learners.losses import Batch
+from corral.learners.optimizers import clip_gradients
+from corral.modules.module import Module
+from corral.modules.threads import num_threads_for, torch_threads
+
+LossResult = tuple[Tensor, dict[str, Tensor]]
+
+
+class Linear(Module):
+    """values = x . w + b."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2), {})
+        self.layer = nn.Linear(2, 1)
+
+    def value(self, obs: Tensor) -> Tensor:
+        values: Tensor = self.layer(obs)
+        return values.squeeze(-1)
+
+
+def squares(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
+    errors = (module.value(batch["obs"]) - batch["y"]).square()
+    return errors.mean(), {"largest": errors.max().detach()}
+
+
+def rows(size: int) -> Batch:
+    return {"obs": np.ones((size, 2), np.float32), "row": np.arange(size)}
+
+
+def regression(size: int = 64) -> Batch:
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(size, 2)).astype(np.float32)
+    return {"obs": obs, "y": (obs @ [2.0, -1.0] + 0.5 + 0.1 * rng.normal(size=size)).astype(np.float32)}
+
+
+def weights_of(module: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()]).clone()
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [(torch.optim.SGD, 0.1), (torch.optim.Adam, 0.05)])
+def test_a_least_squares_loss_reaches_its_closed_form_optimum(
+    optimizer: type[torch.optim.Optimizer], lr: float
+) -> None:
+    batch, module = regression(), Linear()
+    learner = Learner({"m": module}, squares, optimizer_class=optimizer, device="cpu")
+    learner.update({"m": batch}, lr=lr, num_epochs=500)
+    design = np.column_stack([batch["obs"], np.ones(len(batch["y"]))])
+    optimum = np.linalg.lstsq(design, batch["y"], rcond=None)[0]
+    np.testing.assert_allclose(weights_of(module), optimum, atol=1e-3)
+
+
+def test_one_step_of_gradient_descent_is_the_one_on_paper() -> None:
+    module = Linear()
+    with torch.no_grad():
+        module.layer.weight.zero_()
+        module.layer.bias.zero_()
+    batch = {"obs": np.array([[1, 2]], np.float32), "y": np.array([3], np.float32)}
+    learner = Learner({"m": module}, squares, optimizer_class=torch.optim.SGD, device="cpu")
+    results = learner.update({"m": batch}, lr=0.1)["m"]
+    # The gradient of (x.w + b - 3)^2 at 0 is -6 (1, 2, 1).
+    np.testing.assert_allclose(weights_of(module), [0.6, 1.2, 0.6], rtol=1e-6)
+    assert results["total_loss"] == results["largest"] == 9
+    assert results["gradients_default_optimizer_global_norm"] == pytest.approx(6 * math.sqrt(6))
+    assert results["default_optimizer_learning_rate"] == 0.1
+    assert results["module_train_batch_size_mean"] == 1
+
+
+def test_reported_scalars_are_means_over_the_steps() -> None:
+    def loss(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
+        return 0 * module.value(batch["obs"]).mean(), {"row": batch["row"].double().mean().float()}
+
+    learner = Learner({"m": Linear()}, loss, device="cpu")
+    results = learner.update({"m": rows(10)}, lr=0.1, minibatch_size=5, num_epochs=3, shuffle=False)["m"]
+    assert results["row"] == pytest.approx(4.5)
+    assert results["num_gradient_steps"] == 6
+
+
+def test_only_modules_with_a_batch_change_and_each_gets_its_own_coefficients() -> None:
+    def loss(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
+        return coefficients["c"] * module.value(batch["obs"]).mean(), {}
+
+    modules = {name: Linear() for name in ("a", "b", "idle")}
+    before = {name: weights_of(module) for name, module in modules.items()}
+    learner = Learner(modules, loss, optimizer_class=torch.optim.SGD, device="cpu")
+    coefficients = {"a": {"c": 1.0}, "b": {"c": -2.0}}
+    results = learner.update({"a": rows(4), "b": rows(4)}, lr=0.5, coefficients=coefficients)
+    assert set(results) == {"a", "b"}
+    torch.testing.assert_close(weights_of(modules["a"]), before["a"] - 0.5)
+    torch.testing.assert_close(weights_of(modules["b"]), before["b"] + 1.0)
+    assert torch.equal(weights_of(modules["idle"]), before["idle"])
+
+
+@given(size=st.integers(1, 60), minibatch_size=st.none() | st.integers(1, 80), shuffle=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_every_row_is_seen_once_an_epoch_in_minibatches_of_one_size(
+    size: int, minibatch_size: int | None, shuffle: bool
+) -> None:
+    loss = Recorder()
+    Learner({"m": Linear()}, loss, device="cpu").update(
+        {"m": rows(size)}, lr=0.0, num_epochs=2, minibatch_size=minibatch_size, shuffle=shuffle
+    )
+    sizes = [len(minibatch) for minibatch in loss.minibatches]
+    assert max(sizes) - min(sizes) <= 1
+    steps = len(sizes) // 2
+    for epoch in (loss.minibatches[:steps], loss.minibatches[steps:]):
+        assert sorted(itertools.chain(*epoch)) == list(range(size))
+    if minibatch_size and size % minibatch_size == 0:
+        assert set(sizes) == {minibatch_size}
+    if not shuffle:
+        assert list(itertools.chain(*loss.minibatches[:steps])) == list(range(size))
+
+
+def test_shuffling_follows_the_seed_and_differs_between_epochs() -> None:
+    def order(seed: int) -> list[list[int]]:
+        loss = Recorder()
+        Learner({"m": Linear()}, loss, device="cpu", seed=seed).update(
+            {"m": rows(20)}, lr=0.0, num_epochs=2, minibatch_size=10
+        )
+        return loss.minibatches
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    assert order(1)[:2] != order(1)[2:]
+
+
+def test_columns_are_shuffled_together_also_nested_ones() -> None:
+    def loss(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
+        assert torch.equal(batch["obs"]["a"][:, 0], batch["row"].float())
+        assert torch.equal(batch["obs"]["b"][0], batch["row"])
+        return 0 * next(iter(module.parameters())).sum(), {}
+
+    row = np.arange(12)
+    batch = {"obs": {"a": np.column_stack([row, row]).astype(np.float32), "b": (row,)}, "row": row}
+    results = Learner({"m": Linear()}, loss, device="cpu").update({"m": batch}, lr=0.1, minibatch_size=4)
+    assert results["m"]["num_gradient_steps"] == 3
+
+
+class Two(nn.Module):
+    """Two parameters with gradients (3, 4) and (12,): norms 5, 12 and, together, 13."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
+        self.unused = nn.Parameter(torch.zeros(1))
+        self.one.grad, self.other.grad = torch.tensor([3.0, -4.0]), torch.tensor([12.0])
+
+
+@pytest.mark.parametrize(
+    ("limit", "by", "one", "other"),
+    [
+        (None, "global_norm", [3, -4], [12]),
+        (6.5, "global_norm", [1.5, -2], [6]),
+        (20.0, "global_norm", [3, -4], [12]),
+        (2.5, "norm", [1.5, -2], [2.5]),
+        (6.0, "norm", [3, -4], [6]),
+        (3.5, "value", [3, -3.5], [3.5]),
+    ],
+)
+def test_clipping(limit: float | None, by: str, one: list[float], other: list[float]) -> None:
+    module = Two()
+    norm = clip_gradients(list(module.parameters()), limit, by)
+    assert norm == pytest.approx(13)  # before clipping
+    assert module.one.grad is not None and module.other.grad is not None
+    np.testing.assert_allclose(module.one.grad, one, rtol=1e-5)
+    np.testing.assert_allclose(module.other.grad, other, rtol=1e-5)
+    assert module.unused.grad is None
+
+
+def test_the_learner_clips_before_it_steps() -> None:
+    module = Linear()
+    before = weights_of(module)
+    learner = Learner({"m": module}, Recorder(), optimizer_class=torch.optim.SGD, grad_clip=0.1, device="cpu")
+    norm = learner.update({"m": rows(1)}, lr=1.0)["m"]["gradients_default_optimizer_global_norm"]
+    assert norm == pytest.approx(math.sqrt(3))
+    assert (weights_of(module) - before).norm().item() == pytest.approx(0.1, rel=1e-4)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_named_and_leaves_the_weights(bad: float) -> None:
+    module, seen = Linear(), []
+
+    def loss(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
+        seen.append(weights_of(module))
+        culprit = torch.tensor(bad if 13 in batch["row"] and len(seen) > 4 else 0.0)
+        value = module.value(batch["obs"]).mean()
+        return value + culprit, {"fine_term": value.detach(), "bad_term": culprit}
+
+    learner = Learner({"blue": module}, loss, device="cpu")
+    with pytest.raises(LossError) as error:
+        learner.update({"blue": rows(16)}, lr=0.1, num_epochs=3, minibatch_size=4, shuffle=False)
+    message = str(error.value)
+    assert "learners/blue/total_loss" in message
+    assert "epoch 1, minibatch 3" in message
+    assert f"bad_term={bad}" in message
+    assert "fine_term" not in message
+    assert torch.equal(weights_of(module), seen[-1])
+    assert not torch.equal(weights_of(module), seen[0])
+
+
+def test_values_of_more_rows_than_one_piece() -> None:
+    module = Linear()
+    obs = np.random.default_rng(0).normal(size=(VALUES_CHUNK + 3, 2)).astype(np.float32)
+    values = Learner({"m": module}, squares, device="cpu").values("m", obs)
+    with torch.no_grad():
+        np.testing.assert_allclose(values, module.value(torch.from_numpy(obs)), atol=1e-6)
+    assert Learner({"m": module}, squares, device="cpu").values("m", obs[:0]).shape == (0,)
+
+
+def test_weights_come_by_module_and_parameter_name() -> None:
+    module = Linear()
+    weights = Learner({"m": module}, squares, device="cpu").get_weights()["m"]
+    assert set(weights) == {"layer.weight", "layer.bias"}
+    np.testing.assert_array_equal(weights["layer.weight"], module.layer.weight.detach())
+
+
+@pytest.mark.parametrize(("step", "value"), [(0, 1.0), (50, 0.75), (100, 0.5), (150, 0.35), (200, 0.2), (10_000, 0.2)])
+def test_schedules_are_straight_between_points_and_constant_after_them(step: int, value: float) -> None:
+    assert schedule_value([(0, 1.0), (100, 0.5), (200, 0.2)], step) == pytest.approx(value)
+    assert schedule_value(0.3, step) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ([], "at least one"),
+        ([(10, 1.0)], "first step of a schedule must be 0"),
+        ([(0, 1.0), (5, 0.5), (5, 0.2)], "must rise"),
+        ([(0, 1.0), (5, -0.5)], "at least 0"),
+        ([(0, float("inf"))], "finite"),
+        (float("nan"), "finite"),
+        (-1.0, "at least 0"),
+    ],
+)
+def test_wrong_schedules_are_refused_by_name(schedule: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"entropy_coeff.*{message}"):
+        validate_schedule("entropy_coeff", schedule)
+
+
+def test_threads_are_set_in_the_block_and_restored_also_after_an_error() -> None:
+    before = torch.get_num_threads()
+    other = 2 if before == 1 else 1
+    with torch_threads(other):
+        assert torch.get_num_threads() == other
+        with torch_threads(None):
+            assert torch.get_num_threads() == other
+    assert torch.get_num_threads() == before
+    with pytest.raises(ZeroDivisionError), torch_threads(other):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("module", "setting", "threads"),
+    [
+        (nn.Linear(8, 8), "auto", 1),
+        (nn.Linear(2000, 2000), "auto", None),
+        (nn.Sequential(nn.Conv2d(3, 4, 3)), "auto", None),
+        (nn.Linear(2000, 2000), 3, 3),
+    ],
+    ids=["small", "large", "conv", "given"],
+)
+def test_one_thread_for_small_nets(module: nn.Module, setting: int | str, threads: int | None) -> None:
+    assert num_threads_for(module, setting) == threads
+
+
+def test_a_gradient_that_is_not_finite_is_refused_though_the_loss_is_fine() -> None:
+    module = Linear()
+
+    def loss(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
+        # The root's slope at 0 is infinite, and 0 times it is NaN.
+        return ((module.value(batch["obs"]) * 0).abs() ** 0.5).sum(), {}
+
+    before = weights_of(module)
+    with pytest.raises(LossError, match="gradient norm=nan"):
+        Learner({"m": module}, loss, device="cpu").update({"m": rows(4)}, lr=0.1)
+    assert torch.equal(weights_of(module), before)

@@ -1,0 +1,410 @@
+"""Several learners: their gradients, what they report, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from learner_cases import (
+    MakeLearner,
+    Recorder,
+    Weights,
+    count_end,
+    count_gradients,
+    die_in_second,
+    log_rows,
+    minibatches_of,
+    ones_of_rank,
+    pid_of,
+    raise_in_second,
+    rebuild,
+    regression,
+    roots,
+    weights_of,
+)
+
+from corral import PPOConfig
+from corral.core.tree import map_tree
+from corral.engines.base import WorkerHandle
+from corral.engines.process import ProcessEngine
+from corral.errors import CallbackError, CorralError, LossError, WorkerDiedError
+from corral.learners.build import start_learners
+from corral.learners.distributed import backend_for, own_address
+from corral.learners.learner import Learner
+from corral.learners.learner_group import LearnerGroup, merge_results, split_batches
+from corral.learners.losses import Batch
+from corral.metrics.logger import MetricsLogger
+from corral.metrics.timers import Timers
+
+# One process runs them all, with the same workers.
+pytestmark = pytest.mark.xdist_group("learners")
+
+
+def start(factories: Sequence[Callable[[], Any]]) -> list[WorkerHandle]:
+    return start_learners(ProcessEngine(), PPOConfig(), factories)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[WorkerHandle]]:
+    """Processes of learners that one test after another uses; a start costs seconds of work."""
+    handles: list[WorkerHandle] = []
+    yield handles
+    for handle in handles:
+        handle.kill()
+
+
+Build = Callable[[MakeLearner], LearnerGroup]
+
+
+@pytest.fixture
+def build(workers: list[WorkerHandle]) -> Build:
+    """Give a group of new learners in processes that are there, or are started if a test ended them."""
+
+    def group_of(make: MakeLearner) -> LearnerGroup:
+        workers[:] = [worker for worker in workers if worker.alive()]
+        workers.extend(start([partial(make, 0)] * (make.num_learners - len(workers))))
+        used = workers[: make.num_learners]
+        for future in [worker.call(rebuild, make, rank) for rank, worker in enumerate(used)]:
+            future.result()
+        return LearnerGroup(make(), used, host="127.0.0.1")
+
+    return group_of
+
+
+def assert_same_weights(weights: Weights, others: Weights, atol: float, *, skip: tuple[str, ...] = ()) -> None:
+    assert weights["m"].keys() == others["m"].keys()
+    for name in weights["m"].keys() - set(skip):
+        np.testing.assert_allclose(weights["m"][name], others["m"][name], atol=atol, rtol=0, err_msg=name)
+
+
+def union_steps(batch: Batch, num_learners: int, num_minibatches: int) -> Iterator[Batch]:
+    """Yield what the learners' minibatches of each gradient step hold together, without shuffling."""
+    shards = [shard["m"] for shard in split_batches({"m": batch}, num_learners)]
+    for step in range(num_minibatches):
+        parts = []
+        for shard in shards:
+            bounds = np.linspace(0, len(shard["y"]), num_minibatches + 1).astype(int)
+            parts.append(map_tree(lambda column, b=bounds: column[b[step] : b[step + 1]], shard))  # noqa: B023
+        yield map_tree(lambda *columns: np.concatenate(columns), *parts)
+
+
+@pytest.mark.parametrize("num_learners", [2, 3])
+@pytest.mark.parametrize(
+    ("size", "num_minibatches", "num_epochs", "settings"),
+    [
+        (12, 1, 1, {"optimizer_class": torch.optim.SGD}),
+        (13, 1, 1, {"optimizer_class": torch.optim.SGD}),
+        (47, 4, 3, {"optimizer_class": torch.optim.SGD, "grad_clip": 0.5}),
+        (48, 4, 3, {}),  # Adam
+        (47, 4, 3, {"grad_clip": 0.5}),
+        (47, 4, 3, {"grad_clip": 0.1, "grad_clip_by": "norm"}),
+        (47, 4, 3, {"grad_clip": 0.05, "grad_clip_by": "value"}),
+        # No optimizer of one vector: it treats parameters without a gradient in another way.
+        (47, 4, 3, {"optimizer_class": torch.optim.Adagrad, "optimizer_config": {"weight_decay": 0.1}}),
+        (47, 4, 3, {"optimizer_class": torch.optim.NAdam, "grad_clip": 0.5}),
+    ],
+)
+def test_steps_are_those_of_one_learner_on_the_whole_batch(
+    build: Build, num_learners: int, size: int, num_minibatches: int, num_epochs: int, settings: dict[str, Any]
+) -> None:
+    make, batch, lr = MakeLearner(num_learners, **settings), regression(size), 0.05
+    group, single = build(make), make()
+    minibatch_size = None if num_minibatches == 1 else round(size // num_learners / num_minibatches)
+    results = group.update({"m": batch}, lr=lr, num_epochs=num_epochs, minibatch_size=minibatch_size, shuffle=False)[
+        "m"
+    ]
+    before = weights_of(make())
+    of_single = [
+        single.update({"m": step}, lr=lr)["m"]
+        for _ in range(num_epochs)
+        for step in union_steps(batch, num_learners, num_minibatches)
+    ]
+    assert_same_weights(group.get_weights(), single.get_weights(), 1e-6, skip=("count",))
+    assert np.abs(before["m"]["layers.0.weight"] - group.get_weights()["m"]["layers.0.weight"]).max() > 1e-3
+    assert results["num_gradient_steps"] == len(of_single)
+    assert results["default_optimizer_learning_rate"] == lr
+    for name in ("gradients_default_optimizer_global_norm", "module_train_batch_size_mean"):
+        assert results[name] == pytest.approx(np.mean([result[name] for result in of_single]), rel=1e-5), name
+    # Means of means, where the minibatches of the learners differ by a row.
+    for name in ("total_loss", "mean_y"):
+        tolerance = 1e-5 if size % (num_learners * num_minibatches) == 0 or num_minibatches == 1 else 0.1
+        assert results[name] == pytest.approx(np.mean([r[name] for r in of_single]), rel=tolerance, abs=tolerance), name
+
+
+def test_all_learners_and_the_driver_have_the_same_weights_and_buffers(build: Build) -> None:
+    group = build(MakeLearner(3))
+    for index in range(3):
+        group.update({"m": regression(20 + index)}, lr=0.01, num_epochs=2, minibatch_size=3)
+        group.collect_metrics(MetricsLogger(), Timers())
+        first, *others = group._call_all(weights_of)
+        for weights in [*others, group.get_weights()]:
+            assert_same_weights(first, weights, 0)
+        assert group.weights_version == index + 1
+    obs = regression(5)["obs"]
+    module = group.get_module("m").eval()
+    np.testing.assert_allclose(group.values("m", obs), module.value(torch.from_numpy(obs)).detach(), atol=1e-6)
+
+
+def test_weights_can_be_given_to_all_learners(build: Build) -> None:
+    group = build(MakeLearner(2))
+    group.update({"m": regression(8)}, lr=0.1)
+    kept = weights_of(group._learner)
+    group.update({"m": regression(8)}, lr=0.1)
+    group.set_weights(kept)
+    assert group.weights_version == 3
+    for weights in [*group._call_all(weights_of), group.get_weights()]:
+        assert_same_weights(weights, kept, 0)
+
+
+def test_each_learner_sees_each_row_of_its_shard_once_an_epoch(build: Build) -> None:
+    group = build(MakeLearner(3, Recorder()))
+    batch = {**regression(31), "row": np.arange(31)}
+    group.update({"m": batch}, lr=0.0, num_epochs=2, minibatch_size=3)
+    seen = group._call_all(minibatches_of)
+    assert [len(minibatches) for minibatches in seen] == [6, 6, 6]  # round(10 / 3) steps an epoch, in all
+    rows = [[sorted(itertools.chain(*minibatches[start : start + 3])) for start in (0, 3)] for minibatches in seen]
+    assert rows == [[list(range(11))] * 2, [list(range(11, 21))] * 2, [list(range(21, 31))] * 2]
+    firsts = [[row - minimum for row in minibatches[0]] for minibatches, minimum in zip(seen, (0, 11, 21), strict=True)]
+    assert firsts[0] != firsts[1] != firsts[2]  # in an order of its own
+
+
+def test_minibatches_of_one_row_with_unequal_shards(build: Build) -> None:
+    make, batch = MakeLearner(2), regression(7)  # shards of 4 and 3
+    group, single = build(make), make()
+    results = group.update({"m": batch}, lr=0.01, minibatch_size=1, shuffle=False)["m"]
+    assert results["num_gradient_steps"] == 3
+    for step in union_steps(batch, 2, 3):
+        single.update({"m": step}, lr=0.01)
+    assert_same_weights(group.get_weights(), single.get_weights(), 1e-6, skip=("count",))
+
+
+def test_events_fire_in_every_learner(build: Build) -> None:
+    functions = {"on_learn_on_batch": [log_rows], "on_gradients": [count_gradients], "on_update_end": [count_end]}
+    group = build(MakeLearner(3, callbacks=functions))
+    results = group.update({"m": regression(13)}, lr=0.1, num_epochs=2, minibatch_size=2)["m"]
+    metrics, timers = MetricsLogger(), Timers()
+    group.collect_metrics(metrics, timers)
+    assert metrics.peek("learners") == {"rows": 13, "gradients": 3 * 4, "ends": 3}
+    assert timers.seconds["callbacks"] == -timers.seconds["learning"] > 0
+    assert results["rank"] == pytest.approx((0 * 5 + 1 * 4 + 2 * 4) / 13)
+    assert results["who"] == "learner of rank 0"
+    assert results["only_in_one"] == 5
+    metrics.reduce()
+    group.collect_metrics(metrics, timers)
+    assert metrics.peek(("learners", "rows")) == 0
+
+
+def test_changed_gradients_give_the_same_weights_in_all_learners(build: Build) -> None:
+    settings = {"optimizer_class": torch.optim.SGD, "callbacks": {"on_gradients": [ones_of_rank]}}
+    group = build(MakeLearner(2, **settings))
+    before = weights_of(group._learner)
+    results = group.update({"m": regression(4)}, lr=0.5)["m"]
+    first, second = group._call_all(weights_of)
+    assert_same_weights(first, second, 0)
+    # Each learner has half of the rows, so the gradient is (1 + 2) / 2.
+    np.testing.assert_allclose(before["m"]["scale"] - first["m"]["scale"], 0.75, rtol=1e-6)
+    assert results["gradients_default_optimizer_global_norm"] > 1.5
+
+
+def test_logged_errors_of_callbacks_are_counted(build: Build) -> None:
+    group = build(MakeLearner(3, callbacks={"on_update_end": [raise_in_second]}, on_error="log"))
+    assert group.num_callback_errors == 0
+    for _ in range(2):
+        group.update({"m": regression(6)}, lr=0.1)
+    group.collect_metrics(MetricsLogger(), Timers())
+    assert group.num_callback_errors == 2
+
+
+def test_nan_in_one_shard_ends_the_update_in_all_learners_and_names_one(build: Build) -> None:
+    make, batch = MakeLearner(2), regression(16)  # shards of 8 rows, 2 minibatches
+    group, single = build(make), make()
+    batch["y"][13] = np.nan  # in the second half of the second shard
+    with pytest.raises(LossError) as caught:
+        group.update({"m": batch}, lr=0.1, minibatch_size=4, shuffle=False)
+    message = str(caught.value)
+    assert message.startswith("learner 2: learners/m/total_loss is nan in epoch 0, minibatch 1 (mean_y=nan)")
+    assert "learner 1" not in message
+    # The step before it was taken, and the driver knows; the learners are in step, and go on.
+    single.update({"m": next(union_steps(batch, 2, 2))}, lr=0.1)
+    for weights in [*group._call_all(weights_of), group.get_weights()]:
+        assert_same_weights(weights, single.get_weights(), 1e-6, skip=("count",))
+    assert group.weights_version == 1
+    assert np.isfinite(group.update({"m": regression(16)}, lr=0.1)["m"]["total_loss"])
+
+
+def test_a_gradient_that_is_not_finite_in_one_learner_is_named(build: Build) -> None:
+    group = build(MakeLearner(3, roots))
+    before, batch = weights_of(group._learner), regression(9)
+    batch["y"][4] = 7
+    with pytest.raises(LossError, match=r"^learner 2: .*gradient norm=nan") as caught:
+        group.update({"m": batch}, lr=0.1)
+    assert "learner 1" not in str(caught.value) and "learner 3" not in str(caught.value)
+    for weights in group._call_all(weights_of):
+        assert_same_weights(weights, before, 0, skip=("count",))
+
+
+def test_fewer_rows_than_learners_are_refused_and_the_learners_stay(build: Build) -> None:
+    group = build(MakeLearner(3))
+    with pytest.raises(LossError, match=r"learners/m: the batch has 2 row\(s\) for num_learners=3.*valid"):
+        group.update({"m": regression(2)}, lr=0.1)
+    group.update({"m": regression(3)}, lr=0.1)
+
+
+# Faults.
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a learner's process is left"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("callback", "error", "message"),
+    [
+        (raise_in_second, CallbackError, r"on_learn_on_batch.*ZeroDivisionError: the second learner has had enough"),
+        (die_in_second, WorkerDiedError, r"learner \d: process .* was killed by SIGKILL"),
+    ],
+)
+def test_a_learner_that_fails_ends_the_update_and_all_learners(
+    build: Build, callback: Callable[..., None], error: type[CorralError], message: str
+) -> None:
+    group = build(MakeLearner(3, callbacks={"on_learn_on_batch": [callback]}))
+    pids = group._call_all(pid_of)
+    start = time.monotonic()
+    with pytest.raises(error, match=message) as caught:
+        group.update({"m": regression(8)}, lr=0.1)
+    assert time.monotonic() - start < 20  # not the half hour of a collective's timeout
+    if error is CallbackError:
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert_gone(pids)
+    for call in (
+        partial(group.update, {"m": regression(8)}, lr=0.1),
+        partial(group.collect_metrics, MetricsLogger(), Timers()),
+    ):
+        with pytest.raises(WorkerDiedError, match=rf"(?s)the learners are gone, and are not restarted.*{message}"):
+            call()
+    assert group.values("m", regression(3)["obs"]).shape == (3,)
+    group.stop()
+
+
+def test_a_learner_that_was_killed_between_updates(build: Build) -> None:
+    group = build(MakeLearner(2))
+    pids = group._call_all(pid_of)
+    group.update({"m": regression(8)}, lr=0.1)
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match=r"learner \d: process .* was killed by SIGKILL"):
+        group.update({"m": regression(8)}, lr=0.1)
+    assert_gone(pids)
+
+
+def test_one_learner_of_the_engine_needs_no_peers_and_leaves_no_process(build: Build) -> None:
+    make, batch = MakeLearner(1), regression(20)
+    group, single = build(make), make()
+    [pid] = group._call_all(pid_of)
+    results = group.update({"m": batch}, lr=0.1, minibatch_size=5, shuffle=False)
+    assert results == single.update({"m": batch}, lr=0.1, minibatch_size=5, shuffle=False)
+    assert_same_weights(group.get_weights(), single.get_weights(), 0)
+    group.stop()
+    group.stop()
+    assert_gone([pid])
+    with pytest.raises(WorkerDiedError, match=r"the learners are gone.*stopped"):
+        group.update({"m": batch}, lr=0.1)
+    assert_same_weights(group.get_weights(), single.get_weights(), 0)
+
+
+def test_learners_that_do_not_start_in_time() -> None:
+    workers = start([partial(time.sleep, 1000)])
+    with pytest.raises(CorralError, match=r"learner 1 did not start within start_timeout_s=0.5. No room."):
+        LearnerGroup(MakeLearner(1)(), workers, start_timeout_s=0.5, describe_available=lambda: "No room.")
+    assert not workers[0].alive()
+
+
+def test_what_a_learner_raises_at_its_start_comes_through() -> None:
+    workers = start([partial(divmod, 1, 0), partial(time.sleep, 1000)])
+    with pytest.raises(ZeroDivisionError):
+        LearnerGroup(MakeLearner(2)(), workers)
+    assert not any(worker.alive() for worker in workers)
+
+
+# The embedded learner, and pure functions.
+
+
+def test_the_embedded_learner_is_the_learner() -> None:
+    make, batch = MakeLearner(0), regression(20)
+    group, single = LearnerGroup(make()), make()
+    settings: dict[str, Any] = {"lr": 0.1, "minibatch_size": 5, "num_epochs": 2}
+    assert group.update({"m": batch}, **settings) == single.update({"m": batch}, **settings)
+    assert_same_weights(group.get_weights(), single.get_weights(), 0)
+    group.stop()
+    assert isinstance(group._learner, Learner)
+    group.update({"m": batch}, lr=0.1)
+
+
+@given(size=st.integers(1, 200), num_learners=st.integers(1, 9))
+def test_shards_hold_all_rows_in_order_and_are_of_one_size(size: int, num_learners: int) -> None:
+    batch = {"obs": {"a": np.arange(size), "b": (np.arange(size) * 2,)}, "y": np.arange(size) * 3}
+    if size < num_learners:
+        with pytest.raises(LossError, match=f"{size} row"):
+            split_batches({"m": batch}, num_learners)
+        return
+    shards = [shard["m"] for shard in split_batches({"m": batch}, num_learners)]
+    sizes = [len(shard["y"]) for shard in shards]
+    assert len(shards) == num_learners and max(sizes) - min(sizes) <= 1
+    assert np.concatenate([shard["obs"]["a"] for shard in shards]).tolist() == list(range(size))
+    for shard in shards:
+        assert (shard["obs"]["b"][0] == shard["obs"]["a"] * 2).all() and (shard["y"] == shard["obs"]["a"] * 3).all()
+
+
+def test_results_are_merged_by_what_they_are() -> None:
+    one = {"total_loss": 1.0, "num_gradient_steps": 4.0, "module_train_batch_size_mean": 2.5, "note": "a", "flag": True}
+    two = {
+        "total_loss": 4.0,
+        "num_gradient_steps": 4.0,
+        "module_train_batch_size_mean": 2.0,
+        "note": "b",
+        "flag": False,
+    }
+    merged = merge_results([one, {**two, "mine": np.float32(3)}], [10, 5])
+    assert merged == {
+        "total_loss": 2.0,
+        "num_gradient_steps": 4.0,
+        "module_train_batch_size_mean": 4.5,
+        "note": "a",
+        "flag": pytest.approx(2 / 3),
+        "mine": 3.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("gpu_ids", "backend"),
+    [([None, None], "gloo"), (["a", "b"], "nccl"), (["a", "a"], "gloo"), (["a", None], "gloo")],
+)
+def test_nccl_only_where_each_learner_has_a_gpu_to_itself(gpu_ids: list[str | None], backend: str) -> None:
+    assert backend_for(gpu_ids) == backend
+
+
+def test_own_address_is_one_of_this_host() -> None:
+    import socket
+
+    with socket.socket() as server:
+        server.bind((own_address(), 0))  # an address of another host cannot be bound

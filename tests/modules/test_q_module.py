@@ -1,0 +1,132 @@
+"""Q-networks: dueling streams, noisy layers, atoms and targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from corral.errors import ConfigError
+from corral.modules.inference import Inference
+from corral.modules.q_module import DuelingHead, NoisyLinear, QModule
+
+OBS = spaces.Box(-1, 1, (3,), np.float32)
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "dueling": {"dueling": True},
+    "noisy": {"noisy": True},
+    "noisy dueling": {"noisy": True, "dueling": True},
+    "atoms": {"num_atoms": 5, "v_min": -2.0, "v_max": 2.0},
+    "all": {"noisy": True, "dueling": True, "num_atoms": 5},
+    "no hidden layer": {"fcnet_hiddens": []},
+}
+
+
+def made(**settings: Any) -> QModule:
+    torch.manual_seed(0)
+    return QModule(OBS, spaces.Discrete(4), {"fcnet_hiddens": [8, 6], **settings})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_acting_and_learning_see_the_same_values(form: str) -> None:
+    module = made(**FORMS[form])
+    obs = np.random.default_rng(0).standard_normal((5, 3), dtype=np.float32)
+    inference = Inference(module)
+    assert inference.backend == ("torch" if module.form.num_atoms > 1 else "numpy")
+    inference.begin_sample(True, np.random.default_rng(1))
+    values = module.q_values(torch.from_numpy(obs))
+    assert values.shape == (5, 4)
+    np.testing.assert_allclose(inference(obs), values.detach(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(module.value(torch.from_numpy(obs)).detach(), values.detach().amax(1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_target_starts_as_a_copy_and_moves_by_tau(form: str) -> None:
+    module, obs = made(**FORMS[form]), torch.randn(5, 3)
+    torch.testing.assert_close(module.q_values(obs), module.q_values(obs, target=True))
+    old = {name: value.clone() for name, value in module.target_q.state_dict().items()}
+    with torch.no_grad():
+        for parameter in module.q.parameters():
+            parameter += 1
+        module.update_target(0.25)
+    for name, value in module.target_q.state_dict().items():
+        torch.testing.assert_close(value, old[name] + 0.25)
+    with torch.no_grad():
+        module.update_target(1.0)
+    torch.testing.assert_close(module.q_values(obs), module.q_values(obs, target=True))
+    assert not any(parameter.requires_grad for parameter in module.target_q.parameters())
+
+
+def test_only_the_network_travels() -> None:
+    module = made(dueling=True, noisy=True)
+    assert module.acting_weights().keys() == {f"q.{name}" for name, _ in module.q.named_parameters()}
+
+
+def test_streams_are_told_apart_by_the_mean_advantage() -> None:
+    module, obs = made(dueling=True), torch.randn(6, 3)
+    head = module.q.head
+    assert isinstance(head, DuelingHead)
+    features = module.q.streams(module.q.encoder(obs))
+    torch.testing.assert_close(module.q_values(obs).mean(1), head.value(features[:, :6]).squeeze(1))
+    with torch.no_grad():
+        before = module.q_values(obs)
+        head.advantage.bias += 3.0  # the same for all actions: the mean takes it off again
+        torch.testing.assert_close(module.q_values(obs), before)
+
+
+class TestNoise:
+    def test_it_is_factorised(self) -> None:
+        torch.manual_seed(0)
+        layer = NoisyLinear(4, 3, sigma0=0.5)
+        layer.draw(np.random.default_rng(0))
+        with torch.no_grad():
+            noise = (layer.affine()[0] - layer.weight_mean) / layer.weight_sigma
+            bias_noise = (layer.affine()[1] - layer.bias_mean) / layer.bias_sigma
+        assert torch.linalg.matrix_rank(noise) == 1
+        torch.testing.assert_close(noise[:, 0] / bias_noise, torch.full((3,), float(noise[0, 0] / bias_noise[0])))
+
+    def test_its_size_at_first_is_that_of_the_paper(self) -> None:
+        layer = NoisyLinear(16, 3, sigma0=0.5)
+        torch.testing.assert_close(layer.weight_sigma, torch.full((3, 16), 0.5 / 4))
+        assert layer.weight_mean.abs().max() <= 1 / 4
+
+    def test_entries_have_unit_mean_square_in_all(self) -> None:
+        # f(x) = sign(x) sqrt|x| has E[f^2] = E|x| = sqrt(2 / pi), and a product of two has the square of that.
+        layer, rng = NoisyLinear(8, 8, sigma0=0.5), np.random.default_rng(0)
+        squares = []
+        for _ in range(2000):
+            layer.draw(rng)
+            squares.append(torch.outer(layer.noise_out, layer.noise_in).square().mean().item())
+        assert np.mean(squares) == pytest.approx(2 / np.pi, rel=0.05)
+
+    def test_silence_is_the_mean(self) -> None:
+        module, obs = made(noisy=True), torch.randn(2, 3)
+        silent = module.q_values(obs).detach()
+        module.draw_noise()
+        assert not torch.allclose(module.q_values(obs), silent)
+        module.silence_noise()
+        torch.testing.assert_close(module.q_values(obs).detach(), silent)
+
+    def test_acting_draws_it_for_each_sample_and_is_silent_without_exploration(self) -> None:
+        inference, obs = Inference(made(noisy=True)), np.ones((2, 3), np.float32)
+        rng = np.random.default_rng(0)
+        outputs = []
+        for explore in (True, True, False, False):
+            inference.begin_sample(explore, rng)
+            outputs.append(inference(obs))
+        assert not np.allclose(outputs[0], outputs[1]) and not np.allclose(outputs[1], outputs[2])
+        np.testing.assert_array_equal(outputs[2], outputs[3])
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([2, 2])], ids=str)
+def test_other_actions_are_refused(space: spaces.Space[Any]) -> None:
+    with pytest.raises(ConfigError, match="Q-values need Discrete actions"):
+        QModule(OBS, space, {})
+
+
+def test_dueling_needs_a_hidden_layer() -> None:
+    with pytest.raises(ConfigError, match="fcnet_hiddens is empty"):
+        made(dueling=True, fcnet_hiddens=[])

@@ -1,0 +1,270 @@
+"""The runner group: the same on every engine, late fragments kept, user code in the runners, and what it all costs."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corral import PPOConfig
+from corral.episodes.rollout import Rollout
+from corral.errors import ConfigError, SerializationError
+from corral.metrics.logger import MetricsLogger
+from corral.metrics.timers import Timers
+from corral.runners.runner_group import EnvRunnerGroup
+from gated import GatedEnv
+
+REMOTE = ["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))]
+RAY_SLOW = pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow])
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest) -> str:
+    """The engine's name, with a Ray runtime there if it is Ray."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_runtime")
+    name: str = request.param
+    return name
+
+
+def config(engine: str, gate: Path | None = None, **settings: Any) -> PPOConfig:
+    slow = {"gate": str(gate), "slow": 1 if gate else None}
+    made = PPOConfig().environment(GatedEnv, env_config=slow, disable_env_checking=True)  # which would take a step
+    made.env_runners(num_env_runners=2, num_envs_per_env_runner=1).engine(engine).debugging(seed=0)
+    return made.copy(**settings).freeze()
+
+
+@pytest.fixture(scope="class")
+def group(engine: str) -> Iterator[EnvRunnerGroup]:
+    made = EnvRunnerGroup(config(engine))
+    yield made
+    made.stop()
+
+
+def by_runner(rollouts: list[Rollout]) -> dict[int, int]:
+    return {int(rollout.obs[0, 0, 0]): rollout.num_env_steps for rollout in rollouts}
+
+
+def comparable(result: dict[str, Any]) -> str:
+    kept = {key: result[key] for key in ("learners", "fault_tolerance", "num_env_steps_sampled_lifetime")}
+    kept["env_runners"] = {key: value for key, value in result["env_runners"].items() if "duration" not in key}
+    return repr(kept)
+
+
+def train_with(engine: str) -> list[str]:
+    experiment = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=3)
+        .env_runners(straggler_factor=None)  # a busy machine may take one of them for a straggler
+        .training(train_batch_size_per_learner=600, minibatch_size=100, num_epochs=2)
+        .engine(engine)
+        .debugging(seed=3)
+    )
+    with experiment.build() as algo:
+        return [comparable(algo.train()) for _ in range(3)]
+
+
+@pytest.mark.parametrize("engine", REMOTE, indirect=True)
+def test_the_same_seed_gives_the_same_results_as_in_this_process(engine: str) -> None:
+    assert train_with(engine) == train_with("local")
+
+
+@pytest.mark.parametrize("engine", ["local", "process", RAY_SLOW], indirect=True)
+class TestCalls:
+    def test_functions_and_methods_run_where_the_runners_are(self, group: EnvRunnerGroup, engine: str) -> None:
+        assert group.engine_name == engine
+        assert group.healthy_worker_ids == [1, 2] and group.num_healthy_remote_workers == 2
+        assert group.foreach_env_runner(lambda runner: runner.worker_index) == [1, 2]
+        assert group.foreach_env_runner("ping") == [True, True]
+        pids = group.foreach_env_runner(lambda runner: os.getpid())
+        assert (os.getpid() in pids) == (engine == "local")
+        assert group.foreach_env_runner(lambda runner, k: runner.worker_index * k, kwargs={"k": 3}) == [3, 6]
+        assert group.foreach_env_runner(lambda runner: runner.worker_index, remote_worker_ids=[2]) == [2]
+        with pytest.raises(ValueError, match=r"\[7\].*\[1, 2\]"):
+            group.foreach_env_runner("ping", remote_worker_ids=[1, 7])
+
+    def test_every_sub_env_is_reached_and_keeps_what_was_changed(self, group: EnvRunnerGroup) -> None:
+        group.foreach_env(lambda env: env.set_task(4))
+        assert group.foreach_env(lambda env: env.task) == [[4], [4]]
+        group.foreach_env(lambda env: env.set_task(5), remote_worker_ids=[2])
+        assert group.foreach_env(lambda env: env.task) == [[4], [5]]
+
+    def test_what_a_function_raises_is_raised_here(self, group: EnvRunnerGroup) -> None:
+        def fail(runner: Any) -> None:
+            raise LookupError(f"no such thing in runner {runner.worker_index}")
+
+        with pytest.raises(LookupError, match="no such thing in runner 1"):
+            group.foreach_env_runner(fail)
+        assert group.healthy_worker_ids == [1, 2]
+
+    def test_without_waiting(self, group: EnvRunnerGroup) -> None:
+        assert group.fetch_ready() == []
+        assert group.foreach_env_runner_async(lambda runner: runner.worker_index * 10) == 2
+        results: list[tuple[int, Any]] = []
+        deadline_s = time.monotonic() + 30
+        while len(results) < 2 and time.monotonic() < deadline_s:
+            results += group.fetch_ready(timeout_seconds=5)
+        assert sorted(results) == [(1, 10), (2, 20)]
+        assert group.fetch_ready() == []
+
+    def test_no_steps_are_no_fragments_at_once(self, group: EnvRunnerGroup) -> None:
+        timers = Timers()
+        assert group.sample(0, timers) == []
+        assert timers.seconds["waiting"] < group._config.sample_timeout_s / 2  # it waits for nobody
+
+    def test_samples_without_waiting(self, group: EnvRunnerGroup) -> None:
+        assert group.sample_async(7) == 2
+        rollouts: list[Rollout] = []
+        deadline_s = time.monotonic() + 30
+        while len(rollouts) < 2 and time.monotonic() < deadline_s:
+            rollouts += group.fetch_samples(timeout_seconds=5)
+        assert by_runner(rollouts) == {1: 7, 2: 7}
+        metrics = MetricsLogger()
+        group.collect_metrics(metrics, Timers())
+        assert metrics.peek()["env_runners"]["num_env_steps_sampled"] == 14
+
+
+@pytest.mark.parametrize("engine", ["process", RAY_SLOW], indirect=True)
+class TestLateRunners:
+    @pytest.fixture
+    def gate(self, tmp_path: Path) -> Path:
+        return tmp_path / "gate"
+
+    def test_a_timeout_keeps_what_has_arrived_and_counts_the_rest_later(
+        self, engine: str, gate: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        group = EnvRunnerGroup(config(engine, gate, sample_timeout_s=0.2, straggler_factor=None))
+        try:
+            with caplog.at_level(logging.WARNING, "corral"):
+                first = group.sample(20, Timers())
+            assert by_runner(first) == {2: 10}
+            assert "sample_timeout_s=0.2 from env runner 1" in caplog.text
+            gate.touch()
+            seen, rounds = list(first), 0
+            while 1 not in by_runner(seen) and rounds < 200:
+                seen += group.sample(4, Timers())
+                rounds += 1
+            assert by_runner([r for r in seen if r.obs[0, 0, 0] == 1]) == {1: 10}  # the one that it was asked for first
+            numbers = np.concatenate([rollout.obs[1:][rollout.valid] for rollout in seen])
+            assert len(np.unique(numbers, axis=0)) == len(numbers)  # no step twice
+            metrics = MetricsLogger()
+            group.collect_metrics(metrics, Timers())
+            assert metrics.peek()["env_runners"]["num_env_steps_sampled"] == len(numbers)
+            assert group.num_env_steps_lost == 0
+        finally:
+            gate.touch()
+            group.stop()
+
+    def test_a_runner_that_stands_still_stops_holding_up_the_others(self, engine: str, gate: Path) -> None:
+        gate.touch()
+        group = EnvRunnerGroup(config(engine, gate))
+        try:
+            assert by_runner(group.sample(40, Timers())) == {1: 20, 2: 20}
+            gate.unlink()
+            for _ in range(5):  # it would be waited for a minute
+                assert by_runner(group.sample(10, Timers())).keys() == {2}
+            gate.touch()
+            deadline_s = time.monotonic() + 60
+            while not (late := [r for r in group.sample(2, Timers()) if r.obs[0, 0, 0] == 1]):
+                assert time.monotonic() < deadline_s
+            assert by_runner(late) == {1: 5}
+        finally:
+            gate.touch()
+            group.stop()
+
+    def test_a_late_fragment_is_as_stale_as_the_result_says(self, engine: str, gate: Path) -> None:
+        group = EnvRunnerGroup(config(engine, gate, sample_timeout_s=0.2, straggler_factor=None))
+        try:
+            assert by_runner(group.sample(20, Timers())) == {2: 10}
+            weights = group.foreach_env_runner(
+                lambda runner: {"default_policy": {k: v.numpy() for k, v in runner.module.state_dict().items()}},
+                remote_worker_ids=[2],
+            )[0]
+            for version in (0, 1, 2):
+                group.sync_weights(weights, version)
+            assert by_runner(group.sample(6, Timers())) == {2: 6}
+            gate.touch()
+            deadline_s = time.monotonic() + 60
+            while group._runners[1].request is not None and not group._runners[1].request.future.done():
+                assert time.monotonic() < deadline_s
+            group.take_costs()
+            assert by_runner(group.sample(10, Timers())) == {1: 10}
+            costs = group.take_costs()
+            lag = costs["by_runner"]["1"]["weights_version_lag_mean"]
+            assert lag == costs["weights_version_lag_mean"] == 2 and costs["weights_version"] == 2
+            assert math.isnan(costs["by_runner"]["2"]["weights_version_lag_mean"])
+        finally:
+            gate.touch()
+            group.stop()
+
+    def test_a_call_with_a_limit_leaves_out_who_is_busy(self, engine: str, gate: Path) -> None:
+        group = EnvRunnerGroup(config(engine, gate))
+        try:
+            group.sample_async(3)
+            assert group.foreach_env_runner(lambda runner: runner.worker_index, timeout_seconds=1.0) == [2]
+        finally:
+            gate.touch()
+            group.stop()
+
+
+@pytest.mark.parametrize("engine", ["process", RAY_SLOW], indirect=True)
+def test_weights_travel_once_to_each_runner_and_only_when_they_changed(engine: str) -> None:
+    experiment = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=2, num_envs_per_env_runner=2)
+    experiment.training(train_batch_size_per_learner=64, minibatch_size=64, num_epochs=1).engine(engine)
+    with experiment.build() as algo:
+        num_bytes = sum(array.nbytes for array in algo.learner_group.get_weights()["default_policy"].values())
+        costs = algo.train()["runner_group"]
+        assert costs["weights_sync_bytes"] == 2 * 2 * num_bytes  # of version 0 and version 1
+        assert costs["weights_sync_ms_mean"] > 0  # of those that have arrived: the first for certain
+        costs = algo.train()["runner_group"]
+        assert costs["weights_sync_bytes"] == 2 * num_bytes and costs["weights_version"] == 2
+        assert costs["weights_version_lag_mean"] == 0
+        algo.sync_weights()
+        assert algo.env_runner_group.take_costs()["weights_sync_bytes"] == 0
+        ours = algo.learner_group.get_weights()["default_policy"]
+        theirs = algo.env_runner_group.foreach_env_runner(
+            lambda runner: {k: v.numpy() for k, v in runner.module.state_dict().items()}
+        )
+        assert all(np.array_equal(ours[name], weights[name]) for weights in theirs for name in ours)
+
+
+def test_the_keys_of_the_costs_are_there_with_the_embedded_runner_too() -> None:
+    with PPOConfig().environment("CartPole-v1").build() as algo:
+        costs = algo.train()["runner_group"]
+    assert costs["weights_sync_bytes"] == 0 and costs["by_runner"] == {}
+
+
+class TestBadInput:
+    def test_an_env_that_cannot_be_pickled_names_the_attribute(self) -> None:
+        class Holding(GatedEnv):
+            guard = threading.Lock()
+
+        with pytest.raises(SerializationError, match=r"env runner 1\.config\.env\.guard \(_thread\.lock\)"):
+            config("process", env=Holding).copy().build()
+
+    def test_a_callback_that_cannot_be_pickled_names_the_attribute(self) -> None:
+        generator = (i for i in range(3))
+        experiment = config("process").copy().callbacks(on_episode_end=lambda: next(generator))
+        with pytest.raises(SerializationError, match=r"config\.callback_functions\['on_episode_end'\]\[0\].*generator"):
+            experiment.build()
+
+    def test_a_runner_that_never_starts_is_not_waited_for(self) -> None:
+        def never(env_config: Any) -> GatedEnv:
+            time.sleep(1000)
+            return GatedEnv(env_config)
+
+        with pytest.raises(Exception, match=r"env runner 1 did not start within start_timeout_s=4\.0.*CPUs"):
+            config("process", env=never, start_timeout_s=4.0).copy().build()
+
+    def test_a_wrong_env_name_is_refused_before_a_process_starts(self) -> None:
+        with pytest.raises(ConfigError, match="CartPole-v1"):
+            PPOConfig().environment("CartPol-v1").env_runners(num_env_runners=2).engine("process").build()
