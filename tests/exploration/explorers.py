@@ -61,7 +61,7 @@ class Explorer:
     ) -> None:
         config = SamplingConfig(seed=0, model_config=model_config or {}, num_env_runners=num_workers)
         config.exploration(exploration_config={"type": kind, **settings})
-        self.module = config.build_module(observation_space, action_space)
+        self.module = config.module_spec(observation_space, action_space).build()
         self.inference = Inference(self.module)
         rng = np.random.default_rng(0)
         self.exploration: Any = make_exploration(

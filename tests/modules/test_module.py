@@ -275,7 +275,7 @@ def test_what_is_no_module_is_refused(module_class: Any, message: str) -> None:
 def test_the_seed_alone_decides_the_weights() -> None:
     def weights(seed: int | None) -> Tensor:
         torch.rand(3)  # what was drawn before must not matter
-        module = PPOConfig().debugging(seed=seed).build_module(VECTOR, TWO)
+        module = PPOConfig().debugging(seed=seed).module_spec(VECTOR, TWO).build()
         return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
 
     torch.testing.assert_close(weights(3), weights(3), rtol=0, atol=0)
@@ -284,5 +284,5 @@ def test_the_seed_alone_decides_the_weights() -> None:
 
 def test_building_a_module_leaves_torchs_random_state_alone() -> None:
     before = torch.random.get_rng_state()
-    PPOConfig().debugging(seed=3).build_module(VECTOR, TWO)
+    PPOConfig().debugging(seed=3).module_spec(VECTOR, TWO).build()
     assert torch.equal(torch.random.get_rng_state(), before)

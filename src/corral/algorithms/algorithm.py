@@ -116,7 +116,7 @@ class Algorithm(ABC):
         try:
             observation_space, action_space, self._num_envs = self.env_runner_group.describe_env()
             self.round_size = round_size(config, self._num_envs)
-            module = config.build_module(observation_space, action_space)
+            module = config.module_spec(observation_space, action_space).build()
             self._callbacks.fire(
                 "on_create_policy", policy_id=DEFAULT_MODULE_ID, policy=module, metrics_logger=self.metrics
             )

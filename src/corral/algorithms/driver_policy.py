@@ -26,7 +26,7 @@ class DriverPolicy:
 
     def __init__(self, config: AlgorithmConfig, observation_space: Any, action_space: Any, num_envs: int) -> None:
         """Make both; `num_envs` is N of a runner."""
-        self._inference = Inference(config.build_module(observation_space, action_space))
+        self._inference = Inference(config.module_spec(observation_space, action_space).build())
         self._version = -1
         self._spaces = space_tree(observation_space)
         rng = np.random.default_rng(config.seed)

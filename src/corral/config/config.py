@@ -37,6 +37,7 @@ from corral.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
     from corral.modules.module import Module
+    from corral.modules.spec import ModuleSpec
 
 # Settings that the setter of another group takes too.
 ALSO_IN = {"exploration": ("explore",)}
@@ -325,16 +326,17 @@ class AlgorithmConfig(
         """
         return self.algo_class(self)
 
-    def build_module(self, observation_space: Any, action_space: Any) -> Module:
-        """Make a new module; the same seed gives the same weights, and no global random state is touched."""
-        import torch
+    def module_spec(self, observation_space: Any, action_space: Any) -> ModuleSpec:
+        """Return the spec of the module for these spaces; `spec.build()` makes one."""
+        from corral.modules.spec import ModuleSpec
 
-        module_class = self.module_class or self.default_module_class
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(self.seed or 0)
-            settings = {**self.model_config, **self.module_settings}
-            module: Module = module_class(observation_space, action_space, settings)
-        return module
+        return ModuleSpec(
+            self.module_class or self.default_module_class,
+            observation_space,
+            action_space,
+            {**self.model_config, **self.module_settings},
+            self.seed or 0,
+        )
 
     def validate(self) -> None:
         """Refuse contradictions before anything starts.

@@ -109,7 +109,7 @@ def _make_worker(
     assert config.seed is not None
     seed = int(np.random.SeedSequence([config.seed, rank]).generate_state(1)[0]) >> 1
     seed_everything(seed)
-    module = config.build_module(observation_space, action_space)
+    module = config.module_spec(observation_space, action_space).build()
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in trainable)  # a callback may have frozen some
     device = learner_device(config.device, rank)

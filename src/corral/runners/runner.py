@@ -108,7 +108,7 @@ class EnvRunner:
         self._rng = np.random.default_rng(noise_seed)
         self.make_env()
         try:
-            self.module = config.build_module(self.env.single_observation_space, self.env.single_action_space)
+            self.module = config.module_spec(self.env.single_observation_space, self.env.single_action_space).build()
         except BaseException:
             self.env.close()
             raise
