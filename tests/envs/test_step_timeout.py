@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+import faulty
 from corral import coordination
 from corral.errors import ConfigError, EnvError, EnvTimeoutError
 from corral.runners.runner import EnvRunner
@@ -276,7 +277,7 @@ def run_watched(code: str, *ways: str, limit_s: float = 0.3, rest_s: float = 0.0
     read, write = os.pipe()
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code.format(tests=os.path.dirname(__file__), **locals())],
+            [sys.executable, "-c", code.format(tests=os.path.dirname(faulty.__file__), **locals())],
             env={**os.environ, "CORRAL_CRASH_FD": str(write)},
             pass_fds=[write],
             stdout=subprocess.PIPE,
