@@ -12,7 +12,7 @@ from measuring import Fields, Options
 
 
 def sampling(options: Options) -> Fields:
-    """Env steps a second of the bare loop."""
+    """Env steps per second of the bare loop."""
     import gymnasium
     import numpy as np
 

@@ -28,7 +28,7 @@ class Case:
         title: The heading.
         what: What was run, for a reader who has only the report.
         measure: The first argument of the measuring scripts.
-        unit: Of the value.
+        unit: Unit of the value.
         value: The key of the value in the script's line, or None for the wall clock from the start of the
             process to the arrival of its line.
         digits: Shown after the decimal point.
@@ -37,7 +37,7 @@ class Case:
         num_envs: Given to the script if set.
         seconds: The wall time to measure over, given to the script if set.
         engine: What runs Corral's runners where a measure has several, given to the script if set.
-        threads: Of the numeric libraries, the same for all systems, or None for each library's default. A
+        threads: Threads of the numeric libraries, the same for all systems, or None for each library's default. A
             second thread gains nothing with nets of this size, and costs most of the speed as soon as
             another process wants the core it runs on.
         ratio_budgets: For a system, how many times as fast Corral has to be.
@@ -104,7 +104,7 @@ def _sampling(num_envs: int, ratio_budgets: Mapping[str, float]) -> Case:
         name=f"sampling_{num_envs}",
         title=f"Sampling, {num_envs} env{'s' if num_envs > 1 else ''}",
         what=(
-            "Env steps a second of the env runner in one process and thread, without learning: "
+            "Env steps per second of the env runner in one process and thread, without learning: "
             "CartPole-v1, a policy of 64-64 tanh, stochastic actions, about 2048 env steps asked for per "
             "call. RLlib runs its SingleAgentEnvRunner on the env's own vector implementation "
             "(`vector_entry_point`, its fastest mode here); Stable-Baselines3 runs `collect_rollouts`, "
@@ -164,10 +164,10 @@ def _group_sampling(engine: str, budget: float) -> Case:
         name=f"two_runners_{engine}_sampling",
         title=f"Sampling with two runners, {_ENGINES[engine]}",
         what=(
-            "Env steps a second that two runners bring to the driving process, without learning: CartPole-v1, 8 envs "
-            "a runner, a policy of 64-64 tanh, stochastic actions, 2048 env steps a round, half of them from each "
+            "Env steps per second that two runners bring to the driving process, without learning: CartPole-v1, 8 envs "
+            "a runner, a policy of 64-64 tanh, stochastic actions, 2048 env steps per round, half of them from each "
             "runner, and a round begins when the one before it has arrived. Corral runs `EnvRunnerGroup.sample` and "
-            "takes in the runners' metrics, as in training. RLlib runs `foreach_env_runner` with "
+            "collects the runners' metrics, as in training. RLlib runs `foreach_env_runner` with "
             "`sample(num_timesteps=1024)`, from which the episodes come back as in its training, but not the "
             "metrics, which saves it work; its envs are the env's own vector implementation (`vector_entry_point`). "
             "Numeric libraries have one thread in each process."
@@ -192,9 +192,9 @@ def _group_ppo(engine: str, budget: float) -> Case:
         name=f"two_runners_{engine}_ppo",
         title=f"PPO with two runners, {_ENGINES[engine]}",
         what=(
-            "Trained env steps a second of the whole loop after two warm-up iterations, with two runners in processes "
-            "of their own and the learner in the driving process: 8 envs x 128 steps from each runner, and the other "
-            "hyperparameters as in the case with one process. Numeric libraries have one thread in each process."
+            "Trained env steps per second of the whole loop after two warm-up iterations, with two runners in "
+            "processes of their own and the learner in the driving process: 8 envs x 128 steps from each runner, and the "
+            "other hyperparameters as in the case with one process. Numeric libraries have one thread in each process."
         ),
         measure="group_ppo",
         unit="env steps/s",
@@ -217,7 +217,7 @@ CASES = (
         name="ppo",
         title="PPO at equal hyperparameters",
         what=(
-            "Trained env steps a second of the whole loop, sampling and learning, in one process and "
+            "Trained env steps per second of the whole loop, sampling and learning, in one process and "
             "thread and after two warm-up iterations: CartPole-v1, 8 envs x 256 steps, minibatches of "
             "256, 4 epochs, separate policy and value nets of 64-64 tanh, lr 3e-4, gamma 0.99, lambda "
             "0.95, clip 0.2, gradient clip 0.5, no entropy bonus. RLlib runs without its KL penalty, "
@@ -237,7 +237,7 @@ CASES = (
         name="dqn",
         title="DQN at equal hyperparameters",
         what=(
-            "Env steps a second of the whole loop, sampling and learning, in one process and thread and after two "
+            "Env steps per second of the whole loop, sampling and learning, in one process and thread and after two "
             "warm-up iterations: CartPole-v1, one env, an update on 32 steps after every 4, a uniform buffer of "
             "50,000, learning from step 500 on, a net of 64-64 relu and its target, copied every 500 env steps, "
             "one-step targets without double or dueling, Adam with lr 5e-4, Huber loss, gradient clip 10, gamma 0.99, "
@@ -257,7 +257,7 @@ CASES = (
         name="sac",
         title="SAC at equal hyperparameters",
         what=(
-            "Env steps a second of the whole loop in one process and thread, after the random steps and a warm-up: "
+            "Env steps per second of the whole loop in one process and thread, after the random steps and a warm-up: "
             "Pendulum-v1, one env, an update on 256 steps after each, a uniform buffer of 100,000, policy and twin "
             "critics of 256-256 relu, soft targets with tau 0.005, automatic temperature, Adam with lr 3e-4, gamma "
             "0.99."
@@ -294,8 +294,8 @@ CASES = (
         name="replay_sampling",
         title="A prioritised draw of 32 from 1,000,000",
         what=(
-            "Microseconds of one `sample(32, beta=0.4)` of a prioritised buffer of 1,000,000 steps like those of "
-            "CartPole, with different priorities: the batch with weights and indices (median of the repeats of a loop)."
+            "Microseconds of one `sample(32, beta=0.4)` of a prioritised buffer of 1,000,000 steps with CartPole's "
+            "spaces, with different priorities: the batch with weights and indices (median of the repeats of a loop)."
         ),
         measure="replay_sampling",
         unit="us/call",
@@ -312,8 +312,8 @@ CASES = (
         name="replay_insertion",
         title="Insertion into a prioritised buffer",
         what=(
-            "Steps a second, like those of CartPole, that go into a prioritised buffer of 1,000,000 as rollouts of 32 "
-            "rows and 64 sub-envs."
+            "Steps per second, with CartPole's spaces, that are added to a prioritised buffer of 1,000,000 as rollouts "
+            "of 32 time steps and 64 sub-envs."
         ),
         measure="replay_insertion",
         unit="steps/s",
@@ -379,7 +379,7 @@ CASES = (
         what=(
             "Microseconds per call that a no-op subscribed to `on_episode_step` adds to sampling, beyond "
             "the Python call itself: seconds per env step with it less without it (the median over turns "
-            "taken in one process, 64 envs of CartPole-v1), less the same function called with the same "
+            "within one process, 64 envs of CartPole-v1), less the same function called with the same "
             "keyword arguments in a plain loop. RLlib makes the arguments and calls an empty hook on "
             "every step whether or not anyone subscribes, so that its difference is only the added call; "
             "it is also small against the noise of its sampling and may come out negative."
@@ -399,8 +399,8 @@ CASES = (
         name="callback_logging",
         title="An `on_episode_step` that logs one value, 64 envs",
         what=(
-            "Env steps a second as under sampling, with a subscriber to `on_episode_step` that calls "
-            '`metrics_logger.log_value("x", 1.0, reduce="mean", window=100)` in every step of every env, and the '
+            "Env steps per second as under sampling, with a subscriber to `on_episode_step` that calls "
+            '`metrics_logger.log_value("x", 1.0, reduce="mean", window=100)` at every step of every env, and the '
             "runner's metrics collected after each sampling call, as training does."
         ),
         measure="callback_logging",
@@ -442,9 +442,9 @@ CASES = (
         name="two_runners_against_one",
         title="Two process runners against one",
         what=(
-            "How many times the env steps a second of a group of one process runner a group of two takes, on an env "
-            "whose step keeps its core busy for 200 microseconds: one env a runner, 2000 env steps a round for each "
-            "runner. Both groups are there at once and take turns of one round; the value of a run is the median "
+            "How many times the env steps per second of a group of one process runner a group of two takes, on an env "
+            "whose step keeps its core busy for 200 microseconds: one env per runner, 2000 env steps per round for "
+            "each runner. Both groups are there at once and take turns of one round; the value of a run is the median "
             "over its turns of the ratio within a turn."
         ),
         measure="scaling",
@@ -519,8 +519,8 @@ CASES = (
         title="Weight sync to two process runners",
         what=(
             "Milliseconds from the call of `sync_weights` until two process runners have the weights and have "
-            "answered a further call, which they take after it: the median over 50 syncs. The module is that of "
-            "CartPole-v1 with a policy and a value net of two layers of 704: 1,001,795 parameters in float32."
+            "answered a further call, which they take after it: the median over 50 syncs. The module is for "
+            "CartPole-v1, with a policy and a value net of two layers of 704: 1,001,795 parameters in float32."
         ),
         measure="weight_sync",
         unit="ms",
@@ -537,9 +537,9 @@ CASES = (
         name="straggler",
         title="What a runner ten times slower costs the others",
         what=(
-            "Percent of their env steps a second that two of three process runners lose when the third is ten times "
+            "Percent of their env steps per second that two of three process runners lose when the third is ten times "
             "slower, against the same group with three equal ones. An env step takes 1 ms of sleep, in the slow "
-            "runner 10 ms; one env a runner, 600 env steps a round. The first five rounds of each group are not "
+            "runner 10 ms; one env per runner, 600 env steps per round. The first five rounds of each group are not "
             "counted. Then the groups take turns of nine rounds, of which the first is not counted: the slow runner "
             "could finish a late fragment while the other group has its turn. It may come out negative."
         ),

@@ -26,7 +26,7 @@ def config(options: Options, num_envs: int) -> Any:
 
 
 def ppo_config(options: Options) -> Any:
-    """Returns that config with 8 envs a runner and the hyperparameters that all systems share."""
+    """Returns that config with 8 envs per runner and the hyperparameters that all systems share."""
     return config(options, num_envs=8).training(
         lr=3e-4,
         train_batch_size_per_learner=2048,

@@ -27,19 +27,19 @@ def _sampler(algo: Any) -> Callable[[], int]:
 
 
 def sampling(options: Options) -> Fields:
-    """Env steps a second of the embedded env runner."""
+    """Env steps per second of the embedded env runner."""
     with config(options, options.num_envs).build() as algo:
         return measuring.sampling_rate(_sampler(algo), options)
 
 
 def ppo(options: Options) -> Fields:
-    """Trained env steps a second of PPO at the hyperparameters that all systems share."""
+    """Trained env steps per second of PPO at the hyperparameters that all systems share."""
     with ppo_config(options).build() as algo:
         return measuring.training_rate(measuring.trainer(algo), options)
 
 
 def dqn(options: Options) -> Fields:
-    """Env steps a second of DQN at the hyperparameters that all systems share."""
+    """Env steps per second of DQN at the hyperparameters that all systems share."""
     from corral import DQNConfig
 
     config = (
@@ -113,7 +113,7 @@ def callbacks(options: Options) -> Fields:
 
 
 def callback_logging(options: Options) -> Fields:
-    """Env steps a second with a subscriber that logs one number a step, the metrics taken after each sample."""
+    """Env steps per second with a subscriber that logs one number per step, the metrics taken after each sample."""
     with config(options, options.num_envs).callbacks(on_episode_step=_log_number).build() as algo:
         sample = _sampler(algo)
 

@@ -80,14 +80,14 @@ def run_measure(system: str, measures: Mapping[str, Measure], finish: Callable[[
 
 
 def sampling_rate(sample: Callable[[], int], options: Options) -> Fields:
-    """Measures env steps a second of `sample`, which samples once and returns how many steps that were."""
+    """Measures env steps per second of `sample`, which samples once and returns how many steps that were."""
     _run_for(sample, min(0.5, options.seconds))
     seconds, steps = _run_for(sample, options.seconds)
     return {"num_envs": options.num_envs, "env_steps_per_s": steps / seconds, "env_steps": steps}
 
 
 def training_rate(train: Callable[[], int], options: Options) -> Fields:
-    """Measures trained env steps a second of `train`, which returns the steps of one whole iteration."""
+    """Measures trained env steps per second of `train`, which returns the steps of one whole iteration."""
     for _ in range(WARMUP_ITERATIONS):
         train()
     seconds, steps = _run_for(train, options.seconds)
@@ -214,7 +214,7 @@ def relative_cost(
 
 
 def relative_rate(sample: Callable[[], int], baseline: Callable[[], int], options: Options) -> Fields:
-    """Measures how many times the env steps a second of another sampler one takes.
+    """Measures how many times the env steps per second of another sampler one takes.
 
     Both take turns of one sampling call each, and swap who goes first; the value is the median over the turns of the
     ratio within a turn.

@@ -79,7 +79,7 @@ def kill_session(leader: int) -> None:
 
 
 def _members_of_session(leader: int) -> list[int]:
-    """Returns the processes whose session id is `leader`, as far as /proc tells."""
+    """Returns the processes whose session id is `leader`, where /proc tells."""
     members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -12,7 +12,7 @@ ROWS, ENVS = 32, 64
 
 
 def _rollout(rows: int, envs: int, seed: int) -> Any:
-    """Returns a rollout like those of CartPole, whose episodes take some twenty steps."""
+    """Returns a rollout with CartPole's spaces, whose episodes take some twenty steps."""
     import numpy as np
 
     from corral.episodes.rollout import Rollout
@@ -55,7 +55,7 @@ def sampling(options: Options) -> Fields:
 
 
 def insertion(options: Options) -> Fields:
-    """Steps a second that go into a prioritised buffer of 1,000,000 as rollouts of 32 x 64."""
+    """Steps per second that go into a prioritised buffer of 1,000,000 as rollouts of 32 x 64."""
     from corral.replay import PrioritizedReplayBuffer
 
     buffer, rollout = PrioritizedReplayBuffer(CAPACITY, seed=options.seed), _rollout(ROWS, ENVS, options.seed)

@@ -121,7 +121,7 @@ _INTRODUCTION = (
     "other, in an order that rotates from pair to pair; ratios are taken within a pair, and the table "
     "quotes their median with a 95% bootstrap interval. A ratio above 1 says that Corral is faster, for "
     "rates and for durations alike. A budget is met when the median reaches it. Every single run is in the "
-    "JSON file beside this page, from which `python benchmarks/run.py --render-only` rebuilds it.",
+    "JSON file next to this page, from which `python benchmarks/run.py --render-only` rebuilds it.",
     "",
     "To measure: install Corral with PyTorch and Ray in one environment, and PyTorch 2.13.0 and then "
     "`benchmarks/requirements-rivals.txt` in another, leave the machine otherwise idle, and run `python "

@@ -46,17 +46,17 @@ def _sampler(config: Any) -> Callable[[], int]:
 
 
 def sampling(options: Options) -> Fields:
-    """Env steps a second of a local SingleAgentEnvRunner."""
+    """Env steps per second of a local SingleAgentEnvRunner."""
     return measuring.sampling_rate(_sampler(_config(options, options.num_envs)), options)
 
 
 def ppo(options: Options) -> Fields:
-    """Trained env steps a second of PPO at the hyperparameters that all systems share."""
+    """Trained env steps per second of PPO at the hyperparameters that all systems share."""
     return _ppo(options, num_env_runners=0)
 
 
 def dqn(options: Options) -> Fields:
-    """Env steps a second of DQN at the hyperparameters that all systems share."""
+    """Env steps per second of DQN at the hyperparameters that all systems share."""
     from ray.rllib.algorithms.dqn import DQNConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
@@ -97,7 +97,7 @@ def group_ppo(options: Options) -> Fields:
 
 
 def _ppo(options: Options, num_env_runners: int) -> Fields:
-    """Trained env steps a second of PPO with so many remote env runners; with 0, in this process."""
+    """Trained env steps per second of PPO with so many remote env runners; with 0, in this process."""
     ray_runtime.start()
     config = _config(options, 8, num_env_runners).training(
         lr=3e-4,
@@ -118,7 +118,7 @@ def _ppo(options: Options, num_env_runners: int) -> Fields:
 
 
 def group_sampling(options: Options) -> Fields:
-    """Env steps a second that two remote env runners bring to this process as episodes.
+    """Env steps per second that two remote env runners bring to this process as episodes.
 
     The call is the one of RLlib's training, less the metrics that come with the episodes there.
     """
@@ -193,7 +193,7 @@ def _log_number(metrics_logger: Any, **arguments: Any) -> None:
 
 
 def callback_logging(options: Options) -> Fields:
-    """Env steps a second with a subscriber that logs one number a step, the metrics taken after each sample."""
+    """Env steps per second with a subscriber that logs one number per step, the metrics taken after each sample."""
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
     runner = SingleAgentEnvRunner(config=_config(options, options.num_envs).callbacks(on_episode_step=_log_number))

@@ -4,7 +4,7 @@ Run it with Corral's interpreter from the root of the repository:
 
     python benchmarks/run.py --rivals-python .venv-bench/bin/python
 
-The report (RESULTS.md) and every single run (results.json beside it) are written after each measure, so an
+The report (RESULTS.md) and every single run (results.json next to it) are written after each measure, so an
 interrupted run keeps what it has; `--only` replaces just the measures that it names.
 """
 
@@ -93,7 +93,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rivals-python", default=str(rivals_python), help="an interpreter with the rivals")
     parser.add_argument("--pairs", type=int, help=f"at least {LEAST_PAIRS} (or {QUICK_PAIRS} with --quick)")
     parser.add_argument("--only", help="comma-separated measures, such as sampling,ppo or sampling_64")
-    parser.add_argument("--out", type=Path, help="the report; the raw results go beside it")
+    parser.add_argument("--out", type=Path, help="the report; the raw results go next to it")
     parser.add_argument("--quick", action="store_true", help="short runs that try the machinery")
     parser.add_argument("--render-only", action="store_true", help="rebuild the report from the raw results")
     arguments = parser.parse_args()

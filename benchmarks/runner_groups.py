@@ -29,7 +29,7 @@ WARMUP_SYNCS = 5
 
 
 def group_sampling(options: Options) -> Fields:
-    """Env steps a second that two runners of an engine bring to this process."""
+    """Env steps per second that two runners of an engine bring to this process."""
     _start_runtime(options.engine)
     config = corral_config.config(options, options.num_envs).env_runners(num_env_runners=2).engine(options.engine)
     with config.build() as algo:
@@ -38,7 +38,7 @@ def group_sampling(options: Options) -> Fields:
 
 
 def group_ppo(options: Options) -> Fields:
-    """Trained env steps a second of PPO with two runners of an engine."""
+    """Trained env steps per second of PPO with two runners of an engine."""
     _start_runtime(options.engine)
     config = corral_config.ppo_config(options).env_runners(num_env_runners=2).engine(options.engine)
     with config.build() as algo:
@@ -46,7 +46,7 @@ def group_ppo(options: Options) -> Fields:
 
 
 def scaling(options: Options) -> Fields:
-    """How many times the env steps a second of one process runner two of them take."""
+    """How many times the env steps per second of one process runner two of them take."""
     with _group(_timed(options, 1, 200e-6, spins=True)) as one, _group(_timed(options, 2, 200e-6, spins=True)) as two:
 
         def counted(group: Any, num_runners: int) -> Callable[[], int]:
@@ -204,7 +204,7 @@ def _group(config: Any) -> Iterator[Any]:
 
 
 def _sampler(group: Any, num_timesteps: int) -> Callable[[], list[Any]]:
-    """Returns a function that samples once and takes in the runners' metrics, as training does."""
+    """Returns a function that samples once and collects the runners' metrics, as training does."""
     from corral.metrics.logger import MetricsLogger
     from corral.metrics.timers import Timers
 

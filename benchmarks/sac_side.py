@@ -34,7 +34,7 @@ def _config(options: Options) -> Any:
 
 
 def sac(options: Options) -> Fields:
-    """Env steps a second of SAC at the hyperparameters that all systems share, 200 env steps at a time."""
+    """Env steps per second of SAC at the hyperparameters that all systems share, 200 env steps at a time."""
     with _config(options).build() as algo:
         return measuring.training_rate(measuring.trainer(algo), options)
 

@@ -19,7 +19,7 @@ def _silence() -> None:
 
 
 def sampling(options: Options) -> Fields:
-    """Env steps a second of `collect_rollouts`, whose policy is 64-64 tanh by default."""
+    """Env steps per second of `collect_rollouts`, whose policy is 64-64 tanh by default."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -42,7 +42,7 @@ def _train_one_iteration(model: Any) -> None:
 
 
 def ppo(options: Options) -> Fields:
-    """Trained env steps a second of PPO at the hyperparameters that all systems share."""
+    """Trained env steps per second of PPO at the hyperparameters that all systems share."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -71,7 +71,7 @@ def ppo(options: Options) -> Fields:
 
 
 def dqn(options: Options) -> Fields:
-    """Env steps a second of DQN at the hyperparameters that all systems share, 1000 env steps at a time."""
+    """Env steps per second of DQN at the hyperparameters that all systems share, 1000 env steps at a time."""
     from stable_baselines3 import DQN
 
     model = DQN(
@@ -96,7 +96,7 @@ def dqn(options: Options) -> Fields:
 
 
 def sac(options: Options) -> Fields:
-    """Env steps a second of SAC at the hyperparameters that all systems share, 200 env steps at a time."""
+    """Env steps per second of SAC at the hyperparameters that all systems share, 200 env steps at a time."""
     from stable_baselines3 import SAC
 
     model = SAC(

@@ -34,7 +34,7 @@ def bootstrap_interval(
         values: At least one measurement.
         confidence: The share of resampled medians that the interval holds.
         resamples: How many times to resample.
-        seed: Of the resampling, so that a report can be rebuilt exactly.
+        seed: Seed of the resampling, so that a report can be rebuilt exactly.
 
     Returns:
         The lower and the upper end. With the usual five values that is close to their least and their most.

@@ -47,7 +47,7 @@ class BackdateRewards(Callback):
         rewards = postprocessed_batch["rewards"]  # a view: what is written here, the learner trains on
         for t, info in enumerate(postprocessed_batch["infos"]):
             earned_at = info.get("earned_at", -1) - episode.t_started
-            if earned_at >= 0:  # else the step lies in an earlier rollout, which has been trained on
+            if earned_at >= 0:  # else the step is in an earlier rollout, which has been trained on
                 payment = rewards[t]
                 rewards[t] = 0.0
                 rewards[earned_at] += payment

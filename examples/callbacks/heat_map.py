@@ -16,7 +16,7 @@ PIXELS = 16  # of a cell
 
 
 class VisitedCells(Callback):
-    """Counts the steps taken in each cell, and shows those of the latest samples as brightness."""
+    """Counts the steps taken in each cell, and shows the counts of the latest samples as brightness."""
 
     def __init__(self):
         self.counts = np.zeros(SIDE * SIDE)

@@ -22,7 +22,7 @@ class RunningAverage:
         self.count, self.mean, self.squares = 0, np.zeros(size), np.zeros(size)
 
     def add(self, rows):
-        """Take in rows [count, size] and return the statistics."""
+        """Add rows [count, size], and return the statistics."""
         count, mean = len(rows), rows.mean(axis=0)
         total = self.count + count
         delta = mean - self.mean

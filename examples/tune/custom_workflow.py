@@ -1,7 +1,7 @@
-"""A training loop of one's own, run by Ray Tune: a curriculum that raises the task when the return passes a threshold.
+"""A custom training loop, run by Ray Tune: a curriculum that raises the task when the return passes a threshold.
 
 Tune runs `train_fn`. It builds an algorithm, calls `train()`, changes the envs in between, reports, and saves. A trial
-that was interrupted goes on from its last checkpoint.
+that was interrupted continues from its last checkpoint.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Population-based training with Ray Tune: poor trials copy good ones, and change the learning rate in place.
 
-With `reuse_actors=True` an algorithm goes on with the copied weights and the new settings: neither its runners nor its
-envs are built anew.
+With `reuse_actors=True` an algorithm continues with the copied weights and the new settings: neither its runners nor
+its envs are built again.
 """
 
 import argparse

@@ -1,0 +1,80 @@
+"""Refuse words and phrases that CONTRIBUTING.md lists as hard to read, in docs, docstrings, comments and messages.
+
+The table under "Plain English" in CONTRIBUTING.md is the only list: its first column holds the phrases in backticks,
+its second column what to write instead.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+HEADING = "## Plain English"
+FOLDERS = ("src", "docs", "examples", "benchmarks", "tools")
+TEXT_TOKENS = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
+# "Attributes:" and "Args:" are noun phrases: "seed: Seed of the shuffling.", not "seed: Of the shuffling."
+OF_ENTRY = re.compile(r"^ +\*{0,2}\w+: (Of|Likewise)\b", re.MULTILINE)
+
+
+def read_phrases(contributing: str) -> dict[str, str]:
+    """Return the phrases of the table, each with what to write instead."""
+    section = contributing.partition(f"{HEADING}\n")[2].partition("\n## ")[0]
+    phrases = {}
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and len(cells) == 2:
+            phrases |= dict.fromkeys(re.findall(r"`([^`]+)`", cells[0]), cells[1])
+    return phrases
+
+
+def find_problems(text: str, phrases: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """Yield line number, from 1, and description of each problem in a text."""
+    for phrase, instead in phrases.items():
+        words = r"[\s#]+".join(map(re.escape, phrase.split()))  # a phrase may go over the end of a line
+        for match in re.finditer(rf"\b{words}\b", text, re.IGNORECASE):
+            yield text.count("\n", 0, match.start()) + 1, f"{match.group()!r}: write {instead}"
+    for match in OF_ENTRY.finditer(text):
+        yield text.count("\n", 0, match.start()) + 1, f"{match.group().strip()!r}: write a noun phrase"
+
+
+def texts_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the texts in a file that people read, each with the number of its first line."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        if path.name == "CONTRIBUTING.md":  # the list itself
+            before, _, after = source.partition(f"{HEADING}\n")
+            section = after.partition("\n## ")[0]
+            source = before + "\n" * (section.count("\n") + 1) + after[len(section) :]
+        yield 1, re.sub(r"https?://\S+", "", source)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in TEXT_TOKENS:
+            yield token.start[0], token.string
+
+
+def main() -> int:
+    """Print every problem; return 1 if there is one."""
+    contributing = ROOT / "CONTRIBUTING.md"
+    phrases = read_phrases(contributing.read_text(encoding="utf-8"))
+    if not phrases:
+        print(f"{contributing.name} has no table under {HEADING!r}.")
+        return 1
+    paths = [ROOT / "README.md", ROOT / "CHANGELOG.md", contributing]
+    paths += sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md"))
+    problems = [
+        f"{path.relative_to(ROOT)}:{first + line - 1}: {problem}"
+        for path in paths
+        for first, text in texts_of(path)
+        for line, problem in find_problems(text, phrases)
+    ]
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
