@@ -194,7 +194,8 @@ def _group_ppo(engine: str, budget: float) -> Case:
         what=(
             "Trained env steps per second of the whole loop after two warm-up iterations, with two runners in "
             "processes of their own and the learner in the driving process: 8 envs x 128 steps from each runner, and "
-            "the other hyperparameters as in the case with one process. Numeric libraries have one thread in each process."
+            "the other hyperparameters as in the case with one process. Numeric libraries have one thread in each "
+            "process."
         ),
         measure="group_ppo",
         unit="env steps/s",
