@@ -6,6 +6,11 @@ import measuring
 from measuring import Options
 
 
+def net_config(hiddens: list[int]) -> dict[str, Any]:
+    """Returns the settings of separate policy and value nets with tanh, as all systems have them."""
+    return {"fcnet_hiddens": hiddens, "fcnet_activation": "tanh", "vf_share_layers": False}
+
+
 def config(options: Options, num_envs: int) -> Any:
     """Returns a PPO config with the embedded env runner and the net that all systems are measured with."""
     from corral import PPOConfig
@@ -14,13 +19,7 @@ def config(options: Options, num_envs: int) -> Any:
         PPOConfig()
         .environment(measuring.ENV)
         .env_runners(num_envs_per_env_runner=num_envs)
-        .rl_module(
-            model_config={
-                "fcnet_hiddens": measuring.HIDDEN,
-                "fcnet_activation": "tanh",
-                "vf_share_layers": False,
-            }
-        )
+        .rl_module(model_config=net_config(measuring.HIDDEN))
         .debugging(seed=options.seed)
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import large_nets
 import measuring
 import ray_runtime
 import replay_side
@@ -162,6 +163,9 @@ if __name__ == "__main__":
         {
             "sampling": sampling,
             "ppo": ppo,
+            "ppo_wide": large_nets.ppo_wide,
+            "ppo_images": large_nets.ppo_images,
+            "compiled": large_nets.compiled,
             "dqn": dqn,
             "sac": sac_side.sac,
             "sac_limit": sac_side.limit,

@@ -24,6 +24,7 @@ TARGET_RETURN = 450.0
 # Env steps asked for in one sampling call, whatever the number of envs: the batch of the PPO measure.
 STEPS_PER_SAMPLE = 2048
 HIDDEN = [64, 64]
+WIDE = [512, 512]
 WARMUP_ITERATIONS = 2
 # Rows of the vector env in one turn of a comparison whose differences are small: few, so that what disturbs the
 # machine falls on all who take turns alike.

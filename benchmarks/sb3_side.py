@@ -41,7 +41,7 @@ def _train_one_iteration(model: Any) -> None:
     model.learn(total_timesteps=model.n_steps * model.n_envs, reset_num_timesteps=False)
 
 
-def ppo(options: Options) -> Fields:
+def ppo(options: Options, hiddens: list[int] | None = None) -> Fields:
     """Trained env steps per second of PPO at the hyperparameters that all systems share."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
@@ -58,16 +58,48 @@ def ppo(options: Options) -> Fields:
         clip_range=0.2,
         max_grad_norm=0.5,
         ent_coef=0.0,
+        policy_kwargs={} if hiddens is None else {"net_arch": hiddens},
         seed=options.seed,
         device="cpu",
     )
+    return measuring.training_rate(_iteration(model), options)
+
+
+def ppo_wide(options: Options) -> Fields:
+    """Trained env steps per second of PPO with nets of 512-512."""
+    return ppo(options, measuring.WIDE)
+
+
+def ppo_images(options: Options) -> Fields:
+    """Trained env steps per second of PPO on images, with SB3's CnnPolicy."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    from image_env import ImageEnv
+
+    model = PPO(
+        "CnnPolicy",
+        make_vec_env(ImageEnv, 8, seed=options.seed),
+        learning_rate=2.5e-4,
+        n_steps=128,
+        batch_size=256,
+        n_epochs=4,
+        max_grad_norm=0.5,
+        seed=options.seed,
+        device="cpu",
+    )
+    return measuring.training_rate(_iteration(model), options)
+
+
+def _iteration(model: Any) -> Any:
+    """Returns a function that trains for one iteration and says how many env steps that were."""
 
     def train() -> int:
         before = int(model.num_timesteps)
         _train_one_iteration(model)
         return int(model.num_timesteps) - before
 
-    return measuring.training_rate(train, options)
+    return train
 
 
 def dqn(options: Options) -> Fields:
@@ -170,6 +202,8 @@ if __name__ == "__main__":
         {
             "sampling": sampling,
             "ppo": ppo,
+            "ppo_wide": ppo_wide,
+            "ppo_images": ppo_images,
             "dqn": dqn,
             "sac": sac,
             "time_to_450": time_to_450,
