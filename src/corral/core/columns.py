@@ -17,7 +17,7 @@ def describe(array: NDArray[Any]) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def checked(name: str, old: Tree, new: Tree) -> Tree:
+def check_column(name: str, old: Tree, new: Tree) -> Tree:
     """Return what replaces a column, as arrays.
 
     Args:
@@ -44,7 +44,7 @@ def checked(name: str, old: Tree, new: Tree) -> Tree:
         raise ColumnError(f"column {name!r} is nested, and the new value is nested otherwise: {error!r}.") from error
 
 
-def checked_new(name: str, column: Any, lengths: tuple[int, ...]) -> NDArray[Any]:
+def check_new_column(name: str, column: Any, lengths: tuple[int, ...]) -> NDArray[Any]:
     """Return a column that was not there before, as an array.
 
     Raises:
@@ -62,6 +62,11 @@ def checked_new(name: str, column: Any, lengths: tuple[int, ...]) -> NDArray[Any
             "machine's byte order."
         )
     return array
+
+
+def empty_column(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return a column without values: NaN, or 0 where the dtype has no NaN."""
+    return np.full(shape, np.nan if dtype.kind == "f" else 0, dtype)
 
 
 class Columns(MutableMapping[str, Tree]):
@@ -89,9 +94,9 @@ class Columns(MutableMapping[str, Tree]):
             ColumnError: Its shape or dtype does not fit; both are named.
         """
         if name in self.columns:
-            self.columns[name] = checked(name, self.columns[name], value)
+            self.columns[name] = check_column(name, self.columns[name], value)
         else:
-            self.columns[name] = checked_new(name, value, (self.length,))
+            self.columns[name] = check_new_column(name, value, (self.length,))
 
     def __delitem__(self, name: str) -> None:
         raise ColumnError(f"column {name!r} cannot be taken out of the batch: the loss may need it.")

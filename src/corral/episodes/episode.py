@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -11,14 +12,17 @@ import numpy as np
 from gymnasium import spaces
 
 from corral.core.tree import Tree, leaves, map_tree
-from corral.episodes import episode_parts
-from corral.episodes.infos import info_at, one_info
+from corral.episodes.infos import info_at
 from corral.episodes.lookback import Indices, one_hot, overwrite, pick, positions
-from corral.episodes.rollout import OWN_COLUMNS, Notes, Rollout
+from corral.episodes.step_columns import STANDARD_COLUMNS, StepColumns
 from corral.errors import EpisodeError, nearest
 
+Notes = tuple[dict[str, Any], dict[str, list[Any]]]
+"""What user code noted on an episode: its custom data, and its temporary data by name."""
+
 _STEP_COLUMNS = ("actions", "rewards")
-_NO_OUTPUTS = OWN_COLUMNS - {"dist_inputs", "logp"}
+_NO_OUTPUTS = STANDARD_COLUMNS - {"dist_inputs", "logp"}
+_PLAIN_STATE = ("id_", "env_index", "t_started", "return_before", "is_terminated", "is_truncated")
 
 
 class SingleAgentEpisode:
@@ -37,7 +41,7 @@ class SingleAgentEpisode:
 
     Attributes:
         id_: The same for all chunks of an episode, and different for every episode of a run.
-        env_index: Index of the sub-env; 0 for an episode built by hand.
+        env_index: Index of the sub-env, which is the lane of a runner's episode; 0 for an episode built by hand.
         t_started: Env steps of the episode before this chunk.
         return_before: Sum of rewards before this chunk.
         owns_data: Whether it is no view of a runner's columns.
@@ -49,10 +53,10 @@ class SingleAgentEpisode:
     """
 
     __slots__ = (
-        "_column",
+        "_columns",
         "_first",
+        "_lane",
         "_last_time_s",
-        "_rollout",
         "_start",
         "_start_time_s",
         "_stop",
@@ -109,13 +113,13 @@ class SingleAgentEpisode:
         Raises:
             EpisodeError: The lengths do not fit together.
         """
-        self._clear(id_ or uuid.uuid4().hex, 0, Rollout({}))
+        self._clear(id_ or uuid.uuid4().hex, 0, StepColumns({}))
         self.observation_space, self.action_space = observation_space, action_space
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
         self.t_started = t_started or 0
         self._check_outputs(extra_model_outputs)
         given = {"obs": observations, "actions": actions, "rewards": rewards, **(extra_model_outputs or {})}
-        columns = episode_parts.stacked(given, infos)
+        columns = _stack_steps(given, infos)
         num_steps = len(columns["rewards"]) if columns else 0
         if self.is_done and not num_steps:
             raise EpisodeError("an episode without a step cannot be terminated or truncated.")
@@ -123,62 +127,56 @@ class SingleAgentEpisode:
         if not isinstance(lookback, int) or lookback < 0:
             raise EpisodeError(f"len_lookback_buffer={lookback!r} must be 'auto' or a number from 0 on.")
         if columns:
-            self.adopt(columns, infos or (), min(lookback, num_steps))
+            self._adopt(columns, infos or (), min(lookback, num_steps))
 
     def _check_outputs(self, extra_model_outputs: Mapping[str, Any] | None) -> None:
         if taken := sorted(_NO_OUTPUTS.intersection(extra_model_outputs or ())):
             raise EpisodeError(f"extra_model_outputs cannot be named {taken}: an episode has columns of these names.")
 
-    def _clear(self, id_: str, env_index: int, rollout: Rollout) -> None:
-        self.id_, self.env_index = id_, env_index
-        self._column = env_index  # where in the columns; an episode that owns its data has columns of one sub-env
+    def _clear(self, id_: str, lane: int, columns: StepColumns) -> None:
+        self.id_, self.env_index = id_, lane
+        self._columns, self._lane, self.owns_data = columns, lane, False
         self.t_started = 0
         self.is_terminated = self.is_truncated = False
         self.notes: Notes = ({}, {})
         self.observation_space = self.action_space = None
-        self._rollout, self.owns_data = rollout, False
         self._first = 0  # row of the oldest step, lookback included
         self._start: int | None = None  # row of index 0
-        self._stop: int | None = None  # row past the last; None follows the rollout
+        self._stop: int | None = None  # row past the last; None follows the columns as they grow
         self.return_before = 0.0
         self._start_time_s = self._last_time_s = 0.0
 
-    def adopt(self, columns: dict[str, Tree], infos: Sequence[Mapping[str, Any]], lookback: int) -> None:
-        """Take columns `[R, ...]`, observations `[R + 1, ...]`, as the episode's own; R counts the lookback."""
-        rows = len(columns["rewards"])
-        self._rollout = Rollout(
-            {name: map_tree(lambda leaf: leaf[:, None], column) for name, column in columns.items()}, num_rows=rows
-        )
-        self._rollout.info_rows = {row: one_info(info) for row, info in enumerate(infos) if info}
-        self.owns_data, self._column = True, 0
+    def _adopt(self, columns: Mapping[str, Tree], infos: Sequence[Mapping[str, Any]], lookback: int) -> None:
+        """Take columns `[len, ...]`, observations `[len + 1, ...]`, as the episode's own; they count the lookback."""
+        self._columns = StepColumns.one_lane(columns, infos)
+        self.owns_data, self._lane = True, 0
         self._first, self._start, self._stop = 0, lookback, None
 
-    def all_columns(self) -> dict[str, Tree]:
-        """Return views of all columns by name, lookback included: `[R, ...]`, `obs` `[R + 1, ...]`."""
-        names = ("obs", *_STEP_COLUMNS, *self.extra_names)
-        return {name: self._all(name) for name in names if name in self._rollout}
+    def _all_columns(self) -> dict[str, Tree]:
+        """Return views of all columns by name, lookback included: `[len, ...]`, `obs` `[len + 1, ...]`."""
+        names = ("obs", *_STEP_COLUMNS, *self._extra_names)
+        return {name: self._all(name) for name in names if name in self._columns}
 
-    def all_infos(self) -> list[dict[str, Any]]:
-        """Return all info dicts, lookback included: one for each observation."""
-        num_rows = self._num_rows("obs")
-        return [self._info_at(position, num_rows, None) for position in range(num_rows)]
+    def _infos(self, start: int = 0, stop: int | None = None) -> list[dict[str, Any]]:
+        """Return info dicts by position, lookback included: one for each observation."""
+        num_infos = self._num_entries("obs")
+        return [self._info_at(position, num_infos, None) for position in range(num_infos)[start:stop]]
 
-    def own_data(self) -> Self:
-        """Copy the data out of the rollout, if it is a view, so that it can grow; return the episode."""
+    def _own_data(self) -> None:
+        """Copy the data out of the columns of a rollout, if it is a view of them, so that it can grow."""
         if not self.owns_data and self._start is not None:
             self._last_time_s = self._start_time_s + self.get_duration_s()
-            columns = {name: map_tree(np.copy, column) for name, column in self.all_columns().items()}
-            self.adopt(columns, self.all_infos(), self.len_lookback)
-        return self
+            columns = {name: map_tree(np.copy, column) for name, column in self._all_columns().items()}
+            self._adopt(columns, self._infos(), self.len_lookback)
 
     # What a runner does with its views.
 
     @classmethod
-    def view(cls, id_: str, env_index: int, rollout: Rollout) -> Self:
-        """Return a view that has not started."""
+    def view(cls, id_: str, lane: int, columns: StepColumns) -> Self:
+        """Return a view of one lane of the columns, which has not started."""
         episode = cls.__new__(cls)
-        episode._clear(id_, env_index, rollout)
-        episode.observation_space, episode.action_space = rollout.observation_space, rollout.action_space
+        episode._clear(id_, lane, columns)
+        episode.observation_space, episode.action_space = columns.observation_space, columns.action_space
         return episode
 
     def start(self, row: int, now_s: float) -> None:
@@ -194,18 +192,18 @@ class SingleAgentEpisode:
         """Note what lies before this chunk."""
         self.t_started, self.return_before = t_started, return_before
 
-    def continued_in(self, rollout: Rollout, return_before: float, last_time_s: float) -> Self:
-        """Return the next chunk, which starts with row 0 of another rollout; this one is complete.
+    def continued_in(self, columns: StepColumns, return_before: float, last_time_s: float) -> Self:
+        """Return the next chunk, which starts with row 0 of other columns; this one is complete.
 
         Args:
-            rollout: The next one.
+            columns: The next ones, with the same lanes.
             return_before: Sum of rewards of the episode so far.
-            last_time_s: Clock reading at the end of this rollout.
+            last_time_s: Clock reading at the end of the columns of this chunk.
         """
-        chunk = self.view(self.id_, self.env_index, rollout)
+        chunk = self.view(self.id_, self.env_index, columns)  # also if user code made this chunk own its data
         chunk.notes = self.notes
         if self._start is not None:
-            self._stop = self._rollout.num_rows
+            self._stop = self._columns.num_rows
             chunk._start = 0
             chunk._start_time_s, chunk._last_time_s = self._start_time_s, last_time_s
             chunk.continue_from(self.t, return_before)
@@ -221,7 +219,7 @@ class SingleAgentEpisode:
         """
         if self._start is not None:
             raise EpisodeError(f"episode {self.id_} was reset already, and has {self.t} steps.")
-        self.adopt(episode_parts.stacked({"obs": [observation]}, None), [infos or {}], 0)
+        self._adopt(_stack_steps({"obs": [observation]}, None), [infos or {}], 0)
         self._start_time_s = self._last_time_s = time.perf_counter()
 
     def add_env_step(
@@ -253,14 +251,12 @@ class SingleAgentEpisode:
             why = "is over" if self.is_done else "was not reset"
             raise EpisodeError(f"episode {self.id_} {why}: no step can be added.")
         self._check_outputs(extra_model_outputs)
-        self.own_data()
+        self._own_data()
         step = {"actions": action, "rewards": reward, **(extra_model_outputs or {})}
         try:
-            episode_parts.append(self._rollout, observation, step)
+            self._columns.append_step(observation, step, infos)
         except (ValueError, TypeError, KeyError) as error:
             raise EpisodeError(f"episode {self.id_}, step {self.t}: {error}") from error
-        if infos:
-            self._rollout.info_rows[self._rollout.num_rows] = one_info(infos)
         self._last_time_s = time.perf_counter()
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
 
@@ -297,19 +293,19 @@ class SingleAgentEpisode:
 
     @property
     def _end(self) -> int:
-        return self._rollout.num_rows if self._stop is None else self._stop
+        return self._columns.num_rows if self._stop is None else self._stop
 
     def get_return(self) -> float:
         """Return the sum of rewards of the whole episode so far, earlier chunks included."""
         if not len(self):
             return self.return_before
-        return self.return_before + float(self._rollout.rewards[self._start : self._end, self._column].sum())
+        return self.return_before + float(self._columns.rewards[self._start : self._end, self._lane].sum())
 
     def get_duration_s(self) -> float:
         """Return the wall-clock seconds from the reset to the latest step; 0 if the episode was built of ready data."""
         last = self._last_time_s
-        if not self.owns_data and len(self) and "row_times_s" in self._rollout:
-            last = float(self._rollout.row_times_s[self._end - 1])
+        if not self.owns_data and len(self) and "row_times_s" in self._columns:
+            last = float(self._columns["row_times_s"][self._end - 1])
         return last - self._start_time_s
 
     def to_numpy(self) -> Self:
@@ -388,7 +384,7 @@ class SingleAgentEpisode:
         Raises:
             KeyError: There is no such output.
         """
-        names = self.extra_names
+        names = self._extra_names
         if key is None:
             return {name: self._pick(self._all(name), indices, neg_index_as_lookback, fill) for name in names}
         if key not in names:
@@ -400,7 +396,7 @@ class SingleAgentEpisode:
 
         A runner keeps infos if somebody listens to one of its events.
         """
-        num_rows = self._num_rows("obs")
+        num_rows = self._num_entries("obs")
         where = positions(
             indices, num_rows, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback, clip=fill is None
         )
@@ -415,15 +411,15 @@ class SingleAgentEpisode:
                 raise IndexError(f"index out of range: there are {num_rows} infos, lookback included.")
             return fill
         if position == num_rows - 1 and len(self):  # the final one, if a reset took its place
-            return self._rollout.next_info_at(self._first + position - 1, self._column)
-        return info_at(self._rollout.info_rows.get(self._first + position), self._column)
+            return self._columns.next_info_at(self._first + position - 1, self._lane)
+        return info_at(self._columns.info_rows.get(self._first + position), self._lane)
 
     @property
-    def extra_names(self) -> list[str]:
+    def _extra_names(self) -> list[str]:
         """Names of the extra model outputs."""
-        return [name for name in self._rollout.columns if name not in _NO_OUTPUTS]
+        return [name for name in self._columns.columns if name not in _NO_OUTPUTS]
 
-    def _num_rows(self, name: str) -> int:
+    def _num_entries(self, name: str) -> int:
         """Return how many entries a column has for this chunk, lookback included."""
         return 0 if self._start is None else self._end - self._first + (name == "obs")
 
@@ -433,19 +429,19 @@ class SingleAgentEpisode:
             if name == "obs":
                 raise IndexError(f"episode {self.id_} has not been reset yet: it holds no observation.")
             return np.zeros(0)
-        if name not in self._rollout:  # built by hand, and without a step
+        if name not in self._columns:  # built by hand, and without a step
             return np.zeros(0)
-        stop = self._first + self._num_rows(name)
-        rows = map_tree(lambda column: column[self._first : stop, self._column], self._rollout[name])
+        stop = self._first + self._num_entries(name)
+        rows = map_tree(lambda column: column[self._first : stop, self._lane], self._columns[name])
         if name == "obs" and (final := self._final_obs()) is not None:
             rows = map_tree(lambda column, leaf: np.concatenate([column[:-1], leaf[None]]), rows, final)
         return rows
 
     def _final_obs(self) -> Tree:
         """Return the observation that the last step led to, if it was kept apart from `obs`."""
-        last = self._first + self._num_rows("actions") - 1
+        last = self._first + self._num_entries("actions") - 1
         # Without a step, the row before belongs to the episode before.
-        return self._rollout.final_obs.get((last, self._column)) if last >= self._first else None
+        return self._columns.final_obs.get((last, self._lane)) if last >= self._first else None
 
     def _pick(self, rows: Tree, indices: Indices, neg_index_as_lookback: bool, fill: Any) -> Any:
         where = positions(
@@ -486,40 +482,40 @@ class SingleAgentEpisode:
         self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
         """Overwrite an extra model output; without `at_indices`, a new key adds one. See `set_observations`."""
-        if key not in self.extra_names:
+        if key not in self._extra_names:
             if at_indices is not None:
                 raise KeyError(
-                    f"episode {self.id_} has no extra model output {key!r}. {nearest(key, self.extra_names)}"
+                    f"episode {self.id_} has no extra model output {key!r}. {nearest(key, self._extra_names)}"
                 )
             self._check_outputs({key: new_data})
-            if key in OWN_COLUMNS and not self.owns_data:
+            if key in STANDARD_COLUMNS and not self.owns_data:
                 raise EpisodeError(f"{key!r} is not known before the rollout is complete: set it in on_sample_end.")
             if len(new_data) != len(self):
                 raise IndexError(f"{key!r} has {len(new_data)} entries for {len(self)} steps.")
-            self._rollout.add_column(key, np.asarray(new_data))
+            self._columns.add_column(key, np.asarray(new_data))
         self._overwrite(key, new_data, at_indices, neg_index_as_lookback)
 
     def _overwrite(self, name: str, new_data: Tree, at_indices: Indices, neg_index_as_lookback: bool) -> None:
         rows = self._all(name)
-        num_rows = self._num_rows(name)
+        num_rows = self._num_entries(name)
         where = positions(at_indices, num_rows, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback)
         overwrite(rows, where, new_data)
         final = self._final_obs() if name == "obs" else None
         if final is not None:  # `rows` was a copy, with the final observation at its end
-            kept = self._rollout[name]
+            kept = self._columns[name]
             map_tree(lambda leaf, last: np.copyto(leaf, last[-1]), final, rows)
             stop = self._first + num_rows - 1
-            map_tree(lambda leaf, new: np.copyto(leaf[self._first : stop, self._column], new[:-1]), kept, rows)
+            map_tree(lambda leaf, new: np.copyto(leaf[self._first : stop, self._lane], new[:-1]), kept, rows)
 
-    # Parts.
+    # Parts of episodes, and episodes of parts.
 
-    def __getitem__(self, slice_: slice) -> SingleAgentEpisode:
+    def __getitem__(self, slice_: slice) -> Self:
         """Return `episode[start:stop]`; see `slice`."""
         if not isinstance(slice_, slice):
             raise EpisodeError(f"an episode is indexed by slices, such as episode[2:5], got {slice_!r}.")
         return self.slice(slice_)
 
-    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> SingleAgentEpisode:
+    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
         """Return some of the steps as an episode that owns its data; its return is that of these steps alone.
 
         Args:
@@ -530,9 +526,37 @@ class SingleAgentEpisode:
         Raises:
             EpisodeError: The slice has a step width, the episode was not reset, or the lookback is negative.
         """
-        return episode_parts.slice_episode(self, slice_, len_lookback_buffer)
+        if slice_.step not in (None, 1):
+            raise EpisodeError(f"a slice of an episode has no step width, got {slice_}.")
+        self.validate()
+        start, stop, _ = slice_.indices(len(self))
+        stop = max(start, stop)
+        lookback = self.len_lookback
+        kept = lookback if len_lookback_buffer is None else len_lookback_buffer
+        if kept < 0:
+            raise EpisodeError(f"len_lookback_buffer={kept} cannot be negative.")
+        part = self._part(max(0, lookback + start - kept), lookback + start, lookback + stop)
+        part.t_started = self.t_started + start
+        if stop == len(self):
+            part.is_terminated, part.is_truncated = self.is_terminated, self.is_truncated
+        return part
 
-    def cut(self, len_lookback_buffer: int = 0) -> SingleAgentEpisode:
+    def _part(self, first: int, start: int, stop: int) -> Self:
+        """Return the steps from `start` to `stop` as an episode, with the steps from `first` on as lookback.
+
+        All three count from the oldest step that this episode holds, lookback included.
+        """
+        part = type(self)(self.id_, observation_space=self.observation_space, action_space=self.action_space)
+        columns = {
+            name: map_tree(lambda leaf, extra=name == "obs": leaf[first : stop + extra].copy(), column)
+            for name, column in self._all_columns().items()
+        }
+        part._adopt(columns, self._infos(first, stop + 1), start - first)
+        part.env_index = self.env_index
+        part.notes = copy.deepcopy(self.notes)
+        return part
+
+    def cut(self, len_lookback_buffer: int = 0) -> Self:
         """Return the chunk that comes next: the same id, no steps yet, the last observation and info.
 
         Args:
@@ -541,7 +565,16 @@ class SingleAgentEpisode:
         Raises:
             EpisodeError: The episode is over, or the lookback is negative.
         """
-        return episode_parts.cut_episode(self, len_lookback_buffer)
+        if self.is_done:
+            raise EpisodeError(f"episode {self.id_} is over: no chunk comes next.")
+        if len_lookback_buffer < 0:
+            raise EpisodeError(f"len_lookback_buffer={len_lookback_buffer} cannot be negative.")
+        if not self.is_reset:
+            return self.from_state(self.get_state())
+        stop = self.len_lookback + len(self)
+        chunk = self._part(max(0, stop - len_lookback_buffer), stop, stop)
+        chunk.continue_from(self.t, self.get_return())
+        return chunk
 
     def concat_episode(self, other: SingleAgentEpisode) -> None:
         """Add the chunk that came next to the end of this one, which then owns its data.
@@ -549,16 +582,57 @@ class SingleAgentEpisode:
         Raises:
             EpisodeError: The chunks have different ids, do not follow one another, or this one is over.
         """
-        episode_parts.concat_episodes(self, other)
+        self._check_follows(other)
+        mine, theirs, skip = self._all_columns(), other._all_columns(), other.len_lookback
+        # The chunk's first observation is the last one here; its info may say more, and stays.
+        if not all(leaves(map_tree(lambda a, b: np.array_equal(a[-1], b[skip]), mine["obs"], theirs["obs"]))):
+            raise EpisodeError(f"episode {self.id_} has another last observation than the chunk's first one.")
+        if len(other):
+            if len(mine["rewards"]) and not (self.owns_data and other.owns_data):
+                shared = mine.keys() & theirs.keys()  # a complete rollout has more columns than one being written
+                mine, theirs = ({name: part[name] for name in shared} for part in (mine, theirs))
+            if len(mine["rewards"]) and mine.keys() != theirs.keys():
+                raise EpisodeError(f"episode {self.id_} has {sorted(mine)} at each step, the chunk {sorted(theirs)}.")
+            columns = {}
+            for name, column in theirs.items():
+                new = map_tree(lambda leaf, start=skip + (name == "obs"): leaf[start:].copy(), column)
+                columns[name] = map_tree(lambda *both: np.concatenate(both), mine[name], new) if name in mine else new
+            self._adopt(columns, [*self._infos()[:-1], *other._infos(skip)], self.len_lookback)
+        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
+        custom, temporary = copy.deepcopy(other.notes)
+        self.notes[0].update(custom)
+        self.notes[1].update(temporary)  # the chunk's lists continue the lists here
+
+    def _check_follows(self, other: SingleAgentEpisode) -> None:
+        if other.id_ != self.id_:
+            raise EpisodeError(f"episode {other.id_} is no part of episode {self.id_}.")
+        if self.is_done:
+            raise EpisodeError(f"episode {self.id_} is over: nothing comes after it.")
+        self.validate()
+        other.validate()
+        if other.t_started != self.t:
+            raise EpisodeError(f"episode {self.id_} goes on at t={self.t}, but the chunk begins at {other.t_started}.")
 
     def get_state(self) -> dict[str, Any]:
         """Return all but the spaces, as dicts, lists, numbers, strings and arrays, and `custom_data` as it is."""
-        return episode_parts.episode_state(self)
+        state = {name: getattr(self, name) for name in _PLAIN_STATE}
+        if self.is_reset:
+            state["columns"] = {name: map_tree(np.copy, column) for name, column in self._all_columns().items()}
+            state["infos"] = self._infos()
+            state["len_lookback"] = self.len_lookback
+        return state | {"custom_data": copy.deepcopy(self.notes[0]), "temporary_data": copy.deepcopy(self.notes[1])}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Return the episode that `get_state` described; it owns its data."""
-        return episode_parts.episode_from_state(cls(state["id_"]), state)
+        episode = cls(state["id_"])
+        if "columns" in state:
+            columns = {name: map_tree(np.copy, column) for name, column in state["columns"].items()}
+            episode._adopt(columns, state["infos"], state["len_lookback"])
+        for name in _PLAIN_STATE:
+            setattr(episode, name, state[name])
+        episode.notes = (copy.deepcopy(state["custom_data"]), copy.deepcopy(state["temporary_data"]))
+        return episode
 
     # Notes.
 
@@ -586,3 +660,40 @@ class SingleAgentEpisode:
         """Show what tells episodes apart."""
         state = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "ongoing"
         return f"SingleAgentEpisode({self.id_}, env_index={self.env_index}, t={self.t}, {state})"
+
+
+def _stack_steps(given: Mapping[str, Sequence[Any] | None], infos: Sequence[Any] | None) -> dict[str, Tree]:
+    """Turn what the steps of an episode were built from into columns for `StepColumns.one_lane`.
+
+    Args:
+        given: `obs`, `actions`, `rewards` and extra outputs: one entry for each step, one more in `obs`.
+        infos: One for each observation, or `None`.
+
+    Returns:
+        Columns `[R, ...]`, `obs` `[R + 1, ...]`; none at all without an observation.
+
+    Raises:
+        EpisodeError: The lengths do not fit together.
+    """
+    lengths = {name: 0 if values is None else len(values) for name, values in given.items()}
+    num_steps = lengths.get("actions", 0)
+    fit = all(length == num_steps for name, length in lengths.items() if name != "obs")
+    if not fit or (lengths["obs"] != num_steps + 1 and any(lengths.values())):
+        raise EpisodeError(
+            "an episode of n steps has n actions, rewards and extra outputs, and n + 1 observations; got "
+            f"{', '.join(f'{length} {name}' for name, length in lengths.items())}."
+        )
+    if infos is not None and len(infos) != lengths["obs"]:
+        raise EpisodeError(f"an episode has an info for each observation; got {len(infos)} for {lengths['obs']}.")
+    if not lengths["obs"]:
+        return {}
+    columns = {name: _stack(name, values) for name, values in given.items() if values is not None and len(values)}
+    columns["rewards"] = np.array(columns.get("rewards", ()), np.float64)
+    return columns
+
+
+def _stack(name: str, values: Sequence[Tree]) -> Tree:
+    try:
+        return map_tree(lambda *leaf: np.stack([np.asarray(part) for part in leaf]), *values)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise EpisodeError(f"the entries of {name!r} differ in shape or nesting: {error}") from error

@@ -39,12 +39,12 @@ def final_info_at(infos: Infos | None, env_index: int) -> dict[str, Any]:
     return info_at((infos or {}).get("final_info"), env_index)
 
 
-def one_info(info: Mapping[str, Any]) -> dict[str, Any]:
+def infos_of_one(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the info of a single env in the form of a vector env of one."""
     infos: dict[str, Any] = {}
     for key, value in info.items():
         if isinstance(value, Mapping):
-            infos[key] = one_info(value)
+            infos[key] = infos_of_one(value)
         else:
             infos[key] = np.empty(1, object)
             infos[key][0] = value
@@ -61,7 +61,7 @@ def _has(infos: Infos | None, key: str, env_index: int) -> bool:
     return True if mask is None else bool(mask[env_index])
 
 
-def row_of(infos: Infos, key: str | tuple[str, ...], num_envs: int) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
+def values_of(infos: Infos, key: str | tuple[str, ...], num_envs: int) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
     """Return the values `[N, ...]` under a key, or a tuple of keys for nested infos, and who has one, bool `[N]`.
 
     Raises:

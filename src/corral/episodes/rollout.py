@@ -4,46 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.columns import checked, checked_new, describe
+from corral.core.columns import describe, empty_column
 from corral.core.tree import Tree, map_tree
-from corral.episodes.infos import Infos, final_info_at, info_at, row_of
-from corral.errors import ColumnError, nearest
+from corral.episodes.episode import Notes, SingleAgentEpisode
+from corral.episodes.infos import values_of
+from corral.episodes.step_columns import STANDARD_COLUMNS, ColumnAttribute, StepColumns
+from corral.errors import ColumnError
 from corral.modules.distributions import ActionDistribution
 
-if TYPE_CHECKING:
-    from corral.episodes.episode import SingleAgentEpisode
 
-
-OWN_COLUMNS = frozenset(
-    {"obs", "actions", "rewards", "terminated", "truncated", "valid", "dist_inputs", "logp", "row_times_s"}
-)
-"""What every runner's rollout has; any other column was added by user code."""
-
-
-Notes = tuple[dict[str, Any], dict[str, list[Any]]]
-"""What user code noted on an episode: its custom data, and its temporary data by name."""
-
-
-class _Column:
-    """A column as an attribute: `rollout.rewards` is `rollout["rewards"]`."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, rollout: Rollout | None, owner: type) -> Any:
-        return self if rollout is None else rollout.columns[self._name]
-
-    def __set__(self, rollout: Rollout, value: Tree) -> None:
-        rollout[self._name] = value
-
-
-class Rollout:
+class Rollout(StepColumns):
     """Columns with time T on axis 0 and the sub-envs N on axis 1, in one allocation for each `sample()` call.
 
     A rollout is never written again after `sample()` returned it, so whoever keeps it keeps the data. In
@@ -78,45 +53,22 @@ class Rollout:
         num_env_steps: Steps that were taken, once complete: the valid entries, before any callback changed `valid`.
     """
 
-    obs = _Column()
-    actions = _Column()
-    rewards = _Column()
-    terminated = _Column()
-    truncated = _Column()
-    valid = _Column()
-    dist_inputs = _Column()
-    logp = _Column()
-    row_times_s = _Column()
+    terminated = ColumnAttribute()
+    truncated = ColumnAttribute()
+    valid = ColumnAttribute()
+    dist_inputs = ColumnAttribute()
+    logp = ColumnAttribute()
+    row_times_s = ColumnAttribute()
 
-    __slots__ = (  # so that a misspelt column is refused, rather than kept as an attribute that nobody reads
-        "__weakref__",
-        "action_space",
-        "broken",
-        "carry",
-        "columns",
-        "continues",
-        "final_obs",
-        "info_rows",
-        "notes",
-        "num_env_steps",
-        "num_rows",
-        "observation_space",
-        "weights_version",
-        "worker_index",
-    )
+    __slots__ = ("broken", "carry", "continues", "notes", "num_env_steps", "weights_version", "worker_index")
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
         """Take columns with room for as many rows as `rewards` has."""
-        self.columns = columns
-        self.final_obs: dict[tuple[int, int], Tree] = {}
-        self.info_rows: dict[int, Infos] = {}
+        super().__init__(columns, num_rows=num_rows)
         self.carry: EpisodeCarry | None = None
-        self.observation_space: spaces.Space[Any] | None = None
-        self.action_space: spaces.Space[Any] | None = None
         self.weights_version = 0
         self.worker_index = 0
         self.continues = False
-        self.num_rows = num_rows
         self.num_env_steps = 0
         self.notes: dict[tuple[int, int], Notes] = {}
         self.broken: list[tuple[int, int]] = []
@@ -140,46 +92,14 @@ class Rollout:
 
     # Columns.
 
-    def __getitem__(self, name: str) -> Tree:
-        """Return a column by name.
-
-        Raises:
-            KeyError: There is none; the nearest name is named.
-        """
-        if name not in self.columns:
-            raise KeyError(f"the rollout has no column {name!r}. {nearest(str(name), self.columns)}")
-        return self.columns[name]
-
     def __iter__(self) -> Iterator[SingleAgentEpisode]:
         """Go through the episodes; see `episodes`. `len`, though, is the number of rows."""
         return iter(self.episodes())
 
-    def __contains__(self, name: str) -> bool:
-        """Say whether there is a column of this name."""
-        return name in self.columns
-
-    def __setitem__(self, name: str, value: Tree) -> None:
-        """Replace a column by one of the same shape and dtype, or add one `[T, N, ...]`.
-
-        A float column named as one that the algorithm computes (`value_targets`, `advantages`) takes its place, but for
-        entries that are NaN.
-
-        Raises:
-            ColumnError: The shape or dtype does not fit; both are named.
-        """
-        if name in self.columns:
-            self.columns[name] = checked(name, self.columns[name], value)
-        else:
-            self.columns[name] = checked_new(name, value, (self.capacity, self.num_envs))
-
     @property
     def added(self) -> dict[str, NDArray[Any]]:
         """The columns that user code added, by name."""
-        return {name: column for name, column in self.columns.items() if name not in OWN_COLUMNS}
-
-    def add_column(self, name: str, like: NDArray[Any]) -> None:
-        """Add a column of the dtype and entry shape `[...]` of `like` `[len, ...]`; NaN, or 0 where there is no NaN."""
-        self.columns[name] = empty_column(like.dtype, (self.capacity, self.num_envs, *like.shape[1:]))
+        return {name: column for name, column in self.columns.items() if name not in STANDARD_COLUMNS}
 
     def with_added(self, computed: dict[str, Tree]) -> dict[str, Tree]:
         """Return computed columns `[T, N, ...]` and the added ones; an added one counts wherever it is not NaN.
@@ -200,47 +120,16 @@ class Rollout:
             merged[name] = np.where(np.isnan(column), computed[name], column).astype(computed[name].dtype)
         return merged
 
-    # Size.
-
-    @property
-    def capacity(self) -> int:
-        """Rows that fit."""
-        return len(self.rewards)
-
     @property
     def num_envs(self) -> int:
-        """N."""
-        return int(self.rewards.shape[1])
+        """Number of sub-envs N: the lanes of a rollout of single-agent envs."""
+        return self.num_lanes
 
     @property
     def done(self) -> NDArray[np.bool_]:
         """Where an episode ended, either way: bool `[T, N]`, for bookkeeping; returns keep the two apart."""
         done: NDArray[np.bool_] = self.terminated | self.truncated
         return done
-
-    def __len__(self) -> int:
-        """Return the number of rows T."""
-        return self.num_rows
-
-    def resize(self, capacity: int) -> None:
-        """Give the columns room for `capacity` rows, and keep the rows written so far."""
-        if capacity == self.capacity:
-            return
-        rows = min(self.num_rows, capacity)
-
-        def resized(column: NDArray[Any], extra: int) -> NDArray[Any]:
-            if capacity + extra <= len(column):
-                return column[: capacity + extra]
-            larger = empty_column(column.dtype, (capacity + extra, *column.shape[1:]))
-            larger[: rows + extra] = column[: rows + extra]
-            return larger
-
-        for name, column in self.columns.items():
-            extra = int(name == "obs")
-            if isinstance(column, np.ndarray):
-                self.columns[name] = resized(column, extra)
-            else:
-                self.columns[name] = map_tree(lambda leaf, extra=extra: resized(leaf, extra), column)
 
     def set_logp(self, row: int, logp: Any) -> None:
         """Note the log-likelihood `[N]` of a row's actions, where it is not that under the policy's distribution."""
@@ -249,23 +138,6 @@ class Rollout:
         self.columns["logp"][row] = logp
 
     # Episodes.
-
-    def add_final_obs(self, row: int, env_index: int, obs: Tree) -> None:
-        """Keep a final observation that a same-step autoreset takes out of `obs`."""
-        self.final_obs[row, env_index] = map_tree(lambda column, leaf: np.array(leaf, column.dtype), self.obs, obs)
-
-    def next_obs_at(self, row: int, env_index: int) -> Tree:
-        """Return the observation that a step led to: the final one where it ended its episode."""
-        if (row, env_index) in self.final_obs:
-            return self.final_obs[row, env_index]
-        return map_tree(lambda column: column[row + 1, env_index], self.obs)
-
-    def next_info_at(self, row: int, env_index: int) -> dict[str, Any]:
-        """Return the info that a step gave."""
-        infos = self.info_rows.get(row + 1)
-        if infos is not None and "final_info" in infos and (row, env_index) in self.final_obs:
-            return final_info_at(infos, env_index)
-        return info_at(infos, env_index)
 
     def info_column(self, key: str | tuple[str, ...], default: float = float("nan")) -> NDArray[Any]:
         """Return what the info of each step holds under a key, `[T, N, ...]`.
@@ -280,7 +152,7 @@ class Rollout:
                 continue
             final = np.array([(row - 1, n) in self.final_obs for n in range(self.num_envs)])
             for source, there in ((infos, ~final), (infos.get("final_info", {}), final)):
-                if there.any() and (found := row_of(source, key, self.num_envs)) is not None:
+                if there.any() and (found := values_of(source, key, self.num_envs)) is not None:
                     values, mask = found
                     column = _room_for(column, values, default)
                     mask = mask & there & self.valid[row - 1]
@@ -296,8 +168,6 @@ class Rollout:
 
     def chunks(self) -> list[tuple[int, SingleAgentEpisode]]:
         """Return what `episodes` does, each with its first row."""
-        from corral.episodes.episode import SingleAgentEpisode  # episodes are views of rollouts
-
         valid = self.valid
         linked = np.zeros_like(valid)  # whether a row goes on with the episode of the row before it
         linked[1:] = valid[:-1] & ~self.done[:-1] & valid[1:]
@@ -344,11 +214,6 @@ class Rollout:
         if self.valid.all():
             return map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
         return map_tree(lambda leaf: leaf[self.valid], column)
-
-
-def empty_column(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return a column without values: NaN, or 0 where the dtype has no NaN."""
-    return np.full(shape, np.nan if dtype.kind == "f" else 0, dtype)
 
 
 def _room_for(column: NDArray[Any], values: NDArray[Any], default: float) -> NDArray[Any]:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from corral.callbacks.dispatch import Dispatcher
-from corral.core.columns import Columns, checked, checked_new
+from corral.core.columns import Columns, check_column, check_new_column
 from corral.core.tree import Tree, map_tree
 from corral.episodes.episode import SingleAgentEpisode
-from corral.episodes.rollout import OWN_COLUMNS, Rollout
+from corral.episodes.rollout import Rollout
+from corral.episodes.step_columns import STANDARD_COLUMNS
 from corral.errors import ColumnError, nearest
-from corral.modules.module import DEFAULT_MODULE_ID, Module
 
-if TYPE_CHECKING:
-    from corral.runners.runner import EnvRunner
-
-DEFAULT_AGENT_ID = "default_agent"
 _READ_ONLY = ("next_obs", "infos")
 _HIDDEN = frozenset({"valid", "row_times_s"})  # True all along, and no business of one sub-env
 
@@ -55,32 +48,13 @@ class TrajectoryBatch(Columns):
             ColumnError: Its shape or dtype does not fit, and both are named; or it cannot be written here.
         """
         if name in self.columns:
-            map_tree(np.copyto, self.columns[name], checked(name, self.columns[name], value))
+            map_tree(np.copyto, self.columns[name], check_column(name, self.columns[name], value))
             return
-        if name in OWN_COLUMNS or name in _READ_ONLY:
+        if name in STANDARD_COLUMNS or name in _READ_ONLY:
             raise ColumnError(
                 f"column {name!r} cannot be written for one trajectory; the rollout in on_sample_end has it."
             )
-        column = checked_new(name, value, (self.length,))
+        column = check_new_column(name, value, (self.length,))
         self._rollout.add_column(name, column)
         self.columns[name] = self._view(name)
         np.copyto(self.columns[name], column)
-
-
-def postprocess_trajectories(rollout: Rollout, callbacks: Dispatcher, runner: EnvRunner, module: Module) -> None:
-    """Fire `on_postprocess_trajectory` for each episode, or chunk, of a complete rollout: by sub-env, then by time."""
-    copies = callbacks.wanted("on_postprocess_trajectory", "original_batches")
-    for start, episode in rollout.chunks():
-        batch = TrajectoryBatch(rollout, episode, start)
-        original = {name: map_tree(np.copy, column) for name, column in batch.items()} if copies else {}
-        callbacks.fire(
-            "on_postprocess_trajectory",
-            env_runner=runner,
-            metrics_logger=runner.metrics,
-            episode=episode,
-            agent_id=DEFAULT_AGENT_ID,
-            policy_id=DEFAULT_MODULE_ID,
-            policies={DEFAULT_MODULE_ID: module},
-            postprocessed_batch=batch,
-            original_batches={DEFAULT_AGENT_ID: (module, original)},
-        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.core.columns import checked_new, describe
+from corral.core.columns import check_new_column, describe, empty_column
 from corral.core.returns import n_step_returns
 from corral.core.tree import Tree
 from corral.errors import CheckpointError, ColumnError, ConfigError, CorralError
@@ -206,7 +206,7 @@ class ReplayBuffer:
                     f"column {name!r} was added to a rollout, but batches of the replay buffer have a column of their "
                     f"own of that name: choose another one than {', '.join(BATCH_COLUMNS)}."
                 )
-            columns[name] = checked_new(name, column, (num_rows, layout.num_envs))
+            columns[name] = check_new_column(name, column, (num_rows, layout.num_envs))
             held = self._columns.get(name)
             if held is not None and (held.grid.shape[2:], held.grid.dtype) != (column.shape[2:], column.dtype):
                 raise ColumnError(
@@ -234,7 +234,7 @@ class ReplayBuffer:
         for name in [name for name in columns if name not in self._columns]:
             self._make_added(name, columns[name].shape[2:], columns[name].dtype)
         lacking = {name: self._columns[name].grid for name in self._added if name not in columns}
-        return {name: _empty((*shape, *grid.shape[2:]), grid.dtype) for name, grid in lacking.items()}
+        return {name: empty_column(grid.dtype, (*shape, *grid.shape[2:])) for name, grid in lacking.items()}
 
     def _make_added(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         grid = self._storage.zeros((self._num_rows, self._num_lanes, *shape), dtype)
@@ -452,11 +452,6 @@ class ReplayBuffer:
         self._observations.set_state(obs, num_rows)
         self._rng, self._written, self._workers = rng, written, list(state["workers"])
         self._num_valid, self._candidates = int(np.count_nonzero(columns["valid"])), None
-
-
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a column without values."""
-    return np.full(shape, np.nan if dtype.kind == "f" else 0, dtype)
 
 
 def _plain_rng(rng: np.random.Generator) -> dict[str, str]:
