@@ -1,4 +1,7 @@
-"""Episodes: views over one sub-env's columns, made only when somebody looks; or built by hand, over their own."""
+"""Episodes: views of one lane of a runner's columns, or built by hand over columns that they own.
+
+The data of an episode are entries: one for each of its steps, and one more in `obs`. A row is an index of the columns.
+"""
 
 from __future__ import annotations
 
@@ -28,28 +31,28 @@ _PLAIN_STATE = ("id_", "env_index", "t_started", "return_before", "is_terminated
 class SingleAgentEpisode:
     """One episode of one sub-env, or a chunk of it.
 
-    A runner's episodes hold no data: they read the rollout's columns, grow as those are written, and what is written
-    through them is in the columns. An episode that spans several `sample()` calls is seen as chunks with the same
-    `id_`; `len`, the getters and slices are the chunk's, while `t` and `get_return()` are those of the whole episode.
+    A runner's episodes hold no data. They read the columns of the rollout and grow as the columns are written; what is
+    written through them is in the columns. An episode that spans several `sample()` calls appears as chunks with the
+    same `id_`: `len`, the getters and slices refer to the chunk, `t` and `get_return()` to the whole episode.
 
-    An episode built by hand, and one that `slice`, `cut`, `concat_episode` or `from_state` made, owns its data.
+    An episode built by hand owns its data, and so does one made by `slice`, `cut`, `concat_episode` or `from_state`.
 
-    Getters take an int, a slice, a sequence of ints, or nothing for all of the chunk. Index 0 is its first step;
-    negative ones count from the end, or with `neg_index_as_lookback=True` from the start back into the lookback buffer,
-    which holds steps from before the chunk. Slices stop at the data's ends, ints outside raise `IndexError`; with
-    `fill=` both are padded.
+    Getters take an int, a slice, a sequence of ints, or nothing for the whole chunk. Index 0 is the first step of the
+    chunk. Negative indices count from the end, or with `neg_index_as_lookback=True` from the start back into the
+    lookback buffer, which holds steps from before the chunk. Slices stop at the ends of the data and ints outside raise
+    `IndexError`; with `fill=` both are padded.
 
     Attributes:
-        id_: The same for all chunks of an episode, and different for every episode of a run.
+        id_: Id, the same for all chunks of an episode, and different for every episode of a run.
         env_index: Index of the sub-env, which is the lane of a runner's episode; 0 for an episode built by hand.
         t_started: Env steps of the episode before this chunk.
         return_before: Sum of rewards before this chunk.
-        owns_data: Whether it is no view of a runner's columns.
-        is_terminated: Whether its last step terminated it.
-        is_truncated: Whether its last step truncated it.
+        owns_data: Whether the episode has its own data; False for a view of a runner's columns.
+        is_terminated: Whether the last step terminated the episode.
+        is_truncated: Whether the last step truncated the episode.
         notes: `custom_data` and the temporary data; the chunks of a runner's episode share them.
-        observation_space: Of one observation, if known.
-        action_space: Of one module action, if known.
+        observation_space: Space of one observation, if known.
+        action_space: Space of one module action, if known.
     """
 
     __slots__ = (
@@ -75,7 +78,7 @@ class SingleAgentEpisode:
     observation_space: spaces.Space[Any] | None
     action_space: spaces.Space[Any] | None
 
-    # Making one.
+    # Construction.
 
     def __init__(
         self,
@@ -93,22 +96,22 @@ class SingleAgentEpisode:
         t_started: int | None = None,
         len_lookback_buffer: int | str = "auto",
     ) -> None:
-        """Build an episode by hand, of steps so far or of none.
+        """Build an episode by hand, from the steps so far or without steps.
 
         Args:
-            id_: `None` makes a new one.
-            observations: One more than actions.
-            infos: As many as observations, or `None`.
-            actions: Of each step.
-            rewards: Of each step.
-            observation_space: Of one observation.
-            action_space: Of one action.
+            id_: Id; `None` makes a new one.
+            observations: Observations, one more than actions.
+            infos: Info dicts, one for each observation, or `None`.
+            actions: Action of each step.
+            rewards: Reward of each step.
+            observation_space: Space of one observation.
+            action_space: Space of one action.
             terminated: Whether the last step terminated the episode.
-            truncated: Whether the last step truncated it.
-            extra_model_outputs: By name, one entry for each step.
+            truncated: Whether the last step truncated the episode.
+            extra_model_outputs: Further outputs of the module by name, one entry for each step.
             t_started: Env steps before the chunk, the lookback included; `None` is 0.
-            len_lookback_buffer: How many of the steps, as far as there are any, are from before this chunk; `"auto"` is
-                all of them.
+            len_lookback_buffer: Number of the first steps that are from before this chunk, at most all of them;
+                `"auto"` is all of them.
 
         Raises:
             EpisodeError: The lengths do not fit together.
@@ -125,7 +128,7 @@ class SingleAgentEpisode:
             raise EpisodeError("an episode without a step cannot be terminated or truncated.")
         lookback = num_steps if len_lookback_buffer == "auto" else len_lookback_buffer
         if not isinstance(lookback, int) or lookback < 0:
-            raise EpisodeError(f"len_lookback_buffer={lookback!r} must be 'auto' or a number from 0 on.")
+            raise EpisodeError(f"len_lookback_buffer={lookback!r} must be 'auto' or an integer of at least 0.")
         if columns:
             self._adopt(columns, infos or (), min(lookback, num_steps))
 
@@ -147,7 +150,7 @@ class SingleAgentEpisode:
         self._start_time_s = self._last_time_s = 0.0
 
     def _adopt(self, columns: Mapping[str, Tree], infos: Sequence[Mapping[str, Any]], lookback: int) -> None:
-        """Take columns `[len, ...]`, observations `[len + 1, ...]`, as the episode's own; they count the lookback."""
+        """Own columns `[len, ...]`, observations `[len + 1, ...]`, where `len` includes the lookback."""
         self._columns = StepColumns.one_lane(columns, infos)
         self.owns_data, self._lane = True, 0
         self._first, self._start, self._stop = 0, lookback, None
@@ -163,42 +166,53 @@ class SingleAgentEpisode:
         return [self._info_at(position, num_infos, None) for position in range(num_infos)[start:stop]]
 
     def _own_data(self) -> None:
-        """Copy the data out of the columns of a rollout, if it is a view of them, so that it can grow."""
+        """Copy the data out of a runner's columns, so that the episode can grow; nothing to do if it owns its data."""
         if not self.owns_data and self._start is not None:
             self._last_time_s = self._start_time_s + self.get_duration_s()
             columns = {name: map_tree(np.copy, column) for name, column in self._all_columns().items()}
             self._adopt(columns, self._infos(), self.len_lookback)
 
-    # What a runner does with its views.
+    # Views, made and moved on by runners.
 
     @classmethod
     def view(cls, id_: str, lane: int, columns: StepColumns) -> Self:
-        """Return a view of one lane of the columns, which has not started."""
+        """Return a view of one lane of columns that has not started; see `start`."""
         episode = cls.__new__(cls)
         episode._clear(id_, lane, columns)
         episode.observation_space, episode.action_space = columns.observation_space, columns.action_space
         return episode
 
     def start(self, row: int, now_s: float) -> None:
-        """Note the row whose observation the reset gave, and the clock reading then."""
+        """Start the view at the row that holds the observation of the reset.
+
+        Args:
+            row: The row.
+            now_s: Clock reading at the reset.
+        """
         self._start = self._first = row
         self._start_time_s = self._last_time_s = now_s
 
     def end(self, terminated: bool, truncated: bool, stop: int) -> None:
-        """Note how the episode ended, if it did, and the row past its last step in this rollout."""
+        """End the view.
+
+        Args:
+            terminated: Whether its last step terminated the episode.
+            truncated: Whether its last step truncated the episode.
+            stop: Row after its last step.
+        """
         self.is_terminated, self.is_truncated, self._stop = terminated, truncated, stop
 
     def continue_from(self, t_started: int, return_before: float) -> None:
-        """Note what lies before this chunk."""
+        """Set the env steps and the sum of rewards before this chunk."""
         self.t_started, self.return_before = t_started, return_before
 
     def continued_in(self, columns: StepColumns, return_before: float, last_time_s: float) -> Self:
         """Return the next chunk, which starts with row 0 of other columns; this one is complete.
 
         Args:
-            columns: The next ones, with the same lanes.
+            columns: The next columns, with the same lanes.
             return_before: Sum of rewards of the episode so far.
-            last_time_s: Clock reading at the end of the columns of this chunk.
+            last_time_s: Clock reading at the end of this chunk's columns.
         """
         chunk = self.view(self.id_, self.env_index, columns)  # also if user code made this chunk own its data
         chunk.notes = self.notes
@@ -209,13 +223,13 @@ class SingleAgentEpisode:
             chunk.continue_from(self.t, return_before)
         return chunk
 
-    # What a user adds by hand.
+    # Steps added by hand.
 
     def add_env_reset(self, observation: Tree, infos: Mapping[str, Any] | None = None) -> None:
-        """Start an episode built by hand with what `reset` gave.
+        """Start an episode built by hand with the observation and the info of a reset.
 
         Raises:
-            EpisodeError: It has started already.
+            EpisodeError: The episode has started already.
         """
         if self._start is not None:
             raise EpisodeError(f"episode {self.id_} was reset already, and has {self.t} steps.")
@@ -233,19 +247,19 @@ class SingleAgentEpisode:
         truncated: bool = False,
         extra_model_outputs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add what an action led to; a runner's episode becomes one that owns its data.
+        """Add one step; a runner's episode becomes one that owns its data.
 
         Args:
-            observation: After the step.
-            action: That led to it.
-            reward: Of the step.
-            infos: Of the step.
+            observation: Observation that the step led to.
+            action: Action of the step.
+            reward: Reward of the step.
+            infos: Info dict of the step.
             terminated: Whether the step terminated the episode.
-            truncated: Whether the step truncated it.
-            extra_model_outputs: By name; the same names in every step.
+            truncated: Whether the step truncated the episode.
+            extra_model_outputs: Further outputs of the module by name; the same names in every step.
 
         Raises:
-            EpisodeError: It was not reset, is over, or the names or shapes differ from those of the steps before.
+            EpisodeError: The episode was not reset or is over, or the names or shapes differ from the steps before.
         """
         if self._start is None or self.is_done:
             why = "is over" if self.is_done else "was not reset"
@@ -264,7 +278,7 @@ class SingleAgentEpisode:
 
     @property
     def is_done(self) -> bool:
-        """Whether the episode is over, either way."""
+        """Whether the episode was terminated or truncated."""
         return self.is_terminated or self.is_truncated
 
     @property
@@ -284,11 +298,11 @@ class SingleAgentEpisode:
 
     @property
     def len_lookback(self) -> int:
-        """Steps in the lookback buffer."""
+        """Number of steps in the lookback buffer."""
         return 0 if self._start is None else self._start - self._first
 
     def __len__(self) -> int:
-        """Return the env steps in this chunk, without the lookback."""
+        """Return the number of env steps in this chunk, without the lookback."""
         return 0 if self._start is None else self._end - self._start
 
     @property
@@ -302,7 +316,7 @@ class SingleAgentEpisode:
         return self.return_before + float(self._columns.rewards[self._start : self._end, self._lane].sum())
 
     def get_duration_s(self) -> float:
-        """Return the wall-clock seconds from the reset to the latest step; 0 if the episode was built of ready data."""
+        """Return the wall-clock seconds from the reset to the latest step; 0 if the episode was built from data."""
         last = self._last_time_s
         if not self.owns_data and len(self) and "row_times_s" in self._columns:
             last = float(self._columns["row_times_s"][self._end - 1])
@@ -318,7 +332,7 @@ class SingleAgentEpisode:
         """Check that the episode was reset.
 
         Raises:
-            EpisodeError: It was not.
+            EpisodeError: The episode was not reset.
         """
         if self._start is None:
             raise EpisodeError(f"episode {self.id_} was not reset, so it has no observation.")
@@ -333,18 +347,18 @@ class SingleAgentEpisode:
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Tree:
-        """Return observations: `[len + 1, ...]`, or those at `indices`; -1 is the latest.
+        """Return all observations `[len + 1, ...]`, or the observations at `indices`; -1 is the latest.
 
         Args:
             indices: See the class.
             neg_index_as_lookback: See the class.
-            fill: Stands for observations outside, in every entry.
-            one_hot_discrete: Whether Discrete and MultiDiscrete parts come as one-hot vectors.
+            fill: Value of all elements of an observation outside the data.
+            one_hot_discrete: Whether Discrete and MultiDiscrete parts are returned as one-hot vectors.
         """
-        rows = self._all("obs")
+        data = self._all("obs")
         if one_hot_discrete:
-            rows = one_hot(rows, self.observation_space, "observation_space")
-        return self._pick(rows, indices, neg_index_as_lookback, fill)
+            data = one_hot(data, self.observation_space, "observation_space")
+        return self._pick(data, indices, neg_index_as_lookback, fill)
 
     def get_actions(
         self,
@@ -354,14 +368,14 @@ class SingleAgentEpisode:
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """Return module actions: `[len, ...]`, or those at `indices`; see `get_observations`."""
-        rows = self._all("actions")
+        """Return all module actions `[len, ...]`, or the actions at `indices`; see `get_observations`."""
+        data = self._all("actions")
         if one_hot_discrete:
-            rows = one_hot(rows, self.action_space, "action_space")
-        return self._pick(rows, indices, neg_index_as_lookback, fill)
+            data = one_hot(data, self.action_space, "action_space")
+        return self._pick(data, indices, neg_index_as_lookback, fill)
 
     def get_rewards(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Return rewards: float64 `[len]`, or those at `indices`."""
+        """Return all rewards, float64 `[len]`, or the rewards at `indices`."""
         return self._pick(self._all("rewards"), indices, neg_index_as_lookback, fill)
 
     def get_extra_model_outputs(
@@ -372,17 +386,17 @@ class SingleAgentEpisode:
         neg_index_as_lookback: bool = False,
         fill: Any = None,
     ) -> Any:
-        """Return what the module gave besides the actions, by name: `[len, ...]`, or those at `indices`.
+        """Return the outputs of the module other than actions: all of them, `[len, ...]`, or those at `indices`.
 
         Args:
-            key: One name; `None` gives a dict of all. A runner's episodes have `dist_inputs`, and once the rollout is
-                complete `logp`, and the columns that user code added.
+            key: Name of one output; `None` returns a dict of all outputs. A runner's episodes have `dist_inputs`, the
+                columns that user code added, and once the rollout is complete `logp`.
             indices: See the class.
             neg_index_as_lookback: See the class.
             fill: See the class.
 
         Raises:
-            KeyError: There is no such output.
+            KeyError: There is no output of this name.
         """
         names = self._extra_names
         if key is None:
@@ -392,25 +406,25 @@ class SingleAgentEpisode:
         return self._pick(self._all(key), indices, neg_index_as_lookback, fill)
 
     def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Return info dicts: a list of `len + 1`, the first of them the reset's, or those at `indices`.
+        """Return the list of all `len + 1` info dicts, the first from the reset, or the info dicts at `indices`.
 
-        A runner keeps infos if somebody listens to one of its events.
+        A runner keeps infos only if a callback listens to one of its events.
         """
-        num_rows = self._num_entries("obs")
+        num_infos = self._num_entries("obs")
         where = positions(
-            indices, num_rows, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback, clip=fill is None
+            indices, num_infos, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback, clip=fill is None
         )
         if isinstance(where, int):
-            return self._info_at(where, num_rows, fill)
-        rows = range(num_rows)[where] if isinstance(where, slice) else where.tolist()
-        return [self._info_at(index, num_rows, fill) for index in rows]
+            return self._info_at(where, num_infos, fill)
+        found = range(num_infos)[where] if isinstance(where, slice) else where.tolist()
+        return [self._info_at(index, num_infos, fill) for index in found]
 
-    def _info_at(self, position: int, num_rows: int, fill: Any) -> Any:
-        if not 0 <= position < num_rows:
+    def _info_at(self, position: int, num_infos: int, fill: Any) -> Any:
+        if not 0 <= position < num_infos:
             if fill is None:
-                raise IndexError(f"index out of range: there are {num_rows} infos, lookback included.")
+                raise IndexError(f"index out of range: there are {num_infos} infos, lookback included.")
             return fill
-        if position == num_rows - 1 and len(self):  # the final one, if a reset took its place
+        if position == num_infos - 1 and len(self):  # the info of the last step, even if a reset took its place
             return self._columns.next_info_at(self._first + position - 1, self._lane)
         return info_at(self._columns.info_rows.get(self._first + position), self._lane)
 
@@ -424,7 +438,7 @@ class SingleAgentEpisode:
         return 0 if self._start is None else self._end - self._first + (name == "obs")
 
     def _all(self, name: str) -> Tree:
-        """Return a column of this chunk, lookback included: a view, but where the final observation was kept apart."""
+        """Return a column of this chunk, lookback included: a view, or a copy with a final observation kept apart."""
         if self._start is None:
             if name == "obs":
                 raise IndexError(f"episode {self.id_} has not been reset yet: it holds no observation.")
@@ -432,41 +446,41 @@ class SingleAgentEpisode:
         if name not in self._columns:  # built by hand, and without a step
             return np.zeros(0)
         stop = self._first + self._num_entries(name)
-        rows = map_tree(lambda column: column[self._first : stop, self._lane], self._columns[name])
+        data = map_tree(lambda column: column[self._first : stop, self._lane], self._columns[name])
         if name == "obs" and (final := self._final_obs()) is not None:
-            rows = map_tree(lambda column, leaf: np.concatenate([column[:-1], leaf[None]]), rows, final)
-        return rows
+            data = map_tree(lambda column, leaf: np.concatenate([column[:-1], leaf[None]]), data, final)
+        return data
 
     def _final_obs(self) -> Tree:
         """Return the observation that the last step led to, if it was kept apart from `obs`."""
         last = self._first + self._num_entries("actions") - 1
-        # Without a step, the row before belongs to the episode before.
+        # Without a step, the row before belongs to the previous episode.
         return self._columns.final_obs.get((last, self._lane)) if last >= self._first else None
 
-    def _pick(self, rows: Tree, indices: Indices, neg_index_as_lookback: bool, fill: Any) -> Any:
+    def _pick(self, data: Tree, indices: Indices, neg_index_as_lookback: bool, fill: Any) -> Any:
         where = positions(
             indices,
-            len(leaves(rows)[0]),
+            len(leaves(data)[0]),
             self.len_lookback,
             neg_index_as_lookback=neg_index_as_lookback,
             clip=fill is None,
         )
-        return pick(rows, where, fill)
+        return pick(data, where, fill)
 
     # Setters.
 
     def set_observations(
         self, *, new_data: Tree, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite observations: all of the chunk, or those at `at_indices`; a runner's episode writes the columns.
+        """Overwrite all observations of the chunk, or those at `at_indices`; a runner's episode writes the columns.
 
         Args:
-            new_data: As many as the indices name; one entry for an int.
+            new_data: One observation for each index, `[K, ...]`; a single one for an int.
             at_indices: See the class.
             neg_index_as_lookback: See the class.
 
         Raises:
-            IndexError: The new data have another size than what they replace, or an index lies outside.
+            IndexError: The new data have another size than the data they replace, or an index is outside.
         """
         self._overwrite("obs", new_data, at_indices, neg_index_as_lookback)
 
@@ -481,7 +495,7 @@ class SingleAgentEpisode:
     def set_extra_model_outputs(
         self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite an extra model output; without `at_indices`, a new key adds one. See `set_observations`."""
+        """Overwrite an extra model output, or add one: a new key without `at_indices`. See `set_observations`."""
         if key not in self._extra_names:
             if at_indices is not None:
                 raise KeyError(
@@ -496,16 +510,16 @@ class SingleAgentEpisode:
         self._overwrite(key, new_data, at_indices, neg_index_as_lookback)
 
     def _overwrite(self, name: str, new_data: Tree, at_indices: Indices, neg_index_as_lookback: bool) -> None:
-        rows = self._all(name)
-        num_rows = self._num_entries(name)
-        where = positions(at_indices, num_rows, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback)
-        overwrite(rows, where, new_data)
+        data = self._all(name)
+        num_entries = self._num_entries(name)
+        where = positions(at_indices, num_entries, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback)
+        overwrite(data, where, new_data)
         final = self._final_obs() if name == "obs" else None
-        if final is not None:  # `rows` was a copy, with the final observation at its end
+        if final is not None:  # `data` was a copy, with the final observation at its end
             kept = self._columns[name]
-            map_tree(lambda leaf, last: np.copyto(leaf, last[-1]), final, rows)
-            stop = self._first + num_rows - 1
-            map_tree(lambda leaf, new: np.copyto(leaf[self._first : stop, self._lane], new[:-1]), kept, rows)
+            map_tree(lambda leaf, last: np.copyto(leaf, last[-1]), final, data)
+            stop = self._first + num_entries - 1
+            map_tree(lambda leaf, new: np.copyto(leaf[self._first : stop, self._lane], new[:-1]), kept, data)
 
     # Parts of episodes, and episodes of parts.
 
@@ -516,18 +530,18 @@ class SingleAgentEpisode:
         return self.slice(slice_)
 
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
-        """Return some of the steps as an episode that owns its data; its return is that of these steps alone.
+        """Return some of the steps as an episode that owns its data; its return counts only these steps.
 
         Args:
-            slice_: Of this chunk's steps, without a step width; it stops at the chunk's ends.
-            len_lookback_buffer: Steps before the slice to keep in front of it, as far as there are any; `None` keeps as
-                many as this episode has.
+            slice_: Slice of the steps of this chunk, without a step width; it stops at the ends of the chunk.
+            len_lookback_buffer: Number of steps before the slice to keep as its lookback, at most as many as there are;
+                `None` keeps as many as this episode has.
 
         Raises:
             EpisodeError: The slice has a step width, the episode was not reset, or the lookback is negative.
         """
         if slice_.step not in (None, 1):
-            raise EpisodeError(f"a slice of an episode has no step width, got {slice_}.")
+            raise EpisodeError(f"a slice of an episode cannot have a step width, got {slice_}.")
         self.validate()
         start, stop, _ = slice_.indices(len(self))
         stop = max(start, stop)
@@ -560,7 +574,8 @@ class SingleAgentEpisode:
         """Return the chunk that comes next: the same id, no steps yet, the last observation and info.
 
         Args:
-            len_lookback_buffer: Steps of this chunk that the next one keeps in its lookback, as far as there are any.
+            len_lookback_buffer: Number of the last steps of this chunk that the next one keeps as its lookback, at most
+                as many as there are.
 
         Raises:
             EpisodeError: The episode is over, or the lookback is negative.
@@ -577,16 +592,18 @@ class SingleAgentEpisode:
         return chunk
 
     def concat_episode(self, other: SingleAgentEpisode) -> None:
-        """Add the chunk that came next to the end of this one, which then owns its data.
+        """Append the next chunk of the same episode; this episode then owns its data.
 
         Raises:
-            EpisodeError: The chunks have different ids, do not follow one another, or this one is over.
+            EpisodeError: The chunks have different ids, do not follow one another, or this episode is over.
         """
         self._check_follows(other)
         mine, theirs, skip = self._all_columns(), other._all_columns(), other.len_lookback
-        # The chunk's first observation is the last one here; its info may say more, and stays.
+        # The first observation of the chunk is the last one here. The chunk's info of it may say more, and is kept.
         if not all(leaves(map_tree(lambda a, b: np.array_equal(a[-1], b[skip]), mine["obs"], theirs["obs"]))):
-            raise EpisodeError(f"episode {self.id_} has another last observation than the chunk's first one.")
+            raise EpisodeError(
+                f"the last observation of episode {self.id_} differs from the first observation of the chunk."
+            )
         if len(other):
             if len(mine["rewards"]) and not (self.owns_data and other.owns_data):
                 shared = mine.keys() & theirs.keys()  # a complete rollout has more columns than one being written
@@ -601,20 +618,22 @@ class SingleAgentEpisode:
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
         custom, temporary = copy.deepcopy(other.notes)
         self.notes[0].update(custom)
-        self.notes[1].update(temporary)  # the chunk's lists continue the lists here
+        self.notes[1].update(temporary)  # the lists of the chunk begin with the values here
 
     def _check_follows(self, other: SingleAgentEpisode) -> None:
         if other.id_ != self.id_:
-            raise EpisodeError(f"episode {other.id_} is no part of episode {self.id_}.")
+            raise EpisodeError(f"a chunk of episode {other.id_} cannot be appended to episode {self.id_}.")
         if self.is_done:
             raise EpisodeError(f"episode {self.id_} is over: nothing comes after it.")
         self.validate()
         other.validate()
         if other.t_started != self.t:
-            raise EpisodeError(f"episode {self.id_} goes on at t={self.t}, but the chunk begins at {other.t_started}.")
+            raise EpisodeError(
+                f"episode {self.id_} continues at t={self.t}, but the chunk begins at t={other.t_started}."
+            )
 
     def get_state(self) -> dict[str, Any]:
-        """Return all but the spaces, as dicts, lists, numbers, strings and arrays, and `custom_data` as it is."""
+        """Return all but the spaces as dicts, lists, numbers, strings and arrays; `custom_data` is copied as it is."""
         state = {name: getattr(self, name) for name in _PLAIN_STATE}
         if self.is_reset:
             state["columns"] = {name: map_tree(np.copy, column) for name, column in self._all_columns().items()}
@@ -624,7 +643,7 @@ class SingleAgentEpisode:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the episode that `get_state` described; it owns its data."""
+        """Return an episode with a state that `get_state` returned; it owns its data."""
         episode = cls(state["id_"])
         if "columns" in state:
             columns = {name: map_tree(np.copy, column) for name, column in state["columns"].items()}
@@ -638,18 +657,18 @@ class SingleAgentEpisode:
 
     @property
     def custom_data(self) -> dict[str, Any]:
-        """A dict for the user's own notes; the chunks of a runner's episode share it."""
+        """Dict for the notes of user code; the chunks of a runner's episode share it."""
         return self.notes[0]
 
     def add_temporary_timestep_data(self, key: str, value: Any) -> None:
-        """Keep a value for the time of the episode, beside those given under the key before."""
+        """Append a value to the list under a key, which is kept until the episode ends."""
         self.notes[1].setdefault(key, []).append(value)
 
     def get_temporary_timestep_data(self, key: str) -> list[Any]:
-        """Return the values given to `add_temporary_timestep_data` in this episode, earlier chunks included.
+        """Return the values added with `add_temporary_timestep_data` in this episode, earlier chunks included.
 
         Raises:
-            KeyError: Nothing was given under the key.
+            KeyError: No value was added under the key.
         """
         known = self.notes[1]
         if key not in known:
@@ -657,20 +676,20 @@ class SingleAgentEpisode:
         return known[key]
 
     def __repr__(self) -> str:
-        """Show what tells episodes apart."""
+        """Return the id, the sub-env, the number of steps and the state."""
         state = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "ongoing"
         return f"SingleAgentEpisode({self.id_}, env_index={self.env_index}, t={self.t}, {state})"
 
 
 def _stack_steps(given: Mapping[str, Sequence[Any] | None], infos: Sequence[Any] | None) -> dict[str, Tree]:
-    """Turn what the steps of an episode were built from into columns for `StepColumns.one_lane`.
+    """Return the columns of given steps, as `StepColumns.one_lane` takes them.
 
     Args:
         given: `obs`, `actions`, `rewards` and extra outputs: one entry for each step, one more in `obs`.
-        infos: One for each observation, or `None`.
+        infos: One info dict for each observation, or `None`.
 
     Returns:
-        Columns `[R, ...]`, `obs` `[R + 1, ...]`; none at all without an observation.
+        Columns `[len, ...]`, `obs` `[len + 1, ...]`; no columns without an observation.
 
     Raises:
         EpisodeError: The lengths do not fit together.
@@ -680,11 +699,11 @@ def _stack_steps(given: Mapping[str, Sequence[Any] | None], infos: Sequence[Any]
     fit = all(length == num_steps for name, length in lengths.items() if name != "obs")
     if not fit or (lengths["obs"] != num_steps + 1 and any(lengths.values())):
         raise EpisodeError(
-            "an episode of n steps has n actions, rewards and extra outputs, and n + 1 observations; got "
+            "an episode of n steps needs n actions, rewards and extra outputs, and n + 1 observations; got "
             f"{', '.join(f'{length} {name}' for name, length in lengths.items())}."
         )
     if infos is not None and len(infos) != lengths["obs"]:
-        raise EpisodeError(f"an episode has an info for each observation; got {len(infos)} for {lengths['obs']}.")
+        raise EpisodeError(f"an episode needs one info per observation; got {len(infos)} for {lengths['obs']}.")
     if not lengths["obs"]:
         return {}
     columns = {name: _stack(name, values) for name, values in given.items() if values is not None and len(values)}

@@ -1,8 +1,9 @@
-"""The storage that rollouts and episodes stand on: columns of time steps.
+"""Columns of time steps: the storage of rollouts and of episodes built by hand.
 
 Time is axis 0 and lanes are axis 1. A lane holds the steps of one agent in one sub-env, one after the other; in a
 rollout of single-agent envs the lanes are the sub-envs. A row is one index of axis 0: row t holds time step t of every
-lane. Everywhere in `episodes/` a row is that, and an entry of a batch `[B, ...]` or of one episode is called an entry.
+lane. The word row has this meaning everywhere in `episodes/`; the data of a batch `[B, ...]` or of one episode are
+entries.
 """
 
 from __future__ import annotations
