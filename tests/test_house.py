@@ -21,20 +21,23 @@ FORBIDDEN = {
     "algorithms": ("corral.engines", "ray"),
     "core": tuple(room for room in ROOMS if room != "corral.core"),
     "envs": ("corral.learners", "corral.algorithms", "corral.runners"),
-    "episodes": ("corral.learners", "corral.algorithms", "corral.runners", "corral.envs"),
+    "episodes": ("corral.learners", "corral.algorithms", "corral.runners", "corral.envs", "corral.callbacks"),
     "runners": ("corral.learners", "corral.algorithms"),
     "learners": ("corral.envs", "corral.algorithms", "corral.runners", "corral.episodes"),
 }
 RAY_HOMES = ("engines/ray", "tune/")
 
 
-def imports(source: str, path: str) -> Iterator[str]:
-    """Yield the dotted names that a file imports when it runs, wherever in it; `path` is relative to src/corral."""
+def imports(source: str, path: str, *, annotations: bool = False) -> Iterator[str]:
+    """Yield the dotted names that a file imports, functions included; `path` is relative to src/corral.
+
+    Imports under TYPE_CHECKING count only with `annotations`.
+    """
     package = ["corral", *Path(path).parts[:-1]]
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = []  # a name for an annotation is no dependency
+            node.body = node.body if annotations else []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -61,6 +64,59 @@ def violations(source: str, path: str) -> list[str]:
     return sorted({name for name in imports(source, path) if any(within(name, package) for package in forbidden)})
 
 
+def modules_in_circles(sources: dict[str, str], *, annotations: bool) -> list[str]:
+    """Return the modules that import each other in a circle, and the modules that import these.
+
+    `sources` maps paths relative to src/corral to source texts.
+    """
+    names = {path: "corral." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in sources}
+    left = {
+        name: {
+            other
+            for imported in imports(sources[path], path, annotations=annotations)
+            for other in names.values()
+            if other != name and imported in (other, f"{other}.{imported.rpartition('.')[2]}")
+        }
+        for path, name in names.items()
+    }
+    while free := [name for name, imported in left.items() if not imported & left.keys()]:
+        for name in free:
+            del left[name]
+    return sorted(left)
+
+
+# `engines/actors.py` imports the form of actors on Ray inside a function, so that ray is imported only where it runs.
+@pytest.mark.parametrize("room", sorted({room.removeprefix("corral.") for room in ROOMS} - {"engines"}))
+def test_the_modules_of_a_room_import_each_other_in_one_direction(room: str) -> None:
+    sources = {
+        path.relative_to(SRC).as_posix(): path.read_text(encoding="utf-8") for path in (SRC / room).rglob("*.py")
+    }
+    assert modules_in_circles(sources, annotations=room == "episodes") == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "def f():\n    from corral.episodes.rollout import Rollout",
+        "import corral.episodes.rollout",
+        "from corral.episodes import rollout",
+        "from .rollout import Rollout",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from corral.episodes.rollout import Rollout",
+    ],
+)
+def test_a_circle_is_found_wherever_its_imports_are(back: str) -> None:
+    sources = {
+        "episodes/rollout.py": "from corral.episodes.episode import SingleAgentEpisode",
+        "episodes/episode.py": "from corral.episodes.infos import info_at",
+        "episodes/infos.py": "import corral.core.tree",
+    }
+    assert modules_in_circles(sources, annotations=True) == []
+    circle = modules_in_circles(sources | {"episodes/infos.py": back}, annotations=True)
+    assert circle == ["corral.episodes.episode", "corral.episodes.infos", "corral.episodes.rollout"]
+    at_run_time = modules_in_circles(sources | {"episodes/infos.py": back}, annotations=False)
+    assert at_run_time == ([] if "TYPE_CHECKING" in back else circle)
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SRC)))
 def test_import_rules(file: Path) -> None:
     assert violations(file.read_text(encoding="utf-8"), file.relative_to(SRC).as_posix()) == []
@@ -76,6 +132,7 @@ def test_import_rules(file: Path) -> None:
         ("learners/learner.py", "from corral.envs import vector"),
         ("learners/learner.py", "from corral import PPOConfig"),
         ("runners/runner.py", "from corral.compat.rllib import PPO"),
+        ("episodes/trajectories.py", "from corral.callbacks.dispatch import Dispatcher"),
         ("engines/local.py", "import ray.util"),
         ("engines/process.py", "def f():\n    import ray"),
         ("envs/ray.py", "import ray"),

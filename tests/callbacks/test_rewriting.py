@@ -304,10 +304,10 @@ def test_a_new_column_has_to_fit(event: str, new: Any) -> None:
         algo.train()
 
 
-def test_a_column_cannot_be_taken_out_of_a_batch() -> None:
+def test_a_column_cannot_be_removed_from_a_batch() -> None:
     with (
         config(on_learn_on_batch=lambda train_batch: train_batch.pop("logp")).build() as algo,
-        pytest.raises(CallbackError, match="'logp' cannot be taken out"),
+        pytest.raises(CallbackError, match="'logp' cannot be removed"),
     ):
         algo.train()
 
@@ -379,7 +379,7 @@ def test_columns_of_two_rollouts_have_to_be_alike() -> None:
 
     with (
         config(on_sample_end=add).env_runners(num_env_runners=2).engine("local").build() as algo,
-        pytest.raises(ColumnError, match=r"'mark'.*alike"),
+        pytest.raises(ColumnError, match=r"'mark'.*same shape"),
     ):
         algo.train()
 

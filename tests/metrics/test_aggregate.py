@@ -226,7 +226,8 @@ def test_aggregating_keys_that_are_reduced_otherwise_is_refused_and_names_both_c
         for group in [parts] if together else [parts[:1], parts[1:]]:
             aggregated.aggregate(group, key="env_runners")
     assert str(error.value) == (
-        f"metric 'env_runners/a/x' was logged as mean over a window of 50 at {sites[0]}, and now as sum at {sites[1]}."
+        f"metric 'env_runners/a/x' was logged as mean over a window of 50 at {sites[0]}, and now as sum at {sites[1]}: "
+        "give a key the same settings in all places."
     )
 
 

@@ -313,7 +313,8 @@ def test_two_settings_under_one_key_are_refused_with_both_call_sites(method: str
         LOGS[method](logger)
     line = LOGS[method].__code__.co_firstlineno
     assert str(error.value) == (
-        f"metric 'a/b' was logged as mean over a window of 50 at {first}, and now as sum at {__file__}:{line}."
+        f"metric 'a/b' was logged as mean over a window of 50 at {first}, and now as sum at {__file__}:{line}: "
+        "give a key the same settings in all places."
     )
     assert logger.peek(("a", "b")) == 1.0
 
@@ -325,7 +326,7 @@ def test_the_call_site_of_log_time_is_its_with_statement() -> None:
     first = here(-2)
     with pytest.raises(MetricsError) as error:
         logger.log_value("x", 1.0, reduce="sum")
-    assert f"ema with coefficient 0.01 at {first}, and now as sum at {here(-1)}." in str(error.value)
+    assert f"ema with coefficient 0.01 at {first}, and now as sum at {here(-1)}: give" in str(error.value)
 
 
 def test_the_call_site_outlives_a_state() -> None:

@@ -83,7 +83,7 @@ def test_files_that_cannot_be_unlinked_go_at_close(tmp_path: Path, monkeypatch: 
 
 
 def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere' is no directory: make it first"):
+    with pytest.raises(ConfigError, match=r"nowhere' is not a directory: make it first"):
         ReplayBuffer(100, directory=tmp_path / "nowhere")
 
 

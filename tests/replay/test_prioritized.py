@@ -89,7 +89,7 @@ def test_misshapen_priorities_are_refused() -> None:
     buffer = filled()
     with pytest.raises(ValueError, match=r"int64\[2\] and priorities float64\[1\]"):
         buffer.update_priorities(np.arange(2), [1.0])
-    with pytest.raises(ValueError, match="an integer index"):
+    with pytest.raises(ValueError, match="one integer index"):
         buffer.update_priorities(np.zeros(1), [1.0])
     buffer.update_priorities(np.zeros(0, np.int64), [])
 

@@ -238,22 +238,24 @@ def test_added_columns_come_and_go() -> None:
 def test_columns_that_do_not_fit_are_refused() -> None:
     buffer = ReplayBuffer(100, seed=0)
     buffer.add(Stream().next(3, bonus=np.zeros((3, 2))))
-    with pytest.raises(ColumnError, match=r"column 'obs' is float32\[5, 3, 3\].*takes float32\[5, 2, 3\]"):
+    with pytest.raises(ColumnError, match=r"column 'obs' is float32\[5, 3, 3\].*needs float32\[5, 2, 3\]"):
         buffer.add(Stream(3).next(4))
     with pytest.raises(ColumnError, match=r"'bonus' was added as float64\[3, 2, 2\].*holds it as float64\[3, 2\]"):
         buffer.add(Stream().next(3, bonus=np.zeros((3, 2, 2))))
-    with pytest.raises(ColumnError, match=r"'weights' was added .* choose another"):
+    with pytest.raises(ColumnError, match=r"'weights' was added .* choose a name other"):
         buffer.add(Stream().next(3, weights=np.zeros((3, 2))))
-    with pytest.raises(ColumnError, match=r"holds observations of \['obs'\].*\['obs/a/0', 'obs/a/1', 'obs/b'\]"):
+    with pytest.raises(
+        ColumnError, match=r"holds observations with the leaves \['obs'\].*\['obs/a/0', 'obs/a/1', 'obs/b'\]"
+    ):
         buffer.add(Stream(nested=True).next(3))
     floats = Stream().next(3)
     floats.columns["actions"] = floats.actions.astype(np.float32)
-    with pytest.raises(ColumnError, match=r"'actions' is float32\[3, 2\].*takes int64\[3, 2\]"):
+    with pytest.raises(ColumnError, match=r"'actions' is float32\[3, 2\].*needs int64\[3, 2\]"):
         buffer.add(floats)
     assert len(buffer) == Stream().next(3).valid.sum()
     nested = ReplayBuffer(100)
     nested.add(Stream(nested=True).next(3))
-    with pytest.raises(ColumnError, match=r"cannot take \['obs'\]"):
+    with pytest.raises(ColumnError, match=r"cannot store \['obs'\]"):
         nested.add(Stream().next(3))
 
 

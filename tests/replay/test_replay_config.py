@@ -63,5 +63,5 @@ def test_makes_the_buffer_of_its_type(tmp_path: Path) -> None:
     buffer = make_replay_buffer(config, num_runners=1, seed=0)
     assert isinstance(buffer, PrioritizedReplayBuffer)
     assert (buffer.capacity, buffer.alpha, buffer.epsilon, buffer.frame_stack) == (7, 1.0, 0.5, 4)
-    with pytest.raises(ConfigError, match="is no directory"):
+    with pytest.raises(ConfigError, match="is not a directory"):
         make_replay_buffer(ReplayConfig(directory=tmp_path / "nowhere"), num_runners=1, seed=0)

@@ -96,10 +96,10 @@ def test_a_state_is_a_snapshot_of_the_rows_in_use() -> None:
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        (ReplayBuffer(81, num_runners=2), "capacity=80, and this one has capacity=81"),
+        (ReplayBuffer(81, num_runners=2), "capacity=80, and this buffer has capacity=81"),
         (ReplayBuffer(80, num_runners=1), "num_runners=2"),
         (ReplayBuffer(80, num_runners=2, frame_stack=2), "frame_stack=1"),
-        (PrioritizedReplayBuffer(80, num_runners=2), "type='uniform', and this one has type='prioritized'"),
+        (PrioritizedReplayBuffer(80, num_runners=2), "type='uniform', and this buffer has type='prioritized'"),
     ],
 )
 def test_states_of_other_buffers_are_refused(other: ReplayBuffer, named: str) -> None:

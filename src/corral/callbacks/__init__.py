@@ -1,4 +1,4 @@
-"""Callbacks: the user's code at named events."""
+"""Callbacks: user code that runs at named events."""
 
 from corral.callbacks.callback import EVENTS, Callback, Event, make_multi_callbacks
 

@@ -1,7 +1,7 @@
-"""Every event: when it fires, where, and what it is given. The one list that code and documents read.
+"""All events: when each fires, in which process, and with which arguments. Code and documentation read this one list.
 
-A method of `Callback` is an event: its keyword arguments are the event's arguments, its docstring says when it fires,
-and the decorator where. `EVENTS` is read off them, so nothing is said twice.
+A method of `Callback` is an event. Its keyword arguments are the arguments of the event, its docstring says when the
+event fires, and the decorator says where. `EVENTS` is made from the methods, so that nothing is written twice.
 """
 
 from __future__ import annotations
@@ -12,35 +12,36 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 ARGUMENTS = {
-    "agent_id": "which agent of the env; `default_agent` where there is only one",
+    "agent_id": "id of the agent in the env; `default_agent` in an env with a single agent",
     "algorithm": "the `Algorithm`",
-    "env": "the runner's vector env; a synchronous one has its sub-envs in `env.envs`",
+    "env": "the vector env of the runner; a synchronous vector env has its sub-envs in `env.envs`",
     "env_context": "`env_config` with `worker_index`, `num_workers` and `vector_index`",
     "env_index": "index of the sub-env in the vector env",
-    "env_runner": "the `EnvRunner` in whose process this runs; `env_runner.config.in_evaluation` tells what it is for",
+    "env_runner": "the `EnvRunner` in whose process the callback runs; `env_runner.config.in_evaluation` says whether "
+    "it samples for evaluation",
     "env_runner_group": "the `EnvRunnerGroup` that the runners belong to",
-    "env_runner_indices": "list of the `worker_index` of each runner that was made anew",
+    "env_runner_indices": "list of the `worker_index` of each runner that was recreated",
     "episode": "the `SingleAgentEpisode`, or the chunk of it in the current rollout",
     "evaluation_metrics": "the dict that `evaluate()` is about to return; may be changed",
-    "exception": "what was raised",
-    "gradients": "by parameter name, the tensors before clipping; change them in place",
-    "is_evaluation": "whether the runners are those of the evaluation",
+    "exception": "the exception that was raised",
+    "gradients": "dict of the gradients before clipping, tensors by parameter name; change them in place",
+    "is_evaluation": "whether the runners sample for evaluation",
     "learner": "the `Learner`",
-    "metrics_logger": "the `MetricsLogger` of this process; what it is told lands in the result of this iteration",
-    "original_batches": "by `agent_id`, the pair of the policy and a copy of the columns as they were sampled",
+    "metrics_logger": "the `MetricsLogger` of this process; values logged with it are in the result of this iteration",
+    "original_batches": "dict by `agent_id` of pairs: the policy, and a copy of the columns as they were sampled",
     "policies": "dict of the modules by `policy_id`",
     "policy": "the module",
-    "policy_id": "the module's `module_id`; `default_policy` where there is only one",
-    "postprocessed_batch": "the columns of the trajectory `[len, ...]` by name; may be changed, and added to",
-    "prev_episode_chunks": "list of the episode's chunks in earlier rollouts, the oldest first",
-    "result": "a dict that may be changed: the result that `train()` is about to return, or the learner's metrics of "
-    "this module",
-    "rl_module": "the runner's copy of the module",
-    "samples": "the `Rollout`; its columns may be changed, and added to, and the learner trains on that",
-    "sub_environment": "the sub-env, in its wrappers",
-    "train_batch": "the columns `[B, ...]` of the whole update by name; may be changed, and added to",
+    "policy_id": "the `module_id` of the module; `default_policy` if there is only one module",
+    "postprocessed_batch": "dict of the columns `[len, ...]` of the trajectory; columns may be changed and added",
+    "prev_episode_chunks": "list of the chunks of the episode in earlier rollouts, the oldest first",
+    "result": "a dict that may be changed: the result that `train()` is about to return, or the metrics of the module "
+    "in the learner",
+    "rl_module": "the copy of the module in the runner",
+    "samples": "the `Rollout`, from which the learner learns; columns may be changed and added",
+    "sub_environment": "the sub-env with its wrappers",
+    "train_batch": "dict of the columns `[B, ...]` of the whole update; columns may be changed and added",
 }
-"""What each argument is, by name."""
+"""Descriptions of the arguments, by name."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ class Event:
     """One event.
 
     Attributes:
-        name: As in `.callbacks(<name>=...)` and as a method of `Callback`.
-        process: `"algorithm"`, `"env_runner"` or `"learner"`: where the code runs.
+        name: Name of the event in `.callbacks(<name>=...)` and of the method of `Callback`.
+        process: Process in which the code runs: `"algorithm"`, `"env_runner"` or `"learner"`.
         arguments: Names of the keyword arguments; a callable may take any subset of them.
-        fires: When.
+        fires: Sentence that says when the event fires.
     """
 
     name: str
@@ -66,7 +67,7 @@ _Method = TypeVar("_Method", bound=Callable[..., None])
 
 
 def _event(process: str) -> Callable[[_Method], _Method]:
-    """Enter a method of `Callback` into `EVENTS`."""
+    """Return a decorator that enters a method of `Callback` into `EVENTS`."""
 
     def enter(method: _Method) -> _Method:
         parameters = inspect.signature(method).parameters.values()
@@ -80,18 +81,17 @@ def _event(process: str) -> Callable[[_Method], _Method]:
 
 
 class Callback:
-    """Base of stateful callbacks: override the methods of the events that matter.
+    """Base class of stateful callbacks: override the methods of the events to listen to.
 
-    Only overridden methods are ever called, so a callback costs what it does and no more. The algorithm, each runner
-    and each learner make their own instance. Arguments come as keywords; end a signature with `**kwargs` to leave some
-    out.
+    Only overridden methods are called, so the other events cost nothing. The algorithm, each runner and each learner
+    make their own instance. Arguments are given as keywords; end a signature with `**kwargs` to leave some out.
     """
 
-    # In the algorithm's process.
+    # In the process of the algorithm.
 
     @_event("algorithm")
     def on_create_policy(self, *, policy_id: str, policy: Any, metrics_logger: Any, **kwargs: Any) -> None:
-        """Once for each module that is to be trained, before the learner and the runners get its weights."""
+        """Once for each module to train, before the learner and the runners receive its weights."""
 
     @_event("algorithm")
     def on_algorithm_init(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
@@ -99,11 +99,11 @@ class Callback:
 
     @_event("algorithm")
     def on_train_result(self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any) -> None:
-        """After each iteration, when its counter has moved and before its result is returned and logged."""
+        """After each iteration, when the iteration has been counted and before its result is returned and logged."""
 
     @_event("algorithm")
     def on_evaluate_start(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
-        """Before an evaluation, when its runners have the weights."""
+        """Before an evaluation, when its runners have received the weights."""
 
     @_event("algorithm")
     def on_evaluate_end(
@@ -121,19 +121,19 @@ class Callback:
         is_evaluation: bool,
         **kwargs: Any,
     ) -> None:
-        """After runners that had failed were made anew."""
+        """After runners that had failed were recreated."""
 
     @_event("algorithm")
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """After the algorithm took its state from a checkpoint."""
+        """After the algorithm restored its state from a checkpoint."""
 
     @_event("algorithm")
     def on_exception(self, *, algorithm: Any, exception: BaseException, **kwargs: Any) -> None:
-        """When training raised, an interrupt included, before the exception goes on to the caller."""
+        """When training raised an exception, or was interrupted, before the exception reaches the caller."""
 
     @_event("algorithm")
     def on_algorithm_stop(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """Once, when the algorithm is stopped, while its envs are still open; not if its building failed."""
+        """Once, when the algorithm is stopped and its envs are still open; not if building the algorithm failed."""
 
     # In the process of each runner.
 
@@ -148,7 +148,7 @@ class Callback:
         env_index: int,
         **kwargs: Any,
     ) -> None:
-        """After the sub-envs were made, checked and wrapped, for each of them that lives in this process."""
+        """After the sub-envs were made, checked and wrapped, once for each sub-env in the process of the runner."""
 
     @_event("env_runner")
     def on_environment_created(
@@ -168,7 +168,7 @@ class Callback:
         env_index: int,
         **kwargs: Any,
     ) -> None:
-        """When an episode object is made, before the reset that starts it."""
+        """When an episode object is made, before the reset that starts the episode."""
 
     @_event("env_runner")
     def on_episode_start(
@@ -196,7 +196,7 @@ class Callback:
         env_index: int,
         **kwargs: Any,
     ) -> None:
-        """After each env step of the episode, the last one included, when its data is in the episode."""
+        """After each env step of the episode, the last one included, when the episode holds the data of the step."""
 
     @_event("env_runner")
     def on_episode_end(
@@ -211,7 +211,7 @@ class Callback:
         env_index: int,
         **kwargs: Any,
     ) -> None:
-        """After the step event of the step that terminated or truncated the episode."""
+        """After `on_episode_step` of the step that terminated or truncated the episode."""
 
     @_event("env_runner")
     def on_postprocess_trajectory(
@@ -247,7 +247,7 @@ class Callback:
         result: dict[str, Any],
         **kwargs: Any,
     ) -> None:
-        """Before the gradient steps of an update, for each module that has a batch."""
+        """Before the gradient steps of an update, once for each module that has a batch."""
 
     @_event("learner")
     def on_gradients(
@@ -260,7 +260,7 @@ class Callback:
         gradients: dict[str, Any],
         **kwargs: Any,
     ) -> None:
-        """In each gradient step, after the backward pass and before clipping and the optimizer's step."""
+        """In each gradient step, after the backward pass and before clipping and the step of the optimizer."""
 
     @_event("learner")
     def on_update_end(
@@ -273,19 +273,19 @@ class Callback:
         result: dict[str, Any],
         **kwargs: Any,
     ) -> None:
-        """After the gradient steps of an update, for each module that had a batch."""
+        """After the gradient steps of an update, once for each module that had a batch."""
 
 
 class MultiCallbacks(Callback):
-    """Stands for several classes where one is expected; `make_multi_callbacks` makes it."""
+    """Base of a class that represents several callback classes; `make_multi_callbacks` makes such a class."""
 
     callback_classes: ClassVar[tuple[type, ...]] = ()
 
 
 def make_multi_callbacks(callback_class_list: Sequence[type]) -> type[Callback]:
-    """Return one class that stands for several: their methods are called in list order.
+    """Return one class that represents several classes, whose methods are called in list order.
 
-    `.callbacks([A, B])` does the same; this is for places that take one class.
+    `.callbacks([A, B])` does the same. Use this function where only one class can be given.
 
     Args:
         callback_class_list: Subclasses of `Callback`, or classes that define methods of its events.
@@ -294,6 +294,6 @@ def make_multi_callbacks(callback_class_list: Sequence[type]) -> type[Callback]:
 
 
 def overrides_event(cls: type, event: str) -> bool:
-    """Say whether a class has a method of its own for an event."""
+    """Return whether a class has its own method for an event."""
     method = getattr(cls, event, None)
     return method is not None and method is not getattr(Callback, event)

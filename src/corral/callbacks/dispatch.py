@@ -1,4 +1,4 @@
-"""Which code runs at which event, resolved once when the algorithm, a runner or a learner is built."""
+"""The callbacks of each event, resolved once when the algorithm, a runner or a learner is built."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("corral")
 
 BoundCall = tuple[Callable[..., Any], dict[str, Any]]
-"""A callable and the keyword arguments that it asked for."""
+"""A callable and the keyword arguments that it takes."""
 
 
 class Dispatcher:
-    """The subscribers of every event: classes in list order, then callables in list order.
+    """The subscribers of all events: classes in list order, then callables in list order.
 
     Args:
-        classes: Subclasses of `Callback`, made anew here, or instances.
-        functions: Callables by event name.
-        on_error: `"raise"`, or `"log"`: an exception in a callback is logged, once for each event and callback, and
-            counted, and the run goes on.
+        classes: Subclasses of `Callback`, of which instances are made here, or instances.
+        functions: Lists of callables by event name.
+        on_error: `"raise"` or `"log"`. With `"log"` the run continues after an exception in a callback, which is
+            counted, and logged once for each event and callback.
 
     Attributes:
-        num_errors: Exceptions so far that `on_error="log"` kept from ending the run.
+        num_errors: Number of exceptions so far that did not end the run, because of `on_error="log"`.
     """
 
     def __init__(
@@ -49,19 +49,18 @@ class Dispatcher:
             ]
 
     def subscribed(self, *events: str) -> bool:
-        """Say whether anyone listens to one of these events; without a name, to any at all."""
+        """Return whether any of these events has a subscriber; without names, whether any event has one."""
         return any(self._subscribers[event] for event in events or EVENTS)
 
     def wanted(self, event: str, argument: str) -> bool:
-        """Say whether a subscriber of an event takes an argument, by name or as one of all."""
+        """Return whether a subscriber of an event takes an argument, by name or through `**kwargs`."""
         return any(names is None or argument in names for _, names in self._subscribers[event])
 
     def bind(self, event: str, arguments: Mapping[str, Any]) -> list[BoundCall]:
-        """Pick each subscriber's arguments; done once for a run of calls that share them.
+        """Return the subscribers of an event, each with the arguments that it takes, for one or many calls.
 
-        `arguments` is kept, and asked for the episode when something is to be logged.
-
-        Whoever makes the calls turns what they raise into a `callback_error`. With `on_error="log"` they raise nothing.
+        The caller makes the calls and turns exceptions into a `callback_error`. With `on_error="log"` the calls raise
+        nothing; `arguments` is then kept, because its `episode` is named in the log.
         """
         return [
             (
@@ -94,11 +93,13 @@ class Dispatcher:
             if (event, name) not in self._logged:
                 self._logged.add((event, name))
                 problem = callback_error(event, function, error, known.get("episode"))
-                log.error("%s The run goes on; later errors of it are counted only.", problem, exc_info=error)
+                log.error(
+                    "%s The run continues; later errors of this callback are only counted.", problem, exc_info=error
+                )
 
 
 def callback_name(function: Callable[..., Any]) -> str:
-    """Return what a user knows a callback by: its qualified name, and for a function where it stands."""
+    """Return the qualified name of a callback, and for a function its file and line."""
     while isinstance(function, partial):
         function = function.func
     owner = getattr(function, "__self__", None)
@@ -110,8 +111,8 @@ def callback_name(function: Callable[..., Any]) -> str:
 
 
 def callback_error(event: str, function: Callable[..., Any], error: Exception, episode: Any = None) -> CallbackError:
-    """Return the error that says which callback raised at which event and episode; chain it to the original."""
-    if isinstance(error, CallbackError):  # a callback called something that fires events of its own, such as sample()
+    """Return the error that names the callback, the event and the episode; raise it from the original exception."""
+    if isinstance(error, CallbackError):  # the callback called a method that fires events too, such as sample()
         return error
     where = ""
     if episode is not None:
@@ -121,7 +122,7 @@ def callback_error(event: str, function: Callable[..., Any], error: Exception, e
 
 
 def single(classes: Sequence[Any]) -> Iterator[Any]:
-    """Yield classes and instances, with those that stand for several unfolded."""
+    """Yield classes and instances, and in place of a class that represents several, each of these."""
     for entry in classes:
         cls = entry if isinstance(entry, type) else type(entry)
         if issubclass(cls, MultiCallbacks):
@@ -136,29 +137,32 @@ def _handles(instance: Any, event: str) -> bool:
 
 
 def make_dispatcher(config: AlgorithmConfig) -> Dispatcher:
-    """Return the callbacks of a config for one part of the algorithm; classes are made anew for each part."""
+    """Return the callbacks of a config for one part of the algorithm, with its own instances of the classes."""
     return Dispatcher(config.callbacks_class, config.callback_functions, config.on_error)
 
 
 def listens(classes: Sequence[Any], functions: Mapping[str, Sequence[Any]], event: str) -> bool:
-    """Say whether one of these classes, instances and callables would be called at an event."""
+    """Return whether one of these classes, instances and callables would be called at an event."""
     types = (entry if isinstance(entry, type) else type(entry) for entry in single(classes))
     return bool(functions.get(event)) or any(overrides_event(cls, event) for cls in types)
 
 
 def accepted_arguments(function: Callable[..., Any], event: Event) -> tuple[str, ...] | None:
-    """Return the names of an event's arguments that a callable takes; `None` stands for all of them (`**kwargs`).
+    """Return the names of the arguments of an event that a callable takes; `None` means all of them (`**kwargs`).
 
     Raises:
-        ConfigError: The callable requires a name that the event does not have, or its names cannot be found out.
+        ConfigError: The callable requires a name that the event does not have, or its signature is unknown.
     """
     if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"{event.name}: {callback_name(function)} is a coroutine function, which nobody would await.")
+        raise ConfigError(
+            f"{event.name}: {callback_name(function)} is a coroutine function, which would never be awaited: give a "
+            "plain function."
+        )
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{event.name}: the arguments of {function!r} cannot be found out: {error}. Wrap it in a lambda."
+            f"{event.name}: the signature of {function!r} is unknown: {error}. Wrap it in a lambda."
         ) from error
     names = []
     for parameter in parameters:
@@ -166,14 +170,16 @@ def accepted_arguments(function: Callable[..., Any], event: Event) -> tuple[str,
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise ConfigError(
-                f"{event.name}: {function!r} takes {parameter.name!r} by position; arguments come by name."
+                f"{event.name}: {function!r} takes {parameter.name!r} by position, but arguments are given by name: "
+                "wrap it in a lambda."
             )
         if parameter.name in event.arguments:
             names.append(parameter.name)
         elif parameter.default is parameter.empty:
             raise ConfigError(
                 f"{event.name}: {getattr(function, '__name__', function)!r} takes {parameter.name!r}, which the event "
-                f"does not have. {nearest(parameter.name, event.arguments)} It is given: {', '.join(event.arguments)}."
+                f"does not have. {nearest(parameter.name, event.arguments)} Its arguments are: "
+                f"{', '.join(event.arguments)}."
             )
     return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else tuple(names)
 
@@ -183,18 +189,19 @@ def _check_constructor(cls: type) -> None:
         inspect.signature(cls).bind()
     except TypeError as error:
         raise ConfigError(
-            f"callbacks: {cls.__name__} is made without arguments, but its __init__ needs some ({error}): give an "
-            "instance, or the arguments defaults."
+            f"callbacks: {cls.__name__} is called without arguments, but its __init__ requires some ({error}): give "
+            "an instance, or give the arguments defaults."
         ) from error
-    except ValueError:  # a class of C code, whose signature cannot be found out
+    except ValueError:  # a class written in C, whose signature is unknown
         return
 
 
 def check_callbacks(classes: Sequence[Any], functions: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse what cannot be called, at the time it is given.
+    """Check callbacks when they are given.
 
     Raises:
-        ConfigError: An event is unknown, something is not callable, or takes an argument its event does not have.
+        ConfigError: An event is unknown, a callback is not callable, or it takes an argument that its event does not
+            have.
     """
     for entry in single(classes):
         cls = entry if isinstance(entry, type) else type(entry)
@@ -206,7 +213,7 @@ def check_callbacks(classes: Sequence[Any], functions: Mapping[str, Sequence[Any
                 f"callbacks: expected a Callback subclass or instance, got {type(entry).__name__} {entry!r}."
             )
         for name in overridden:
-            # Bound to the class in place of an instance, which there may not be yet: only the signature matters.
+            # Bound to the class, as there may be no instance yet: only the signature matters.
             accepted_arguments(inspect.getattr_static(cls, name).__get__(cls, cls), EVENTS[name])
     for name, callables in functions.items():
         if name not in EVENTS:

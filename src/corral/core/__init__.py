@@ -1,1 +1,1 @@
-"""The ground of all other packages: trees, columns, schedules, seeds, returns. It knows no env and no network."""
+"""Trees, columns, schedules, seeds and returns: what all other packages build on, without envs and networks."""

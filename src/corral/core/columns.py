@@ -1,4 +1,7 @@
-"""Columns by name that user code may change, but not to another shape or dtype."""
+"""Checks of columns that user code changes or adds, and the batch of columns `[B, ...]` that user code sees.
+
+The storage of a rollout's columns `[T, L, ...]` is `corral.episodes.step_columns.StepColumns`.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ def describe(array: NDArray[Any]) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def checked(name: str, old: Tree, new: Tree) -> Tree:
-    """Return what replaces a column, as arrays.
+def check_column(name: str, old: Tree, new: Tree) -> Tree:
+    """Return the new value of a column as arrays, if it may replace the old value.
 
     Args:
-        name: Of the column, for the message.
-        old: The column: an array or a tree of arrays.
-        new: Of the same nesting, shapes and dtypes.
+        name: Name of the column, for the message.
+        old: The column so far: an array or a tree of arrays.
+        new: The new value, with the same nesting, shapes and dtypes.
 
     Raises:
         ColumnError: The nesting, a shape or a dtype differs; both are named.
@@ -33,7 +36,7 @@ def checked(name: str, old: Tree, new: Tree) -> Tree:
         array: NDArray[Any] = np.asarray(after)
         if array.shape != before.shape or array.dtype != before.dtype:
             raise ColumnError(
-                f"column {name!r} is {describe(before)} and cannot become {describe(array)}: keep the length, and "
+                f"column {name!r} is {describe(before)} and cannot become {describe(array)}: keep the shape, and "
                 f"convert with .astype(np.{before.dtype})."
             )
         return array
@@ -41,20 +44,25 @@ def checked(name: str, old: Tree, new: Tree) -> Tree:
     try:
         return map_tree(check, old, new)
     except (KeyError, IndexError, TypeError) as error:
-        raise ColumnError(f"column {name!r} is nested, and the new value is nested otherwise: {error!r}.") from error
+        raise ColumnError(f"column {name!r} is nested, and the new value is nested differently: {error!r}.") from error
 
 
-def checked_new(name: str, column: Any, lengths: tuple[int, ...]) -> NDArray[Any]:
-    """Return a column that was not there before, as an array.
+def check_new_column(name: str, column: Any, lengths: tuple[int, ...]) -> NDArray[Any]:
+    """Return a new column as an array, if it may be added.
+
+    Args:
+        name: Name of the column, for the message.
+        column: The new column.
+        lengths: Lengths of the first axes of the columns that exist.
 
     Raises:
-        ColumnError: Its first axes are not `lengths`, or it holds no numbers that a tensor can hold.
+        ColumnError: Its first axes are not `lengths`, or it does not hold numbers that a tensor can hold.
     """
     array: NDArray[Any] = np.asarray(column)
     if array.shape[: len(lengths)] != lengths:
         raise ColumnError(
-            f"column {name!r} is {describe(array)}, but the columns beside it start with {list(lengths)}: give it one "
-            "entry for each of theirs."
+            f"column {name!r} is {describe(array)}, but the other columns start with {list(lengths)}: give it one "
+            "entry for each of their entries."
         )
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or not array.dtype.isnative:
         raise ColumnError(
@@ -64,14 +72,19 @@ def checked_new(name: str, column: Any, lengths: tuple[int, ...]) -> NDArray[Any
     return array
 
 
-class Columns(MutableMapping[str, Tree]):
-    """A batch as user code sees it: a dict of columns whose first axis has one length.
+def empty_column(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return a column without values: NaN, or 0 where the dtype has no NaN."""
+    return np.full(shape, np.nan if dtype.kind == "f" else 0, dtype)
 
-    A column may be changed in place, replaced by one of the same shape and dtype, or added; none can be taken away.
+
+class Columns(MutableMapping[str, Tree]):
+    """A batch as user code sees it: a dict of columns whose first axes have the same length.
+
+    A column may be changed in place, replaced by one of the same shape and dtype, or added. No column can be removed.
 
     Args:
         columns: Arrays or trees of arrays `[B, ...]`.
-        length: B.
+        length: Batch size B.
     """
 
     def __init__(self, columns: Mapping[str, Tree], length: int) -> None:
@@ -89,19 +102,19 @@ class Columns(MutableMapping[str, Tree]):
             ColumnError: Its shape or dtype does not fit; both are named.
         """
         if name in self.columns:
-            self.columns[name] = checked(name, self.columns[name], value)
+            self.columns[name] = check_column(name, self.columns[name], value)
         else:
-            self.columns[name] = checked_new(name, value, (self.length,))
+            self.columns[name] = check_new_column(name, value, (self.length,))
 
     def __delitem__(self, name: str) -> None:
-        raise ColumnError(f"column {name!r} cannot be taken out of the batch: the loss may need it.")
+        raise ColumnError(f"column {name!r} cannot be removed from the batch: the loss may need it.")
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names."""
+        """Iterate over the names."""
         return iter(self.columns)
 
     def __len__(self) -> int:
-        """Return how many columns there are."""
+        """Return the number of columns."""
         return len(self.columns)
 
     def __ior__(self, other: Mapping[str, Tree]) -> Self:

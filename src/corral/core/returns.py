@@ -1,4 +1,4 @@
-"""Return computations as pure functions on columns. Time is axis 0; they know no module and no env."""
+"""Return computations as pure functions on columns, with time on axis 0. They know no module and no env."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def gae(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
-    A terminated step bootstraps nothing. A truncated step bootstraps from the value of its own final observation,
-    and no advantage crosses it (Pardo et al. 2018, arXiv:1712.00378). The end of a fragment bootstraps from the
-    observation after its last step.
+    A terminated step does not bootstrap. A truncated step bootstraps from the value of its own final observation,
+    and no advantage crosses it (Pardo et al. 2018, arXiv:1712.00378). The last step of a fragment bootstraps from the
+    value of the observation after it.
 
     Args:
         rewards: `[T, N]`.
@@ -32,9 +32,10 @@ def gae(
         next_values: `[T, N]`, V of the observation that step t led to: the final observation where the episode ended.
         terminated: `[T, N]`.
         truncated: `[T, N]`.
-        valid: `[T, N]`, False where nothing was stepped, such as a reset; such rows get advantage 0, and no advantage
-            crosses them. A step before one that neither terminated nor truncated bootstraps, as at a fragment's end.
-        gamma: Discount a step.
+        valid: `[T, N]`, False where no env step was taken, such as at a reset. There the advantage is 0, and no
+            advantage crosses it. A step before it that neither terminated nor truncated bootstraps, as at the end of a
+            fragment.
+        gamma: Discount per step.
         lambda_: GAE's lambda in [0, 1]: 0 is TD(0), 1 is the discounted return minus the value.
 
     Returns:
@@ -44,7 +45,7 @@ def gae(
     for column in (values, next_values, terminated, truncated, valid):
         assert column.shape == shape, f"columns differ in shape: {column.shape} and {shape}"
     deltas = np.where(valid, rewards + gamma * np.where(terminated, 0.0, next_values) - values, 0.0)
-    # An invalid row needs no case of its own: its delta and its decay are 0, so nothing flows across.
+    # An invalid entry needs no special case: its delta and its decay are 0, so nothing flows across.
     decays = np.where(terminated | truncated | ~valid, 0.0, gamma * lambda_)
     advantages = np.empty(shape, np.float64)
     running = np.zeros(shape[1:], np.float64)
@@ -58,19 +59,20 @@ def gae(
 def n_step_returns(
     rewards: FloatColumn, valid: BoolColumn, done: BoolColumn, *, gamma: float
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
-    """Discounted sums of the rewards of up to n steps (Sutton 1988; with DQN: Hessel et al. 2018, arXiv:1710.02298).
+    """Return discounted sums of the rewards of up to n steps.
 
-    A sequence stops after the first step that is done, either way, and before the first that is not valid. What it
-    bootstraps from is the observation that its last step led to, times the discount; nothing if that step terminated.
+    Sources: Sutton 1988; with DQN, Hessel et al. 2018, arXiv:1710.02298. A sequence stops after the first step that
+    terminated or truncated, and before the first step that is not valid. It bootstraps from the value of the
+    observation that its last step led to, times the returned discount, unless that step terminated.
 
     Args:
-        rewards: `[n, B]`, of n steps in a row.
-        valid: `[n, B]`; row 0 is True throughout.
+        rewards: `[n, B]`, rewards of n consecutive steps.
+        valid: `[n, B]`; all of index 0 on axis 0 are True.
         done: `[n, B]`, terminated or truncated.
-        gamma: Discount a step.
+        gamma: Discount per step.
 
     Returns:
-        The sums, float32 `[B]`; how many steps were taken, from 1 to n, int64 `[B]`; and gamma to the power of that
+        The sums, float32 `[B]`; the number of steps taken, from 1 to n, int64 `[B]`; and gamma to the power of that
         number, float32 `[B]`.
     """
     assert rewards.shape == valid.shape == done.shape, f"{rewards.shape}, {valid.shape} and {done.shape} differ"

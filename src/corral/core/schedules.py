@@ -1,4 +1,4 @@
-"""Settings that change over training: a number, or `[[step, value], ...]` joined by straight lines."""
+"""Settings that change during training: a number, or points `[[step, value], ...]` joined by straight lines."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def schedule_value(schedule: Schedule, num_env_steps: float) -> float:
     """Return the value of a schedule.
 
     Args:
-        schedule: A number, or `[[step, value], ...]` with steps in env steps, the first 0 and rising. Between two
-            points the value is linear, and after the last it stays.
-        num_env_steps: Env steps sampled so far over the lifetime of the run.
+        schedule: A number, or `[[step, value], ...]` with rising steps, the first of them 0, in env steps. Between two
+            points the value changes linearly; after the last point it stays constant.
+        num_env_steps: Env steps sampled since the start of the run.
     """
     if isinstance(schedule, (int, float)):
         return float(schedule)
-    # In plain Python: runners ask at every row, and for a few points NumPy takes ten times as long.
+    # In plain Python: runners ask at every time step, and for a few points NumPy takes ten times as long.
     (before, value), *points = schedule
     for step, next_value in points:
         if num_env_steps < step:
@@ -30,10 +30,15 @@ def schedule_value(schedule: Schedule, num_env_steps: float) -> float:
 
 
 def validate_schedule(name: str, schedule: Schedule, *, minimum: float = 0.0) -> None:
-    """Check a schedule's points.
+    """Check the points of a schedule.
+
+    Args:
+        name: Name of the setting, for the messages.
+        schedule: A number, or a list of points.
+        minimum: Smallest value allowed.
 
     Raises:
-        ConfigError: The first step is not 0, the steps do not rise, or a value lies below `minimum`.
+        ConfigError: The first step is not 0, the steps do not rise, or a value is less than `minimum`.
     """
     if isinstance(schedule, (int, float)):
         values: tuple[float, ...] = (float(schedule),)

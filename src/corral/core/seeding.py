@@ -1,4 +1,4 @@
-"""Seeds of the generators that a process shares, for envs and modules that use them."""
+"""Seeds of the global random generators of a process, for envs and modules that use them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's global generators of this process."""
+    """Seed the global generators of Python, NumPy and torch in this process."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

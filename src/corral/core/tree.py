@@ -1,6 +1,6 @@
 """Nested columns: an array, or a dict or tuple of nested columns.
 
-Observations of Dict and Tuple spaces are such trees all the way from the vector env to the module.
+Observations of Dict and Tuple spaces stay such trees from the vector env to the module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Tree = Any  # an array or tensor, or a dict or tuple of trees
 
 
 def map_tree(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Apply `fn` to the leaves of `tree`, and of `others` beside it, and keep the nesting."""
+    """Return a tree of the results of `fn`, called with each leaf of `tree` and the same leaf of each of `others`."""
     if isinstance(tree, dict):
         return {key: map_tree(fn, tree[key], *(other[key] for other in others)) for key in tree}
     if isinstance(tree, tuple):
@@ -33,12 +33,12 @@ def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """Return the leaves of a tree in order."""
+    """Return the leaves of a tree, in the order of `named_leaves`."""
     return [leaf for _, leaf in named_leaves(tree)]
 
 
 def num_rows(batch: Tree) -> int:
-    """Return the length B of the leaves `[B, ...]` of a tree, by its first."""
+    """Return the length B of the leaves `[B, ...]` of a tree: the length of the first leaf."""
     while not hasattr(batch, "shape"):
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     return len(batch)

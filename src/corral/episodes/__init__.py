@@ -1,1 +1,1 @@
-"""What was sampled: rollouts (columns) and episodes (views of them)."""
+"""Sampled data: columns of time steps, episodes (views of them) and rollouts (the columns of one `sample()` call)."""

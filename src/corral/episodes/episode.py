@@ -1,7 +1,11 @@
-"""Episodes: views over one sub-env's columns, made only when somebody looks; or built by hand, over their own."""
+"""Episodes: views of one lane of a runner's columns, or built by hand over columns that they own.
+
+The data of an episode are entries: one for each of its steps, and one more in `obs`. A row is an index of the columns.
+"""
 
 from __future__ import annotations
 
+import copy
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -11,48 +15,51 @@ import numpy as np
 from gymnasium import spaces
 
 from corral.core.tree import Tree, leaves, map_tree
-from corral.episodes import episode_parts
-from corral.episodes.infos import info_at, one_info
+from corral.episodes.infos import info_at
 from corral.episodes.lookback import Indices, one_hot, overwrite, pick, positions
-from corral.episodes.rollout import OWN_COLUMNS, Notes, Rollout
+from corral.episodes.step_columns import STANDARD_COLUMNS, StepColumns
 from corral.errors import EpisodeError, nearest
 
+Notes = tuple[dict[str, Any], dict[str, list[Any]]]
+"""What user code noted on an episode: its custom data, and its temporary data by name."""
+
 _STEP_COLUMNS = ("actions", "rewards")
-_NO_OUTPUTS = OWN_COLUMNS - {"dist_inputs", "logp"}
+_NO_OUTPUTS = STANDARD_COLUMNS - {"dist_inputs", "logp"}
+_PLAIN_STATE = ("id_", "env_index", "t_started", "return_before", "is_terminated", "is_truncated")
 
 
 class SingleAgentEpisode:
     """One episode of one sub-env, or a chunk of it.
 
-    A runner's episodes hold no data: they read the rollout's columns, grow as those are written, and what is written
-    through them is in the columns. An episode that spans several `sample()` calls is seen as chunks with the same
-    `id_`; `len`, the getters and slices are the chunk's, while `t` and `get_return()` are those of the whole episode.
+    A runner's episodes hold no data. They read the columns of the rollout and grow as the columns are written; what is
+    written through them is in the columns. An episode that spans several `sample()` calls appears as chunks with the
+    same `id_`: `len`, the getters and slices refer to the chunk, `t` and `get_return()` to the whole episode.
 
-    An episode built by hand, and one that `slice`, `cut`, `concat_episode` or `from_state` made, owns its data.
+    An episode built by hand owns its data, and so does one made by `slice`, `cut`, `concat_episode` or `from_state`.
 
-    Getters take an int, a slice, a sequence of ints, or nothing for all of the chunk. Index 0 is its first step;
-    negative ones count from the end, or with `neg_index_as_lookback=True` from the start back into the lookback buffer,
-    which holds steps from before the chunk. Slices stop at the data's ends, ints outside raise `IndexError`; with
-    `fill=` both are padded.
+    Getters take an int, a slice, a sequence of ints, or nothing for the whole chunk. Index 0 is the first step of the
+    chunk. Negative indices count from the end, or with `neg_index_as_lookback=True` from the start back into the
+    lookback buffer, which holds steps from before the chunk. Slices stop at the ends of the data and ints outside raise
+    `IndexError`; with `fill=` both are padded.
 
     Attributes:
-        id_: The same for all chunks of an episode, and different for every episode of a run.
-        env_index: Index of the sub-env; 0 for an episode built by hand.
+        id_: Id, the same for all chunks of an episode, and different for every episode of a run.
+        env_index: Index of the sub-env, which is the lane of a runner's episode; 0 for an episode built by hand.
         t_started: Env steps of the episode before this chunk.
         return_before: Sum of rewards before this chunk.
-        owns_data: Whether it is no view of a runner's columns.
-        is_terminated: Whether its last step terminated it.
-        is_truncated: Whether its last step truncated it.
+        owns_data: Whether the episode has its own data; False for a view of a runner's columns.
+        is_terminated: Whether the last step terminated the episode.
+        is_truncated: Whether the last step truncated the episode.
         notes: `custom_data` and the temporary data; the chunks of a runner's episode share them.
-        observation_space: Of one observation, if known.
-        action_space: Of one module action, if known.
+        observation_space: Space of one observation, if known.
+        action_space: Space of one module action, if known.
     """
 
     __slots__ = (
-        "_column",
+        "_columns",
         "_first",
+        "_lane",
         "_last_time_s",
-        "_rollout",
         "_start",
         "_start_time_s",
         "_stop",
@@ -71,7 +78,7 @@ class SingleAgentEpisode:
     observation_space: spaces.Space[Any] | None
     action_space: spaces.Space[Any] | None
 
-    # Making one.
+    # Construction.
 
     def __init__(
         self,
@@ -89,139 +96,144 @@ class SingleAgentEpisode:
         t_started: int | None = None,
         len_lookback_buffer: int | str = "auto",
     ) -> None:
-        """Build an episode by hand, of steps so far or of none.
+        """Build an episode by hand, from the steps so far or without steps.
 
         Args:
-            id_: `None` makes a new one.
-            observations: One more than actions.
-            infos: As many as observations, or `None`.
-            actions: Of each step.
-            rewards: Of each step.
-            observation_space: Of one observation.
-            action_space: Of one action.
+            id_: Id; `None` makes a new one.
+            observations: Observations, one more than actions.
+            infos: Info dicts, one for each observation, or `None`.
+            actions: Action of each step.
+            rewards: Reward of each step.
+            observation_space: Space of one observation.
+            action_space: Space of one action.
             terminated: Whether the last step terminated the episode.
-            truncated: Whether the last step truncated it.
-            extra_model_outputs: By name, one entry for each step.
+            truncated: Whether the last step truncated the episode.
+            extra_model_outputs: Further outputs of the module by name, one entry for each step.
             t_started: Env steps before the chunk, the lookback included; `None` is 0.
-            len_lookback_buffer: How many of the steps, as far as there are any, are from before this chunk; `"auto"` is
-                all of them.
+            len_lookback_buffer: Number of the first steps that are from before this chunk, at most all of them;
+                `"auto"` is all of them.
 
         Raises:
             EpisodeError: The lengths do not fit together.
         """
-        self._clear(id_ or uuid.uuid4().hex, 0, Rollout({}))
+        self._clear(id_ or uuid.uuid4().hex, 0, StepColumns({}))
         self.observation_space, self.action_space = observation_space, action_space
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
         self.t_started = t_started or 0
         self._check_outputs(extra_model_outputs)
         given = {"obs": observations, "actions": actions, "rewards": rewards, **(extra_model_outputs or {})}
-        columns = episode_parts.stacked(given, infos)
+        columns = _stack_steps(given, infos)
         num_steps = len(columns["rewards"]) if columns else 0
         if self.is_done and not num_steps:
             raise EpisodeError("an episode without a step cannot be terminated or truncated.")
         lookback = num_steps if len_lookback_buffer == "auto" else len_lookback_buffer
         if not isinstance(lookback, int) or lookback < 0:
-            raise EpisodeError(f"len_lookback_buffer={lookback!r} must be 'auto' or a number from 0 on.")
+            raise EpisodeError(f"len_lookback_buffer={lookback!r} must be 'auto' or an integer of at least 0.")
         if columns:
-            self.adopt(columns, infos or (), min(lookback, num_steps))
+            self._adopt(columns, infos or (), min(lookback, num_steps))
 
     def _check_outputs(self, extra_model_outputs: Mapping[str, Any] | None) -> None:
         if taken := sorted(_NO_OUTPUTS.intersection(extra_model_outputs or ())):
             raise EpisodeError(f"extra_model_outputs cannot be named {taken}: an episode has columns of these names.")
 
-    def _clear(self, id_: str, env_index: int, rollout: Rollout) -> None:
-        self.id_, self.env_index = id_, env_index
-        self._column = env_index  # where in the columns; an episode that owns its data has columns of one sub-env
+    def _clear(self, id_: str, lane: int, columns: StepColumns) -> None:
+        self.id_, self.env_index = id_, lane
+        self._columns, self._lane, self.owns_data = columns, lane, False
         self.t_started = 0
         self.is_terminated = self.is_truncated = False
         self.notes: Notes = ({}, {})
         self.observation_space = self.action_space = None
-        self._rollout, self.owns_data = rollout, False
         self._first = 0  # row of the oldest step, lookback included
         self._start: int | None = None  # row of index 0
-        self._stop: int | None = None  # row past the last; None follows the rollout
+        self._stop: int | None = None  # row past the last; None follows the columns as they grow
         self.return_before = 0.0
         self._start_time_s = self._last_time_s = 0.0
 
-    def adopt(self, columns: dict[str, Tree], infos: Sequence[Mapping[str, Any]], lookback: int) -> None:
-        """Take columns `[R, ...]`, observations `[R + 1, ...]`, as the episode's own; R counts the lookback."""
-        rows = len(columns["rewards"])
-        self._rollout = Rollout(
-            {name: map_tree(lambda leaf: leaf[:, None], column) for name, column in columns.items()}, num_rows=rows
-        )
-        self._rollout.info_rows = {row: one_info(info) for row, info in enumerate(infos) if info}
-        self.owns_data, self._column = True, 0
+    def _adopt(self, columns: Mapping[str, Tree], infos: Sequence[Mapping[str, Any]], lookback: int) -> None:
+        """Own columns `[len, ...]`, observations `[len + 1, ...]`, where `len` includes the lookback."""
+        self._columns = StepColumns.one_lane(columns, infos)
+        self.owns_data, self._lane = True, 0
         self._first, self._start, self._stop = 0, lookback, None
 
-    def all_columns(self) -> dict[str, Tree]:
-        """Return views of all columns by name, lookback included: `[R, ...]`, `obs` `[R + 1, ...]`."""
-        names = ("obs", *_STEP_COLUMNS, *self.extra_names)
-        return {name: self._all(name) for name in names if name in self._rollout}
+    def _all_columns(self) -> dict[str, Tree]:
+        """Return views of all columns by name, lookback included: `[len, ...]`, `obs` `[len + 1, ...]`."""
+        names = ("obs", *_STEP_COLUMNS, *self._extra_names)
+        return {name: self._all(name) for name in names if name in self._columns}
 
-    def all_infos(self) -> list[dict[str, Any]]:
-        """Return all info dicts, lookback included: one for each observation."""
-        num_rows = self._num_rows("obs")
-        return [self._info_at(position, num_rows, None) for position in range(num_rows)]
+    def _infos(self, start: int = 0, stop: int | None = None) -> list[dict[str, Any]]:
+        """Return info dicts by position, lookback included: one for each observation."""
+        num_infos = self._num_entries("obs")
+        return [self._info_at(position, num_infos, None) for position in range(num_infos)[start:stop]]
 
-    def own_data(self) -> Self:
-        """Copy the data out of the rollout, if it is a view, so that it can grow; return the episode."""
+    def _own_data(self) -> None:
+        """Copy the data out of a runner's columns, so that the episode can grow; nothing to do if it owns its data."""
         if not self.owns_data and self._start is not None:
             self._last_time_s = self._start_time_s + self.get_duration_s()
-            columns = {name: map_tree(np.copy, column) for name, column in self.all_columns().items()}
-            self.adopt(columns, self.all_infos(), self.len_lookback)
-        return self
+            columns = {name: map_tree(np.copy, column) for name, column in self._all_columns().items()}
+            self._adopt(columns, self._infos(), self.len_lookback)
 
-    # What a runner does with its views.
+    # Views, made and moved on by runners.
 
     @classmethod
-    def view(cls, id_: str, env_index: int, rollout: Rollout) -> Self:
-        """Return a view that has not started."""
+    def view(cls, id_: str, lane: int, columns: StepColumns) -> Self:
+        """Return a view of one lane of columns that has not started; see `start`."""
         episode = cls.__new__(cls)
-        episode._clear(id_, env_index, rollout)
-        episode.observation_space, episode.action_space = rollout.observation_space, rollout.action_space
+        episode._clear(id_, lane, columns)
+        episode.observation_space, episode.action_space = columns.observation_space, columns.action_space
         return episode
 
     def start(self, row: int, now_s: float) -> None:
-        """Note the row whose observation the reset gave, and the clock reading then."""
+        """Start the view at the row that holds the observation of the reset.
+
+        Args:
+            row: The row.
+            now_s: Clock reading at the reset.
+        """
         self._start = self._first = row
         self._start_time_s = self._last_time_s = now_s
 
     def end(self, terminated: bool, truncated: bool, stop: int) -> None:
-        """Note how the episode ended, if it did, and the row past its last step in this rollout."""
+        """End the view.
+
+        Args:
+            terminated: Whether its last step terminated the episode.
+            truncated: Whether its last step truncated the episode.
+            stop: Row after its last step.
+        """
         self.is_terminated, self.is_truncated, self._stop = terminated, truncated, stop
 
     def continue_from(self, t_started: int, return_before: float) -> None:
-        """Note what lies before this chunk."""
+        """Set the env steps and the sum of rewards before this chunk."""
         self.t_started, self.return_before = t_started, return_before
 
-    def continued_in(self, rollout: Rollout, return_before: float, last_time_s: float) -> Self:
-        """Return the next chunk, which starts with row 0 of another rollout; this one is complete.
+    def continued_in(self, columns: StepColumns, return_before: float, last_time_s: float) -> Self:
+        """Return the next chunk, which starts with row 0 of other columns; this one is complete.
 
         Args:
-            rollout: The next one.
+            columns: The next columns, with the same lanes.
             return_before: Sum of rewards of the episode so far.
-            last_time_s: Clock reading at the end of this rollout.
+            last_time_s: Clock reading at the end of this chunk's columns.
         """
-        chunk = self.view(self.id_, self.env_index, rollout)
+        chunk = self.view(self.id_, self.env_index, columns)  # also if user code made this chunk own its data
         chunk.notes = self.notes
         if self._start is not None:
-            self._stop = self._rollout.num_rows
+            self._stop = self._columns.num_rows
             chunk._start = 0
             chunk._start_time_s, chunk._last_time_s = self._start_time_s, last_time_s
             chunk.continue_from(self.t, return_before)
         return chunk
 
-    # What a user adds by hand.
+    # Steps added by hand.
 
     def add_env_reset(self, observation: Tree, infos: Mapping[str, Any] | None = None) -> None:
-        """Start an episode built by hand with what `reset` gave.
+        """Start an episode built by hand with the observation and the info of a reset.
 
         Raises:
-            EpisodeError: It has started already.
+            EpisodeError: The episode has started already.
         """
         if self._start is not None:
             raise EpisodeError(f"episode {self.id_} was reset already, and has {self.t} steps.")
-        self.adopt(episode_parts.stacked({"obs": [observation]}, None), [infos or {}], 0)
+        self._adopt(_stack_steps({"obs": [observation]}, None), [infos or {}], 0)
         self._start_time_s = self._last_time_s = time.perf_counter()
 
     def add_env_step(
@@ -235,32 +247,30 @@ class SingleAgentEpisode:
         truncated: bool = False,
         extra_model_outputs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add what an action led to; a runner's episode becomes one that owns its data.
+        """Add one step; a runner's episode becomes one that owns its data.
 
         Args:
-            observation: After the step.
-            action: That led to it.
-            reward: Of the step.
-            infos: Of the step.
+            observation: Observation that the step led to.
+            action: Action of the step.
+            reward: Reward of the step.
+            infos: Info dict of the step.
             terminated: Whether the step terminated the episode.
-            truncated: Whether the step truncated it.
-            extra_model_outputs: By name; the same names in every step.
+            truncated: Whether the step truncated the episode.
+            extra_model_outputs: Further outputs of the module by name; the same names in every step.
 
         Raises:
-            EpisodeError: It was not reset, is over, or the names or shapes differ from those of the steps before.
+            EpisodeError: The episode was not reset or is over, or the names or shapes differ from the steps before.
         """
         if self._start is None or self.is_done:
             why = "is over" if self.is_done else "was not reset"
             raise EpisodeError(f"episode {self.id_} {why}: no step can be added.")
         self._check_outputs(extra_model_outputs)
-        self.own_data()
+        self._own_data()
         step = {"actions": action, "rewards": reward, **(extra_model_outputs or {})}
         try:
-            episode_parts.append(self._rollout, observation, step)
+            self._columns.append_step(observation, step, infos)
         except (ValueError, TypeError, KeyError) as error:
             raise EpisodeError(f"episode {self.id_}, step {self.t}: {error}") from error
-        if infos:
-            self._rollout.info_rows[self._rollout.num_rows] = one_info(infos)
         self._last_time_s = time.perf_counter()
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
 
@@ -268,7 +278,7 @@ class SingleAgentEpisode:
 
     @property
     def is_done(self) -> bool:
-        """Whether the episode is over, either way."""
+        """Whether the episode was terminated or truncated."""
         return self.is_terminated or self.is_truncated
 
     @property
@@ -288,28 +298,28 @@ class SingleAgentEpisode:
 
     @property
     def len_lookback(self) -> int:
-        """Steps in the lookback buffer."""
+        """Number of steps in the lookback buffer."""
         return 0 if self._start is None else self._start - self._first
 
     def __len__(self) -> int:
-        """Return the env steps in this chunk, without the lookback."""
+        """Return the number of env steps in this chunk, without the lookback."""
         return 0 if self._start is None else self._end - self._start
 
     @property
     def _end(self) -> int:
-        return self._rollout.num_rows if self._stop is None else self._stop
+        return self._columns.num_rows if self._stop is None else self._stop
 
     def get_return(self) -> float:
         """Return the sum of rewards of the whole episode so far, earlier chunks included."""
         if not len(self):
             return self.return_before
-        return self.return_before + float(self._rollout.rewards[self._start : self._end, self._column].sum())
+        return self.return_before + float(self._columns.rewards[self._start : self._end, self._lane].sum())
 
     def get_duration_s(self) -> float:
-        """Return the wall-clock seconds from the reset to the latest step; 0 if the episode was built of ready data."""
+        """Return the wall-clock seconds from the reset to the latest step; 0 if the episode was built from data."""
         last = self._last_time_s
-        if not self.owns_data and len(self) and "row_times_s" in self._rollout:
-            last = float(self._rollout.row_times_s[self._end - 1])
+        if not self.owns_data and len(self) and "row_times_s" in self._columns:
+            last = float(self._columns["row_times_s"][self._end - 1])
         return last - self._start_time_s
 
     def to_numpy(self) -> Self:
@@ -322,7 +332,7 @@ class SingleAgentEpisode:
         """Check that the episode was reset.
 
         Raises:
-            EpisodeError: It was not.
+            EpisodeError: The episode was not reset.
         """
         if self._start is None:
             raise EpisodeError(f"episode {self.id_} was not reset, so it has no observation.")
@@ -337,18 +347,18 @@ class SingleAgentEpisode:
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Tree:
-        """Return observations: `[len + 1, ...]`, or those at `indices`; -1 is the latest.
+        """Return all observations `[len + 1, ...]`, or the observations at `indices`; -1 is the latest.
 
         Args:
             indices: See the class.
             neg_index_as_lookback: See the class.
-            fill: Stands for observations outside, in every entry.
-            one_hot_discrete: Whether Discrete and MultiDiscrete parts come as one-hot vectors.
+            fill: Value of all elements of an observation outside the data.
+            one_hot_discrete: Whether Discrete and MultiDiscrete parts are returned as one-hot vectors.
         """
-        rows = self._all("obs")
+        data = self._all("obs")
         if one_hot_discrete:
-            rows = one_hot(rows, self.observation_space, "observation_space")
-        return self._pick(rows, indices, neg_index_as_lookback, fill)
+            data = one_hot(data, self.observation_space, "observation_space")
+        return self._pick(data, indices, neg_index_as_lookback, fill)
 
     def get_actions(
         self,
@@ -358,14 +368,14 @@ class SingleAgentEpisode:
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """Return module actions: `[len, ...]`, or those at `indices`; see `get_observations`."""
-        rows = self._all("actions")
+        """Return all module actions `[len, ...]`, or the actions at `indices`; see `get_observations`."""
+        data = self._all("actions")
         if one_hot_discrete:
-            rows = one_hot(rows, self.action_space, "action_space")
-        return self._pick(rows, indices, neg_index_as_lookback, fill)
+            data = one_hot(data, self.action_space, "action_space")
+        return self._pick(data, indices, neg_index_as_lookback, fill)
 
     def get_rewards(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Return rewards: float64 `[len]`, or those at `indices`."""
+        """Return all rewards, float64 `[len]`, or the rewards at `indices`."""
         return self._pick(self._all("rewards"), indices, neg_index_as_lookback, fill)
 
     def get_extra_model_outputs(
@@ -376,19 +386,19 @@ class SingleAgentEpisode:
         neg_index_as_lookback: bool = False,
         fill: Any = None,
     ) -> Any:
-        """Return what the module gave besides the actions, by name: `[len, ...]`, or those at `indices`.
+        """Return the outputs of the module other than actions: all of them, `[len, ...]`, or those at `indices`.
 
         Args:
-            key: One name; `None` gives a dict of all. A runner's episodes have `dist_inputs`, and once the rollout is
-                complete `logp`, and the columns that user code added.
+            key: Name of one output; `None` returns a dict of all outputs. A runner's episodes have `dist_inputs`, the
+                columns that user code added, and once the rollout is complete `logp`.
             indices: See the class.
             neg_index_as_lookback: See the class.
             fill: See the class.
 
         Raises:
-            KeyError: There is no such output.
+            KeyError: There is no output of this name.
         """
-        names = self.extra_names
+        names = self._extra_names
         if key is None:
             return {name: self._pick(self._all(name), indices, neg_index_as_lookback, fill) for name in names}
         if key not in names:
@@ -396,81 +406,81 @@ class SingleAgentEpisode:
         return self._pick(self._all(key), indices, neg_index_as_lookback, fill)
 
     def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Return info dicts: a list of `len + 1`, the first of them the reset's, or those at `indices`.
+        """Return the list of all `len + 1` info dicts, the first from the reset, or the info dicts at `indices`.
 
-        A runner keeps infos if somebody listens to one of its events.
+        A runner keeps infos only if a callback listens to one of its events.
         """
-        num_rows = self._num_rows("obs")
+        num_infos = self._num_entries("obs")
         where = positions(
-            indices, num_rows, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback, clip=fill is None
+            indices, num_infos, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback, clip=fill is None
         )
         if isinstance(where, int):
-            return self._info_at(where, num_rows, fill)
-        rows = range(num_rows)[where] if isinstance(where, slice) else where.tolist()
-        return [self._info_at(index, num_rows, fill) for index in rows]
+            return self._info_at(where, num_infos, fill)
+        found = range(num_infos)[where] if isinstance(where, slice) else where.tolist()
+        return [self._info_at(index, num_infos, fill) for index in found]
 
-    def _info_at(self, position: int, num_rows: int, fill: Any) -> Any:
-        if not 0 <= position < num_rows:
+    def _info_at(self, position: int, num_infos: int, fill: Any) -> Any:
+        if not 0 <= position < num_infos:
             if fill is None:
-                raise IndexError(f"index out of range: there are {num_rows} infos, lookback included.")
+                raise IndexError(f"index out of range: there are {num_infos} infos, lookback included.")
             return fill
-        if position == num_rows - 1 and len(self):  # the final one, if a reset took its place
-            return self._rollout.next_info_at(self._first + position - 1, self._column)
-        return info_at(self._rollout.info_rows.get(self._first + position), self._column)
+        if position == num_infos - 1 and len(self):  # the info of the last step, even if a reset took its place
+            return self._columns.next_info_at(self._first + position - 1, self._lane)
+        return info_at(self._columns.info_rows.get(self._first + position), self._lane)
 
     @property
-    def extra_names(self) -> list[str]:
+    def _extra_names(self) -> list[str]:
         """Names of the extra model outputs."""
-        return [name for name in self._rollout.columns if name not in _NO_OUTPUTS]
+        return [name for name in self._columns.columns if name not in _NO_OUTPUTS]
 
-    def _num_rows(self, name: str) -> int:
+    def _num_entries(self, name: str) -> int:
         """Return how many entries a column has for this chunk, lookback included."""
         return 0 if self._start is None else self._end - self._first + (name == "obs")
 
     def _all(self, name: str) -> Tree:
-        """Return a column of this chunk, lookback included: a view, but where the final observation was kept apart."""
+        """Return a column of this chunk, lookback included: a view, or a copy with a final observation kept apart."""
         if self._start is None:
             if name == "obs":
                 raise IndexError(f"episode {self.id_} has not been reset yet: it holds no observation.")
             return np.zeros(0)
-        if name not in self._rollout:  # built by hand, and without a step
+        if name not in self._columns:  # built by hand, and without a step
             return np.zeros(0)
-        stop = self._first + self._num_rows(name)
-        rows = map_tree(lambda column: column[self._first : stop, self._column], self._rollout[name])
+        stop = self._first + self._num_entries(name)
+        data = map_tree(lambda column: column[self._first : stop, self._lane], self._columns[name])
         if name == "obs" and (final := self._final_obs()) is not None:
-            rows = map_tree(lambda column, leaf: np.concatenate([column[:-1], leaf[None]]), rows, final)
-        return rows
+            data = map_tree(lambda column, leaf: np.concatenate([column[:-1], leaf[None]]), data, final)
+        return data
 
     def _final_obs(self) -> Tree:
         """Return the observation that the last step led to, if it was kept apart from `obs`."""
-        last = self._first + self._num_rows("actions") - 1
-        # Without a step, the row before belongs to the episode before.
-        return self._rollout.final_obs.get((last, self._column)) if last >= self._first else None
+        last = self._first + self._num_entries("actions") - 1
+        # Without a step, the row before belongs to the previous episode.
+        return self._columns.final_obs.get((last, self._lane)) if last >= self._first else None
 
-    def _pick(self, rows: Tree, indices: Indices, neg_index_as_lookback: bool, fill: Any) -> Any:
+    def _pick(self, data: Tree, indices: Indices, neg_index_as_lookback: bool, fill: Any) -> Any:
         where = positions(
             indices,
-            len(leaves(rows)[0]),
+            len(leaves(data)[0]),
             self.len_lookback,
             neg_index_as_lookback=neg_index_as_lookback,
             clip=fill is None,
         )
-        return pick(rows, where, fill)
+        return pick(data, where, fill)
 
     # Setters.
 
     def set_observations(
         self, *, new_data: Tree, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite observations: all of the chunk, or those at `at_indices`; a runner's episode writes the columns.
+        """Overwrite all observations of the chunk, or those at `at_indices`; a runner's episode writes the columns.
 
         Args:
-            new_data: As many as the indices name; one entry for an int.
+            new_data: One observation for each index, `[K, ...]`; a single one for an int.
             at_indices: See the class.
             neg_index_as_lookback: See the class.
 
         Raises:
-            IndexError: The new data have another size than what they replace, or an index lies outside.
+            IndexError: The new data have another size than the data they replace, or an index is outside.
         """
         self._overwrite("obs", new_data, at_indices, neg_index_as_lookback)
 
@@ -485,97 +495,180 @@ class SingleAgentEpisode:
     def set_extra_model_outputs(
         self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite an extra model output; without `at_indices`, a new key adds one. See `set_observations`."""
-        if key not in self.extra_names:
+        """Overwrite an extra model output, or add one: a new key without `at_indices`. See `set_observations`."""
+        if key not in self._extra_names:
             if at_indices is not None:
                 raise KeyError(
-                    f"episode {self.id_} has no extra model output {key!r}. {nearest(key, self.extra_names)}"
+                    f"episode {self.id_} has no extra model output {key!r}. {nearest(key, self._extra_names)}"
                 )
             self._check_outputs({key: new_data})
-            if key in OWN_COLUMNS and not self.owns_data:
+            if key in STANDARD_COLUMNS and not self.owns_data:
                 raise EpisodeError(f"{key!r} is not known before the rollout is complete: set it in on_sample_end.")
             if len(new_data) != len(self):
                 raise IndexError(f"{key!r} has {len(new_data)} entries for {len(self)} steps.")
-            self._rollout.add_column(key, np.asarray(new_data))
+            self._columns.add_column(key, np.asarray(new_data))
         self._overwrite(key, new_data, at_indices, neg_index_as_lookback)
 
     def _overwrite(self, name: str, new_data: Tree, at_indices: Indices, neg_index_as_lookback: bool) -> None:
-        rows = self._all(name)
-        num_rows = self._num_rows(name)
-        where = positions(at_indices, num_rows, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback)
-        overwrite(rows, where, new_data)
+        data = self._all(name)
+        num_entries = self._num_entries(name)
+        where = positions(at_indices, num_entries, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback)
+        overwrite(data, where, new_data)
         final = self._final_obs() if name == "obs" else None
-        if final is not None:  # `rows` was a copy, with the final observation at its end
-            kept = self._rollout[name]
-            map_tree(lambda leaf, last: np.copyto(leaf, last[-1]), final, rows)
-            stop = self._first + num_rows - 1
-            map_tree(lambda leaf, new: np.copyto(leaf[self._first : stop, self._column], new[:-1]), kept, rows)
+        if final is not None:  # `data` was a copy, with the final observation at its end
+            kept = self._columns[name]
+            map_tree(lambda leaf, last: np.copyto(leaf, last[-1]), final, data)
+            stop = self._first + num_entries - 1
+            map_tree(lambda leaf, new: np.copyto(leaf[self._first : stop, self._lane], new[:-1]), kept, data)
 
-    # Parts.
+    # Parts of episodes, and episodes of parts.
 
-    def __getitem__(self, slice_: slice) -> SingleAgentEpisode:
+    def __getitem__(self, slice_: slice) -> Self:
         """Return `episode[start:stop]`; see `slice`."""
         if not isinstance(slice_, slice):
             raise EpisodeError(f"an episode is indexed by slices, such as episode[2:5], got {slice_!r}.")
         return self.slice(slice_)
 
-    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> SingleAgentEpisode:
-        """Return some of the steps as an episode that owns its data; its return is that of these steps alone.
+    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
+        """Return some of the steps as an episode that owns its data; its return counts only these steps.
 
         Args:
-            slice_: Of this chunk's steps, without a step width; it stops at the chunk's ends.
-            len_lookback_buffer: Steps before the slice to keep in front of it, as far as there are any; `None` keeps as
-                many as this episode has.
+            slice_: Slice of the steps of this chunk, without a step width; it stops at the ends of the chunk.
+            len_lookback_buffer: Number of steps before the slice to keep as its lookback, at most as many as there are;
+                `None` keeps as many as this episode has.
 
         Raises:
             EpisodeError: The slice has a step width, the episode was not reset, or the lookback is negative.
         """
-        return episode_parts.slice_episode(self, slice_, len_lookback_buffer)
+        if slice_.step not in (None, 1):
+            raise EpisodeError(f"a slice of an episode cannot have a step width, got {slice_}.")
+        self.validate()
+        start, stop, _ = slice_.indices(len(self))
+        stop = max(start, stop)
+        lookback = self.len_lookback
+        kept = lookback if len_lookback_buffer is None else len_lookback_buffer
+        if kept < 0:
+            raise EpisodeError(f"len_lookback_buffer={kept} cannot be negative.")
+        part = self._part(max(0, lookback + start - kept), lookback + start, lookback + stop)
+        part.t_started = self.t_started + start
+        if stop == len(self):
+            part.is_terminated, part.is_truncated = self.is_terminated, self.is_truncated
+        return part
 
-    def cut(self, len_lookback_buffer: int = 0) -> SingleAgentEpisode:
+    def _part(self, first: int, start: int, stop: int) -> Self:
+        """Return the steps from `start` to `stop` as an episode, with the steps from `first` on as lookback.
+
+        All three count from the oldest step that this episode holds, lookback included.
+        """
+        part = type(self)(self.id_, observation_space=self.observation_space, action_space=self.action_space)
+        columns = {
+            name: map_tree(lambda leaf, extra=name == "obs": leaf[first : stop + extra].copy(), column)
+            for name, column in self._all_columns().items()
+        }
+        part._adopt(columns, self._infos(first, stop + 1), start - first)
+        part.env_index = self.env_index
+        part.notes = copy.deepcopy(self.notes)
+        return part
+
+    def cut(self, len_lookback_buffer: int = 0) -> Self:
         """Return the chunk that comes next: the same id, no steps yet, the last observation and info.
 
         Args:
-            len_lookback_buffer: Steps of this chunk that the next one keeps in its lookback, as far as there are any.
+            len_lookback_buffer: Number of the last steps of this chunk that the next one keeps as its lookback, at most
+                as many as there are.
 
         Raises:
             EpisodeError: The episode is over, or the lookback is negative.
         """
-        return episode_parts.cut_episode(self, len_lookback_buffer)
+        if self.is_done:
+            raise EpisodeError(f"episode {self.id_} is over: no chunk comes next.")
+        if len_lookback_buffer < 0:
+            raise EpisodeError(f"len_lookback_buffer={len_lookback_buffer} cannot be negative.")
+        if not self.is_reset:
+            return self.from_state(self.get_state())
+        stop = self.len_lookback + len(self)
+        chunk = self._part(max(0, stop - len_lookback_buffer), stop, stop)
+        chunk.continue_from(self.t, self.get_return())
+        return chunk
 
     def concat_episode(self, other: SingleAgentEpisode) -> None:
-        """Add the chunk that came next to the end of this one, which then owns its data.
+        """Append the next chunk of the same episode; this episode then owns its data.
 
         Raises:
-            EpisodeError: The chunks have different ids, do not follow one another, or this one is over.
+            EpisodeError: The chunks have different ids, do not follow one another, or this episode is over.
         """
-        episode_parts.concat_episodes(self, other)
+        self._check_follows(other)
+        mine, theirs, skip = self._all_columns(), other._all_columns(), other.len_lookback
+        # The first observation of the chunk is the last one here. The chunk's info of it may say more, and is kept.
+        if not all(leaves(map_tree(lambda a, b: np.array_equal(a[-1], b[skip]), mine["obs"], theirs["obs"]))):
+            raise EpisodeError(
+                f"the last observation of episode {self.id_} differs from the first observation of the chunk."
+            )
+        if len(other):
+            if len(mine["rewards"]) and not (self.owns_data and other.owns_data):
+                shared = mine.keys() & theirs.keys()  # a complete rollout has more columns than one being written
+                mine, theirs = ({name: part[name] for name in shared} for part in (mine, theirs))
+            if len(mine["rewards"]) and mine.keys() != theirs.keys():
+                raise EpisodeError(f"episode {self.id_} has {sorted(mine)} at each step, the chunk {sorted(theirs)}.")
+            columns = {}
+            for name, column in theirs.items():
+                new = map_tree(lambda leaf, start=skip + (name == "obs"): leaf[start:].copy(), column)
+                columns[name] = map_tree(lambda *both: np.concatenate(both), mine[name], new) if name in mine else new
+            self._adopt(columns, [*self._infos()[:-1], *other._infos(skip)], self.len_lookback)
+        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
+        custom, temporary = copy.deepcopy(other.notes)
+        self.notes[0].update(custom)
+        self.notes[1].update(temporary)  # the lists of the chunk begin with the values here
+
+    def _check_follows(self, other: SingleAgentEpisode) -> None:
+        if other.id_ != self.id_:
+            raise EpisodeError(f"a chunk of episode {other.id_} cannot be appended to episode {self.id_}.")
+        if self.is_done:
+            raise EpisodeError(f"episode {self.id_} is over: nothing comes after it.")
+        self.validate()
+        other.validate()
+        if other.t_started != self.t:
+            raise EpisodeError(
+                f"episode {self.id_} continues at t={self.t}, but the chunk begins at t={other.t_started}."
+            )
 
     def get_state(self) -> dict[str, Any]:
-        """Return all but the spaces, as dicts, lists, numbers, strings and arrays, and `custom_data` as it is."""
-        return episode_parts.episode_state(self)
+        """Return all but the spaces as dicts, lists, numbers, strings and arrays; `custom_data` is copied as it is."""
+        state = {name: getattr(self, name) for name in _PLAIN_STATE}
+        if self.is_reset:
+            state["columns"] = {name: map_tree(np.copy, column) for name, column in self._all_columns().items()}
+            state["infos"] = self._infos()
+            state["len_lookback"] = self.len_lookback
+        return state | {"custom_data": copy.deepcopy(self.notes[0]), "temporary_data": copy.deepcopy(self.notes[1])}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the episode that `get_state` described; it owns its data."""
-        return episode_parts.episode_from_state(cls(state["id_"]), state)
+        """Return an episode with a state that `get_state` returned; it owns its data."""
+        episode = cls(state["id_"])
+        if "columns" in state:
+            columns = {name: map_tree(np.copy, column) for name, column in state["columns"].items()}
+            episode._adopt(columns, state["infos"], state["len_lookback"])
+        for name in _PLAIN_STATE:
+            setattr(episode, name, state[name])
+        episode.notes = (copy.deepcopy(state["custom_data"]), copy.deepcopy(state["temporary_data"]))
+        return episode
 
     # Notes.
 
     @property
     def custom_data(self) -> dict[str, Any]:
-        """A dict for the user's own notes; the chunks of a runner's episode share it."""
+        """Dict for the notes of user code; the chunks of a runner's episode share it."""
         return self.notes[0]
 
     def add_temporary_timestep_data(self, key: str, value: Any) -> None:
-        """Keep a value for the time of the episode, beside those given under the key before."""
+        """Append a value to the list under a key, which is kept until the episode ends."""
         self.notes[1].setdefault(key, []).append(value)
 
     def get_temporary_timestep_data(self, key: str) -> list[Any]:
-        """Return the values given to `add_temporary_timestep_data` in this episode, earlier chunks included.
+        """Return the values added with `add_temporary_timestep_data` in this episode, earlier chunks included.
 
         Raises:
-            KeyError: Nothing was given under the key.
+            KeyError: No value was added under the key.
         """
         known = self.notes[1]
         if key not in known:
@@ -583,6 +676,43 @@ class SingleAgentEpisode:
         return known[key]
 
     def __repr__(self) -> str:
-        """Show what tells episodes apart."""
+        """Return the id, the sub-env, the number of steps and the state."""
         state = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "ongoing"
         return f"SingleAgentEpisode({self.id_}, env_index={self.env_index}, t={self.t}, {state})"
+
+
+def _stack_steps(given: Mapping[str, Sequence[Any] | None], infos: Sequence[Any] | None) -> dict[str, Tree]:
+    """Return the columns of given steps, as `StepColumns.one_lane` takes them.
+
+    Args:
+        given: `obs`, `actions`, `rewards` and extra outputs: one entry for each step, one more in `obs`.
+        infos: One info dict for each observation, or `None`.
+
+    Returns:
+        Columns `[len, ...]`, `obs` `[len + 1, ...]`; no columns without an observation.
+
+    Raises:
+        EpisodeError: The lengths do not fit together.
+    """
+    lengths = {name: 0 if values is None else len(values) for name, values in given.items()}
+    num_steps = lengths.get("actions", 0)
+    fit = all(length == num_steps for name, length in lengths.items() if name != "obs")
+    if not fit or (lengths["obs"] != num_steps + 1 and any(lengths.values())):
+        raise EpisodeError(
+            "an episode of n steps needs n actions, rewards and extra outputs, and n + 1 observations; got "
+            f"{', '.join(f'{length} {name}' for name, length in lengths.items())}."
+        )
+    if infos is not None and len(infos) != lengths["obs"]:
+        raise EpisodeError(f"an episode needs one info per observation; got {len(infos)} for {lengths['obs']}.")
+    if not lengths["obs"]:
+        return {}
+    columns = {name: _stack(name, values) for name, values in given.items() if values is not None and len(values)}
+    columns["rewards"] = np.array(columns.get("rewards", ()), np.float64)
+    return columns
+
+
+def _stack(name: str, values: Sequence[Tree]) -> Tree:
+    try:
+        return map_tree(lambda *leaf: np.stack([np.asarray(part) for part in leaf]), *values)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise EpisodeError(f"the entries of {name!r} differ in shape or nesting: {error}") from error

@@ -1,6 +1,6 @@
-"""Infos as a vector env gives them: by key, an array over the sub-envs and beside it `_key`, which says who has one.
+"""Infos as a vector env gives them: by key, an array over the sub-envs, and under `_key` a mask of those that have one.
 
-They are kept as they come, a dict for each row, and turned into columns or into one sub-env's dict when somebody asks.
+They are kept as they come, one dict for each row, and turned into columns or into the dict of one sub-env on request.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ Infos = Mapping[str, Any]
 """Values `[N, ...]` by key, or nested such dicts, with masks bool `[N]` under `_key`."""
 
 FINAL = ("final_obs", "final_info")
-"""Keys that same-step autoreset uses for what the reset took the place of."""
+"""Keys under which same-step autoreset gives the data of the final step, whose place the reset took."""
 
 
 def copied(infos: Infos) -> dict[str, Any]:
-    """Return infos with arrays of their own."""
+    """Return infos with copies of the arrays."""
     return {key: copied(value) if isinstance(value, Mapping) else np.array(value) for key, value in infos.items()}
 
 
 def info_at(infos: Infos | None, env_index: int) -> dict[str, Any]:
-    """Return one sub-env's info dict, without `final_obs` and `final_info`."""
+    """Return the info dict of one sub-env, without `final_obs` and `final_info`."""
     found: dict[str, Any] = {}
     for key, value in (infos or {}).items():
         if key in FINAL or (key.startswith("_") and key[1:] in infos):  # type: ignore[operator]  # not None: it has items
@@ -35,16 +35,16 @@ def info_at(infos: Infos | None, env_index: int) -> dict[str, Any]:
 
 
 def final_info_at(infos: Infos | None, env_index: int) -> dict[str, Any]:
-    """Return the info of a step that ended its episode, in whose place same-step autoreset put that of the reset."""
+    """Return the info of the step that ended an episode, where same-step autoreset put the info of the reset."""
     return info_at((infos or {}).get("final_info"), env_index)
 
 
-def one_info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the info of a single env in the form of a vector env of one."""
+def infos_of_one(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the info dict of a single env in the form that a vector env with one sub-env gives."""
     infos: dict[str, Any] = {}
     for key, value in info.items():
         if isinstance(value, Mapping):
-            infos[key] = one_info(value)
+            infos[key] = infos_of_one(value)
         else:
             infos[key] = np.empty(1, object)
             infos[key][0] = value
@@ -53,7 +53,7 @@ def one_info(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _entry(value: Any, env_index: int) -> Any:
-    return value[env_index] if np.ndim(value) else value  # what is no array over the sub-envs is everyone's
+    return value[env_index] if np.ndim(value) else value  # a value that is no array applies to all sub-envs
 
 
 def _has(infos: Infos | None, key: str, env_index: int) -> bool:
@@ -61,11 +61,16 @@ def _has(infos: Infos | None, key: str, env_index: int) -> bool:
     return True if mask is None else bool(mask[env_index])
 
 
-def row_of(infos: Infos, key: str | tuple[str, ...], num_envs: int) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
-    """Return the values `[N, ...]` under a key, or a tuple of keys for nested infos, and who has one, bool `[N]`.
+def values_of(infos: Infos, key: str | tuple[str, ...], num_envs: int) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
+    """Return the values `[N, ...]` under a key, and bool `[N]` of the sub-envs that have one; `None` without the key.
+
+    Args:
+        infos: Infos of a vector env.
+        key: A key, or a tuple of keys for nested infos.
+        num_envs: N.
 
     Raises:
-        KeyError: There is a group of infos under the key.
+        KeyError: The key leads to a group of infos, not to a value.
     """
     value: Any = infos
     mask: Any = True

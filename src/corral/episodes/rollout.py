@@ -1,54 +1,30 @@
-"""Rollouts: the columns of one `sample()` call, written in place row by row."""
+"""Rollouts: the columns of one `sample()` call, written in place. Row t holds time step t of all sub-envs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.columns import checked, checked_new, describe
+from corral.core.columns import describe, empty_column
 from corral.core.tree import Tree, map_tree
-from corral.episodes.infos import Infos, final_info_at, info_at, row_of
-from corral.errors import ColumnError, nearest
+from corral.episodes.episode import Notes, SingleAgentEpisode
+from corral.episodes.infos import values_of
+from corral.episodes.step_columns import STANDARD_COLUMNS, ColumnAttribute, StepColumns
+from corral.errors import ColumnError
 from corral.modules.distributions import ActionDistribution
 
-if TYPE_CHECKING:
-    from corral.episodes.episode import SingleAgentEpisode
 
+class Rollout(StepColumns):
+    """The columns of one `sample()` call, with time T on axis 0 and the N sub-envs on axis 1.
 
-OWN_COLUMNS = frozenset(
-    {"obs", "actions", "rewards", "terminated", "truncated", "valid", "dist_inputs", "logp", "row_times_s"}
-)
-"""What every runner's rollout has; any other column was added by user code."""
-
-
-Notes = tuple[dict[str, Any], dict[str, list[Any]]]
-"""What user code noted on an episode: its custom data, and its temporary data by name."""
-
-
-class _Column:
-    """A column as an attribute: `rollout.rewards` is `rollout["rewards"]`."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, rollout: Rollout | None, owner: type) -> Any:
-        return self if rollout is None else rollout.columns[self._name]
-
-    def __set__(self, rollout: Rollout, value: Tree) -> None:
-        rollout[self._name] = value
-
-
-class Rollout:
-    """Columns with time T on axis 0 and the sub-envs N on axis 1, in one allocation for each `sample()` call.
-
-    A rollout is never written again after `sample()` returned it, so whoever keeps it keeps the data. In
-    `on_sample_end` and before, user code may write into columns, replace them by others of the same shape and dtype
-    (`rollout.rewards = ...`), and add columns `[T, N, ...]` (`rollout["bonus"] = ...`), which the batch then holds too.
+    The columns are allocated once for each `sample()` call, and runners never write into them again after `sample()`
+    has returned: a rollout that is kept keeps its data. In `on_sample_end` and before, user code may write into
+    columns, replace them by others of the same shape and dtype (`rollout.rewards = ...`), and add columns `[T, N, ...]`
+    (`rollout["bonus"] = ...`), which the batch then holds too.
 
     Attributes:
         obs: Tree of `[T + 1, N, ...]`: row t is what the action of row t saw, row T what the last step led to.
@@ -56,74 +32,61 @@ class Rollout:
         rewards: float64 `[T, N]`.
         terminated: bool `[T, N]`.
         truncated: bool `[T, N]`.
-        valid: bool `[T, N]`; False where nothing was stepped: a row of next-step autoreset, one in which the sub-env
-            failed and was made anew, or one that is not part of the episodes that were asked for.
+        valid: bool `[T, N]`; False where no step counts: next-step autoreset only reset the sub-env, the sub-env failed
+            and was recreated, or the step is not part of the requested episodes.
         dist_inputs: float32 `[T, N, D]`, the policy's outputs.
         logp: float32 `[T, N]`, log-probability of the actions; filled when the rollout is complete.
         row_times_s: float64 `[T]`, clock readings at the end of each row.
-        columns: All of them by name, those that were added too.
-        final_obs: By (t, n) of a step that ended its episode, the final observation that `obs` does not hold because a
-            same-step autoreset overwrote it; in the order of time.
-        info_rows: By row of `obs`, the infos that came with it, as the vector env gave them. Kept only if somebody
-            listens to a runner's event.
-        notes: By first row and sub-env of an episode or chunk, what callbacks noted on it. The episodes themselves are
-            not kept: they would keep the rollout.
-        carry: What the episodes had behind them when the rollout began, or `None` if no runner made it.
-        weights_version: Version of the weights that acted.
-        worker_index: Of the runner that made it.
-        continues: Whether row 0 goes on where that runner's last rollout stopped; False after a reset of all envs.
-        broken: Row and sub-env of each step that failed, in the order of time: the sub-env was made anew, its episode
-            ended before, neither terminated nor truncated, and the next row begins another.
-        num_rows: Rows written so far; T once complete.
-        num_env_steps: Steps that were taken, once complete: the valid entries, before any callback changed `valid`.
+        columns: All columns by name, the columns that user code added included.
+        final_obs: By (row, sub-env) of a step that ended its episode, the final observation that `obs` does not hold
+            because a same-step autoreset overwrote it; in the order of time.
+        info_rows: By row of `obs`, the infos that came with it, as the vector env gave them. Kept only if a callback
+            listens to an event of the runner.
+        observation_space: Space of one observation, if known.
+        action_space: Space of one module action, if known.
+        notes: By (first row, sub-env) of an episode or chunk, the notes of callbacks on it. The episodes themselves are
+            not kept, because they would keep the rollout.
+        carry: Totals of the unfinished episodes when the rollout began, or `None` if no runner made the rollout.
+        weights_version: Version of the weights that chose the actions.
+        worker_index: Index of the runner that made the rollout.
+        continues: Whether row 0 continues where the runner's previous rollout stopped; False after a reset of all envs.
+        broken: Row and sub-env of each step that failed, in the order of time. The sub-env was recreated there. Its
+            episode ended before that row, neither terminated nor truncated, and another begins with the next row.
+        num_rows: Rows written so far; T once the rollout is complete.
+        num_env_steps: Env steps taken, once the rollout is complete: the number of valid entries, before any callback
+            changed `valid`.
     """
 
-    obs = _Column()
-    actions = _Column()
-    rewards = _Column()
-    terminated = _Column()
-    truncated = _Column()
-    valid = _Column()
-    dist_inputs = _Column()
-    logp = _Column()
-    row_times_s = _Column()
+    terminated = ColumnAttribute()
+    truncated = ColumnAttribute()
+    valid = ColumnAttribute()
+    dist_inputs = ColumnAttribute()
+    logp = ColumnAttribute()
+    row_times_s = ColumnAttribute()
 
-    __slots__ = (  # so that a misspelt column is refused, rather than kept as an attribute that nobody reads
-        "__weakref__",
-        "action_space",
-        "broken",
-        "carry",
-        "columns",
-        "continues",
-        "final_obs",
-        "info_rows",
-        "notes",
-        "num_env_steps",
-        "num_rows",
-        "observation_space",
-        "weights_version",
-        "worker_index",
-    )
+    __slots__ = ("broken", "carry", "continues", "notes", "num_env_steps", "weights_version", "worker_index")
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
         """Take columns with room for as many rows as `rewards` has."""
-        self.columns = columns
-        self.final_obs: dict[tuple[int, int], Tree] = {}
-        self.info_rows: dict[int, Infos] = {}
+        super().__init__(columns, num_rows=num_rows)
         self.carry: EpisodeCarry | None = None
-        self.observation_space: spaces.Space[Any] | None = None
-        self.action_space: spaces.Space[Any] | None = None
         self.weights_version = 0
         self.worker_index = 0
         self.continues = False
-        self.num_rows = num_rows
         self.num_env_steps = 0
         self.notes: dict[tuple[int, int], Notes] = {}
         self.broken: list[tuple[int, int]] = []
 
     @classmethod
     def allocate(cls, num_rows: int, num_envs: int, space: Tree, distribution: ActionDistribution) -> Rollout:
-        """Make columns for `num_rows` rows, uninitialised; `space` is a tree of observation spaces (`space_tree`)."""
+        """Return a rollout with uninitialised columns for `num_rows` rows.
+
+        Args:
+            num_rows: Rows that fit.
+            num_envs: N.
+            space: Tree of observation spaces, see `space_tree`.
+            distribution: Gives the shapes and dtypes of actions and policy outputs.
+        """
         shape = (num_rows, num_envs)
         return cls(
             {
@@ -140,52 +103,22 @@ class Rollout:
 
     # Columns.
 
-    def __getitem__(self, name: str) -> Tree:
-        """Return a column by name.
-
-        Raises:
-            KeyError: There is none; the nearest name is named.
-        """
-        if name not in self.columns:
-            raise KeyError(f"the rollout has no column {name!r}. {nearest(str(name), self.columns)}")
-        return self.columns[name]
-
     def __iter__(self) -> Iterator[SingleAgentEpisode]:
-        """Go through the episodes; see `episodes`. `len`, though, is the number of rows."""
+        """Iterate over the episodes, see `episodes`. Note that `len` is the number of rows."""
         return iter(self.episodes())
-
-    def __contains__(self, name: str) -> bool:
-        """Say whether there is a column of this name."""
-        return name in self.columns
-
-    def __setitem__(self, name: str, value: Tree) -> None:
-        """Replace a column by one of the same shape and dtype, or add one `[T, N, ...]`.
-
-        A float column named as one that the algorithm computes (`value_targets`, `advantages`) takes its place, but for
-        entries that are NaN.
-
-        Raises:
-            ColumnError: The shape or dtype does not fit; both are named.
-        """
-        if name in self.columns:
-            self.columns[name] = checked(name, self.columns[name], value)
-        else:
-            self.columns[name] = checked_new(name, value, (self.capacity, self.num_envs))
 
     @property
     def added(self) -> dict[str, NDArray[Any]]:
-        """The columns that user code added, by name."""
-        return {name: column for name, column in self.columns.items() if name not in OWN_COLUMNS}
-
-    def add_column(self, name: str, like: NDArray[Any]) -> None:
-        """Add a column of the dtype and entry shape `[...]` of `like` `[len, ...]`; NaN, or 0 where there is no NaN."""
-        self.columns[name] = empty_column(like.dtype, (self.capacity, self.num_envs, *like.shape[1:]))
+        """Columns that user code added, by name."""
+        return {name: column for name, column in self.columns.items() if name not in STANDARD_COLUMNS}
 
     def with_added(self, computed: dict[str, Tree]) -> dict[str, Tree]:
-        """Return computed columns `[T, N, ...]` and the added ones; an added one counts wherever it is not NaN.
+        """Return computed columns `[T, N, ...]` together with the columns that user code added.
+
+        Where both have a column of one name, the added values replace the computed values wherever they are not NaN.
 
         Raises:
-            ColumnError: An added column has another shape than the computed one of its name, or holds no floats.
+            ColumnError: An added column has another shape than the computed column of its name, or holds no floats.
         """
         merged = dict(computed)
         for name, column in self.added.items():
@@ -195,84 +128,36 @@ class Rollout:
             if column.shape != computed[name].shape or column.dtype.kind != "f":
                 raise ColumnError(
                     f"column {name!r} was added as {describe(column)}, and the algorithm computes it as "
-                    f"{describe(computed[name])}: give it this shape, as floats, with NaN where the computed one stays."
+                    f"{describe(computed[name])}: give it this shape, as floats, with NaN to keep the computed value."
                 )
             merged[name] = np.where(np.isnan(column), computed[name], column).astype(computed[name].dtype)
         return merged
 
-    # Size.
-
-    @property
-    def capacity(self) -> int:
-        """Rows that fit."""
-        return len(self.rewards)
-
     @property
     def num_envs(self) -> int:
-        """N."""
-        return int(self.rewards.shape[1])
+        """Number of sub-envs N: the lanes of a rollout of single-agent envs."""
+        return self.num_lanes
 
     @property
     def done(self) -> NDArray[np.bool_]:
-        """Where an episode ended, either way: bool `[T, N]`, for bookkeeping; returns keep the two apart."""
+        """Whether a step terminated or truncated its episode, bool `[T, N]`. Return computations need both columns."""
         done: NDArray[np.bool_] = self.terminated | self.truncated
         return done
 
-    def __len__(self) -> int:
-        """Return the number of rows T."""
-        return self.num_rows
-
-    def resize(self, capacity: int) -> None:
-        """Give the columns room for `capacity` rows, and keep the rows written so far."""
-        if capacity == self.capacity:
-            return
-        rows = min(self.num_rows, capacity)
-
-        def resized(column: NDArray[Any], extra: int) -> NDArray[Any]:
-            if capacity + extra <= len(column):
-                return column[: capacity + extra]
-            larger = empty_column(column.dtype, (capacity + extra, *column.shape[1:]))
-            larger[: rows + extra] = column[: rows + extra]
-            return larger
-
-        for name, column in self.columns.items():
-            extra = int(name == "obs")
-            if isinstance(column, np.ndarray):
-                self.columns[name] = resized(column, extra)
-            else:
-                self.columns[name] = map_tree(lambda leaf, extra=extra: resized(leaf, extra), column)
-
     def set_logp(self, row: int, logp: Any) -> None:
-        """Note the log-likelihood `[N]` of a row's actions, where it is not that under the policy's distribution."""
+        """Set the log-probability `[N]` of the actions of a row, if it differs from the policy's distribution."""
         if "logp" not in self.columns:
             self.columns["logp"] = empty_column(np.dtype(np.float32), self.rewards.shape)
         self.columns["logp"][row] = logp
 
     # Episodes.
 
-    def add_final_obs(self, row: int, env_index: int, obs: Tree) -> None:
-        """Keep a final observation that a same-step autoreset takes out of `obs`."""
-        self.final_obs[row, env_index] = map_tree(lambda column, leaf: np.array(leaf, column.dtype), self.obs, obs)
-
-    def next_obs_at(self, row: int, env_index: int) -> Tree:
-        """Return the observation that a step led to: the final one where it ended its episode."""
-        if (row, env_index) in self.final_obs:
-            return self.final_obs[row, env_index]
-        return map_tree(lambda column: column[row + 1, env_index], self.obs)
-
-    def next_info_at(self, row: int, env_index: int) -> dict[str, Any]:
-        """Return the info that a step gave."""
-        infos = self.info_rows.get(row + 1)
-        if infos is not None and "final_info" in infos and (row, env_index) in self.final_obs:
-            return final_info_at(infos, env_index)
-        return info_at(infos, env_index)
-
     def info_column(self, key: str | tuple[str, ...], default: float = float("nan")) -> NDArray[Any]:
-        """Return what the info of each step holds under a key, `[T, N, ...]`.
+        """Return the value under a key in the info of each step, `[T, N, ...]`.
 
         Args:
-            key: A key of the infos, or a tuple of keys for nested ones.
-            default: Stands where a step's info has no such key.
+            key: A key of the infos, or a tuple of keys for nested infos.
+            default: Value for steps whose info has no such key.
         """
         column = np.full((self.num_rows, self.num_envs), default)
         for row, infos in self.info_rows.items():
@@ -280,7 +165,7 @@ class Rollout:
                 continue
             final = np.array([(row - 1, n) in self.final_obs for n in range(self.num_envs)])
             for source, there in ((infos, ~final), (infos.get("final_info", {}), final)):
-                if there.any() and (found := row_of(source, key, self.num_envs)) is not None:
+                if there.any() and (found := values_of(source, key, self.num_envs)) is not None:
                     values, mask = found
                     column = _room_for(column, values, default)
                     mask = mask & there & self.valid[row - 1]
@@ -290,16 +175,14 @@ class Rollout:
     def episodes(self) -> list[SingleAgentEpisode]:
         """Return views of the episodes, or chunks of them, in this complete rollout: by sub-env, then by time.
 
-        What callbacks noted in an episode's `custom_data` is there, and notes made now are there the next time.
+        Each has the notes that callbacks made on it in `custom_data`. Notes made now are there in the next call, too.
         """
         return [episode for _, episode in self.chunks()]
 
     def chunks(self) -> list[tuple[int, SingleAgentEpisode]]:
-        """Return what `episodes` does, each with its first row."""
-        from corral.episodes.episode import SingleAgentEpisode  # episodes are views of rollouts
-
+        """Return the episodes as `episodes` does, each in a pair with its first row."""
         valid = self.valid
-        linked = np.zeros_like(valid)  # whether a row goes on with the episode of the row before it
+        linked = np.zeros_like(valid)  # whether a row continues the episode of the row before it
         linked[1:] = valid[:-1] & ~self.done[:-1] & valid[1:]
         last = valid.copy()
         last[:-1] &= ~linked[1:]
@@ -322,13 +205,13 @@ class Rollout:
     # Batches.
 
     def evaluate(self, value_fn: Callable[[Tree], NDArray[np.float32]]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Compute the values that return computations need.
+        """Return the values that return computations need.
 
         Args:
             value_fn: Maps observations (tree of `[B, ...]`) to values `[B]`.
 
         Returns:
-            V(s_t) and V of the observation that step t led to, both `[T, N]`.
+            V(s_t), and V of the observation that step t led to, both `[T, N]`.
         """
         shape = (self.num_rows + 1, self.num_envs)
         values = value_fn(map_tree(lambda column: column.reshape(-1, *column.shape[2:]), self.obs)).reshape(shape)
@@ -340,19 +223,14 @@ class Rollout:
         return values[:-1], next_values
 
     def valid_rows(self, column: Tree) -> Tree:
-        """Flatten a column `[T, N, ...]` to the valid steps `[B, ...]`."""
+        """Return the valid steps of a column `[T, N, ...]` as `[B, ...]`, in the order of time."""
         if self.valid.all():
             return map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
         return map_tree(lambda leaf: leaf[self.valid], column)
 
 
-def empty_column(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return a column without values: NaN, or 0 where the dtype has no NaN."""
-    return np.full(shape, np.nan if dtype.kind == "f" else 0, dtype)
-
-
 def _room_for(column: NDArray[Any], values: NDArray[Any], default: float) -> NDArray[Any]:
-    """Return a column `[T, N, ...]` that can hold such values `[N, ...]`: its own, or one of a wider dtype or shape."""
+    """Return a column `[T, N, ...]` that can hold values `[N, ...]`: the same one, or one of a wider dtype or shape."""
     dtype = object if values.dtype == object else np.result_type(column.dtype, values.dtype)
     if column.ndim == 2 and values.ndim > 1:  # the first values show what one entry looks like
         return np.full((*column.shape[:2], *values.shape[1:]), default, dtype)
@@ -360,7 +238,7 @@ def _room_for(column: NDArray[Any], values: NDArray[Any], default: float) -> NDA
 
 
 def level_added_columns(rollouts: Sequence[Rollout]) -> None:
-    """Give every rollout the columns that user code added to any of them, without values where it added none.
+    """Add to every rollout the columns that user code added to any of them; a column added here has no values.
 
     Raises:
         ColumnError: Two rollouts have columns of one name whose entries differ in shape.
@@ -372,20 +250,20 @@ def level_added_columns(rollouts: Sequence[Rollout]) -> None:
             if rollout[name].shape[2:] != column.shape[2:]:
                 raise ColumnError(
                     f"column {name!r} was added as {describe(column)} to one rollout, and as "
-                    f"{describe(rollout[name])} to another: an entry must look alike in all of them."
+                    f"{describe(rollout[name])} to another: entries must have the same shape in all of them."
                 )
 
 
 @dataclass
 class EpisodeCarry:
-    """What the unfinished episodes of a runner have behind them, all `[N]`.
+    """Totals of the unfinished episodes of a runner between two rollouts, all `[N]`.
 
     Attributes:
-        returns: Sums of rewards.
-        lengths: Env steps.
-        start_times_s: Clock readings at the start.
-        counts: How many episodes of the sub-env came before since the envs were reset together.
-        id_prefix: Of the ids of episodes, another one after each such reset.
+        returns: Sums of rewards so far.
+        lengths: Env steps so far.
+        start_times_s: Clock readings at the start of the episodes.
+        counts: Number of earlier episodes of the sub-env since the last reset of all envs.
+        id_prefix: Prefix of the ids of episodes; it changes with each reset of all envs.
     """
 
     returns: NDArray[np.float64]
@@ -402,13 +280,19 @@ class EpisodeCarry:
 
 
 def episode_id(prefix: str, env_index: int, count: int) -> str:
-    """Return the id of a sub-env's episode that `count` others came before."""
+    """Return the id of the episode of a sub-env that comes after `count` others."""
     return f"{prefix}{env_index:04x}{count:08x}"
 
 
 @dataclass(frozen=True)
 class EpisodeStatistics:
-    """The episodes that ended in a rollout, in the order of their ends, all `[K]`."""
+    """Statistics of the episodes that ended in a rollout, in the order of their ends, all `[K]`.
+
+    Attributes:
+        returns: Sums of rewards.
+        lengths: Env steps.
+        durations_s: Wall-clock durations in seconds.
+    """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
@@ -424,14 +308,14 @@ def _over(rollout: Rollout) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 
 
 def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeStatistics, EpisodeCarry]:
-    """Work out ended episodes from whole columns.
+    """Return statistics of the episodes that ended in a rollout, computed from whole columns.
 
     Args:
         rollout: A complete rollout.
-        carry: Of the rollout before it.
+        carry: Totals of the unfinished episodes when the rollout began.
 
     Returns:
-        The ended episodes, and the carry for the next rollout.
+        The statistics, and the totals of the episodes that are unfinished when the rollout ends.
     """
     if not (rollout.broken or rollout.terminated.any() or rollout.truncated.any()):
         rewards = np.where(rollout.valid, rollout.rewards, 0.0)
@@ -452,7 +336,7 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
         return passed[order]
 
     order = np.argsort(rows, kind="stable")  # back to the order of time
-    order = order[~broken[rows, envs][order]]  # only those that ended by themselves
+    order = order[~broken[rows, envs][order]]  # without the episodes of sub-envs that failed
     statistics = EpisodeStatistics(
         since_last_end(returns[rows, envs], 0.0),
         since_last_end(lengths[rows, envs], 0),
@@ -465,7 +349,7 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
         start_times_s=carry.start_times_s.copy(),
         counts=carry.counts + np.bincount(envs, minlength=rollout.num_envs),
     )
-    # Assignment takes the last of repeated indices, which is each env's latest end.
+    # With repeated indices the last assignment counts, which is the latest end of each sub-env.
     at_end_returns, at_end_lengths = np.zeros(rollout.num_envs), np.zeros(rollout.num_envs, np.int64)
     at_end_returns[envs], at_end_lengths[envs] = returns[rows, envs], lengths[rows, envs]
     left.returns -= at_end_returns

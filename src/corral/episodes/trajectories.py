@@ -1,36 +1,30 @@
-"""Trajectories as `on_postprocess_trajectory` sees them: the columns of one episode, or chunk of it, in a rollout."""
+"""The batch that `on_postprocess_trajectory` is given: the columns of one episode, or chunk of it, in a rollout."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from corral.callbacks.dispatch import Dispatcher
-from corral.core.columns import Columns, checked, checked_new
+from corral.core.columns import Columns, check_column, check_new_column
 from corral.core.tree import Tree, map_tree
 from corral.episodes.episode import SingleAgentEpisode
-from corral.episodes.rollout import OWN_COLUMNS, Rollout
+from corral.episodes.rollout import Rollout
+from corral.episodes.step_columns import STANDARD_COLUMNS
 from corral.errors import ColumnError, nearest
-from corral.modules.module import DEFAULT_MODULE_ID, Module
 
-if TYPE_CHECKING:
-    from corral.runners.runner import EnvRunner
-
-DEFAULT_AGENT_ID = "default_agent"
 _READ_ONLY = ("next_obs", "infos")
-_HIDDEN = frozenset({"valid", "row_times_s"})  # True all along, and no business of one sub-env
+_HIDDEN = frozenset({"valid", "row_times_s"})  # `valid` is True throughout, and times belong to all sub-envs
 
 
 class TrajectoryBatch(Columns):
-    """The columns of one trajectory: views, so that what is written is in the rollout.
+    """The columns of one trajectory `[len, ...]`, as views: what is written into them is in the rollout.
 
-    `obs`, `actions`, `rewards`, `terminated`, `truncated`, `dist_inputs`, `logp` and what user code added; and to read
-    only, `next_obs` (what each step led to) and `infos` (a list of dicts, what each step gave).
+    They are `obs`, `actions`, `rewards`, `terminated`, `truncated`, `dist_inputs`, `logp` and the columns that user
+    code added. Two more can only be read: `next_obs`, the observation that each step led to, and `infos`, a list with
+    the info dict of each step.
     """
 
     def __init__(self, rollout: Rollout, episode: SingleAgentEpisode, start: int) -> None:
-        """Take the rows of the episode, which begin with `start`."""
+        """Take views of the rows of the episode, the first of which is `start`."""
         self._rollout, self._episode = rollout, episode
         self._rows = slice(start, start + len(episode)), episode.env_index
         super().__init__({name: self._view(name) for name in rollout.columns if name not in _HIDDEN}, len(episode))
@@ -39,7 +33,7 @@ class TrajectoryBatch(Columns):
         return map_tree(lambda column: column[self._rows], self._rollout[name])
 
     def __getitem__(self, name: str) -> Tree:
-        """Return a column, or work out what is read only."""
+        """Return a column; `next_obs` and `infos` are put together on request."""
         if name == "next_obs":
             return self._episode.get_observations(slice(1, None))
         if name == "infos":
@@ -49,38 +43,19 @@ class TrajectoryBatch(Columns):
         return self.columns[name]
 
     def __setitem__(self, name: str, value: Tree) -> None:
-        """Write a column into the rollout, or add one to it, without values for the other trajectories.
+        """Write a column into the rollout, or add one to it, which has no values for the other trajectories.
 
         Raises:
-            ColumnError: Its shape or dtype does not fit, and both are named; or it cannot be written here.
+            ColumnError: Its shape or dtype does not fit (both are named), or it cannot be written here.
         """
         if name in self.columns:
-            map_tree(np.copyto, self.columns[name], checked(name, self.columns[name], value))
+            map_tree(np.copyto, self.columns[name], check_column(name, self.columns[name], value))
             return
-        if name in OWN_COLUMNS or name in _READ_ONLY:
+        if name in STANDARD_COLUMNS or name in _READ_ONLY:
             raise ColumnError(
-                f"column {name!r} cannot be written for one trajectory; the rollout in on_sample_end has it."
+                f"column {name!r} cannot be written for one trajectory; write it in on_sample_end, in the rollout."
             )
-        column = checked_new(name, value, (self.length,))
+        column = check_new_column(name, value, (self.length,))
         self._rollout.add_column(name, column)
         self.columns[name] = self._view(name)
         np.copyto(self.columns[name], column)
-
-
-def postprocess_trajectories(rollout: Rollout, callbacks: Dispatcher, runner: EnvRunner, module: Module) -> None:
-    """Fire `on_postprocess_trajectory` for each episode, or chunk, of a complete rollout: by sub-env, then by time."""
-    copies = callbacks.wanted("on_postprocess_trajectory", "original_batches")
-    for start, episode in rollout.chunks():
-        batch = TrajectoryBatch(rollout, episode, start)
-        original = {name: map_tree(np.copy, column) for name, column in batch.items()} if copies else {}
-        callbacks.fire(
-            "on_postprocess_trajectory",
-            env_runner=runner,
-            metrics_logger=runner.metrics,
-            episode=episode,
-            agent_id=DEFAULT_AGENT_ID,
-            policy_id=DEFAULT_MODULE_ID,
-            policies={DEFAULT_MODULE_ID: module},
-            postprocessed_batch=batch,
-            original_batches={DEFAULT_AGENT_ID: (module, original)},
-        )

@@ -1,4 +1,4 @@
-"""What the metrics logger keeps under one key."""
+"""One key of a metrics logger: its settings and its values."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from corral.metrics.reduction_settings import ELEMENTWISE, MetricsError, Path, R
 from corral.metrics.values import as_floats
 
 FLUSH_AT = 256
-"""Values that wait for their reducer at most: taking them in together is what makes logging one cheap."""
+"""Number of values at which waiting values go to their reducer: reducing them together makes logging one cheap."""
 
 _NUMBERS = frozenset((float, int, bool))
 _NUMBERS_FOR_FLOATS = frozenset((*_NUMBERS, *(np.dtype(code).type for code in "?bhilqBHILQefd")))
 
 
 class Part(NamedTuple):
-    """What was logged under one key since the last take, fit to be pickled.
+    """The values logged under one key since the last `take`, as plain data that can be pickled.
 
     Attributes:
-        reduction: The settings of the key.
-        site: Where it was first logged, `file.py:line`.
-        shape: Of its values, where they are reduced element by element and there was one.
-        data: What its reducer took.
+        reduction: Settings of the key.
+        site: Place in the code where the key was first logged, `file.py:line`.
+        shape: Shape of its values if they are reduced element by element; `None` otherwise and without values.
+        data: What `take` of its reducer returned.
     """
 
     reduction: Reduction
@@ -35,23 +35,23 @@ class Part(NamedTuple):
 
 
 class Entry:
-    """One key: its settings, its reducer, and the values that wait for it.
+    """One key: its settings, its reducer, and the values that wait to be reduced.
 
     Attributes:
         path: The key.
-        reduction: Its settings.
-        site: Where it was first logged, `file.py:line`.
-        shape: Of its values, where they are reduced element by element and there was one.
-        given: The settings as the latest call wrote them.
-        plain: Types of values that can wait just as they are.
-        pending: The values that wait.
-        is_new: Whether the reducer was given something since the last mark.
+        reduction: Settings of the key.
+        site: Place in the code where the key was first logged, `file.py:line`.
+        shape: Shape of its values if they are reduced element by element; `None` otherwise and without values.
+        given: Settings as the latest call gave them.
+        plain: Types of values that need no conversion.
+        pending: Values that wait to be reduced.
+        is_new: Whether the reducer received values since the last `mark`.
     """
 
     __slots__ = ("given", "is_new", "path", "pending", "plain", "rate", "reducer", "reduction", "shape", "site")
 
     def __init__(self, path: Path, reduction: Reduction, site: str, given: Settings) -> None:
-        """Start without values; a key that has just become known counts as new."""
+        """Start without values; a key that was just added counts as new."""
         self.path, self.reduction, self.site, self.given = path, reduction, site, given
         self.reducer: Reducer = make_reducer(reduction)
         self.rate = Sum() if reduction.with_throughput else None
@@ -64,29 +64,29 @@ class Entry:
 
     @property
     def rate_path(self) -> Path:
-        """The key of the throughput."""
+        """Key of the throughput."""
         return (*self.path[:-1], f"{self.path[-1]}_throughput")
 
     def set_shape(self, shape: tuple[int, ...] | None) -> None:
-        """Note the shape of the values.
+        """Set the shape of the values.
 
         Raises:
-            MetricsError: They had another one before.
+            MetricsError: The values so far have another shape.
         """
         if shape is None or shape == self.shape or self.reduction.name not in ELEMENTWISE:
             return
         if self.shape is not None:
             raise MetricsError(
                 f"metric {'/'.join(self.path)!r}: its values, first logged at {self.site}, have the shape "
-                f"{list(self.shape)}, and this one has {list(shape)}; reduce={self.reduction.name!r} works element "
-                "by element."
+                f"{list(self.shape)}, and this value has the shape {list(shape)}; reduce={self.reduction.name!r} needs "
+                "values of one shape."
             )
         self.shape = shape
         if not shape:
             self.plain = _NUMBERS_FOR_FLOATS
 
     def add(self, values: Sequence[Any]) -> None:
-        """Take in values that fit, of this key's shape, oldest first."""
+        """Add values of the right kind and shape, oldest first."""
         if self.plain.issuperset(map(type, values)):
             self.pending += values
             if len(self.pending) >= FLUSH_AT:
@@ -96,11 +96,11 @@ class Entry:
             self._reduce(values)
 
     def has_news(self) -> bool:
-        """Whether something came in since the last mark."""
+        """Return whether values were added since the last `mark`."""
         return self.is_new or bool(self.pending)
 
     def flush(self) -> None:
-        """Give the reducer what waits for it."""
+        """Reduce the values that wait."""
         if self.pending:
             values, self.pending = self.pending, []
             self._reduce(as_floats(values) if self.plain is _NUMBERS_FOR_FLOATS else values)
@@ -112,39 +112,39 @@ class Entry:
             self.rate.add(values)
 
     def peek(self) -> Any:
-        """Return the result now, of the shape of the values."""
+        """Return the current result, in the shape of the values."""
         self.flush()
         return self._shaped(self.reducer.peek())
 
     def throughput(self, elapsed_s: float) -> Any:
-        """Return how much was logged a second since the last reduce; NaN if no time has passed."""
+        """Return the sum logged per second since the last reduce; NaN if no time has passed."""
         self.flush()
         assert self.rate is not None
         return self._shaped(self.rate.peek() / elapsed_s if elapsed_s > 0 else NAN)
 
     def _shaped(self, result: Any) -> Any:
-        """Return a result that the user may change."""
+        """Return a copy of a result, so that the user may change it, in the shape of the values."""
         if isinstance(result, np.ndarray):
             return result.copy()
         if isinstance(result, list):
             return [value.copy() if isinstance(value, np.ndarray) else value for value in result]
-        # The NaN or the 0 of no values at all.
+        # Without values, a result is one NaN or 0.
         return np.full(self.shape, result) if self.shape else result
 
-    def reduced(self) -> None:
-        """Forget what does not outlive a reduce."""
+    def start_period(self) -> None:
+        """Forget the values that count only until a reduce."""
         if self.reduction.clear_on_reduce:
             self.reducer.clear()
         if self.rate is not None:
             self.rate.clear()
 
     def take(self) -> Part:
-        """Return what came in since the last take."""
+        """Return the values added since the last `take`."""
         self.flush()
         return Part(self.reduction, self.site, self.shape, self.reducer.take())
 
     def aggregate(self, parts: Sequence[Part]) -> None:
-        """Take in parts of this key, whose shapes fit, from loggers that worked at the same time."""
+        """Add the parts of this key from loggers that worked at the same time; their shapes must fit."""
         self.flush()
         self.is_new = True
         data = [part.data for part in parts]
@@ -167,7 +167,7 @@ class Entry:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Entry:
-        """Return an entry that goes on where the one of this state was."""
+        """Return an entry with a state that `get_state` returned."""
         reduction = Reduction(**state["reduction"])
         if reduction.percentiles is not None:
             reduction = reduction._replace(percentiles=tuple(reduction.percentiles))

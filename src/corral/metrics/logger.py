@@ -1,4 +1,4 @@
-"""The metrics logger: values under (nested) keys, reduced once an iteration, aggregated over workers."""
+"""The metrics logger: values under (nested) keys, reduced once per iteration, aggregated over workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from corral.metrics.values import Key, as_path, as_value, call_site, default_red
 __all__ = ["Key", "MetricsError", "MetricsLogger", "Parts"]
 
 Parts = dict[Path, Part]
-"""What `MetricsLogger.take` hands out: plain data, fit to be pickled."""
+"""What `MetricsLogger.take` returns, by key: plain data that can be pickled."""
 
 _NOTHING_GIVEN = Settings()
 _MISSING = object()
@@ -26,42 +26,42 @@ _MISSING = object()
 class MetricsLogger:
     """Collects values under keys and reduces them.
 
-    A value is a number (a bool and a 0-d array or tensor too), or an array or tensor of numbers of any shape: a
-    `[H, W, 3]` uint8 array is an image, a `[T, H, W, 3]` one a video, and any other a histogram to the loggers that
-    write results; here they are arrays. Tensors may be on any device.
+    A value is a number (also a bool, or a 0-d array or tensor), or an array or tensor of numbers of any shape. The
+    loggers that write results treat a uint8 array `[H, W, 3]` as an image, a uint8 array `[T, H, W, 3]` as a video, and
+    any other array as a histogram. Tensors may be on any device.
 
     Reductions:
-        mean, min, max, sum: Of the values since the last `reduce()`, or of the latest `window`.
-        lifetime_sum: Of all values.
-        ema: The exponential moving average e <- (1 - c) e + c v, started at the first value; c is `ema_coeff`, 0.01.
-        percentiles: A dict `{"p50": ...}` of numbers, linearly interpolated, of the values since the last `reduce()`
-            or of the latest `window`; which ones is `percentiles`, by default 0, 50, 75, 90, 95, 99 and 100.
-        item: The latest value, a string too.
-        item_series: The list of the values since the last `reduce()`, or of the latest `window`.
+        mean, min, max, sum: Statistic of the values since the last `reduce()`, or of the latest `window` values.
+        lifetime_sum: Sum of all values.
+        ema: Exponential moving average e <- (1 - c) e + c v, started at the first value; c is `ema_coeff`, 0.01.
+        percentiles: Dict `{"p50": ...}` of percentiles, linearly interpolated, of the values since the last `reduce()`
+            or of the latest `window` values. `percentiles` lists them; by default 0, 50, 75, 90, 95, 99 and 100.
+        item: The latest value, which may be a string.
+        item_series: List of the values since the last `reduce()`, or of the latest `window` values.
 
-    Without `reduce`, a number's key is an `ema`, an array's an `item`, and with `window` either's a `mean`. Arrays are
-    reduced element by element in float64, all of one shape; `item` and `item_series` keep them as they are, and
-    `percentiles` takes none. Of no values at all, a sum is 0, a series empty, and everything else NaN.
+    Without `reduce`, a number is reduced as `ema` and an array as `item`; with `window`, both as `mean`. Arrays must
+    have one shape and are reduced element by element in float64. `item` and `item_series` keep arrays as they are, and
+    `percentiles` accepts no arrays. Without values a sum is 0, a series is empty, and every other result is NaN.
 
-    `reduce()` clears what counts since the last `reduce()`; a window, an item, a lifetime sum and an average go on.
-    `clear_on_reduce` says so where that does not fit.
+    `reduce()` forgets the values of reductions that count since the last `reduce()`. Windows, items, lifetime sums and
+    moving averages continue. `clear_on_reduce` overrides this.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, reserved: Collection[str] = frozenset()) -> None:
         """Start without keys.
 
         Args:
-            clock: Gives the time in seconds, for throughputs and `log_time`.
-            reserved: First names that no key may have.
+            clock: Function that returns the time in seconds, for throughputs and `log_time`.
+            reserved: Names that no key may begin with.
         """
         self._clock, self._reserved = clock, reserved
         self.reset()
 
     def reset(self) -> None:
-        """Forget all keys, and start throughputs anew."""
+        """Forget all keys, and restart the throughputs."""
         self._entries: dict[Path, Entry] = {}
-        self._by_key: dict[Key, Entry] = {}  # by the keys as callers write them, to spare the calls after the first
-        self._names: dict[Path, Entry] = {}  # what a result has numbers under: keys, and their throughputs
+        self._by_key: dict[Key, Entry] = {}  # by the keys as callers write them, so that later calls need no parsing
+        self._names: dict[Path, Entry] = {}  # by all keys of a result: keys, and the keys of their throughputs
         self._groups: set[Path] = set()
         self._period_start = self._clock()  # a period ends with a reduce
 
@@ -83,26 +83,26 @@ class MetricsLogger:
 
         Args:
             key: A name, or a (nested) tuple of names for a nested result.
-            value: A number, or an array or tensor of numbers, of which a copy is kept; for an `item` a string too.
+            value: A number, or an array or tensor of numbers, which is copied; for `item` also a string.
             reduce: One of the reductions; see the class.
-            window: Number of latest values that count, at least 1.
+            window: Number of latest values to reduce, at least 1.
             ema_coeff: Weight of a new value in (0, 1], for `ema`.
             percentiles: List of numbers from 0 to 100, for `percentiles`.
             clear_on_reduce: Whether `reduce()` forgets the values; see the class for the defaults.
-            with_throughput: Whether the result has a key `<name>_throughput` beside this one: the sum of the values
-                since the last `reduce()`, a second. For `sum` and `lifetime_sum`, without a window.
+            with_throughput: Whether the result has another key `<name>_throughput`: the sum of the values since the
+                last `reduce()`, per second. For `sum` and `lifetime_sum`, without a window.
 
         Raises:
-            MetricsError: The settings contradict each other, or those that the key was first logged with; the value is
-                of a kind, or of a shape, that does not go with them; or the key is a group of other keys, lies below
-                another key, or is no key.
+            MetricsError: The settings contradict each other, or the settings that the key was first logged with; the
+                value is of a kind or a shape that the settings do not allow; or the key is a group of other keys, is
+                below another key, or is not a key.
         """
         given = (reduce, window, ema_coeff, percentiles, clear_on_reduce, with_throughput)
         entry = self._entry_of(key)
         if entry is None or type(value) not in entry.plain or (given != entry.given and given != _NOTHING_GIVEN):
             self._log(key, [value], Settings(*given))
             return
-        # The way of nearly every call: nothing is looked at twice, and the reducer gets many values at a time.
+        # Nearly every call takes this path: nothing is checked twice, and the reducer gets many values at a time.
         entry.pending.append(value)
         if len(entry.pending) >= FLUSH_AT:
             entry.flush()
@@ -119,11 +119,11 @@ class MetricsLogger:
         clear_on_reduce: bool | None = None,
         with_throughput: bool = False,
     ) -> None:
-        """Log many values under one key, oldest first; an empty sequence only makes the key known.
+        """Log many values under one key, oldest first; an empty sequence only adds the key.
 
         Args:
-            key: As in `log_value`, like the settings.
-            values: A sequence of values, or an array `[n, ...]` of n of them.
+            key: See `log_value`.
+            values: A sequence of values, or an array `[n, ...]` of n values.
             reduce: See `log_value`.
             window: See `log_value`.
             ema_coeff: See `log_value`.
@@ -132,7 +132,7 @@ class MetricsLogger:
             with_throughput: See `log_value`.
 
         Raises:
-            MetricsError: As in `log_value`; none of the values is logged then.
+            MetricsError: See `log_value`; none of the values is logged then.
         """
         settings = Settings(reduce, window, ema_coeff, percentiles, clear_on_reduce, with_throughput)
         many: Any = values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
@@ -143,7 +143,7 @@ class MetricsLogger:
             entry.add(many)
 
     def log_dict(self, values: Mapping[str, Any], *, key: Key = (), **settings: Any) -> None:
-        """Log a (nested) dict of values under `key`, all with the same settings as `log_value` takes."""
+        """Log a (nested) dict of values under `key`, all with the same settings; see `log_value`."""
         prefix = as_path(key)
         for name, value in values.items():
             if isinstance(value, Mapping):
@@ -152,14 +152,14 @@ class MetricsLogger:
                 self.log_value((*prefix, name), value, **settings)
 
     def log_time(self, key: Key, **settings: Any) -> Timed:
-        """Return a context manager that logs the seconds that its block takes, also if it raises."""
+        """Return a context manager that logs the seconds that its block takes, even if the block raises."""
         return Timed(self, self._clock, key, settings)
 
     def _entry_of(self, key: Key) -> Entry | None:
-        """Return the entry of a key that was logged in this very spelling."""
+        """Return the entry of a key that was logged before in exactly this form; `None` if there is none."""
         try:
             return self._by_key.get(key)
-        except TypeError:  # a list or the like, which `as_path` refuses in words
+        except TypeError:  # a list or another type that cannot be hashed, which `as_path` refuses
             return None
 
     def _log(self, key: Key, values: Iterable[Any], settings: Settings) -> None:
@@ -186,7 +186,7 @@ class MetricsLogger:
         entry.add(fitted)
 
     def _add_entry(self, entry: Entry) -> Entry:
-        """Make a key known, if no other is in its way."""
+        """Add a key, unless its name is taken."""
         paths = (entry.path, entry.rate_path) if entry.reduction.with_throughput else (entry.path,)
         for path in paths:
             self._check_free(path)
@@ -198,26 +198,28 @@ class MetricsLogger:
 
     def _check_free(self, path: Path) -> None:
         if not path:
-            raise MetricsError("a metric's key needs at least one name, and () has none.")
+            raise MetricsError("the key of a metric needs at least one name, and () has none.")
         if path[0] in self._reserved:
-            raise MetricsError(f"metric {'/'.join(path)!r}: the result has {path[0]!r} for something else.")
+            raise MetricsError(
+                f"metric {'/'.join(path)!r}: the result uses {path[0]!r} for something else; choose another name."
+            )
         above = [path[:length] for length in range(1, len(path) + 1) if path[:length] in self._names]
         if not above and path not in self._groups:
             return
         other = above[0] if above else next(name for name in self._names if name[: len(path)] == path)
         raise MetricsError(
             f"metric {'/'.join(path)!r}: {'/'.join(other)!r} is logged too, at {self._names[other].site}, and a name "
-            "is that of one value or of a group of them, not both."
+            "can be a value or a group of values, not both."
         )
 
     # Results.
 
     def peek(self, key: Key | None = None, default: Any = float("nan")) -> Any:
-        """Return the result under a key now (`default` if there is none); nothing is forgotten.
+        """Return the current result of a key, and forget nothing.
 
         Args:
-            key: A key; a group of keys gives their nested dict, and `None` that of all.
-            default: What to return for an unknown key.
+            key: A key, a group of keys for a nested dict of their results, or `None` for the results of all keys.
+            default: Value to return for an unknown key.
         """
         path = () if key is None else as_path(key)
         if entry := self._names.get(path):
@@ -229,25 +231,25 @@ class MetricsLogger:
         return default if found is _MISSING else found
 
     def reduce(self) -> dict[str, Any]:
-        """Return all results as a nested dict, and forget what does not outlive an iteration."""
+        """Return all results as a nested dict, and forget the values that count only for one iteration."""
         result: dict[str, Any] = self.peek()
         for entry in self._entries.values():
-            entry.reduced()
+            entry.start_period()
         self._period_start = self._clock()
         return result
 
     def mark(self) -> None:
-        """Let `peek_new` give the keys that something comes in for from now on."""
+        """Set the time from which on `peek_new` counts values as new."""
         for entry in self._entries.values():
             entry.flush()
             entry.is_new = False
 
     def peek_new(self) -> dict[str, Any]:
-        """Return the results as `peek` does, but only of keys that something came in for since the last `mark`."""
+        """Return the results of those keys, as a nested dict, that received values since the last `mark`."""
         return self._results([entry for entry in self._entries.values() if entry.has_news()], self._period_start)
 
     def _results(self, entries: Sequence[Entry], since: float) -> dict[str, Any]:
-        """Return the results of entries as a nested dict, with throughputs since a time of the clock."""
+        """Return the results of entries as a nested dict, with throughputs since a reading of the clock."""
         elapsed_s = self._clock() - since
         result: dict[str, Any] = {}
         for entry in entries:
@@ -262,28 +264,29 @@ class MetricsLogger:
     # Other loggers, and state.
 
     def take(self) -> Parts:
-        """Return what was logged since the last `take`, for `aggregate` in another process.
+        """Return the values logged since the last `take`, for `aggregate` in another process.
 
-        Windows, items, sums and averages stay for `peek`; what else counts since the last reduce starts anew.
+        Windows, items, sums and moving averages stay for `peek`; the other reductions start again without values.
         """
         return {path: entry.take() for path, entry in self._entries.items()}
 
     def aggregate(self, parts: Sequence[Parts], *, key: Key = ()) -> None:
-        """Take in what other loggers logged at the same time, under `key`.
+        """Add the values that other loggers logged at the same time, under `key`.
 
-        The results are those of one logger that logged all their values, in one call of `aggregate` or in several.
-        Where the order of one call's values matters: windows and series hold them interleaved as if each logger had
-        logged its own evenly over the same time, the loggers in order where two fall together; moving averages take one
-        logger's values after the other's; and an item is that of the last logger that has a new one. A throughput is
-        what all of them logged since this logger's last `reduce()`, a second of this logger's clock.
+        The results are the same as if one logger had logged all the values, in one call of `aggregate` or in several.
+        If the order of values matters, the values of one call are ordered as follows. Windows and series interleave
+        them, as if each logger had logged its values evenly over the same time; at equal times the loggers keep their
+        order. Moving averages add the values of one logger after the values of another. An item is the item of the last
+        logger that has a new one. A throughput counts the values of all loggers since the last `reduce()` of this
+        logger, per second of this logger's clock.
 
         Args:
-            parts: What `take` returned, one of each logger.
-            key: The group to put their keys under.
+            parts: Return values of `take`, one for each logger.
+            key: Group of the keys here.
 
         Raises:
-            MetricsError: Two have a key that is reduced in different ways, or different shapes under one; or one has a
-                key that is a group here, or the other way round. No value is taken in then.
+            MetricsError: Two loggers have a key with different settings or shapes, or a key of one is a group here or
+                the reverse. No value is added then.
         """
         prefix = as_path(key)
         taken = []
@@ -305,13 +308,13 @@ class MetricsLogger:
     def get_state(self) -> dict[str, Any]:
         """Return everything as plain data: dicts with string keys, lists, numbers, strings and NumPy arrays."""
         return {
-            # A duration, since the clock of another process may start anywhere.
+            # A duration, because the clock of another process may start at any time.
             "period_s": self._clock() - self._period_start,
             "keys": [entry.get_state() for entry in self._entries.values()],
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Forget all keys, and go on where the logger of this state was."""
+        """Forget all keys, and restore a state that `get_state` returned."""
         self.reset()
         self._period_start = self._clock() - state["period_s"]
         for entry_state in state["keys"]:
@@ -319,11 +322,11 @@ class MetricsLogger:
 
 
 def _check_reduction(entry: Entry, reduction: Reduction, site: str | None) -> None:
-    """Refuse other settings than those of the key; `site` says where they were given, `None` by the call under way."""
+    """Refuse settings other than the settings of the key; `site` is where they were given, `None` for this call."""
     if entry.reduction != reduction:
         raise MetricsError(
             f"metric {'/'.join(entry.path)!r} was logged as {entry.reduction} at {entry.site}, and now as {reduction} "
-            f"at {site or call_site()}."
+            f"at {site or call_site()}: give a key the same settings in all places."
         )
 
 
@@ -331,7 +334,7 @@ class Timed:
     """The context manager of `MetricsLogger.log_time`."""
 
     def __init__(self, logger: MetricsLogger, clock: Callable[[], float], key: Key, settings: dict[str, Any]) -> None:
-        """Take where the seconds go."""
+        """Store the logger, the key and its settings."""
         self._logger, self._clock, self._key, self._settings = logger, clock, key, settings
 
     def __enter__(self) -> None:

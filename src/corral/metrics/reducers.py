@@ -1,18 +1,19 @@
-"""How the values logged under one key become one result.
+"""Reducers: they turn the values logged under one key into one result.
 
-Every reducer can hand out what it saw since it last did so (`take`), and take in what others handed out that worked at
-the same time (`aggregate`). Aggregating n workers' parts, in one call or in several, gives what one reducer would have
-given that saw all their values. Where their order matters, it is, for the parts of one call:
+`take` returns what a reducer received since the last `take`, as a part for another reducer. `aggregate` adds the parts
+of reducers that worked at the same time. Aggregating the parts of n workers, in one call or in several, gives the same
+result as one reducer that received all their values. If the order of values matters, the parts of one call are ordered
+as follows:
 
-- in a window, and in a series: each worker's values are spread evenly over the same time and interleaved by it, workers
-  in order where two fall together, so that no worker's values push out another's;
-- in a moving average, and for an item: one worker after the other, in order.
+- in a window and in a series, the values of each worker are spread evenly over the same time and interleaved, so that
+  the values of no worker push out the values of another; at equal times the workers keep their order;
+- in a moving average and for an item, one worker comes after the other, in order.
 
 The parts of a later call are later.
 
-A value is a number, or an array `[...]` that has the same shape each time and is reduced element by element in float64;
-series and items hold values of any shape, and as they are. No reducer changes an array in place, so that parts and
-states can share them.
+A value is a number, or an array `[...]` that always has the same shape and is reduced element by element in float64.
+Series and items keep values of any shape as they are. No reducer changes an array in place, so parts and states can
+share arrays.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Number = float | NDArray[Any]
 
 
 def _total(values: Sequence[Any]) -> Number:
-    """Return the sum of numbers, or of arrays; 0 of none."""
+    """Return the sum of numbers or of arrays; 0 without values."""
     if len(values) and isinstance(values[0], np.ndarray):
         return np.sum(values, axis=0, dtype=np.float64)
     try:
@@ -49,7 +50,7 @@ def _mean(values: Sequence[Any]) -> Number:
 
 
 def _extreme(pick: Callable[..., Any], values: Sequence[Any]) -> Number:
-    """Return `np.min` or `np.max` over axis 0: unlike Python's own, NaN wins wherever it stands."""
+    """Return `np.min` or `np.max` over axis 0. Unlike Python's `min` and `max`, the result is NaN if a value is NaN."""
     best = pick(np.asarray(values, np.float64), axis=0)
     return best if best.ndim else float(best)
 
@@ -70,21 +71,21 @@ def _if_any(summary: Callable[[Sequence[Any]], Number], values: Sequence[Any]) -
 
 
 class Reducer(ABC):
-    """Values in, one result out.
+    """Base class of reducers, which receive values and give one result.
 
     Attributes:
-        STATE: Names of the attributes that make up the state: numbers, arrays, and lists or deques of such.
+        STATE: Names of the attributes that make up the state: numbers, arrays, and lists or deques of these.
     """
 
     STATE: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def add(self, values: Sequence[Any]) -> None:
-        """Take in values, oldest first, at least one."""
+        """Add values, oldest first, at least one."""
 
     @abstractmethod
     def peek(self) -> Any:
-        """Return the result now; NaN if there is none yet."""
+        """Return the current result; NaN if there is none yet."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -92,19 +93,19 @@ class Reducer(ABC):
 
     @abstractmethod
     def take(self) -> Any:
-        """Return what came in since the last `take`, for another reducer's `aggregate`."""
+        """Return what was added since the last `take`, for `aggregate` of another reducer."""
 
     @abstractmethod
     def aggregate(self, parts: Sequence[Any]) -> None:
-        """Take in the parts of other reducers that worked at the same time."""
+        """Add the parts of other reducers that worked at the same time."""
 
     def get_state(self) -> dict[str, Any]:
-        """Return everything that it holds as plain data."""
+        """Return the whole state as plain data."""
         values = {name: getattr(self, name) for name in self.STATE}
         return {name: list(value) if isinstance(value, (list, deque)) else value for name, value in values.items()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on where the reducer of this state was."""
+        """Restore a state that `get_state` returned."""
         for name in self.STATE:
             old, value = getattr(self, name), state[name]
             if isinstance(old, deque):
@@ -113,7 +114,7 @@ class Reducer(ABC):
 
 
 class Values(Reducer):
-    """The latest values, or all since the last reduce, and a summary of them."""
+    """Keeps the latest values, or all values since the last reduce, and summarises them."""
 
     STATE = ("_values", "_new", "_num_new")
 
@@ -121,7 +122,7 @@ class Values(Reducer):
         """Keep at most `window` values, or all with `None`; `summary` turns a list of them into the result."""
         self._window, self._summary = window, summary
         self._values: deque[Any] = deque(maxlen=window)
-        # The latest of what came in since the last take, and how many there were.
+        # The latest of the values added since the last take, and the number of all of them.
         self._new: deque[Any] = deque(maxlen=window)
         self._num_new = 0
 
@@ -145,11 +146,11 @@ class Values(Reducer):
         part = (self._num_new, list(self._new))
         self._forget_new()
         if self._window is None:
-            self._values.clear()  # a worker is never reduced: it would keep ever more
+            self._values.clear()  # a worker is never reduced, and would keep more and more values
         return part
 
     def aggregate(self, parts: Sequence[tuple[int, list[Any]]]) -> None:
-        # A worker's i-th value of n came at the time i / n, also when only the latest of the n are left.
+        # The i-th of n values of a worker has the time i / n, even if only the latest of the n values are left.
         timed = [
             ((number - len(values) + i + 1) / number, value)
             for number, values in parts
@@ -191,12 +192,12 @@ class Mean(Reducer):
 
 
 class Extreme(Reducer):
-    """Smallest or largest value since the last reduce; NaN if one was NaN."""
+    """Smallest or largest value since the last reduce; NaN if a value was NaN."""
 
     STATE = ("_best",)
 
     def __init__(self, pick: Callable[[Sequence[Any]], Number]) -> None:
-        """Take what picks the best of values."""
+        """Store the function that returns the smallest or the largest of values."""
         self._pick = pick
         self._best: list[Number] = []  # none or one
 
@@ -245,20 +246,20 @@ class Sum(Reducer):
         return part
 
     def aggregate(self, parts: Sequence[Number]) -> None:
-        for part in parts:  # one by one: the part of a worker that logged nothing is a 0, not an array
+        for part in parts:  # one by one: the part of a worker without values is 0, not an array
             self.add([part])
 
 
 class Ema(Reducer):
     """Exponential moving average, started at the first value: e <- (1 - c) e + c v.
 
-    After the first value v, a run of values maps e to `decay * e + shift`; a part is `[v, decay, shift]`, or empty.
+    After the first value v, further values map e to `decay * e + shift`; a part is `[v, decay, shift]`, or empty.
     """
 
     STATE = ("_value", "_part")
 
     def __init__(self, coeff: float) -> None:
-        """Take the weight c of a new value, in (0, 1]."""
+        """Store the weight c of a new value, in (0, 1]."""
         self._coeff, self._keep = coeff, 1 - coeff
         self._value: list[Number] = []  # none or one
         self._part: list[Number] = []
@@ -297,12 +298,12 @@ class Ema(Reducer):
 
 
 class Item(Reducer):
-    """The latest value, of any kind."""
+    """Latest value, of any kind."""
 
     STATE = ("_item", "_is_new")
 
     def __init__(self) -> None:
-        """Start without one."""
+        """Start without a value."""
         self._item: list[Any] = []  # none or one
         self._is_new = False
 

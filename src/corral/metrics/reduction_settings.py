@@ -1,4 +1,4 @@
-"""The settings of one key: which reduction, over what, and what a reduce forgets."""
+"""The settings of one key: the reduction, the values that it counts, and whether a reduce forgets them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Path = tuple[str, ...]
 
 
 class MetricsError(CorralError, ValueError):
-    """A value was logged that no metric can be, or with settings that contradict each other or the key's own."""
+    """A value cannot be logged, or its settings contradict each other or the settings of its key."""
 
 
 class Settings(NamedTuple):
@@ -35,12 +35,12 @@ class Reduction(NamedTuple):
     """The settings of one key, with the defaults filled in.
 
     Attributes:
-        name: One of `REDUCTIONS`.
-        window: Number of latest values that count, or `None` for all since the last reduce.
+        name: Name of the reduction, one of `REDUCTIONS`.
+        window: Number of latest values to reduce, or `None` for all values since the last reduce.
         ema_coeff: Weight of a new value in an exponential moving average.
-        percentiles: Which percentiles, from 0 to 100.
+        percentiles: Percentiles to compute, from 0 to 100.
         clear_on_reduce: Whether a reduce forgets the values.
-        with_throughput: Whether a companion key says how much was logged a second.
+        with_throughput: Whether another key reports the sum logged per second.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Reduction(NamedTuple):
     with_throughput: bool = False
 
     def __str__(self) -> str:
-        """Say it in words, other ones for every other reduction."""
+        """Return the settings in words; different settings give different words."""
         words = self.name
         if self.percentiles is not None:
             words += " " + ", ".join(f"{percent:g}" for percent in self.percentiles)
@@ -69,12 +69,12 @@ def _clears(name: str, window: int | None) -> bool:
 
 
 def make_reduction(path: Path, settings: Settings, default: str) -> Reduction:
-    """Fill in the defaults and refuse contradictions.
+    """Return the settings of a key with the defaults filled in.
 
     Args:
         path: The key, for the messages.
-        settings: What a call gave.
-        default: The reduction of a value of this kind when neither `reduce` nor another setting names one.
+        settings: Settings that a call gave.
+        default: Reduction of a value of this kind if neither `reduce` nor another setting says which.
 
     Raises:
         MetricsError: The settings contradict each other.
@@ -103,7 +103,7 @@ def make_reduction(path: Path, settings: Settings, default: str) -> Reduction:
 
 
 def _problem(name: str, settings: Settings) -> str | None:
-    """Return what is wrong with the settings of a reduction, if anything is."""
+    """Return what is wrong with the settings of a reduction, or `None`."""
     return (
         _window_problem(name, settings)
         or _ema_problem(name, settings.ema_coeff)
@@ -120,7 +120,7 @@ def _window_problem(name: str, settings: Settings) -> str | None:
     if settings.ema_coeff is not None:
         return f"window={window} and ema_coeff={settings.ema_coeff} exclude each other."
     if name not in WITH_WINDOW:
-        return f"window={window} does not go with reduce={name!r}."
+        return f"window={window} cannot be combined with reduce={name!r}."
     if not isinstance(window, int) or window < 1:
         return f"window={window} must be a whole number of at least 1."
     return None
@@ -130,15 +130,15 @@ def _ema_problem(name: str, ema_coeff: float | None) -> str | None:
     if ema_coeff is None:
         return None
     if name != "ema":
-        return f"ema_coeff={ema_coeff} does not go with reduce={name!r}."
-    return None if 0 < ema_coeff <= 1 else f"ema_coeff={ema_coeff} must lie in (0, 1]."
+        return f"ema_coeff={ema_coeff} cannot be combined with reduce={name!r}."
+    return None if 0 < ema_coeff <= 1 else f"ema_coeff={ema_coeff} must be in (0, 1]."
 
 
 def _percentiles_problem(name: str, percentiles: Sequence[float] | None) -> str | None:
     if percentiles is None:
         return None
     if name != "percentiles":
-        return f"percentiles={percentiles} does not go with reduce={name!r}; use reduce='percentiles'."
+        return f"percentiles={percentiles} cannot be combined with reduce={name!r}; use reduce='percentiles'."
     if not isinstance(percentiles, (list, tuple)) or not percentiles or not all(map(_is_percent, percentiles)):
         return f"percentiles={percentiles} must be a list of numbers from 0 to 100."
     return None
@@ -152,7 +152,7 @@ def _clear_problem(name: str, settings: Settings) -> str | None:
     if settings.clear_on_reduce and name == "lifetime_sum":
         return "clear_on_reduce=True contradicts reduce='lifetime_sum'; use 'sum'."
     if settings.clear_on_reduce is False and settings.window is None and name in ("percentiles", "item_series"):
-        return f"clear_on_reduce=False would keep ever more values for reduce={name!r}; give a window."
+        return f"clear_on_reduce=False would keep more and more values for reduce={name!r}; give a window."
     return None
 
 
@@ -160,6 +160,8 @@ def _throughput_problem(name: str, settings: Settings) -> str | None:
     if not settings.with_throughput:
         return None
     if name not in ("sum", "lifetime_sum"):
-        return f"with_throughput=True does not go with reduce={name!r}; use 'sum' or 'lifetime_sum'."
-    # What a worker hands over of a window is its latest values, and not how much there was.
-    return None if settings.window is None else f"with_throughput=True does not go with window={settings.window}."
+        return f"with_throughput=True cannot be combined with reduce={name!r}; use 'sum' or 'lifetime_sum'."
+    # The part of a window holds the latest values of a worker, not the sum of all its values.
+    if settings.window is not None:
+        return f"with_throughput=True cannot be combined with window={settings.window}."
+    return None

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flat_result(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a nested result to `{"env_runners/episode_return_mean": ...}`, without the config."""
+    """Return a nested result as a flat dict `{"env_runners/episode_return_mean": ...}`, without the config."""
     flat: dict[str, Any] = {}
     for key, value in result.items():
         if isinstance(value, Mapping):
@@ -19,7 +19,7 @@ def flat_result(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def merge_nested(result: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Put nested values into a nested result, beside or in place of what is there."""
+    """Add nested values to a nested result; a value replaces the value of the same key."""
     for key, value in more.items():
         if isinstance(value, Mapping) and isinstance(result.get(key), dict):
             merge_nested(result[key], value)

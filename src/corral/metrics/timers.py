@@ -1,4 +1,4 @@
-"""Where the time of an iteration went, and which setting moves the largest part."""
+"""Timers of the parts of an iteration, and the setting that changes the largest part."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-# Part of an iteration -> the setting that moves it. The order is that of the result and of the display.
+# Part of an iteration -> the setting that changes it, in the order of the result and of the display.
 PARTS = {
     "env_step": "env_runners.num_envs_per_env_runner",
     "inference": "rl_module.model_config",
@@ -22,7 +22,7 @@ PARTS = {
 
 
 class _Block:
-    """A block that is timed; a class, because a generator takes five times as long to enter and leave."""
+    """A timed block. It is a class, because entering and leaving a generator takes five times as long."""
 
     __slots__ = ("_part", "_start", "_timers")
 
@@ -48,27 +48,27 @@ class Timers:
         return _Block(self, part)
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Add the seconds of another one."""
+        """Add the seconds that another `Timers` took."""
         for part, value in seconds.items():
             self.seconds[part] += value
 
     def take(self) -> dict[str, float]:
-        """Return the seconds and start again at zero."""
+        """Return the seconds of each part, and start again at zero."""
         taken, self.seconds = self.seconds, dict.fromkeys(PARTS, 0.0)
         return taken
 
 
 def timer_results(seconds: Mapping[str, float], iteration_s: float) -> tuple[dict[str, float], dict[str, Any]]:
-    """Turn seconds into `result["timers"]` and `result["bottleneck"]`.
+    """Return `result["timers"]` and `result["bottleneck"]`.
 
     Args:
-        seconds: By part, summed over runners that worked at the same time.
+        seconds: Seconds by part, summed over runners that worked at the same time.
         iteration_s: Wall-clock seconds of the iteration.
 
     Returns:
-        The timers: `iteration_s`, `<part>_s`, and `<part>_share` of the iteration with `other_share` for the rest
-        (the shares sum to 1; with several runners at once they are shares of all the work). And the bottleneck:
-        `part`, `share`, and the `setting` that moves it.
+        The timers: `iteration_s`, `<part>_s`, and `<part>_share` of the iteration, with `other_share` for the rest. The
+        shares sum to 1; with several runners they are shares of the work of all runners. And the bottleneck: the `part`
+        with the largest share, the `share`, and the `setting` that changes it.
     """
     whole = max(iteration_s, sum(seconds.values()))
     shares = {part: seconds[part] / whole for part in PARTS}

@@ -1,4 +1,4 @@
-"""What users give to the metrics logger, keys and values, as what it works with; and where in their code they did."""
+"""Conversion of the keys and values that users log, and the place in their code where they did."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _HOME = str(FilePath(__file__).parent)
 
 
 def as_path(key: Key) -> Path:
-    """Return a key as a flat tuple of names; no names for `()`.
+    """Return a key as a flat tuple of names, which is empty for `()`.
 
     Raises:
-        MetricsError: It is neither a name nor a (nested) tuple of names.
+        MetricsError: The key is neither a name nor a (nested) tuple of names.
     """
     return (key,) if isinstance(key, str) else tuple(_names(key, key))
 
@@ -34,19 +34,19 @@ def _names(part: Any, key: Any) -> Iterator[str]:
     elif isinstance(part, str):
         yield part
     else:
-        raise MetricsError(f"a metric's key is a name, or a (nested) tuple of names, and not {key!r}.")
+        raise MetricsError(f"the key of a metric is a name or a (nested) tuple of names, not {key!r}.")
 
 
 def as_value(path: Path, value: Any) -> Any:
-    """Return a value as a Python number, an array (maybe the caller's own) or a string.
+    """Return a value as a Python number, an array (possibly the array of the caller) or a string.
 
     Args:
         path: The key, for the messages.
-        value: A number, an array or tensor of numbers `[...]` on any device, or a string; one of no dimensions is a
-            number.
+        value: A number, an array or tensor of numbers `[...]` on any device, or a string. An array without dimensions
+            is a number.
 
     Raises:
-        MetricsError: It is something else.
+        MetricsError: The value is of another type.
     """
     original = type(value)
     if isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic):
@@ -65,33 +65,33 @@ def as_value(path: Path, value: Any) -> Any:
 
 
 def default_reduce(values: list[Any]) -> str:
-    """Return how values like these are reduced when nothing says how."""
+    """Return the reduction of values like these if no setting says which."""
     return "item" if values and isinstance(values[0], np.ndarray) else "ema"
 
 
 def fit(path: Path, reduction: Reduction, value: Any) -> Any:
-    """Return a value as the reducer keeps it; an array as a copy, in float64 where it is reduced element by element.
+    """Return a value as its reducer keeps it: an array as a copy, in float64 if it is reduced element by element.
 
     Raises:
-        MetricsError: Such a value cannot be reduced this way.
+        MetricsError: The reduction does not allow such a value.
     """
     where = f"metric {'/'.join(path)!r}"
     if isinstance(value, str):
         if reduction.name != "item":
-            raise MetricsError(f"{where}: a str goes with reduce='item', and not with {reduction.name!r}.")
+            raise MetricsError(f"{where}: a string needs reduce='item', not {reduction.name!r}.")
         return value
     if isinstance(value, np.ndarray):
         if reduction.name == "percentiles":
             raise MetricsError(
-                f"{where}: reduce='percentiles' takes numbers, and this is an array of shape {list(value.shape)}; log "
-                "its elements with log_values, or the array with reduce='item' for a histogram."
+                f"{where}: reduce='percentiles' takes numbers, not an array of shape {list(value.shape)}; log its "
+                "elements with log_values, or the array with reduce='item' for a histogram."
             )
         return np.array(value, np.float64 if reduction.name in ELEMENTWISE else None)
     return value if reduction.name in ("item", "item_series") else as_floats([value])[0]
 
 
 def as_floats(values: Sequence[Any]) -> list[float]:
-    """Return numbers as floats; one beyond the largest float is infinite."""
+    """Return numbers as floats; a number beyond the largest float becomes infinite."""
     try:
         return list(map(float, values))
     except OverflowError:
@@ -106,7 +106,7 @@ def _saturated(value: Any) -> float:
 
 
 def call_site() -> str:
-    """Return `file.py:line` of the innermost call from outside this package."""
+    """Return `file.py:line` of the innermost call that comes from outside this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and str(FilePath(frame.f_code.co_filename).parent) == _HOME:
         frame = frame.f_back

@@ -1,4 +1,7 @@
-"""Replay buffers: rollouts in, batches of transitions out."""
+"""Replay buffers: they store rollouts and draw batches of transitions.
+
+A row is one time step of the columns, as in `corral.episodes`: an index of axis 0. A lane is an index of axis 1.
+"""
 
 from corral.replay.buffer import EmptyReplayBufferError, ReplayBuffer
 from corral.replay.config import ReplayConfig, make_replay_buffer

@@ -1,4 +1,4 @@
-"""The replay buffer: a ring of rows in the order of time, from which transitions are drawn."""
+"""The replay buffer: a ring of rows in the order of time, from which batches of transitions are drawn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.core.columns import checked_new, describe
+from corral.core.columns import check_new_column, describe, empty_column
 from corral.core.returns import n_step_returns
 from corral.core.tree import Tree
 from corral.errors import CheckpointError, ColumnError, ConfigError, CorralError
@@ -33,35 +33,37 @@ BATCH_COLUMNS = (
     "indices",
     "weights",
 )
-"""What every batch has; any other column was added by user code."""
+"""Names of the columns of every batch; user code added any other column."""
 
 _STATE_VERSION = 1
 _OWN = ("actions", "rewards", "terminated", "truncated", "valid")
 
 
 class EmptyReplayBufferError(CorralError, RuntimeError):
-    """A replay buffer was asked for transitions, and holds none."""
+    """Transitions were drawn from a replay buffer that holds none."""
 
 
 class ReplayBuffer:
-    """Keeps the last transitions of runners, and draws from them evenly, with repetition (Lin 1992).
+    """Keeps the latest transitions of runners, and draws uniformly from them, with replacement (Lin 1992).
 
-    Columns are rings of rows `[R, L, ...]`: time on axis 0, as in rollouts, and the sub-envs of all runners side by
-    side on axis 1. The observation that a step led to is the one of the row below, so each is stored once. Below a
-    runner's newest row lies one that only holds the last observation: the gap, which its next rollout overwrites. A
-    final observation that `obs` does not hold (same-step autoreset) lies aside.
+    The columns are rings of rows `[R, L, ...]`: time on axis 0, as in rollouts, and lanes on axis 1, which are the
+    sub-envs of all runners. The observation that a step led to is in the next row, so each observation is stored once.
+    After the newest row of a runner there is a row that holds only the last observation. This row is called the gap;
+    the next rollout of the runner overwrites it. Final observations that `obs` does not hold (same-step autoreset) are
+    stored separately.
 
     Args:
-        capacity: Env steps to keep, rounded up to whole rows. A row in which a sub-env was only reset takes its place.
-        num_runners: How many runners add rollouts; each has lanes of its own.
+        capacity: Env steps to keep, rounded up to whole rows. Rows in which a sub-env was only reset count too.
+        num_runners: Number of runners that add rollouts; each has its own lanes.
         frame_stack: Length k of the stack of frames that an observation is, as Gymnasium's `FrameStackObservation`
-            gives it, on the first or else the last axis of each leaf. Only the newest frame is stored. 1 for no stacks.
-        directory: Where the columns lie as files, mapped into memory; `None` keeps them in memory. The files have no
-            names, and are gone with the buffer or the process.
-        seed: Of the draws.
+            gives it, on the first or otherwise the last axis of each leaf. Only the newest frame is stored. 1 if
+            observations are no stacks.
+        directory: Directory of the files that hold the columns, mapped into memory; `None` keeps them in memory. The
+            files have no names, and disappear with the buffer or the process.
+        seed: Seed of the draws.
 
     Raises:
-        ConfigError: A number is out of range, or there is no such directory.
+        ConfigError: A number is out of range, or the directory does not exist.
     """
 
     kind = "uniform"
@@ -75,7 +77,7 @@ class ReplayBuffer:
         directory: str | os.PathLike[str] | None = None,
         seed: int | Sequence[int] | None = None,
     ) -> None:
-        """Check the numbers; columns are made when the first rollout shows what they look like."""
+        """Check the numbers; columns are made when the first rollout shows their shapes and dtypes."""
         for name, number, most in (
             ("capacity", capacity, None),
             ("num_runners", num_runners, None),
@@ -90,45 +92,45 @@ class ReplayBuffer:
         self._forget()
 
     def _forget(self) -> None:
-        """Go back to no rollout seen."""
+        """Return to the state without any rollout."""
         self._layout: Layout | None = None
         self._observations: Observations | None = None
         self._columns: dict[str, Column] = {}
         self._added: list[str] = []  # names of columns that user code added
         self._workers: list[int] = []  # the runner of each block of lanes, in the order in which they came
-        self._written = np.zeros(self.num_runners, np.int64)  # rows of each block over its lifetime, the gap's too
+        self._written = np.zeros(self.num_runners, np.int64)  # rows ever written to each block, the gap included
         self._num_rows = self._num_lanes = self._num_valid = 0
         self._candidates: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        """Return how many transitions there are to draw from."""
+        """Return the number of transitions that can be drawn."""
         return self._num_valid
 
     @property
     def nbytes(self) -> int:
-        """Memory, or disk space, that the columns take."""
+        """Bytes of memory, or of disk space, that the columns take."""
         observations = 0 if self._observations is None else self._observations.nbytes
         return observations + sum(column.grid.nbytes for column in self._columns.values())
 
     def close(self) -> None:
-        """Give back memory and disk space; the buffer is empty then."""
+        """Free memory and disk space; the buffer is empty afterwards."""
         self._forget()
         self._storage.close()
 
     # Rollouts in.
 
     def add(self, rollouts: Rollout | Sequence[Rollout]) -> None:
-        """Take rollouts `[T, N, ...]` in, each with one write per column, or two at the ring's end.
+        """Store rollouts `[T, N, ...]`, each with one write per column, or two writes at the end of the ring.
 
-        Kept are `obs`, `actions`, `rewards` (as float32), `terminated`, `truncated`, `valid` and the added columns. A
-        rollout that is larger than the buffer leaves its last rows. One that does not go on where its runner's last one
-        stopped is kept apart from that.
+        The buffer keeps `obs`, `actions`, `rewards` (as float32), `terminated`, `truncated`, `valid` and the columns
+        that user code added. Of a rollout that is larger than the buffer it keeps the last rows. No transition connects
+        a rollout with the previous one of its runner, unless the rollout continues where that one stopped.
 
         Raises:
-            ColumnError: A column has another shape or dtype than in the rollouts before, or the name of one of
-                `BATCH_COLUMNS`; or observations are no stacks of frames, as `frame_stack` says they are. Nothing of
-                that rollout is kept.
-            ConfigError: The first rollout does not fit `frame_stack`, or the disk has too little room.
+            ColumnError: A column has another shape or dtype than in the rollouts before, or an added column has one of
+                the names `BATCH_COLUMNS`; or observations are not stacks of `frame_stack` frames. Nothing of that
+                rollout is kept.
+            ConfigError: The first rollout does not fit `frame_stack`, or the disk has too little space.
         """
         for rollout in rollouts if isinstance(rollouts, Sequence) else (rollouts,):
             if not rollout.num_rows:
@@ -143,9 +145,9 @@ class ReplayBuffer:
                 raise
 
     def _make_columns(self, layout: Layout) -> Layout:
-        """Make all columns but the added ones."""
+        """Make all columns except those that user code adds."""
         lanes = layout.num_envs * self.num_runners
-        # Besides the transitions, a row for the gap, and those whose older frames have been overwritten.
+        # Besides the transitions: a row for the gap, and the rows whose older frames have been overwritten.
         rows = -(-self.capacity // lanes) + self.frame_stack
         zeros = self._storage.zeros
         self._columns = {name: Column(zeros((rows, lanes), np.bool_)) for name in ("valid", "terminated", "truncated")}
@@ -165,19 +167,19 @@ class ReplayBuffer:
         skipped = rollout.num_rows - kept
         block = self._block_of(rollout.worker_index)
         lanes = slice(block * layout.num_envs, (block + 1) * layout.num_envs)
-        joined = not skipped and self._goes_on(rollout, obs, block, lanes)
+        joined = not skipped and self._continues(rollout, obs, block, lanes)
         final = rollout.final_obs
         if skipped:
             obs, columns = [leaf[skipped:] for leaf in obs], {name: part[skipped:] for name, part in columns.items()}
             final = {(t - skipped, n): leaf for (t, n), leaf in final.items() if t >= skipped}
-        first = int(self._written[block]) - joined  # its observation 0 is in the gap already, or comes behind it
+        first = int(self._written[block]) - joined  # its observation 0 is in the gap already, or goes after the gap
         rows = self._observations.prepare(obs, final, first if joined else None, lanes)
         if columns.keys() != self._columns.keys():
             columns |= self._level_added(columns, (kept, layout.num_envs))
-        # Nothing is refused from here on.
+        # From here on nothing can fail.
         start = first if joined else first + self.frame_stack - 1
         stop = start + kept + 1
-        # The gap goes, and of the oldest rows left those whose older frames go.
+        # The gap is cleared, and so are those of the oldest rows whose older frames are overwritten.
         where = spans(first, stop + self.frame_stack - 1, self._num_rows)
         self._clear(where, lanes)
         self._observations.put(rows, start, lanes)
@@ -190,7 +192,7 @@ class ReplayBuffer:
         self._rewritten(where, lanes)
 
     def _checked(self, rollout: Rollout, layout: Layout) -> tuple[Arrays, dict[str, NDArray[Any]]]:
-        """Return the leaves of the observations and the other columns to be kept, all as they must be."""
+        """Return the leaves of the observations and the other columns to keep, after checking all of them."""
         num_rows = rollout.num_rows
         obs = layout.leaves(rollout.obs)
         for path, leaf, spec in zip(layout.paths, obs, layout.obs, strict=True):
@@ -203,38 +205,38 @@ class ReplayBuffer:
         for name, column in rollout.added.items():
             if name in BATCH_COLUMNS:
                 raise ColumnError(
-                    f"column {name!r} was added to a rollout, but batches of the replay buffer have a column of their "
-                    f"own of that name: choose another one than {', '.join(BATCH_COLUMNS)}."
+                    f"column {name!r} was added to a rollout, but batches of the replay buffer already have a column "
+                    f"of that name: choose a name other than {', '.join(BATCH_COLUMNS)}."
                 )
-            columns[name] = checked_new(name, column, (num_rows, layout.num_envs))
+            columns[name] = check_new_column(name, column, (num_rows, layout.num_envs))
             held = self._columns.get(name)
             if held is not None and (held.grid.shape[2:], held.grid.dtype) != (column.shape[2:], column.dtype):
                 raise ColumnError(
                     f"column {name!r} was added as {describe(column)}, but the replay buffer holds it as "
-                    f"{held.grid.dtype}{[num_rows, layout.num_envs, *held.grid.shape[2:]]}: an entry must look alike "
-                    "in all rollouts."
+                    f"{held.grid.dtype}{[num_rows, layout.num_envs, *held.grid.shape[2:]]}: entries must have the same "
+                    "shape and dtype in all rollouts."
                 )
         return obs, columns
 
     def _block_of(self, worker_index: int) -> int:
-        """Return the block of lanes of a runner; of one too many, the block of another, which is cut off by it."""
+        """Return the block of lanes of a runner; a runner beyond `num_runners` takes over the block of another."""
         if worker_index in self._workers:
             return self._workers.index(worker_index)
         return len(self._workers) if len(self._workers) < self.num_runners else worker_index % self.num_runners
 
-    def _goes_on(self, rollout: Rollout, obs: Arrays, block: int, lanes: slice) -> bool:
-        """Say whether a rollout's observation 0 is the one in the gap: rollouts between may have been left out."""
+    def _continues(self, rollout: Rollout, obs: Arrays, block: int, lanes: slice) -> bool:
+        """Return whether observation 0 of a rollout is the one in the gap; some rollouts may not have been added."""
         if not rollout.continues or self._workers[block : block + 1] != [rollout.worker_index]:
             return False
         assert self._observations is not None
         return self._observations.same((int(self._written[block]) - 1) % self._num_rows, lanes, obs)
 
     def _level_added(self, columns: dict[str, NDArray[Any]], shape: tuple[int, int]) -> dict[str, NDArray[Any]]:
-        """Make columns that are new here, and return those that a rollout lacks: NaN, or 0 where there is no NaN."""
+        """Make the columns that are new here, and return the columns that a rollout lacks, without values."""
         for name in [name for name in columns if name not in self._columns]:
             self._make_added(name, columns[name].shape[2:], columns[name].dtype)
         lacking = {name: self._columns[name].grid for name in self._added if name not in columns}
-        return {name: _empty((*shape, *grid.shape[2:]), grid.dtype) for name, grid in lacking.items()}
+        return {name: empty_column(grid.dtype, (*shape, *grid.shape[2:])) for name, grid in lacking.items()}
 
     def _make_added(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         grid = self._storage.zeros((self._num_rows, self._num_lanes, *shape), dtype)
@@ -244,7 +246,7 @@ class ReplayBuffer:
         self._added.append(name)
 
     def _clear(self, where: list[slice], lanes: slice) -> None:
-        """Make rows invalid before they are written to."""
+        """Make rows invalid before they are written."""
         assert self._observations is not None
         self._observations.clear(where, lanes)
         valid = self._columns["valid"].grid
@@ -253,37 +255,38 @@ class ReplayBuffer:
             valid[span, lanes] = False
 
     def _rewritten(self, where: list[slice], lanes: slice) -> None:
-        """Take note that rows were written to, or made invalid."""
+        """Update what depends on rows that were written or made invalid."""
 
     # Batches out.
 
     def sample(self, batch_size: int, *, n_step: int = 1, gamma: float = 1.0, beta: float = 0.0) -> dict[str, Tree]:
         """Draw transitions `[B, ...]`.
 
-        A transition takes n steps, fewer where the episode ends before, or where the steps after are not in the buffer;
-        it bootstraps from the observation that the last of them led to, unless that step terminated.
+        A transition has n steps, or fewer if the episode ends earlier or the later steps are not in the buffer. It
+        bootstraps from the observation that its last step led to, unless that step terminated.
 
         Args:
-            batch_size: B.
-            n_step: n.
-            gamma: Discount a step.
-            beta: How far weights make up for uneven draws. Here all are drawn alike, and weigh 1 whatever it is.
+            batch_size: Number of transitions B.
+            n_step: Number of steps n of a transition.
+            gamma: Discount per step.
+            beta: Exponent of the importance weights. It has no effect here: draws are uniform, and all weights are 1.
 
         Returns:
-            `obs`, `actions`, and the added columns, of the first step; `rewards` (float32), discounted and summed;
-            `next_obs`; `terminated` and `truncated` of the last step; `num_steps` (int64), the steps taken; `discounts`
-            (float32), gamma to the power of that; `weights` (float32); and `indices` (int64), which stay those of
-            these transitions until they are overwritten, and are of no other then.
+            The batch by column: `obs`, `actions` and the added columns of the first step; `rewards` (float32), the
+            discounted sum over the steps; `next_obs`, the observation that the last step led to; `terminated` and
+            `truncated` of the last step; `num_steps` (int64), the number of steps; `discounts` (float32), gamma to the
+            power of `num_steps`; `weights` (float32); and `indices` (int64), which identify the transitions and are
+            never used again for others.
 
         Raises:
-            EmptyReplayBufferError: There is nothing to draw from.
+            EmptyReplayBufferError: The buffer holds no transitions.
             ValueError: `batch_size` or `n_step` is less than 1.
         """
         if batch_size < 1 or n_step < 1:
             raise ValueError(f"sample(): batch_size={batch_size} and n_step={n_step} must be at least 1.")
         if not self._num_valid:
             raise EmptyReplayBufferError(
-                "the replay buffer holds no transitions to draw from: add rollouts first. Algorithms wait for "
+                "the replay buffer holds no transitions to draw: add rollouts first. Algorithms wait for "
                 "num_steps_sampled_before_learning_starts env steps."
             )
         assert self._observations is not None
@@ -317,11 +320,11 @@ class ReplayBuffer:
         """Return flat indices and weights, `[B]` each."""
         weights = np.ones(batch_size, np.float32)
         num_valid, num_entries = self._num_valid, self._num_rows_in_use * self._num_lanes
-        if 4 * num_valid < num_entries:  # so few that most draws would be in vain
+        if 4 * num_valid < num_entries:  # so few that most draws would be rejected
             if self._candidates is None:
                 self._candidates = np.flatnonzero(self._columns["valid"].flat[:num_entries])
             return self._candidates.take(self._evenly(num_valid, batch_size)), weights
-        # Some draws more than enough, nearly always, and those of them that hit something.
+        # Draws are rejected where no step is valid. Enough are made at once that a second attempt is rare.
         num_draws = batch_size * num_entries // num_valid + batch_size // 8 + 8
         valid = self._columns["valid"]
         drawn = self._evenly(num_entries, num_draws)
@@ -332,7 +335,7 @@ class ReplayBuffer:
         return flat[:batch_size], weights
 
     def _evenly(self, stop: int, size: int) -> NDArray[np.int64]:
-        """Return numbers from 0 to below `stop`; half as dear as `integers`, and even to 53 bits."""
+        """Return random integers from 0 to `stop` - 1, in half the time of `integers`, and uniform up to 53 bits."""
         return (self._rng.random(size) * stop).astype(np.int64)
 
     @property
@@ -340,7 +343,7 @@ class ReplayBuffer:
         return min(int(self._written.max()), self._num_rows)
 
     def _stamped(self, flat: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return indices that count on past the end of the ring, so that a row written later has others."""
+        """Return indices that keep counting past the end of the ring, so that no row ever gets the same ones again."""
         size = self._num_rows * self._num_lanes
         if self.num_runners == 1:
             lap, head = divmod(int(self._written[0]), self._num_rows)
@@ -354,9 +357,9 @@ class ReplayBuffer:
     # State.
 
     def get_state(self) -> dict[str, Any]:
-        """Return everything as plain data: strings, numbers, lists, dicts by string, and arrays of the rows in use.
+        """Return the state as plain data: strings, numbers, lists, dicts by string, and arrays of the rows in use.
 
-        `corral.checkpoint.codec` and other packers of NumPy arrays can write it.
+        `corral.checkpoint.codec` and other formats for NumPy arrays can store it.
         """
         num_rows = self._num_rows_in_use
         state: dict[str, Any] = {"version": _STATE_VERSION, **self._settings(), "rng": _plain_rng(self._rng)}
@@ -376,7 +379,7 @@ class ReplayBuffer:
         }
 
     def _settings(self) -> dict[str, Any]:
-        """Return what a state must have been made with."""
+        """Return the settings that must be the same in a state."""
         return {
             "type": self.kind,
             "capacity": self.capacity,
@@ -385,25 +388,25 @@ class ReplayBuffer:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` gave; samples are those that the other buffer would have given from there on.
+        """Restore a state that `get_state` returned; later samples are the same as those of the saved buffer.
 
         Raises:
-            CheckpointError: The state is of a buffer with other settings or columns, or damaged. Nothing is changed.
+            CheckpointError: The state is from a buffer with other settings or columns, or damaged. Nothing is changed.
         """
         for name, value in self._settings().items():
             if state.get(name) != value:
                 raise CheckpointError(
-                    f"the state is of a replay buffer with {name}={state.get(name)!r}, and this one has "
-                    f"{name}={value!r}: make the buffer with {name}={state.get(name)!r}, or go on without that state."
+                    f"the state is from a replay buffer with {name}={state.get(name)!r}, and this buffer has "
+                    f"{name}={value!r}: make the buffer with {name}={state.get(name)!r}, or continue without the state."
                 )
         if state.get("version") != _STATE_VERSION:
             raise CheckpointError(
                 f"the state of the replay buffer has format {state.get('version')}, and this version of Corral reads "
-                f"{_STATE_VERSION}: use the version that wrote it, or go on without that state."
+                f"{_STATE_VERSION}: use the version that wrote it, or continue without the state."
             )
         was_empty = self._layout is None
         try:
-            self._take_over(state)
+            self._restore(state)
         except BaseException as error:
             if was_empty:
                 self._forget()
@@ -411,7 +414,7 @@ class ReplayBuffer:
                 raise
             raise CheckpointError(f"the state of the replay buffer is damaged: {error!r}.") from error
 
-    def _take_over(self, state: Mapping[str, Any]) -> None:
+    def _restore(self, state: Mapping[str, Any]) -> None:
         if state["layout"] is None:
             rng = _rng_of(state["rng"])
             self._forget()
@@ -422,14 +425,13 @@ class ReplayBuffer:
             self._make_columns(layout)
         elif layout != self._layout:
             raise CheckpointError(
-                f"the state is of a replay buffer of other columns than this one's: {layout} instead of "
-                f"{self._layout}. Use the environment and the number of envs that it was made with, or go on without "
-                "that state."
+                f"the state is from a replay buffer with other columns: {layout} instead of {self._layout}. Use the "
+                "environment and the number of envs that it was made with, or continue without the state."
             )
         self._load(state)
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        """Read all of a state, and then take it over."""
+        """Check all of a state, then restore it."""
         assert self._observations is not None
         rng, written = _rng_of(state["rng"]), np.array(state["written"], np.int64).reshape(self.num_runners)
         num_rows = min(int(written.max()), self._num_rows)
@@ -440,7 +442,7 @@ class ReplayBuffer:
             name: array_of(state["columns"][name], dtype, (*shape, *entry)) for name, (dtype, entry) in specs.items()
         }
         obs = self._observations.checked_state(state["obs"], num_rows)
-        # Nothing is refused from here on.
+        # From here on nothing can fail.
         for name in self._added:
             del self._columns[name]
         self._added = []
@@ -454,13 +456,8 @@ class ReplayBuffer:
         self._num_valid, self._candidates = int(np.count_nonzero(columns["valid"])), None
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a column without values."""
-    return np.full(shape, np.nan if dtype.kind == "f" else 0, dtype)
-
-
 def _plain_rng(rng: np.random.Generator) -> dict[str, str]:
-    """Return a generator's state; its integers have more bits than packers know."""
+    """Return the state of a generator as strings: its integers have more bits than most formats allow."""
     state: Mapping[str, Any] = rng.bit_generator.state
     flat = {**state["state"], "has_uint32": state["has_uint32"], "uinteger": state["uinteger"]}
     return {name: str(number) for name, number in flat.items()}

@@ -25,13 +25,14 @@ class ReplayConfig:
 
     Attributes:
         type: `"uniform"`, or `"prioritized"` (Schaul et al. 2016, arXiv:1511.05952).
-        capacity: Env steps that it keeps.
-        alpha: If prioritised: how uneven draws are; 0 draws evenly.
-        beta: If prioritised: how far importance weights make up for that, from 0 to 1; a number, or a schedule
+        capacity: Env steps to keep.
+        alpha: Exponent of the priorities, for prioritised replay; 0 draws uniformly.
+        beta: Exponent of the importance weights, for prioritised replay, from 0 to 1; a number, or a schedule
             `[[step, value], ...]` over env steps.
-        epsilon: If prioritised: what is added to absolute TD errors.
-        frame_stack: Length of the stacks of frames that observations are; 1 for none. Only newest frames are stored.
-        directory: Where columns lie in files, mapped into memory; `None` keeps them in memory.
+        epsilon: Number added to absolute TD errors, for prioritised replay.
+        frame_stack: Length of the stacks of frames that observations are; 1 if they are no stacks. Only the newest
+            frame of each stack is stored.
+        directory: Directory of the files that hold the columns, mapped into memory; `None` keeps them in memory.
     """
 
     type: Literal["uniform", "prioritized"] = "uniform"
@@ -76,11 +77,11 @@ class ReplayConfig:
         """Check values.
 
         Args:
-            batch_size: Of the samples that will be drawn, if it is known.
-            batch_size_name: The setting's name, for the message.
+            batch_size: Batch size of the samples that will be drawn, if known.
+            batch_size_name: Name of the setting of the batch size, for the message.
 
         Raises:
-            ConfigError: One is out of range, or the capacity is less than a batch.
+            ConfigError: A value is out of range, or the capacity is less than the batch size.
         """
         for name, in_range, bounds in (
             ("capacity", self.capacity >= 1, "at least 1"),
@@ -97,20 +98,20 @@ class ReplayConfig:
         if batch_size is not None and self.capacity < batch_size:
             raise ConfigError(
                 f"replay_buffer_config: capacity={self.capacity} is less than {batch_size_name}={batch_size}: a buffer "
-                "must have room for more than one batch. Raise the one or lower the other."
+                f"must hold at least one batch. Raise capacity or lower {batch_size_name}."
             )
 
 
 def make_replay_buffer(config: ReplayConfig, *, num_runners: int, seed: int | None) -> ReplayBuffer:
-    """Make the buffer that a config describes.
+    """Return the buffer that a config describes.
 
     Args:
-        config: The settings; `beta` goes into each `sample`.
-        num_runners: How many runners add rollouts.
-        seed: Of the draws.
+        config: The settings; `beta` is not used here but passed to each `sample`.
+        num_runners: Number of runners that add rollouts.
+        seed: Seed of the draws.
 
     Raises:
-        ConfigError: A value is out of range, or there is no such directory.
+        ConfigError: A value is out of range, or the directory does not exist.
     """
     config.validate()
     if config.type == "prioritized":

@@ -1,4 +1,4 @@
-"""Observations that are stacks of their last k frames, of which a replay buffer keeps only the newest frame each."""
+"""Observations that are stacks of the last k frames; a replay buffer stores only the newest frame of each stack."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ MAX_FRAMES = 255  # ages are uint8
 
 
 class FrameStacks:
-    """Takes stacks apart, and says of each observation how many of its older frames are those of the rows before it.
+    """Splits stacks into frames, and finds the number of older frames of each observation that are in the rows above.
 
-    That number is its age: 0 for the first observation of an episode, whose older frames are padding; k - 1 at most.
-    Ages come from comparing the stacks themselves, so what is rebuilt from them is what the env gave, or was refused.
+    This number is called the age of the observation: 0 for the first observation of an episode, whose older frames are
+    padding, and at most k - 1. Ages are found by comparing the stacks themselves. Stacks that could not be put together
+    again exactly are refused.
 
     Attributes:
-        num_frames: k.
-        axes: Of each leaf, the axis of an observation on which frames lie.
-        padding: `"reset"` if the first frame of an episode is repeated, `"zero"` if zeros stand for what came before,
-            `None` while nothing has told them apart.
+        num_frames: Number of frames k of a stack.
+        axes: Axis of the frames in an observation, for each leaf.
+        padding: `"reset"` if the first frame of an episode is repeated, `"zero"` if zeros fill the missing frames,
+            `None` while the observations fit both.
 
     Args:
-        num_frames: k, from 2 to `MAX_FRAMES`.
-        layout: Of the observations.
+        num_frames: Number of frames k, from 2 to `MAX_FRAMES`.
+        layout: Layout of the observations.
 
     Raises:
-        ConfigError: A leaf has no first or last axis of length k.
+        ConfigError: Neither the first nor the last axis of a leaf has length k.
     """
 
     def __init__(self, num_frames: int, layout: Layout) -> None:
@@ -42,39 +43,39 @@ class FrameStacks:
             if not candidates:
                 raise ConfigError(
                     f"replay buffer: frame_stack={num_frames}, but the first and the last axis of {path!r}, of shape "
-                    f"{list(shape)}, are not of length {num_frames}: set frame_stack to the length of the stack that "
-                    "the env gives, or to 1 where it gives none."
+                    f"{list(shape)}, are not of length {num_frames}: set frame_stack to the length of the stacks that "
+                    "the env gives, or to 1 if it gives none."
                 )
             self.axes.append(candidates[0])
             self.frame_shapes.append((*shape[: candidates[0]], *shape[candidates[0] + 1 :]))
 
     def front(self, leaves: list[NDArray[np.generic]], num_axes: int) -> list[NDArray[np.generic]]:
-        """Return views of leaves with frames on the axis behind the first `num_axes`: `[T, N, k, ...]` for 2."""
+        """Return views of leaves with the frames on axis `num_axes`: `[T, N, k, ...]` for 2."""
         return [np.moveaxis(leaf, num_axes + axis, num_axes) for leaf, axis in zip(leaves, self.axes, strict=True)]
 
     def back(self, index: int, stacks: NDArray[np.generic]) -> NDArray[np.generic]:
-        """Return stacks `[B, k, ...]` of a leaf as its observations are."""
+        """Return stacks `[B, k, ...]` of a leaf with the frames on the axis that the observations have them on."""
         if not self.axes[index]:
             return stacks
         last = np.empty((len(stacks), *stacks.shape[2:], self.num_frames), stacks.dtype)
-        for frame in range(self.num_frames):  # several times faster than moving the axis of all at once
+        for frame in range(self.num_frames):  # several times faster than moving the axis in one operation
             last[..., frame] = stacks[:, frame]
         return last
 
     def ages(
         self, leaves: list[NDArray[np.generic]], first: NDArray[np.generic] | int
     ) -> tuple[NDArray[np.uint8], str | None]:
-        """Work out ages.
+        """Return the ages of observations.
 
         Args:
             leaves: Observations `[T + 1, N, ...]`.
             first: Ages of row 0, `[N]`.
 
         Returns:
-            Ages, uint8 `[T + 1, N]`, and what the padding is.
+            Ages, uint8 `[T + 1, N]`, and the kind of padding.
 
         Raises:
-            ColumnError: A stack neither goes on from that of the row before it nor begins an episode.
+            ColumnError: A stack neither continues the stack of the row before it nor begins an episode.
         """
         num_rows, num_envs = leaves[0].shape[:2]
         starts = np.zeros((num_rows, num_envs), np.bool_)
@@ -83,17 +84,17 @@ class FrameStacks:
         stacks = self.front(leaves, 2)
         padding = self._padding_of([stack[starts] for stack in stacks], starts) if starts.any() else self.padding
         rows = np.arange(num_rows)[:, None]
-        # The row on which the episode began; before row 0 if row 0 goes on with one.
+        # The row on which the episode began; negative if row 0 continues an episode.
         began = np.maximum.accumulate(np.where(starts, rows, -np.asarray(first, np.int64)), axis=0)
         return np.minimum(rows - began, self.num_frames - 1).astype(np.uint8), padding
 
     def _overlap(self, leaf: NDArray[np.generic], axis: int) -> NDArray[np.bool_]:
-        """Say where the older frames of an observation are the newer ones of the row before: bool `[T, N]`."""
+        """Return where the older frames of an observation are the newer frames of the row before, bool `[T, N]`."""
         k, shape = self.num_frames, leaf.shape[:2]
         if not axis:
             return _equal(leaf[1:, :, :-1], leaf[:-1, :, 1:], 2)
-        # The frames of an entry lie side by side, and are compared with those of the row before one place on. What this
-        # compares besides, the newest frame of one entry with the oldest of the next, does not count.
+        # The frames of an element are adjacent, and are compared with the frames of the row before, shifted by one.
+        # This also compares the newest frame of one element with the oldest frame of the next, which is ignored.
         flat = leaf.reshape(*shape, -1)
         equal = flat[1:, :, :-1] == flat[:-1, :, 1:]
         equal[..., k - 1 :: k] = True
@@ -101,7 +102,7 @@ class FrameStacks:
         return result
 
     def _padding_of(self, firsts: list[NDArray[np.generic]], starts: NDArray[np.bool_]) -> str | None:
-        """Return the padding of first observations, leaves `[M, k, ...]`."""
+        """Return the kind of padding of first observations, leaves `[M, k, ...]`."""
         repeats, zeros = np.ones(len(firsts[0]), np.bool_), np.ones(len(firsts[0]), np.bool_)
         for stack in firsts:
             repeats &= _equal(stack[:, :-1], stack[:, -1:], 1)
@@ -112,26 +113,27 @@ class FrameStacks:
             odd = np.flatnonzero(~(repeats if self.padding == "reset" else zeros if self.padding else repeats | zeros))
             where = np.argwhere(starts)[odd[0] if len(odd) else 0].tolist()
             raise ColumnError(
-                f"replay buffer: frame_stack={self.num_frames}, but the observations {list(self._paths)} are no "
-                f"stacks of their last {self.num_frames} frames: that of row {where[0]} and sub-env {where[1]} neither "
-                "goes on from the row before it nor begins an episode as FrameStackObservation does, with its first "
-                "frame repeated or with zeros, always the same. Stack frames with that wrapper, or set frame_stack=1."
+                f"replay buffer: frame_stack={self.num_frames}, but the observations {list(self._paths)} are not "
+                f"stacks of the last {self.num_frames} frames: the observation of row {where[0]} and sub-env "
+                f"{where[1]} neither continues the row before it nor begins an episode as FrameStackObservation does, "
+                "which always pads with the first frame or always with zeros. Stack frames with that wrapper, or set "
+                "frame_stack=1."
             )
         return fitting[0] if len(fitting) == 1 else self.padding
 
     def check_final(self, final: list[NDArray[np.generic]], before: list[NDArray[np.generic]]) -> None:
-        """Refuse final observations `[M, k, ...]` that do not go on from those that their steps saw."""
+        """Refuse final observations `[M, k, ...]` that do not continue the observations of their steps."""
         for stack, seen in zip(final, before, strict=True):
             if not _equal(stack[:, :-1], seen[:, 1:], 0):
                 raise ColumnError(
                     f"replay buffer: frame_stack={self.num_frames}, but a final observation of {list(self._paths)} "
-                    "does not go on from the one before it. Stack frames with FrameStackObservation, or set "
+                    "does not continue the observation before it. Stack frames with FrameStackObservation, or set "
                     "frame_stack=1."
                 )
 
 
 def _equal(left: NDArray[np.generic], right: NDArray[np.generic], num_axes: int) -> NDArray[np.bool_]:
-    """Say where two arrays are equal, by their first `num_axes` axes."""
+    """Return where two arrays are equal, by index of their first `num_axes` axes."""
     equal = left == right
     result: NDArray[np.bool_] = equal.all(axis=tuple(range(num_axes, equal.ndim)))
     return result

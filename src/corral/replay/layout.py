@@ -1,4 +1,4 @@
-"""What the transitions of a replay buffer look like: the nesting, shapes and dtypes of its columns."""
+"""The layout of the transitions of a replay buffer: the nesting, shapes and dtypes of its columns."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Spec = tuple[str, tuple[int, ...]]
 
 
 def spec_of(column: NDArray[Any]) -> Spec:
-    """Return what an entry of a column `[T, N, ...]` looks like."""
+    """Return dtype and shape of one entry of a column `[T, N, ...]`."""
     return str(column.dtype), column.shape[2:]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What every rollout of a buffer must look like.
+    """Layout that all rollouts of a buffer must have.
 
     Attributes:
-        num_envs: N.
-        tree: The nesting of an observation, with the indices of leaves as its leaves.
-        paths: Of the leaves.
-        obs: Of the leaves.
-        actions: Of an action.
+        num_envs: Number of sub-envs N of a rollout.
+        tree: Nesting of an observation, with the indices of leaves as its leaves.
+        paths: Paths of the leaves.
+        obs: Specs of the leaves.
+        actions: Spec of an action.
     """
 
     num_envs: int
@@ -44,7 +44,7 @@ class Layout:
 
     @classmethod
     def of(cls, rollout: Rollout) -> Layout:
-        """Take it from a rollout."""
+        """Return the layout of a rollout."""
         named = list(named_leaves(rollout.obs, "obs"))
         counter = iter(range(len(named)))
         return cls(
@@ -59,7 +59,7 @@ class Layout:
         """Return the leaves of an observation in the order of `paths`.
 
         Raises:
-            ColumnError: It is nested otherwise.
+            ColumnError: The observation is nested differently.
         """
         if type(self.tree) is int and isinstance(obs, np.ndarray):
             return [obs]
@@ -70,17 +70,26 @@ class Layout:
             found.clear()
         if not all(isinstance(leaf, np.ndarray) for leaf in found) or len(found) != len(list(named_leaves(obs))):
             names = [path for path, _ in named_leaves(obs, "obs")]
-            raise ColumnError(f"the replay buffer holds observations of {list(self.paths)}, and cannot take {names}.")
+            raise ColumnError(
+                f"the replay buffer holds observations with the leaves {list(self.paths)}, and cannot store {names}: "
+                "add rollouts of one observation space."
+            )
         return found
 
     def unflatten(self, leaves: list[Any]) -> Tree:
-        """Return the tree of such leaves."""
+        """Return the tree of leaves that are in the order of `paths`."""
         if type(self.tree) is int:
             return leaves[0]
         return map_tree(lambda index: leaves[index], self.tree)
 
     def check(self, name: str, column: NDArray[Any], num_rows: int, spec: Spec) -> None:
-        """Refuse a column that does not fit.
+        """Check a column.
+
+        Args:
+            name: Name of the column, for the message.
+            column: The column.
+            num_rows: Number of rows that it must have.
+            spec: Spec of its entries.
 
         Raises:
             ColumnError: Its shape or dtype differs; both are named.
@@ -88,12 +97,12 @@ class Layout:
         shape = (num_rows, self.num_envs, *spec[1])
         if column.shape != shape or column.dtype != spec[0]:
             raise ColumnError(
-                f"column {name!r} is {describe(column)}, but the replay buffer takes {spec[0]}{list(shape)}: all its "
-                "rollouts must come from envs with the same spaces, and as many of them in each runner."
+                f"column {name!r} is {describe(column)}, but the replay buffer needs {spec[0]}{list(shape)}: all "
+                "rollouts must come from envs with the same spaces, and all runners must have the same number of envs."
             )
 
     def to_state(self) -> dict[str, Any]:
-        """Return it as plain data; keys of observations may be other than strings, so they are in lists."""
+        """Return the layout as plain data. Keys of observations are in lists, as they need not be strings."""
         return {
             "num_envs": self.num_envs,
             "tree": _plain_tree(self.tree),
@@ -104,7 +113,7 @@ class Layout:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Layout:
-        """Take it from what `to_state` gave."""
+        """Return a layout from a state that `to_state` returned."""
         return cls(
             num_envs=int(state["num_envs"]),
             tree=_tree_of(state["tree"]),

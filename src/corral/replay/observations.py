@@ -1,4 +1,4 @@
-"""The observations of a replay buffer: whole ones, or the newest frames of stacks."""
+"""The observations of a replay buffer: whole observations, or the newest frames of stacks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Arrays = list[NDArray[Any]]
 
 @dataclass
 class Rows:
-    """What is written for one rollout.
+    """The observations of one rollout, as they are written.
 
     Attributes:
-        leaves: `[T + 1, N, ...]`: observations, or their newest frames.
-        final_at: Row and sub-env of each final observation that lies aside.
-        final: Of these, leaves `[M, ...]`.
-        history: For stacks that begin here, the frames before them, leaves `[k - 1, N, ...]`.
-        ages: For stacks, uint8 `[T + 1, N]`.
-        padding: For stacks.
+        leaves: Observations, or their newest frames, leaves `[T + 1, N, ...]`.
+        final_at: Row and sub-env of each final observation that is stored separately.
+        final: Final observations, leaves `[M, ...]`.
+        history: Older frames of stacks that continue no row of the buffer, leaves `[k - 1, N, ...]`.
+        ages: Ages of stacks, uint8 `[T + 1, N]`; see `FrameStacks`.
+        padding: Kind of padding of stacks; see `FrameStacks`.
     """
 
     leaves: Arrays
@@ -40,13 +40,13 @@ class Rows:
 
 
 class Observations:
-    """Whole observations: columns `[R, L, ...]`, and aside the final ones that a same-step autoreset took out of them.
+    """Whole observations: columns `[R, L, ...]`, and separately the final observations that they do not hold.
 
     Args:
-        layout: What they look like.
-        storage: Makes the arrays.
-        num_rows: R.
-        num_lanes: L.
+        layout: Layout of the observations.
+        storage: Storage that makes the arrays.
+        num_rows: Number of rows R.
+        num_lanes: Number of lanes L.
     """
 
     def __init__(self, layout: Layout, storage: Storage, num_rows: int, num_lanes: int) -> None:
@@ -56,7 +56,7 @@ class Observations:
         specs = [(shape, dtype) for (dtype, _), shape in zip(layout.obs, self._entry_shapes(), strict=True)]
         storage.require(sum(num_rows * num_lanes * np.empty(shape, dtype).nbytes for shape, dtype in specs))
         self._columns = [Column(storage.zeros((*self._shape, *shape), dtype)) for shape, dtype in specs]
-        self._slots: Column | None = None  # int32: where the final observation of a row lies, or -1
+        self._slots: Column | None = None  # int32: index of the final observation of a row in `_final`, or -1
         self._final: Arrays = []
         self._free: list[int] = []
 
@@ -65,23 +65,23 @@ class Observations:
 
     @property
     def nbytes(self) -> int:
-        """What the arrays take."""
+        """Bytes that the arrays take."""
         slots = 0 if self._slots is None else self._slots.grid.nbytes
         return slots + sum(column.grid.nbytes for column in self._columns) + sum(leaf.nbytes for leaf in self._final)
 
     # Rollouts in.
 
     def prepare(self, obs: Arrays, final: dict[tuple[int, int], Tree], first_row: int | None, lanes: slice) -> Rows:
-        """Take apart what a rollout brings, and change nothing yet.
+        """Return the observations of a rollout as they will be written; nothing is written yet.
 
         Args:
             obs: Leaves `[T + 1, N, ...]`.
-            final: By row and sub-env, final observations that `obs` does not hold.
-            first_row: The row that holds observation 0 already, or `None`.
-            lanes: Of the runner.
+            final: By row and sub-env, the final observations that `obs` does not hold.
+            first_row: Row of the buffer that holds observation 0 already, or `None`.
+            lanes: Lanes of the runner.
 
         Raises:
-            ColumnError: They are not what the buffer was told.
+            ColumnError: The observations do not fit the layout, or are not the stacks that were announced.
         """
         return Rows(obs, list(final), self._stacked(final))
 
@@ -96,7 +96,7 @@ class Observations:
         return [np.stack(leaf) for leaf in zip(*each, strict=True)]
 
     def put(self, rows: Rows, start: int, lanes: slice) -> None:
-        """Write, where all is cleared."""
+        """Write observations into rows that have been cleared."""
         for column, leaf in zip(self._columns, rows.leaves, strict=True):
             column.put(start, lanes, leaf)
         if not rows.final_at:
@@ -111,7 +111,7 @@ class Observations:
             held[slots] = leaf
 
     def _take_slots(self, final: Arrays) -> list[int]:
-        """Return slots for leaves `[M, ...]`, and make more if there are too few."""
+        """Return free slots for leaves `[M, ...]`, and make more slots if there are too few."""
         missing = len(final[0]) - len(self._free)
         if missing > 0:
             size = len(self._final[0]) if self._final else 0
@@ -135,7 +135,7 @@ class Observations:
             slots[...] = -1
 
     def same(self, row: int, lanes: slice, obs: Arrays) -> bool:
-        """Say whether a row holds the first of observations `[T + 1, N, ...]`."""
+        """Return whether a row holds the first of observations `[T + 1, N, ...]`."""
         return all(
             column.grid[row, lanes].tobytes() == leaf[0].tobytes()
             for column, leaf in zip(self._columns, obs, strict=True)
@@ -169,10 +169,10 @@ class Observations:
         }
 
     def checked_state(self, state: dict[str, Any], num_rows: int) -> dict[str, Any]:
-        """Return what `get_state` gave as arrays, and change nothing.
+        """Return a state that `get_state` returned with its parts as arrays, and change nothing.
 
         Raises:
-            CheckpointError: Shapes differ.
+            CheckpointError: A shape differs.
         """
         shape = (num_rows, self._num_lanes)
         dtypes = [dtype for dtype, _ in self._layout.obs]
@@ -192,7 +192,7 @@ class Observations:
         }
 
     def set_state(self, state: dict[str, Any], num_rows: int) -> None:
-        """Take over what `checked_state` gave."""
+        """Restore a state that `checked_state` returned."""
         for column, rows in zip(self._columns, state["columns"], strict=True):
             column.grid[:num_rows] = rows
         self._slots = None
@@ -207,15 +207,15 @@ class Observations:
 
 
 class StackedObservations(Observations):
-    """Stacks of k frames: columns of the newest frame of each, and how many of the older ones lie in the rows above.
+    """Stacks of k frames: columns of the newest frame of each stack and of its age, see `FrameStacks`.
 
-    Where a stack begins that does not go on from a row above it, k - 1 rows of its older frames are put before it.
+    Before a stack that does not continue the row above it, k - 1 rows hold its older frames.
     """
 
     def __init__(self, num_frames: int, layout: Layout, storage: Storage, num_rows: int, num_lanes: int) -> None:
         """Make the columns."""
         self._frames = FrameStacks(num_frames, layout)
-        self._back = np.arange(num_frames - 1, -1, -1)  # rows above, of each frame of a stack
+        self._back = np.arange(num_frames - 1, -1, -1)  # number of rows that each frame of a stack is above it
         super().__init__(layout, storage, num_rows, num_lanes)
         self._ages = Column(storage.zeros(self._shape, np.uint8))
 
@@ -224,11 +224,11 @@ class StackedObservations(Observations):
 
     @property
     def nbytes(self) -> int:
-        """What the arrays take."""
+        """Bytes that the arrays take."""
         return super().nbytes + self._ages.grid.nbytes
 
     def prepare(self, obs: Arrays, final: dict[tuple[int, int], Tree], first_row: int | None, lanes: slice) -> Rows:
-        """Compare the stacks, and keep the newest frames."""
+        """Return the newest frames of stacks and their ages; see `Observations.prepare`."""
         stacks = self._frames.front(obs, 2)
         history: Arrays = []
         first: NDArray[Any] | int = self._frames.num_frames - 1
@@ -251,7 +251,7 @@ class StackedObservations(Observations):
         )
 
     def put(self, rows: Rows, start: int, lanes: slice) -> None:
-        """Write, where all is cleared."""
+        """Write stacks into rows that have been cleared."""
         assert rows.ages is not None
         super().put(rows, start, lanes)
         for column, frames in zip(self._columns, rows.history, strict=False):
@@ -260,7 +260,7 @@ class StackedObservations(Observations):
         self._frames.padding = rows.padding
 
     def same(self, row: int, lanes: slice, obs: Arrays) -> bool:
-        """Say whether a row holds the first of observations `[T + 1, N, ...]`, with all their frames."""
+        """Return whether a row holds the first of observations `[T + 1, N, ...]`, with all their frames."""
         held = self._stacks(np.arange(row * self._num_lanes + lanes.start, row * self._num_lanes + lanes.stop))
         given = self._frames.front([leaf[0] for leaf in obs], 1)
         return all(mine.tobytes() == leaf.tobytes() for mine, leaf in zip(held, given, strict=True))
@@ -303,25 +303,25 @@ class StackedObservations(Observations):
         }
 
     def checked_state(self, state: dict[str, Any], num_rows: int) -> dict[str, Any]:
-        """Return what `get_state` gave as arrays, and change nothing."""
+        """Return a state that `get_state` returned with its parts as arrays, and change nothing."""
         ages = array_of(state["ages"], np.uint8, (num_rows, self._num_lanes))
         return {**super().checked_state(state, num_rows), "ages": ages, "padding": state["padding"]}
 
     def set_state(self, state: dict[str, Any], num_rows: int) -> None:
-        """Take over what `checked_state` gave."""
+        """Restore a state that `checked_state` returned."""
         super().set_state(state, num_rows)
         self._ages.grid[:num_rows] = state["ages"]
         self._frames.padding = state["padding"]
 
 
 def array_of(data: Any, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return an array of a state, which a packer may have turned into nested lists.
+    """Return an array of a state, which a file format may have turned into nested lists.
 
     Raises:
-        CheckpointError: It has another shape.
+        CheckpointError: The array has another shape.
     """
     array = np.asarray(data, dtype)
-    if array.size == 0 and 0 in shape:  # nested lists do not keep what lies behind an axis of length 0
+    if array.size == 0 and 0 in shape:  # nested lists do not keep the axes after an axis of length 0
         return np.zeros(shape, dtype)
     if array.shape != shape:
         raise CheckpointError(

@@ -16,25 +16,23 @@ from corral.replay.layout import Layout
 from corral.replay.observations import array_of
 from corral.replay.sum_tree import SumTree
 
-_SMALLEST, _LARGEST = (
-    1e-290,
-    1e290,
-)  # of what a power of a priority is taken for, so that sums are neither 0 nor infinite
+# Bounds of the powers of priorities, so that their sums are neither 0 nor infinite.
+_SMALLEST, _LARGEST = 1e-290, 1e290
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
     """Draws transition i with probability p_i ** alpha / sum_k p_k ** alpha.
 
-    New transitions have the largest priority so far, 1 at first. A batch is drawn one transition each from B equal
-    parts of the sum (appendix B.2.1 of the paper).
+    New transitions get the largest priority so far, which is 1 at first. For a batch, the sum is divided into B equal
+    parts, and one transition is drawn from each (appendix B.2.1 of the paper).
 
     Args:
-        capacity: See `ReplayBuffer`, also for the others that are not listed here.
-        alpha: How uneven draws are; 0 draws evenly.
-        epsilon: Added to priorities, so that a transition without error is drawn again at times.
+        capacity: See `ReplayBuffer`, also for the arguments that are not listed here.
+        alpha: Exponent of the priorities; 0 draws uniformly.
+        epsilon: Number added to priorities, so that transitions without TD error are drawn as well.
 
     Raises:
-        ConfigError: A number is out of range, or there is no such directory.
+        ConfigError: A number is out of range, or the directory does not exist.
     """
 
     kind = "prioritized"
@@ -70,7 +68,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @property
     def nbytes(self) -> int:
-        """Memory, or disk space, that the columns take, and memory that the priorities take."""
+        """Bytes of memory, or of disk space, that the columns take, and of memory that the priorities take."""
         return super().nbytes + self._tree.nbytes
 
     def _set_max_priority(self, priority: float) -> None:
@@ -88,29 +86,32 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._tree.update_range(span.start * self._num_lanes, span.stop * self._num_lanes)
 
     def _draw(self, batch_size: int, beta: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return flat indices, and weights: (len * P(i)) ** -beta over the largest of the batch, as Dopamine has it."""
+        """Return flat indices and weights: (len * P(i)) ** -beta over the largest of the batch, as in Dopamine."""
         flat, drawn = self._tree.find((np.arange(batch_size) + self._rng.random(batch_size)) / batch_size)
-        while not (smallest := drawn.min()):  # rounding led beside a transition
+        while not (smallest := drawn.min()):  # rounding led to an entry next to a transition
             missed = np.flatnonzero(drawn == 0)
             flat[missed], drawn[missed] = self._tree.find(self._rng.random(len(missed)))
-        # Divided by the largest, the number of transitions and the sum of all drop out.
+        # Dividing by the largest weight cancels the number of transitions and the sum of priorities.
         weights = (drawn / smallest) ** -beta
         return flat, weights.astype(np.float32)
 
     def update_priorities(self, indices: ArrayLike, priorities: ArrayLike) -> None:
-        """Give transitions other priorities.
+        """Set the priorities of transitions.
 
         Args:
-            indices: Of a sample, `[B]`. Those that were overwritten since are left out: an index is never used again.
-            priorities: Usually absolute TD errors, `[B]`; `epsilon` is added. Of an index given twice, the last counts.
+            indices: `indices` of a sample, `[B]`. Transitions that were overwritten since are skipped: an index is
+                never used again.
+            priorities: Usually absolute TD errors, `[B]`; `epsilon` is added. For an index given twice, the last
+                counts.
 
         Raises:
-            ValueError: A priority is NaN, infinite or negative; the first such is named, and nothing is changed.
+            ValueError: A priority is NaN, infinite or negative (the first one is named), or the indices do not fit.
+                Nothing is changed then.
         """
         stamped, given = np.asarray(indices), np.asarray(priorities, np.float64)
         if stamped.shape != given.shape or stamped.dtype.kind not in "iu":
             raise ValueError(
-                f"update_priorities() takes an integer index for each priority, got indices {stamped.dtype}"
+                f"update_priorities() needs one integer index for each priority, got indices {stamped.dtype}"
                 f"{list(stamped.shape)} and priorities {given.dtype}{list(given.shape)}."
             )
         if not given.size:
@@ -119,7 +120,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             bad = int(np.flatnonzero(~((given >= 0) & (given < math.inf)))[0])
             raise ValueError(
                 f"update_priorities(): the priority of index {stamped[bad]} is {given[bad]}: priorities must be "
-                "finite and not negative. Give absolute TD errors; if they are not finite, the loss is not either."
+                "finite and not negative. Give absolute TD errors; if these are not finite, neither is the loss."
             )
         flat = stamped.astype(np.int64) % (self._num_rows * self._num_lanes)
         there = (self._stamped(flat) == stamped) & self._columns["valid"].at(flat)
@@ -137,7 +138,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return {**super()._settings(), "alpha": self.alpha, "epsilon": self.epsilon}
 
     def get_state(self) -> dict[str, Any]:
-        """Return everything as plain data; see `ReplayBuffer.get_state`. Priorities are as they are after `alpha`."""
+        """Return the state as plain data; see `ReplayBuffer.get_state`. It holds priorities to the power of `alpha`."""
         state = super().get_state()
         if self._layout is not None:
             leaves = self._tree.leaves.reshape(-1, self._num_lanes)

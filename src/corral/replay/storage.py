@@ -1,4 +1,4 @@
-"""The columns of a replay buffer: rings of rows, in memory or in files that are mapped into it."""
+"""The columns of a replay buffer: rings of rows, in memory or in files that are mapped into memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Storage:
     """Makes the arrays of one buffer.
 
     Args:
-        directory: Where the files of mapped arrays go; `None` keeps arrays in memory.
+        directory: Directory of the files of mapped arrays; `None` keeps arrays in memory.
 
     Raises:
-        ConfigError: There is no such directory.
+        ConfigError: The directory does not exist.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
@@ -33,15 +33,15 @@ class Storage:
         self._left_behind: list[Path] = []  # files that could not be unlinked while they are mapped
         if self.directory is not None and not self.directory.is_dir():
             raise ConfigError(
-                f"replay buffer: directory={str(self.directory)!r} is no directory: make it first, on a disk with room "
-                "for the whole buffer."
+                f"replay buffer: directory={str(self.directory)!r} is not a directory: make it first, on a disk with "
+                "space for the whole buffer."
             )
 
     def require(self, num_bytes: int) -> None:
-        """Ask for room for files.
+        """Check that the disk has space for files.
 
         Raises:
-            ConfigError: The disk has too little; both numbers are named.
+            ConfigError: The disk has too little space; both sizes are named.
         """
         if self.directory is None:
             return
@@ -49,12 +49,12 @@ class Storage:
         if num_bytes > free:
             raise ConfigError(
                 f"replay buffer: its columns need {num_bytes / 2**20:,.1f} MiB, but the disk of "
-                f"directory={str(self.directory)!r} has {free / 2**20:,.1f} MiB left: make room, choose another "
+                f"directory={str(self.directory)!r} has {free / 2**20:,.1f} MiB left: free space on it, choose another "
                 "directory, or lower capacity."
             )
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an array of zeros, whose memory is taken as it is written to."""
+        """Return an array of zeros; without a directory, memory is taken only as it is written."""
         num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         if self.directory is None or not num_bytes:
             return np.zeros(shape, dtype)
@@ -65,15 +65,15 @@ class Storage:
             mapped = mmap.mmap(descriptor, num_bytes)
         finally:
             os.close(descriptor)
-            try:  # at once, so that nothing is left behind however the process ends
+            try:  # now, so that no file is left behind however the process ends
                 os.unlink(name)
-            except OSError:  # where an open file cannot be unlinked
+            except OSError:  # on systems that cannot unlink an open file
                 self._left_behind.append(Path(name))
-        # A plain array rather than a `np.memmap`, whose every slice costs a microsecond more.
+        # A plain array instead of an `np.memmap`, which takes one microsecond more per slice.
         return np.frombuffer(mapped, dtype).reshape(shape)
 
     def close(self) -> None:
-        """Delete files that are still there; the arrays must be gone."""
+        """Delete files that still exist; the arrays must not exist any more."""
         for path in self._left_behind:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ class Storage:
 
 
 def _reserve(descriptor: int, num_bytes: int) -> None:
-    """Make a file so long, with blocks of its own if the system can: a full disk would kill a process that writes."""
+    """Set the length of a file and reserve its blocks if possible: a full disk would kill a process that writes."""
     if hasattr(os, "posix_fallocate"):
         with contextlib.suppress(OSError):
             os.posix_fallocate(descriptor, 0, num_bytes)
@@ -93,19 +93,19 @@ class Column:
     """A ring of rows `[R, L, ...]` over L lanes.
 
     Attributes:
-        grid: The array, `[R, L, ...]`.
-        flat: A view of it, `[R * L, ...]`.
+        grid: Array of all entries, `[R, L, ...]`.
+        flat: View of the array, `[R * L, ...]`.
     """
 
     __slots__ = ("flat", "grid")
 
     def __init__(self, grid: NDArray[Any]) -> None:
-        """Take the array."""
+        """Store the array, which must be contiguous."""
         self.grid = grid
         self.flat = grid.reshape(-1, *grid.shape[2:])
 
     def put(self, start: int, lanes: slice, rows: NDArray[Any]) -> None:
-        """Write rows `[m, len(lanes), ...]`, m at most R, from a row on that is counted on past R."""
+        """Write rows `[m, len(lanes), ...]`, m at most R, from row `start` modulo R on."""
         size = len(self.grid)
         start %= size
         until_end = size - start

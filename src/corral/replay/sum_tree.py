@@ -1,4 +1,4 @@
-"""A sum tree in NumPy: draws in proportion to priorities, without a Python step per item."""
+"""A sum tree in NumPy: it draws in proportion to priorities, without a Python loop over items."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 FAN_OUT = 32
-MAX_TOP = 1024  # nodes that are searched directly; 1,000,000 leaves are two levels below such a top
+MAX_TOP = 1024  # number of nodes that are searched directly; 1,000,000 leaves are two levels below such a top level
 
 
 class SumTree:
-    """Numbers, and the sums of groups of them, and so on up to a few.
+    """Numbers, the sums of groups of these numbers, the sums of groups of these sums, and so on.
 
-    A parent is always computed anew as the sum of its children, so rounding errors do not grow, and an index that is
-    given twice does no harm.
+    A parent is always computed again as the sum of its children. Rounding errors do not accumulate, and an index may be
+    given twice.
 
     Attributes:
-        leaves: The numbers, float64 `[num_leaves]`, none negative; a view to write to, followed by `update` or
+        leaves: Numbers that are not negative, float64 `[num_leaves]`; a view. After writing to it, call `update` or
             `update_range`.
     """
 
@@ -34,34 +34,34 @@ class SumTree:
             (children.reshape(-1, FAN_OUT), parents) for children, parents in itertools.pairwise(self._levels)
         ]
         self.leaves = self._levels[0][:num_leaves]
-        self._starts = np.zeros(0, np.int64)  # of each of M groups of children side by side
+        self._starts = np.zeros(0, np.int64)  # index of the first child of each of M consecutive groups
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """Bytes of memory that the tree takes."""
         return sum(level.nbytes for level in self._levels)
 
     def update(self, indices: NDArray[np.int64]) -> None:
-        """Compute the parents of leaves that were written, `[M]`."""
+        """Compute the sums above leaves that were written, with indices `[M]`."""
         nodes = indices
         for groups, parents in self._below:
             nodes = nodes // FAN_OUT
             parents[nodes] = groups.take(nodes, 0).sum(1)
 
     def update_range(self, start: int, stop: int) -> None:
-        """Compute the parents of leaves that were written, from `start` to `stop`."""
+        """Compute the sums above the leaves from `start` to `stop`, which were written."""
         for groups, parents in self._below:
             start, stop = start // FAN_OUT, -(-stop // FAN_OUT)
             parents[start:stop] = groups[start:stop].sum(1)
 
     def find(self, fractions: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the leaves on which fractions of their sum fall if all leaves lie end to end.
+        """Return the leaves at which the cumulative sum of all leaves reaches given fractions of the total.
 
         Args:
-            fractions: From 0 to below 1, `[M]`.
+            fractions: Fractions in [0, 1), `[M]`.
 
         Returns:
-            Indices and leaves, `[M]` each. Rounding may, once in a great while, lead to a leaf beside the right one,
+            Indices of leaves and the leaves, `[M]` each. In rare cases rounding leads to a leaf next to the right one,
             which may be 0.
         """
         if len(self._starts) != len(fractions):

@@ -31,7 +31,6 @@ from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.episodes.infos import copied
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
-from corral.episodes.trajectories import postprocess_trajectories
 from corral.errors import EnvError, SubEnvError
 from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
@@ -45,6 +44,7 @@ from corral.modules.threads import num_threads_for, torch_threads
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.rollout_completion import fill_logp, log_episodes
 from corral.runners.sample_modes import num_valid, play_begun_episodes, play_episodes, play_steps
+from corral.runners.trajectory_events import postprocess_trajectories
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
