@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from corral import PPO, Callback, PPOConfig
+from corral import DQN, PPO, Callback, DQNConfig, PPOConfig
 from corral.errors import CheckpointError, ConfigError
 from corral.modules.module import DEFAULT_MODULE_ID
 from corral.testing import CountingEnv, IdentityEnv
@@ -214,10 +214,24 @@ def test_what_does_not_fit_changes_nothing(settings: dict[str, Any], message: st
 def test_another_algorithm_is_refused(tmp_path: Path) -> None:
     with config().build() as algo:
         path = algo.save(tmp_path / "checkpoint")
-        metadata = json.loads((path / "metadata.json").read_text())
-        (path / "metadata.json").write_text(json.dumps({**metadata, "algo": "SAC"}))
-        with pytest.raises(CheckpointError, match="checkpoint is a checkpoint of SAC, and this is PPO"):
-            algo.restore_from_path(path)
+    with (
+        DQNConfig().environment(IdentityEnv).build() as other,
+        pytest.raises(CheckpointError, match="checkpoint is a checkpoint of PPO, and this is DQN"),
+    ):
+        other.restore_from_path(path)
+    with pytest.raises(CheckpointError, match=r"is a checkpoint of corral\.algorithms\.ppo:PPO, and DQN is neither"):
+        DQN.from_checkpoint(path)
+
+
+def test_a_checkpoint_without_the_class_of_the_algorithm_is_read(tmp_path: Path) -> None:
+    with config().build() as algo:
+        path = algo.save(tmp_path / "checkpoint")
+    metadata = json.loads((path / "metadata.json").read_text())
+    del metadata["algorithm_class"]  # as an earlier version wrote it
+    (path / "metadata.json").write_text(json.dumps(metadata))
+    with PPO.from_checkpoint(path) as other:
+        other.restore_from_path(path)
+        assert type(other) is PPO
 
 
 def test_settings_of_the_optimizer_that_are_given_hold(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--set", "training.lrr.key=1"], "training: unknown setting 'lrr'."),
         (["--set", "training=1"], "training: unknown setting ''."),
         (["--seed", "x"], "seed='x'"),
-        (["--seed", "-1"], "seed=-1 must be at least 0"),
+        (["--seed", "-1"], "seed='-1' must be at least 0"),
         (["--stop", "num_env_steps=soon"], "stop: num_env_steps must be a number, got 'soon'."),
         (["--config", "missing.yaml"], "--config missing.yaml"),
     ],
