@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from corral.core.settings import path_of
 from corral.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def unnamed(config: AlgorithmConfig) -> list[str]:
         Such as `"environment.env: <function <lambda> at 0x...>"`.
     """
     groups = {group: values for group, values in config.to_dict().items() if group != "algo"}
-    algo = [] if _found_by_name(type(config)) else [f"algo: {type(config)!r:.80}"]
+    algo = [] if _found_by_name(type(config)) else [f"algo: {path_of(type(config))}"]
     return algo + [
         f"{place}: {value!r:.80}"
         for group, values in groups.items()

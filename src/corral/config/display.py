@@ -66,8 +66,11 @@ def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return "(" + _joined(map(_text, value)) + ("," if len(value) == 1 else "") + ")"
     if hasattr(value, "__qualname__"):
-        return repr(path_of(value))
-    return f"<{type(value).__qualname__}>"
+        path = path_of(value)
+        if "<" not in path:
+            return repr(path)
+        return f"<{value.__name__.strip('<>')}>"  # a lambda, or something that a function made, has no import path
+    return f"<{type(value).__name__}>"
 
 
 def _joined(parts: Iterable[str]) -> str:

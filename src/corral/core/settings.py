@@ -217,25 +217,64 @@ def _adapter(owner: type, name: str) -> TypeAdapter[Any] | None:
 def setting_types(owner: type) -> dict[str, Any]:
     """Return the type of each field of a dataclass, with its bounds.
 
-    A subclass that annotates a field again with the same type, to give it another default, keeps the bounds of its
-    base: after `num_epochs: PositiveInt = 1`, `num_epochs: int = 4` must be positive too.
+    A subclass that annotates a field again to give it another default keeps the bounds of its base, unless it gives
+    bounds itself or allows another type: after `num_epochs: PositiveInt = 1`, `num_epochs: int = 4` must be positive.
     """
     bounded, plain = typing.get_type_hints(owner, include_extras=True), typing.get_type_hints(owner)
+    own = vars(owner).get("__annotations__", {})
     found = {}
     for field in dataclasses.fields(owner):
-        hint = bounded[field.name]
-        if hint == plain[field.name]:
-            for base in owner.__mro__[1:]:
-                if field.name in vars(base).get("__annotations__", {}):
-                    inherited = setting_types(base)[field.name]
-                    hint = inherited if _without_bounds(base, field.name) == hint else hint
-                    break
-        found[field.name] = hint
+        name, hint, base = field.name, bounded[field.name], _base_with(owner, field.name)
+        if base is not None and name not in own:
+            hint = setting_types(base)[name]
+        elif base is not None and hint == plain[name]:
+            base_type = typing.get_type_hints(base)[name]
+            if hint == base_type:
+                hint = setting_types(base)[name]
+            elif _members(hint) <= _members(base_type):
+                hint = Annotated[hint, AfterValidator(BoundsOfBase(base, name))]
+        found[name] = hint
     return found
 
 
-def _without_bounds(owner: type, name: str) -> Any:
-    return typing.get_type_hints(owner)[name]
+def _base_with(owner: type, name: str) -> type | None:
+    """Return the next class above a dataclass that has the field too."""
+    bases = (base for base in owner.__mro__[1:] if dataclasses.is_dataclass(base))
+    return next((base for base in bases if name in {field.name for field in dataclasses.fields(base)}), None)
+
+
+def _members(hint: Any) -> set[Any]:
+    return set(typing.get_args(hint)) if is_union(hint) else {hint}
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundsOfBase:
+    """A validator for a setting that a subclass allows fewer types.
+
+    Attributes:
+        owner: The dataclass with the bounds.
+        name: The name of its field.
+    """
+
+    owner: type
+    name: str
+
+    def __call__(self, value: Any) -> Any:
+        """Return the value.
+
+        Raises:
+            ValueError: The value is out of bounds.
+        """
+        adapter = _adapter(self.owner, self.name)
+        try:
+            return value if adapter is None else adapter.validate_python(value)
+        except ValidationError as error:
+            problem = _problem(setting_types(self.owner)[self.name], value, error)
+            raise ValueError(problem.lstrip(": ")) from None
+
+    def __str__(self) -> str:
+        """Return the bounds as text."""
+        return ", ".join(bounds_of(setting_types(self.owner)[self.name]))
 
 
 def is_union(hint: Any) -> bool:
@@ -256,7 +295,7 @@ def bounds_of(hint: Any) -> list[str]:
 
 def _validators(marks: Iterable[Any]) -> Iterator[str]:
     for mark in marks:
-        if isinstance(mark, AfterValidator) and isinstance(mark.func, (ScheduleBounds, OneOf)):
+        if isinstance(mark, AfterValidator) and isinstance(mark.func, (ScheduleBounds, OneOf, BoundsOfBase)):
             yield str(mark.func)
 
 
