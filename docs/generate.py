@@ -1,6 +1,7 @@
 """Write the reference pages from the code: the config, the events, the explorations and the command line.
 
-The pages are committed, and a test compares them with what this script gives.
+It writes the types of the setters too; see `setter_types.py`. What it writes is committed, and tests compare it with
+what this script gives.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import json
 import re
+import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import setter_types
 from gymnasium import spaces
 
 from corral.algorithms.registry import ALGORITHMS, config_class
@@ -19,6 +23,8 @@ from corral.callbacks.callback import ARGUMENTS, EVENTS
 from corral.cli.main import make_parser
 from corral.config.config import AlgorithmConfig
 from corral.config.settings import GROUPS
+from corral.core.schedules import Schedule
+from corral.core.settings import bounds_of, is_union, setting_types
 from corral.errors import ConfigError
 from corral.exploration import BUILT_IN, Exploration, check_exploration, exploration_class
 from corral.exploration.build import settings_of
@@ -61,10 +67,24 @@ def default_of(field: dataclasses.Field[Any]) -> str:
     return repr(field.default)
 
 
-def type_of(field: dataclasses.Field[Any]) -> str:
-    """Return a field's type as Markdown, with the choices of a `Literal` one by one."""
-    text = re.sub(r"Literal\[(.*?)\]", lambda match: match[1].replace(", ", " | "), str(field.type))
-    return " or ".join(f"`{part}`" for part in text.split(" | "))
+def type_of(hint: Any) -> str:
+    """Return a type as Markdown, with the members of a union and the choices of a `Literal` one by one."""
+    return " or ".join(f"`{part}`" for part in type_parts(hint))
+
+
+def type_parts(hint: Any) -> list[str]:
+    """Return the members of a type as Python code."""
+    if is_union(hint):
+        members, schedule = list(typing.get_args(hint)), typing.get_args(Schedule)
+        if set(schedule) <= set(members):
+            members = [member for member in members if member not in schedule]
+            return ["Schedule", *(part for member in members for part in type_parts(member))]
+        return [part for member in members for part in type_parts(member)]
+    if typing.get_origin(hint) is Literal:
+        return [json.dumps(choice) for choice in typing.get_args(hint)]
+    if hint is type(None):
+        return ["None"]
+    return [hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")]
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -74,7 +94,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def settings_table(owner: type, names: list[str] | None = None) -> str:
-    """Return the settings of a dataclass as a table of name, type, default and meaning.
+    """Return the settings of a dataclass as a table of name, type, default, bounds and meaning.
 
     Args:
         owner: The dataclass.
@@ -84,12 +104,19 @@ def settings_table(owner: type, names: list[str] | None = None) -> str:
         KeyError: A setting is missing from the docstring.
     """
     docs = {name: text for cls in reversed(owner.__mro__) for name, text in attribute_docs(cls).items()}
+    hints, bounded = typing.get_type_hints(owner), setting_types(owner)
     rows = [
-        [f"`{f.name}`", type_of(f), f"`{default_of(f)}`", docs[f.name]]
+        [
+            f"`{f.name}`",
+            type_of(hints[f.name]),
+            f"`{default_of(f)}`",
+            ", ".join(bounds_of(bounded[f.name])),
+            docs[f.name],
+        ]
         for f in dataclasses.fields(owner)
         if names is None or f.name in names
     ]
-    return table(["setting", "type", "default", "meaning"], rows)
+    return table(["setting", "type", "default", "bounds", "meaning"], rows)
 
 
 def algorithm_section(name: str) -> list[str]:
@@ -251,7 +278,8 @@ def pages() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the pages."""
+    """Write the pages, and the types of the setters."""
+    setter_types.main()
     REFERENCE.mkdir(exist_ok=True)
     for name, text in pages().items():
         (REFERENCE / name).write_text(text, encoding="utf-8")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from corral.algorithms.dqn import DQNConfig as DQNConfig
     from corral.algorithms.ppo import PPO as PPO
     from corral.algorithms.ppo import PPOConfig as PPOConfig
+    from corral.algorithms.registry import register_algorithm as register_algorithm
     from corral.algorithms.sac import SAC as SAC
     from corral.algorithms.sac import SACConfig as SACConfig
     from corral.callbacks.callback import Callback as Callback
@@ -42,6 +43,7 @@ _HOMES = {
     "SACConfig": "corral.algorithms.sac",
     "SingleAgentEpisode": "corral.episodes.episode",
     "make_multi_callbacks": "corral.callbacks.callback",
+    "register_algorithm": "corral.algorithms.registry",
 }
 
 _MODULES = ("coordination",)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 
@@ -71,13 +70,51 @@ def nearest(name: str, known: Iterable[str]) -> str:
         known: The names that would have been right.
     """
     names = sorted(known)
-    # A flat search by the last part too: `episode_return_mean` finds `env_runners/episode_return_mean`.
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or [
-        full for full in names if re.split("[/.]", full)[-1] == re.split("[/.]", name)[-1]
-    ]
-    if close:
-        return f"Did you mean {close[0]!r}?"
-    return f"Known names: {', '.join(names)}."
+    close = nearest_name(name, names)
+    return f"Did you mean {close!r}?" if close is not None else f"Known names: {', '.join(names)}."
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that a user most likely meant, or `None` if none is near.
+
+    A name is near if it differs in one letter, in a third of its letters if it is longer, or in a missing end. The last
+    part of a path counts too: `episode_return_mean` finds `env_runners/episode_return_mean`.
+
+    Args:
+        name: What the user wrote.
+        known: The names that would have been right.
+    """
+    found = []
+    for full in known:
+        for is_part, written, meant in ((False, name, full), (True, _last_part(name), _last_part(full))):
+            distance = _distance(written.casefold(), meant.casefold())
+            if distance is not None:
+                found.append((distance, is_part, len(full), full))
+    return min(found)[-1] if found else None
+
+
+def _last_part(path: str) -> str:
+    return re.split("[/.]", path)[-1]
+
+
+def _distance(written: str, meant: str) -> int | None:
+    """Return the letters to insert, remove, replace or swap between two words, or `None` if there are too many."""
+    shorter, longer = sorted((len(written), len(meant)))
+    if (written.startswith(meant) or meant.startswith(written)) and 2 * shorter >= longer:
+        return longer - shorter
+    limit = max(1, longer // 3)
+    if longer - shorter > limit or shorter < 2:
+        return None
+    before: list[int] = []
+    row = list(range(len(meant) + 1))
+    for i, letter in enumerate(written, 1):
+        before, above, row = row, before, [i]
+        for j, other in enumerate(meant, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other))
+            if min(i, j) > 1 and letter == meant[j - 2] and written[i - 2] == other:
+                cost = min(cost, above[j - 2] + 1)
+            row.append(cost)
+    return row[-1] if row[-1] <= limit else None
 
 
 class SubEnvError(CorralError):

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
-from corral import PPO, Callback, PPOConfig
+from corral import DQN, PPO, Algorithm, Callback, DQNConfig, PPOConfig
 from corral.errors import CheckpointError, ConfigError
 from corral.modules.module import DEFAULT_MODULE_ID
 from corral.testing import CountingEnv, IdentityEnv
+from user_files import MY_ALGO, SMALL, write_my_algo
 
 LR = [[0, 1e-2], [10_000, 0.0]]
 
@@ -214,10 +217,24 @@ def test_what_does_not_fit_changes_nothing(settings: dict[str, Any], message: st
 def test_another_algorithm_is_refused(tmp_path: Path) -> None:
     with config().build() as algo:
         path = algo.save(tmp_path / "checkpoint")
-        metadata = json.loads((path / "metadata.json").read_text())
-        (path / "metadata.json").write_text(json.dumps({**metadata, "algo": "SAC"}))
-        with pytest.raises(CheckpointError, match="checkpoint is a checkpoint of SAC, and this is PPO"):
-            algo.restore_from_path(path)
+    with (
+        DQNConfig().environment(IdentityEnv).build() as other,
+        pytest.raises(CheckpointError, match="checkpoint is a checkpoint of PPO, and this is DQN"),
+    ):
+        other.restore_from_path(path)
+    with pytest.raises(CheckpointError, match=r"is a checkpoint of corral\.algorithms\.ppo:PPO, and DQN is neither"):
+        DQN.from_checkpoint(path)
+
+
+def test_a_checkpoint_without_the_class_of_the_algorithm_is_read(tmp_path: Path) -> None:
+    with config().build() as algo:
+        path = algo.save(tmp_path / "checkpoint")
+    metadata = json.loads((path / "metadata.json").read_text())
+    del metadata["algorithm_class"]  # as an earlier version wrote it
+    (path / "metadata.json").write_text(json.dumps(metadata))
+    with PPO.from_checkpoint(path) as other:
+        other.restore_from_path(path)
+        assert type(other) is PPO
 
 
 def test_settings_of_the_optimizer_that_are_given_hold(tmp_path: Path) -> None:
@@ -293,3 +310,116 @@ def test_learners_of_an_engine(tmp_path: Path) -> None:
         algo.restore_from_path(path)
         assert same(weights(algo), before)
         assert algo.train()["training_iteration"] == 3
+
+
+# Algorithms in files of users.
+
+
+def python(code: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_users_algorithm_is_restored_in_a_new_process(tmp_path: Path) -> None:
+    write_my_algo(tmp_path)
+    train = f"""
+from my_algo import MyConfig
+from corral.testing import IdentityEnv
+config = MyConfig().environment(IdentityEnv).training(bonus=0.25, **{SMALL}).debugging(seed=0)
+with config.build() as algo:
+    for _ in range(2):
+        algo.train()
+    algo.save("saved")
+"""
+    assert python(train, tmp_path).stderr == ""
+    metadata = json.loads((tmp_path / "saved" / "metadata.json").read_text())
+    assert (metadata["algo"], metadata["algorithm_class"]) == ("my_algo:MyConfig", "my_algo:MyPPO")
+    assert yaml.safe_load((tmp_path / "saved" / "config.yaml").read_text())["algo"] == "my_algo:MyConfig"
+    restore = """
+import sys
+from corral import PPO, Algorithm
+cls = {"PPO": PPO, "Algorithm": Algorithm}.get(sys.argv[1])
+if cls is None:
+    from my_algo import MyPPO as cls
+with cls.from_checkpoint("saved") as algo:
+    metrics = algo.train()["learners"]["default_policy"]
+    print(type(algo).__name__, type(algo.config).__name__, metrics["bonus"], metrics["num_bonuses"])
+"""
+    for name in ("MyPPO", "Algorithm", "PPO"):
+        done = python(restore, tmp_path, name)
+        assert (done.stdout, done.stderr) == ("MyPPO MyConfig 0.25 3.0\n", "")
+
+
+class Counted(PPO):
+    """A user's algorithm without a config of its own."""
+
+
+class Other(PPO):
+    """Another one."""
+
+
+def test_from_checkpoint_gives_the_class_that_it_is_called_on(tmp_path: Path) -> None:
+    with config().build() as algo:
+        algo.train()
+        path = algo.save(tmp_path / "of_ppo")
+    with Counted.from_checkpoint(path) as counted:
+        assert type(counted) is Counted and type(counted.config) is PPOConfig
+        assert counted.train()["training_iteration"] == 2
+        of_counted = counted.save(tmp_path / "of_counted")
+    for cls in (Counted, PPO, Algorithm):
+        with cls.from_checkpoint(of_counted) as restored:
+            assert type(restored) is Counted and restored.training_iteration == 2
+    with pytest.raises(CheckpointError, match=r"is a checkpoint of .*:Counted, and Other is neither this class nor"):
+        Other.from_checkpoint(of_counted)
+    with config().build() as algo, pytest.raises(CheckpointError, match="checkpoint of Counted, and this is PPO"):
+        algo.restore_from_path(of_counted)
+
+
+def test_a_class_that_no_import_finds_is_found_by_the_call(tmp_path: Path) -> None:
+    class Local(PPO):
+        pass
+
+    with Local(config()) as algo:
+        path = algo.save(tmp_path / "checkpoint")
+    with Local.from_checkpoint(path) as other:
+        assert type(other) is Local
+    with pytest.raises(ConfigError, match=r"<locals>.Local' cannot be imported"):
+        PPO.from_checkpoint(path)
+
+
+def test_a_config_that_no_import_finds_is_named(tmp_path: Path) -> None:
+    @dataclass(kw_only=True)
+    class LocalConfig(PPOConfig):
+        pass
+
+    given = LocalConfig().environment(IdentityEnv)
+    with given.build() as algo:
+        path = algo.save(tmp_path / "checkpoint")
+    with pytest.raises(ConfigError, match=r"\(algo: .*<locals>.LocalConfig\).* call its restore_from_path"):
+        PPO.from_checkpoint(path)
+    with given.build() as other:
+        other.restore_from_path(path)
+
+
+def test_classes_of_a_script_are_found_by_the_script_only(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        MY_ALGO
+        + f"""
+if __name__ == "__main__":
+    import sys
+    from corral.testing import IdentityEnv
+    if sys.argv[1] == "save":
+        with MyConfig().environment(IdentityEnv).training(**{SMALL}).build() as algo:
+            algo.save("saved")
+    with MyPPO.from_checkpoint("saved") as algo:
+        print(type(algo).__name__)
+""",
+        encoding="utf-8",
+    )
+    for what in ("save", "load"):
+        done = subprocess.run([sys.executable, str(script), what], cwd=tmp_path, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == ("MyPPO\n", "")
+    with pytest.raises(ConfigError, match=r"'__main__:MyConfig' cannot be imported: .* Move the class .* of its own"):
+        Algorithm.from_checkpoint(tmp_path / "saved")

@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from corral.callbacks import EVENTS
 from corral.cli.main import main
+from user_files import SMALL, write_my_algo
 
 COMMAND = [sys.executable, "-m", "corral.cli.main"]
 CARTPOLE = ["train", "--algo", "PPO", "--env", "CartPole-v1", "--seed", "0"]
@@ -107,6 +108,8 @@ def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.Monkey
     ("arguments", "message"),
     [
         (["--algo", "PPA"], "unknown algorithm 'PPA'. Did you mean 'PPO'?"),
+        (["--algo", "A2C"], "unknown algorithm 'A2C'. Known algorithms: DQN, PPO, SAC. An algorithm in a file of"),
+        (["--algo", "no_such_module_xyz:Config"], "algo 'no_such_module_xyz:Config' cannot be imported: No module"),
         (["--env", "CartPol-v1"], "unknown env id 'CartPol-v1'. Did you mean 'CartPole-v1'?"),
         (
             ["--env", "corral.testing:CountinEnv"],
@@ -125,7 +128,7 @@ def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--set", "training.lrr.key=1"], "training: unknown setting 'lrr'."),
         (["--set", "training=1"], "training: unknown setting ''."),
         (["--seed", "x"], "seed='x'"),
-        (["--seed", "-1"], "seed=-1 must be at least 0"),
+        (["--seed", "-1"], "seed='-1' must be at least 0"),
         (["--stop", "num_env_steps=soon"], "stop: num_env_steps must be a number, got 'soon'."),
         (["--config", "missing.yaml"], "--config missing.yaml"),
     ],
@@ -348,6 +351,45 @@ def test_an_interrupt_in_the_first_iteration_says_where_the_run_lies(tmp_path: P
     run_dir = only_run(tmp_path)
     assert out == f"Interrupted after no iteration. The run lies in runs/{run_dir.name}\n"
     assert read_run(run_dir) == ([], [])
+
+
+def test_a_users_algorithm_runs_from_the_directory_that_it_is_in(tmp_path: Path) -> None:
+    write_my_algo(tmp_path)
+    command = shutil.which("corral", path=str(Path(sys.executable).parent))  # Python adds no directory for a script
+    assert command is not None
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [command, "train", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S
+        )
+
+    def learner(result: dict[str, Any]) -> tuple[float, float]:
+        metrics = result["learners"]["default_policy"]
+        return metrics["bonus"], metrics["num_bonuses"]
+
+    settings = [part for name, value in SMALL.items() for part in ("--set", f"training.{name}={value}")]
+    settings += ["--env", "corral.testing:IdentityEnv", "--set", "training.bonus=0.25"]
+    done = run("--algo", "my_algo:MyConfig", "--stop", "training_iteration=2", *settings)
+    assert (done.returncode, done.stderr) == (0, "")
+    run_dir = only_run(tmp_path)
+    assert run_dir.name.startswith("MyPPO-")
+    _, results = read_run(run_dir)
+    assert [learner(result) for result in results] == [(0.25, 1.0), (0.25, 2.0)]
+
+    # Its config is a file for --config, and runners in other processes find the module too.
+    written = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    assert (written["algo"], written["training"]["bonus"]) == ("my_algo:MyConfig", 0.25)
+    config = str(run_dir / "config.yaml")
+    engine = ["--set", "engine.engine_name=process", "--set", "env_runners.num_env_runners=1", "--run-dir", "again"]
+    done = run("--config", config, "--stop", "training_iteration=1", "--set", "training.bonus=0.125", *engine)
+    assert (done.returncode, done.stderr) == (0, "")
+    _, results = read_run(tmp_path / "again")
+    assert [learner(result) for result in results] == [(0.125, 1.0)]
+
+    done = run("--config", config, "--stop", "training_iteration=1", "--set", "training.bonus=0")
+    assert (done.returncode, done.stderr) == (2, "corral: bonus=0 must be positive.\n")
+    done = run("--algo", "my_algo:MyConfg", "--stop", "training_iteration=1", *settings)
+    assert done.returncode == 2 and "Did you mean 'MyConfig'?" in done.stderr
 
 
 def test_events_lists_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -246,7 +246,7 @@ def test_a_path_that_names_nothing(path: str, message: str) -> None:
         PPOConfig().set_path(path, 1)
 
 
-# Each contradiction or value out of range, and every word that its message must hold.
+# Each contradiction, and every word that its message must hold.
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"minibatch_size": 513, "train_batch_size_per_learner": 512},
@@ -265,6 +265,12 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"optimizer_config": {"lr": 0.1}}, ["optimizer_config", "lr"]),
     ({"env": None}, ["environment"]),
     ({"env": "CartPoll-v1"}, ["CartPoll-v1"]),
+    ({"optimizer": "adm"}, ["'adm'", "Did you mean 'adam'"]),
+    ({"optimizer": int}, ["optimizer"]),
+]
+
+# Each value out of bounds, and every word that the message of the setter must hold.
+OUT_OF_BOUNDS: list[tuple[dict[str, Any], list[str]]] = [
     ({"num_env_runners": -1}, ["num_env_runners=-1", "at least 0"]),
     ({"num_envs_per_env_runner": 0}, ["num_envs_per_env_runner=0", "at least 1"]),
     ({"rollout_fragment_length": 0}, ["rollout_fragment_length=0"]),
@@ -279,7 +285,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"lambda_": -0.1}, ["lambda_=-0.1", "[0, 1]"]),
     ({"clip_param": 0.0}, ["clip_param=0.0", "positive"]),
     ({"vf_clip_param": -1.0}, ["vf_clip_param=-1.0", "positive"]),
-    ({"kl_target": -1.0, "kl_coeff": 0.2}, ["kl_target=-1.0", "positive"]),
+    ({"kl_target": -1.0}, ["kl_target=-1.0", "positive"]),
     ({"vf_loss_coeff": -1.0}, ["vf_loss_coeff=-1.0"]),
     ({"grad_clip": 0.0}, ["grad_clip=0.0", "None"]),
     ({"lr": -1.0}, ["lr", "at least 0"]),
@@ -287,8 +293,13 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"lr": []}, ["lr", "at least one"]),
     ({"entropy_coeff": [(0, 1.0), (0, 0.5)]}, ["entropy_coeff", "must rise"]),
     ({"kl_coeff": -0.1}, ["kl_coeff", "at least 0"]),
-    ({"optimizer": "adm"}, ["'adm'", "Did you mean 'adam'"]),
-    ({"optimizer": int}, ["optimizer"]),
+    ({"straggler_factor": 0.5}, ["straggler_factor=0.5", "at least 1"]),
+    ({"sample_timeout_s": 0}, ["sample_timeout_s=0", "positive"]),
+    ({"custom_resources_per_env_runner": {"arm": -1}}, ["custom_resources_per_env_runner", "-1 must be at least 0"]),
+    ({"lr": [[0, 1e-3], [10, -1e-3]]}, ["lr=", "at least 0", "-0.001"]),
+    ({"lr": [[0, float("inf")]]}, ["lr=", "finite"]),
+    ({"rollout_fragment_length": 0}, ["rollout_fragment_length=0 must be at least 1 or 'auto'"]),
+    ({"minibatch_size": "many"}, ["minibatch_size='many' must be an integer or None"]),
 ]
 
 
@@ -299,6 +310,20 @@ def test_validate_refuses_and_names_the_settings(changes: dict[str, Any], words:
         config.validate()
     message = str(error.value)
     assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(("changes", "words"), OUT_OF_BOUNDS, ids=[str(changes)[:60] for changes, _ in OUT_OF_BOUNDS])
+def test_a_value_out_of_bounds_is_refused_at_the_setter(changes: dict[str, Any], words: list[str]) -> None:
+    [name] = changes
+    group = next(group for group, names in PPOConfig.group_fields().items() if name in names)
+    config = valid()
+    before = config.to_dict()
+    for set_value in (getattr(config, group), config.copy, PPOConfig.overrides):
+        with pytest.raises(ConfigError) as error:
+            set_value(**changes)
+        message = str(error.value)
+        assert all(word in message for word in words), message
+    assert config.to_dict() == before
 
 
 @pytest.mark.parametrize(

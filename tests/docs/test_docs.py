@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import io
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,17 +152,18 @@ def test_implementation_details_are_numbered_in_turn(page: Path) -> None:
     assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
 
 
-def reference_pages() -> Iterator[tuple[str, str]]:
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
-    assert spec is not None and spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    yield from generate.pages().items()
-
-
-def test_reference_pages_are_up_to_date() -> None:
+def test_reference_pages_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS)
     found = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md")}
-    assert found == dict(reference_pages()), "run `make docs`, and commit docs/reference/"
+    assert found == importlib.import_module("generate").pages(), "run `make docs`, and commit docs/reference/"
+
+
+def test_the_types_of_the_setters_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    script = importlib.import_module("setter_types")
+    assert script.MODULE.read_text(encoding="utf-8") == script.module_text(), (
+        "run `make docs`, and commit setter_types.py"
+    )
 
 
 def test_every_page_is_in_the_navigation() -> None:

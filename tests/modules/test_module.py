@@ -264,7 +264,7 @@ class NoPolicy(Module):
         (NoValue, r"NoValue must define value\(self, obs\)"),
         (NoPolicy, r"NoPolicy must define policy\(self, obs\)"),
         (nn.Linear, "must be a subclass of corral.Module"),
-        ("Tiny", "module_class='Tiny': Invalid python path"),
+        ("Tiny", "module_class='Tiny': 'Tiny' is not an import path"),
     ],
 )
 def test_what_is_no_module_is_refused(module_class: Any, message: str) -> None:

@@ -21,15 +21,18 @@ from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, m
         ({"alpha": 0.5}, r"alpha=0.5 contradicts type='uniform'.*set type='prioritized'"),
         ({"type": "uniform", "beta": 0.4}, "beta=0.4 contradicts type='uniform'"),
         ({"epsilon": 1e-3}, "epsilon=0.001 contradicts"),
-        ({"type": "prioritized", "alpha": -1}, "alpha=-1.0 must be finite, and at least 0"),
+        ({"type": "prioritized", "alpha": -1}, "alpha=-1 must be at least 0"),
         ({"type": "prioritized", "alpha": float("nan")}, "alpha=nan"),
-        ({"type": "prioritized", "epsilon": 0}, "epsilon=0.0 must be finite, and more than 0"),
-        ({"type": "prioritized", "beta": 1.1}, "beta=1.1: values must be from 0 to 1"),
-        ({"type": "prioritized", "beta": -0.1}, "beta: values must be finite and at least 0"),
-        ({"type": "prioritized", "beta": [[0, 0.4], [10, 2]]}, "from 0 to 1"),
+        ({"type": "prioritized", "epsilon": 0}, "epsilon=0 must be positive"),
+        ({"type": "prioritized", "beta": 1.1}, r"beta=1.1: values must be finite and in \[0, 1\]"),
+        ({"type": "prioritized", "beta": -0.1}, r"beta=-0.1: values must be finite and in \[0, 1\]"),
+        (
+            {"type": "prioritized", "beta": [[0, 0.4], [10, 2]]},
+            r"values must be finite and in \[0, 1\], got \[0.4, 2.0\]",
+        ),
         ({"type": "prioritized", "beta": [[5, 0.4]]}, "first step of a schedule must be 0"),
-        ({"frame_stack": 0}, "frame_stack=0 must be from 1 to 255"),
-        ({"frame_stack": 256}, "frame_stack=256 must be from 1 to 255"),
+        ({"frame_stack": 0}, r"frame_stack=0 must be in \[1, 255\]"),
+        ({"frame_stack": 256}, r"frame_stack=256 must be in \[1, 255\]"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -39,9 +42,9 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
 
 def test_a_capacity_below_the_batch_is_refused() -> None:
     config = ReplayConfig.parse({"capacity": 31})
-    config.validate(batch_size=31)
+    config.check_capacity(31, "train_batch_size")
     with pytest.raises(ConfigError, match="capacity=31 is less than train_batch_size=32"):
-        config.validate(batch_size=32, batch_size_name="train_batch_size")
+        config.check_capacity(32, "train_batch_size")
 
 
 def test_makes_the_buffer_of_its_type(tmp_path: Path) -> None:
@@ -63,5 +66,7 @@ def test_makes_the_buffer_of_its_type(tmp_path: Path) -> None:
     buffer = make_replay_buffer(config, num_runners=1, seed=0)
     assert isinstance(buffer, PrioritizedReplayBuffer)
     assert (buffer.capacity, buffer.alpha, buffer.epsilon, buffer.frame_stack) == (7, 1.0, 0.5, 4)
+    with pytest.raises(ConfigError, match="replay_buffer_config: alpha=-1 must be at least 0"):
+        make_replay_buffer(ReplayConfig(type="prioritized", alpha=-1), num_runners=1, seed=0)
     with pytest.raises(ConfigError, match="is not a directory"):
         make_replay_buffer(ReplayConfig(directory=tmp_path / "nowhere"), num_runners=1, seed=0)

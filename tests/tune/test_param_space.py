@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("ray")
 
 import corral.tune
-from corral import Callback, PPOConfig
+from corral import Callback, DQNConfig, PPOConfig
 from corral.errors import ConfigError
 from corral.testing import IdentityEnv
 
@@ -88,6 +88,7 @@ def test_trainables_of_names_classes_and_configs() -> None:
         made = corral.tune.trainable(algorithm)
         assert made.__name__ == "PPO" and isinstance(made.base_config, PPOConfig)
     assert corral.tune.trainable(PPOConfig().training(lr=0.1)).base_config.lr == 0.1
+    assert isinstance(corral.tune.trainable("corral.algorithms.dqn:DQNConfig").base_config, DQNConfig)
     with pytest.raises(ConfigError, match=r"unknown algorithm 'PPOO'. Did you mean 'PPO'?"):
         corral.tune.trainable("PPOO")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,12 @@ import corral.tune
 from corral import Callback, PPOConfig
 from corral.errors import ConfigError
 from corral.testing import IdentityEnv
+from user_files import SMALL, write_my_algo
 
 pytestmark = [pytest.mark.usefixtures("ray_runtime"), pytest.mark.xdist_group("ray")]
 
 # Trials are other processes, which cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-SMALL = {"train_batch_size_per_learner": 64, "minibatch_size": None, "num_epochs": 1}
 
 
 def run_config(tmp_path: Path, **settings: Any) -> tune.RunConfig:
@@ -162,3 +162,45 @@ def test_a_function_may_report_a_result_as_it_is(tmp_path: Path) -> None:
     assert results[0].metrics_dataframe["training_iteration"].tolist() == [1, 2]
     assert results[0].metrics["num_env_steps_sampled_lifetime"] >= 128
     assert results[0].config["env"] is IdentityEnv
+
+
+TUNE_A_USERS_ALGORITHM = """
+import sys
+import ray
+from ray import tune
+import corral, corral.tune
+from corral.testing import IdentityEnv
+
+ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=256 * 2**20, log_to_driver=False)
+corral.register_algorithm("Mine", "my_algo:MyConfig")
+corral.tune.register()
+corral.tune.register("my_algo:MyConfig")
+from my_algo import MyConfig, MyPPO
+for trainable in ("Mine", "my_algo:MyConfig", corral.tune.trainable(MyConfig)):
+    settings = {"env": IdentityEnv, "training": %r, "bonus": 0.25, "algo": "my_algo:MyConfig"}
+    results = tune.Tuner(trainable, param_space=settings, run_config=tune.RunConfig(
+        storage_path=sys.argv[1], verbose=0, stop={"training_iteration": 2},
+        checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
+    )).fit()
+    assert results.errors == [], results.errors
+    metrics = results[0].metrics["learners"]["default_policy"]
+    with MyPPO.from_checkpoint(results[0].checkpoint.path) as algo:
+        print("RESULT", metrics["bonus"], metrics["num_bonuses"], type(algo).__name__, algo.training_iteration)
+"""
+
+
+def test_a_users_algorithm_runs_as_trials_by_path_by_name_and_by_class(tmp_path: Path) -> None:
+    # A driver of its own: its trials import the user's file from the directory of the script.
+    write_my_algo(tmp_path)
+    script = tmp_path / "tune_it.py"
+    script.write_text(TUNE_A_USERS_ALGORITHM % SMALL, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "results")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert found == ["RESULT 0.25 2.0 MyPPO 2"] * 3

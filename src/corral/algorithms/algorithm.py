@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from corral.algorithms.driver_policy import DriverPolicy
-from corral.algorithms.registry import algorithm_from_checkpoint
 from corral.algorithms.stopping import StopCriteria
 from corral.callbacks.dispatch import make_dispatcher
-from corral.checkpoint import algorithm_state, read_checkpoint, save_algorithm
+from corral.checkpoint import algorithm_state, load_algorithm, read_checkpoint, save_algorithm
 from corral.config.validation import reconfigured, round_size
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
@@ -363,17 +362,21 @@ class Algorithm(ABC):
         Raises:
             CheckpointError: There is none, it is damaged, or it is of another algorithm, module or optimizer.
         """
-        self.set_state(algorithm_state(read_checkpoint(path), self.config.algo_name))
+        self.set_state(algorithm_state(read_checkpoint(path), type(self)))
         self._callbacks.fire("on_checkpoint_loaded", algorithm=self)
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path) -> Algorithm:
-        """Build an algorithm from a checkpoint's config, whose classes and functions are imported, and restore it.
+    def from_checkpoint(cls, path: str | Path) -> Self:
+        """Return an algorithm of this class, built from a checkpoint's config and restored.
+
+        The classes and functions that the config names are imported. The class is the one that was saved, a subclass of
+        it, or a base of it, which gives an instance of the class that was saved.
 
         Raises:
-            ConfigError: The config holds what no file can name.
+            CheckpointError: The checkpoint is of another algorithm.
+            ConfigError: The config holds what no file can name, or names a class that cannot be imported.
         """
-        return algorithm_from_checkpoint(path, cls)
+        return load_algorithm(path, cls)
 
     # Acting.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
 import torch
@@ -20,11 +20,15 @@ from torch.nn import functional
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import Replay, ReplayAlgorithmConfig, learner_metrics
 from corral.core.schedules import Schedule, schedule_value
+from corral.core.settings import NonNegativeFloat, PositiveInt
 from corral.errors import ConfigError
 from corral.learners.losses import Batch, Loss, LossInTwoForms
 from corral.modules.module import Module
 from corral.modules.q_module import QModule
 from corral.replay import ReplayBuffer
+
+if TYPE_CHECKING:
+    from corral.config.setter_types import DQNTrainingArgs
 
 
 @dataclass(kw_only=True)
@@ -59,11 +63,15 @@ class DQNConfig(ReplayAlgorithmConfig):
     double_q: bool = True
     dueling: bool = False
     noisy: bool = False
-    sigma0: float = 0.5
-    num_atoms: int = 1
+    sigma0: NonNegativeFloat = 0.5
+    num_atoms: PositiveInt = 1
     v_min: float = -10.0
     v_max: float = 10.0
     td_error_loss_fn: Literal["huber", "mse"] = "huber"
+
+    def training(self, **settings: Unpack[DQNTrainingArgs]) -> Self:
+        """Set how to learn; see `TrainingSettings` and the settings above."""
+        return super().training(**settings)
 
     @property
     def algo_class(self) -> type[Algorithm]:
@@ -88,12 +96,8 @@ class DQNConfig(ReplayAlgorithmConfig):
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
-        if self.num_atoms < 1:
-            raise ConfigError(f"num_atoms={self.num_atoms} must be at least 1.")
         if self.num_atoms > 1 and self.v_min >= self.v_max:
             raise ConfigError(f"v_min={self.v_min} must lie below v_max={self.v_max}: the atoms lie between them.")
-        if self.sigma0 < 0:
-            raise ConfigError(f"sigma0={self.sigma0} must be at least 0.")
 
 
 class DQN(Algorithm):

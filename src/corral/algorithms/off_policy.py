@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from corral.algorithms.algorithm import Algorithm
 from corral.config.config import AlgorithmConfig
 from corral.core.schedules import schedule_value
-from corral.errors import ConfigError
+from corral.core.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from corral.learners.losses import Batch
 from corral.modules.module import DEFAULT_MODULE_ID
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
@@ -38,30 +39,17 @@ class ReplayAlgorithmConfig(AlgorithmConfig):
 
     min_sample_timesteps_per_iteration: int = 1000
     replay_buffer_config: dict[str, Any] = field(default_factory=dict)
-    num_steps_sampled_before_learning_starts: int = 1000
-    training_intensity: float | None = None
-    n_step: int = 1
-    target_network_update_freq: int = 500
-    tau: float = 1.0
+    num_steps_sampled_before_learning_starts: NonNegativeInt = 1000
+    training_intensity: PositiveFloat | None = None
+    n_step: PositiveInt = 1
+    target_network_update_freq: NonNegativeInt = 500
+    tau: Annotated[float, Field(gt=0, le=1)] = 1.0
     store_buffer_in_checkpoints: bool = False
 
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
-        self.replay_config.validate(
-            batch_size=self.total_train_batch_size, batch_size_name="train_batch_size_per_learner * num_learners"
-        )
-        for name, minimum in (
-            ("num_steps_sampled_before_learning_starts", 0),
-            ("n_step", 1),
-            ("target_network_update_freq", 0),
-        ):
-            if getattr(self, name) < minimum:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least {minimum}.")
-        if self.training_intensity is not None and self.training_intensity <= 0:
-            raise ConfigError(f"training_intensity={self.training_intensity} must be positive, or None.")
-        if not 0 < self.tau <= 1:
-            raise ConfigError(f"tau={self.tau} must lie in (0, 1].")
+        self.replay_config.check_capacity(self.total_train_batch_size, "train_batch_size_per_learner * num_learners")
 
     @property
     def replay_config(self) -> ReplayConfig:

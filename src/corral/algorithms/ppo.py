@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
@@ -20,12 +20,16 @@ from torch.nn import functional
 from corral.algorithms.algorithm import Algorithm
 from corral.config.config import AlgorithmConfig
 from corral.core.returns import gae
-from corral.core.schedules import Schedule, schedule_value, validate_schedule
+from corral.core.schedules import Schedule, schedule_value
+from corral.core.settings import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, Probability
 from corral.core.tree import Tree, map_tree
 from corral.episodes.rollout import Rollout, level_added_columns
 from corral.errors import ConfigError
 from corral.learners.losses import Batch
 from corral.modules.module import DEFAULT_MODULE_ID, Module
+
+if TYPE_CHECKING:
+    from corral.config.setter_types import PPOTrainingArgs
 
 # Section 4 of the paper: the KL coefficient moves when the divergence leaves this band around its target.
 KL_BAND, KL_FACTOR = 1.5, 2.0
@@ -54,14 +58,18 @@ class PPOConfig(AlgorithmConfig):
     minibatch_size: int | None = 256
     num_epochs: int = 8
     grad_clip: float | None = 0.5
-    lambda_: float = 0.95
-    clip_param: float = 0.2
-    vf_clip_param: float | None = None
-    vf_loss_coeff: float = 0.5
-    entropy_coeff: Schedule = 0.0
-    kl_coeff: Schedule = 0.0
-    kl_target: float | None = None
+    lambda_: Probability = 0.95
+    clip_param: PositiveFloat = 0.2
+    vf_clip_param: PositiveFloat | None = None
+    vf_loss_coeff: NonNegativeFloat = 0.5
+    entropy_coeff: NonNegativeSchedule = 0.0
+    kl_coeff: NonNegativeSchedule = 0.0
+    kl_target: PositiveFloat | None = None
     normalize_advantages: bool = True
+
+    def training(self, **settings: Unpack[PPOTrainingArgs]) -> Self:
+        """Set how to learn; see `TrainingSettings` and the settings above."""
+        return super().training(**settings)
 
     @property
     def algo_class(self) -> type[Algorithm]:
@@ -71,16 +79,6 @@ class PPOConfig(AlgorithmConfig):
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
-        validate_schedule("entropy_coeff", self.entropy_coeff)
-        validate_schedule("kl_coeff", self.kl_coeff)
-        if not 0 <= self.lambda_ <= 1:
-            raise ConfigError(f"lambda_={self.lambda_} must lie in [0, 1].")
-        for name in ("clip_param", "vf_clip_param", "kl_target"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name}={value} must be positive.")
-        if self.vf_loss_coeff < 0:
-            raise ConfigError(f"vf_loss_coeff={self.vf_loss_coeff} must be at least 0.")
         if self.kl_target is not None and (not isinstance(self.kl_coeff, (int, float)) or self.kl_coeff == 0):
             raise ConfigError(
                 f"kl_target={self.kl_target} adapts a coefficient that starts at kl_coeff={self.kl_coeff}: give "

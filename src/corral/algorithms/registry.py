@@ -1,62 +1,127 @@
-"""Algorithms by name, for the command line and config files."""
+"""Algorithms by name, for the command line, files, checkpoints and Ray Tune.
+
+A name is the short name of a built-in algorithm (`"PPO"`), a short name that `register_algorithm` was given, or the
+import path of a config class (`"my_algo:MyConfig"`).
+"""
 
 from __future__ import annotations
 
-import importlib
+import inspect
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from corral.checkpoint import read_checkpoint, settings_of
 from corral.config.config import AlgorithmConfig
-from corral.errors import CheckpointError, ConfigError, nearest
+from corral.core.settings import import_path, path_of
+from corral.errors import ConfigError, nearest_name
 
-if TYPE_CHECKING:
-    from corral.algorithms.algorithm import Algorithm
-
-# name -> "module:config class"; a module is imported when its algorithm is asked for
+# Short name -> import path of the config class. A module is imported when its algorithm is asked for.
 ALGORITHMS = {
     "PPO": "corral.algorithms.ppo:PPOConfig",
     "DQN": "corral.algorithms.dqn:DQNConfig",
     "SAC": "corral.algorithms.sac:SACConfig",
 }
 
+_registered: dict[str, str | type[AlgorithmConfig]] = {}
 
-def config_class(name: str) -> type[AlgorithmConfig]:
-    """Return the config class of an algorithm.
+
+def register_algorithm(name: str, config: str | type[AlgorithmConfig]) -> None:
+    """Give an algorithm a short name in this process, for `--algo`, `algo` in files, and `corral.tune`.
+
+    Checkpoints and run directories hold the import path of the config class instead, so that other processes can read
+    them without this call.
+
+    Args:
+        name: The short name, such as `"A2C"`. Upper and lower case are the same. A name that was registered before is
+            replaced.
+        config: The config class of the algorithm, or its import path, which is imported when it is first used.
 
     Raises:
-        ConfigError: No algorithm has the name.
+        ConfigError: A built-in algorithm has the name, the name looks like an import path, or `config` is no config
+            class.
     """
-    known = {known_name.lower(): path for known_name, path in ALGORITHMS.items()}
-    if name.lower() not in known:
-        raise ConfigError(f"unknown algorithm {name!r}. {nearest(name, ALGORITHMS)}")
-    module_name, _, class_name = known[name.lower()].partition(":")
-    found: type[AlgorithmConfig] = getattr(importlib.import_module(module_name), class_name)
+    if name.lower() in {known.lower() for known in ALGORITHMS}:
+        raise ConfigError(f"register_algorithm: {name!r} is a built-in algorithm: choose another name.")
+    if not name or ":" in name or "." in name:
+        raise ConfigError(f"register_algorithm: {name!r} is no short name: leave out ':' and '.'.")
+    if not isinstance(config, str):
+        _check_config_class(config, f"register_algorithm: {config!r}")
+    for known in [known for known in _registered if known.lower() == name.lower()]:
+        del _registered[known]
+    _registered[name] = config
+
+
+def algorithm_names() -> list[str]:
+    """Return the short names of all algorithms, built-in ones first."""
+    return [*ALGORITHMS, *_registered]
+
+
+def config_class(algo: str | type[AlgorithmConfig]) -> type[AlgorithmConfig]:
+    """Return the config class of an algorithm.
+
+    Args:
+        algo: A short name, the import path of a config class, or a config class.
+
+    Raises:
+        ConfigError: No algorithm has the name, or the import path names no config class.
+    """
+    if isinstance(algo, str):
+        known = {name.lower(): target for name, target in (ALGORITHMS | _registered).items()}
+        target = known.get(algo.lower(), algo)
+        if isinstance(target, str):
+            return _imported_config_class(algo, target)
+        algo = target
+    _check_config_class(algo, f"algo {algo!r}")
+    return algo
+
+
+def _imported_config_class(algo: str, path: str) -> type[AlgorithmConfig]:
+    if ":" not in path and "." not in path:
+        close = nearest_name(algo, algorithm_names())
+        raise ConfigError(
+            f"unknown algorithm {algo!r}. {'' if close is None else f'Did you mean {close!r}? '}"
+            f"Known algorithms: {', '.join(sorted(algorithm_names()))}. An algorithm in a file of your own is named by "
+            "the import path of its config class, such as 'my_algo:MyConfig'."
+        )
+    try:
+        found: type[AlgorithmConfig] = import_path(path)
+    except ConfigError as error:
+        raise ConfigError(f"algo {error}.") from error
+    _check_config_class(found, f"algo {path!r}")
     return found
 
 
+def _check_config_class(found: Any, subject: str) -> None:
+    if not (inspect.isclass(found) and issubclass(found, AlgorithmConfig)):
+        hint = " Name the config class of the algorithm." if inspect.isclass(found) else ""
+        raise ConfigError(f"{subject} is not a subclass of corral.AlgorithmConfig.{hint}")
+
+
+def name_of(cls: type[AlgorithmConfig]) -> str:
+    """Return the name of an algorithm that every process knows.
+
+    Args:
+        cls: The config class.
+
+    Returns:
+        The short name of a built-in algorithm, or the import path of the config class.
+    """
+    path = path_of(cls)
+    return next((name for name, built_in in ALGORITHMS.items() if built_in == path), path)
+
+
 def config_from_dict(settings: Mapping[str, Any]) -> AlgorithmConfig:
-    """Make the config of the algorithm that `settings["algo"]` names.
+    """Return the config of the algorithm that `settings["algo"]` names.
+
+    Args:
+        settings: What `AlgorithmConfig.to_dict` returned, or any part of it with `algo`.
 
     Raises:
         ConfigError: There is no `algo`, or a setting is unknown.
     """
     if "algo" not in settings:
-        raise ConfigError(f"config: 'algo' is missing; one of {', '.join(ALGORITHMS)}.")
-    found = config_class(str(settings["algo"]))
+        raise ConfigError(
+            f"config: 'algo' is missing; one of {', '.join(algorithm_names())}, or the import path of a config class."
+        )
+    algo = settings["algo"]
+    found = config_class(algo if isinstance(algo, type) else str(algo))
     return found.from_dict({group: values for group, values in settings.items() if group != "algo"})
-
-
-def algorithm_from_checkpoint(path: str | Path, cls: type[Algorithm]) -> Algorithm:
-    """Build an algorithm from a checkpoint's config, and go on from its state; see `Algorithm.from_checkpoint`."""
-    config = config_from_dict(settings_of(read_checkpoint(path)))
-    if not issubclass(config.algo_class, cls):
-        raise CheckpointError(f"{path} is a checkpoint of {config.algo_name}, not of {cls.__name__}.")
-    algorithm = config.build()
-    try:
-        algorithm.restore_from_path(path)
-    except BaseException:
-        algorithm.stop()
-        raise
-    return algorithm

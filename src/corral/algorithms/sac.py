@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
 import torch
@@ -19,13 +19,16 @@ from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import Replay, ReplayAlgorithmConfig, learner_metrics
-from corral.core.schedules import Schedule, schedule_value, validate_schedule
-from corral.errors import ConfigError
+from corral.core.schedules import schedule_value
+from corral.core.settings import NonNegativeSchedule, PositiveFloat
 from corral.learners.losses import Batch, Loss, LossInTwoForms
 from corral.modules.distributions import SquashedGaussian
 from corral.modules.module import DEFAULT_MODULE_ID, Module
 from corral.modules.sac_module import SACModule
 from corral.replay import ReplayBuffer, ReplayConfig
+
+if TYPE_CHECKING:
+    from corral.config.setter_types import SACTrainingArgs
 
 Terms = tuple[Tensor, Tensor, Tensor, Tensor]
 """Of a batch: values of the actions taken, by critic `[C, B]`; their targets `[B]`; the actor's loss; and the
@@ -56,11 +59,15 @@ class SACConfig(ReplayAlgorithmConfig):
     target_network_update_freq: int = 0
     tau: float = 5e-3
     twin_q: bool = True
-    initial_alpha: float = 1.0
+    initial_alpha: PositiveFloat = 1.0
     target_entropy: float | Literal["auto"] = "auto"
-    actor_lr: Schedule | None = None
-    critic_lr: Schedule | None = None
-    alpha_lr: Schedule | None = None
+    actor_lr: NonNegativeSchedule | None = None
+    critic_lr: NonNegativeSchedule | None = None
+    alpha_lr: NonNegativeSchedule | None = None
+
+    def training(self, **settings: Unpack[SACTrainingArgs]) -> Self:
+        """Set how to learn; see `TrainingSettings` and the settings above."""
+        return super().training(**settings)
 
     @property
     def algo_class(self) -> type[Algorithm]:
@@ -94,15 +101,6 @@ class SACConfig(ReplayAlgorithmConfig):
             name: schedule_value(self.lr if schedule is None else schedule, num_env_steps)
             for name, schedule in given.items()
         }
-
-    def validate(self) -> None:
-        """Refuse contradictions; see `AlgorithmConfig.validate`."""
-        super().validate()
-        for name in ("actor_lr", "critic_lr", "alpha_lr"):
-            if getattr(self, name) is not None:
-                validate_schedule(name, getattr(self, name))
-        if self.initial_alpha <= 0:
-            raise ConfigError(f"initial_alpha={self.initial_alpha} must be positive: its logarithm is learned.")
 
 
 class SAC(Algorithm):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.checkpoint.algorithm import algorithm_state, save_algorithm
+from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
 from corral.checkpoint.directory import FORMAT_VERSION, Checkpoint, read_checkpoint, write_checkpoint
 from corral.checkpoint.settings import settings_of, unnamed
 
@@ -10,6 +10,7 @@ __all__ = [
     "FORMAT_VERSION",
     "Checkpoint",
     "algorithm_state",
+    "load_algorithm",
     "read_checkpoint",
     "save_algorithm",
     "settings_of",

@@ -1,18 +1,23 @@
-"""An algorithm as a checkpoint."""
+"""Checkpoints of algorithms: saving one, and building an algorithm from one."""
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import corral
-from corral.checkpoint.directory import Checkpoint, write_checkpoint
-from corral.checkpoint.settings import unnamed
-from corral.errors import CheckpointError
+from corral.checkpoint.directory import Checkpoint, read_checkpoint, write_checkpoint
+from corral.checkpoint.settings import settings_of, unnamed
+from corral.core.settings import import_path, path_of
+from corral.errors import CheckpointError, ConfigError
 from corral.loggers.run import plain, run_name
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
+    from corral.config.config import AlgorithmConfig
+
+AlgorithmT = TypeVar("AlgorithmT", bound="Algorithm")
 
 
 def save_algorithm(algorithm: Algorithm, path: str | Path | None) -> Path:
@@ -22,14 +27,16 @@ def save_algorithm(algorithm: Algorithm, path: str | Path | None) -> Path:
         path = Path("checkpoints") / f"{run_name(config)}-{algorithm.training_iteration}"
     learners = dict(state["learners"])
     weights = learners.pop("weights")
+    settings = plain(config.to_dict())
     return write_checkpoint(
         path,
         state={**state, "learners": learners},
         weights=weights,
-        config=plain(config.to_dict()),
+        config=settings,
         metadata={
             "corral_version": corral.__version__,
-            "algo": config.algo_name,
+            "algo": settings["algo"],
+            "algorithm_class": path_of(type(algorithm)),
             "training_iteration": algorithm.training_iteration,
             "num_env_steps_sampled_lifetime": algorithm.num_env_steps_sampled_lifetime,
             "unnamed": unnamed(config),
@@ -37,14 +44,63 @@ def save_algorithm(algorithm: Algorithm, path: str | Path | None) -> Path:
     )
 
 
-def algorithm_state(checkpoint: Checkpoint, algo_name: str) -> dict[str, Any]:
+def load_algorithm(path: str | Path, cls: type[AlgorithmT]) -> AlgorithmT:
+    """Return an algorithm built from a checkpoint's config and restored from its state.
+
+    Args:
+        path: The directory of the checkpoint.
+        cls: The class that `from_checkpoint` was called on. The algorithm is an instance of it.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read, or `cls` is another algorithm.
+        ConfigError: The config holds what no file can name, or names a class that cannot be imported.
+    """
+    from corral.algorithms.registry import config_from_dict
+
+    checkpoint = read_checkpoint(path)
+    config = config_from_dict(settings_of(checkpoint))
+    algorithm = _class_to_build(checkpoint, config, cls)(config)
+    try:
+        algorithm.restore_from_path(path)
+    except BaseException:
+        algorithm.stop()
+        raise
+    return algorithm
+
+
+def _class_to_build(checkpoint: Checkpoint, config: AlgorithmConfig, cls: type[AlgorithmT]) -> type[AlgorithmT]:
+    """Return `cls`, or the class that was saved if that is a subclass of `cls`."""
+    # The saved class is imported only if nothing else leads to it: a class inside a function has no import path.
+    known = {path_of(found): found for found in (config.algo_class, cls)}
+    path = checkpoint.metadata.get("algorithm_class", path_of(config.algo_class))
+    try:
+        saved = known[path] if path in known else import_path(path)
+    except ConfigError as error:
+        raise ConfigError(f"{checkpoint.path}: the algorithm {error}.") from error
+    if inspect.isclass(saved) and issubclass(cls, saved):
+        return cls
+    if inspect.isclass(saved) and issubclass(saved, cls):
+        return saved
+    raise CheckpointError(
+        f"{checkpoint.path} is a checkpoint of {path}, and {cls.__name__} is neither this class nor related to it: "
+        "call from_checkpoint on that class, or Algorithm.from_checkpoint."
+    )
+
+
+def algorithm_state(checkpoint: Checkpoint, cls: type[Algorithm]) -> dict[str, Any]:
     """Return the state for `Algorithm.set_state`.
+
+    Args:
+        checkpoint: The checkpoint of an algorithm.
+        cls: The class of the algorithm that continues from it: the class that was saved, or a subclass.
 
     Raises:
         CheckpointError: The checkpoint is of another algorithm.
     """
-    algo = checkpoint.metadata.get("algo")
-    if algo != algo_name:
-        raise CheckpointError(f"{checkpoint.path} is a checkpoint of {algo}, and this is {algo_name}.")
+    metadata = checkpoint.metadata
+    # By the last name: a class that moved to another module is still the same algorithm.
+    saved = str(metadata.get("algorithm_class", metadata.get("algo"))).rpartition(":")[2].rpartition(".")[2]
+    if saved not in {base.__name__ for base in cls.__mro__}:
+        raise CheckpointError(f"{checkpoint.path} is a checkpoint of {saved}, and this is {cls.__name__}.")
     state = checkpoint.state
     return {**state, "learners": {**state["learners"], "weights": checkpoint.weights}}

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from corral.core.settings import path_of
 from corral.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def unnamed(config: AlgorithmConfig) -> list[str]:
         Such as `"environment.env: <function <lambda> at 0x...>"`.
     """
     groups = {group: values for group, values in config.to_dict().items() if group != "algo"}
-    return [
+    algo = [] if _found_by_name(type(config)) else [f"algo: {path_of(type(config))}"]
+    return algo + [
         f"{place}: {value!r:.80}"
         for group, values in groups.items()
         for name, setting in values.items()
@@ -56,7 +58,10 @@ def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]
 
 def _found_by_name(value: Any) -> bool:
     """Say whether `module:qualname` leads back to the value."""
-    return getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
 
 
 def settings_of(checkpoint: Checkpoint) -> dict[str, Any]:

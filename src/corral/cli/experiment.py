@@ -26,7 +26,9 @@ def load_experiment(options: argparse.Namespace) -> tuple[AlgorithmConfig, dict[
     if options.algo:
         settings["algo"] = options.algo
     if "algo" not in settings:
-        raise ConfigError("no algorithm: give --algo PPO, or 'algo' in the file of --config.")
+        raise ConfigError(
+            "no algorithm: give --algo PPO or --algo my_algo:MyConfig, or 'algo' in the file of --config."
+        )
     config = config_from_dict(settings)
     if options.env:
         config.env = options.env

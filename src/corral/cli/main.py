@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     train.add_argument("--config", type=Path, help="a YAML file of groups of settings, with 'algo' and 'stop'")
-    train.add_argument("--algo", help="name of the algorithm, such as PPO")
+    train.add_argument(
+        "--algo", help="name of the algorithm, such as PPO, or import path of a config class, such as my_algo:MyConfig"
+    )
     train.add_argument("--env", help="a Gymnasium id, or package.module:Name")
     train.add_argument(
         "--stop",
@@ -80,6 +83,8 @@ def make_parser() -> argparse.ArgumentParser:
 def _train(options: argparse.Namespace) -> int:
     from corral.cli.experiment import load_experiment
 
+    if (directory := os.getcwd()) not in sys.path:
+        sys.path.insert(0, directory)  # as `python -m` does, so that import paths find modules of the user
     config, stop = load_experiment(options)
     config.validate()  # a mistake is reported before torch's slower parts are loaded and anything is written
     from corral.cli.train import train

@@ -10,12 +10,11 @@ from __future__ import annotations
 import copy as copy_module
 import dataclasses
 import functools
+import inspect
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from corral.config.settings import (
     GROUPS,
@@ -32,15 +31,30 @@ from corral.config.settings import (
     RLModuleSettings,
     TrainingSettings,
 )
+from corral.core.settings import check_names, check_setting
 from corral.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
+    from corral.config.setter_types import (
+        DebuggingArgs,
+        EngineArgs,
+        EnvironmentArgs,
+        EnvRunnersArgs,
+        EvaluationArgs,
+        ExplorationArgs,
+        FaultToleranceArgs,
+        LearnersArgs,
+        ReportingArgs,
+        RLModuleArgs,
+    )
     from corral.modules.module import Module
     from corral.modules.spec import ModuleSpec
 
 # Settings that the setter of another group takes too.
 ALSO_IN = {"exploration": ("explore",)}
+# Settings that the setter of their group also takes without a name: `.environment("CartPole-v1")`.
+MAIN_SETTINGS = {"environment": "env", "rl_module": "module_class", "engine": "engine_name"}
 
 
 @dataclass(kw_only=True)
@@ -73,51 +87,66 @@ class AlgorithmConfig(
     DEFAULT_EXPLORATION: typing.ClassVar[dict[str, Any]] = {"type": "StochasticSampling"}
     """The `exploration_config` of who gives none."""
 
-    # Setters. Each takes the settings of its group by name; the dataclass of the group documents them.
+    def __init_subclass__(cls) -> None:
+        """Keep `__repr__`, which the decorator `dataclass` would replace in each subclass."""
+        super().__init_subclass__()
+        cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
 
-    def environment(self, env: Any = None, **settings: Any) -> Self:
+    # Setters. Each takes the settings of its group by name; the dataclass of the group documents them. The types of the
+    # settings are in `corral.config.setter_types`, which is generated from these dataclasses.
+
+    def environment(self, env: Any = None, **settings: Unpack[EnvironmentArgs]) -> Self:
         """Set the env and how it is made; see `EnvironmentSettings`."""
-        return self._set("environment", settings if env is None else {"env": env, **settings})
+        return self._set("environment", _with_main("env", env, settings))
 
-    def env_runners(self, **settings: Any) -> Self:
+    def env_runners(self, **settings: Unpack[EnvRunnersArgs]) -> Self:
         """Set how to sample; see `EnvRunnersSettings`."""
         return self._set("env_runners", settings)
 
-    def training(self, **settings: Any) -> Self:
-        """Set how to learn; see `TrainingSettings` and the algorithm's own settings."""
-        return self._set("training", settings)
+    if TYPE_CHECKING:
+        # In a config class of the user any setting type-checks. The built-in algorithms name theirs.
+        def training(self, *no_args: Any, **settings: Any) -> Self:
+            """Set how to learn; see `TrainingSettings` and the algorithm's own settings."""
+            raise AssertionError
+    else:
 
-    def exploration(self, **settings: Any) -> Self:
+        def training(self, **settings: Any) -> Self:
+            """Set how to learn; see `TrainingSettings` and the algorithm's own settings."""
+            return self._set("training", settings)
+
+    def exploration(self, **settings: Unpack[ExplorationArgs]) -> Self:
         """Set how to explore, and with `explore` whether; see `ExplorationSettings`."""
         return self._set("exploration", settings)
 
-    def rl_module(self, module_class: Any = None, **settings: Any) -> Self:
+    def rl_module(self, module_class: Any = None, **settings: Unpack[RLModuleArgs]) -> Self:
         """Set the network; see `RLModuleSettings`."""
-        return self._set("rl_module", settings if module_class is None else {"module_class": module_class, **settings})
+        return self._set("rl_module", _with_main("module_class", module_class, settings))
 
-    def learners(self, **settings: Any) -> Self:
+    def learners(self, **settings: Unpack[LearnersArgs]) -> Self:
         """Set where to learn; see `LearnersSettings`."""
         return self._set("learners", settings)
 
-    def evaluation(self, **settings: Any) -> Self:
+    def evaluation(self, **settings: Unpack[EvaluationArgs]) -> Self:
         """Set how to evaluate; see `EvaluationSettings`."""
         return self._set("evaluation", settings)
 
-    def fault_tolerance(self, **settings: Any) -> Self:
+    def fault_tolerance(self, **settings: Unpack[FaultToleranceArgs]) -> Self:
         """Set what happens when a runner or an env fails; see `FaultToleranceSettings`."""
         return self._set("fault_tolerance", settings)
 
-    def reporting(self, **settings: Any) -> Self:
+    def reporting(self, **settings: Unpack[ReportingArgs]) -> Self:
         """Set what is reported; see `ReportingSettings`."""
         return self._set("reporting", settings)
 
-    def debugging(self, **settings: Any) -> Self:
+    def debugging(self, **settings: Unpack[DebuggingArgs]) -> Self:
         """Set seed and log level; see `DebuggingSettings`."""
         return self._set("debugging", settings)
 
-    def engine(self, engine_name: str | None = None, **settings: Any) -> Self:
+    def engine(
+        self, engine_name: Literal["auto", "local", "process", "ray"] | None = None, **settings: Unpack[EngineArgs]
+    ) -> Self:
         """Set where runners and learners run; see `EngineSettings`."""
-        return self._set("engine", settings if engine_name is None else {"engine_name": engine_name, **settings})
+        return self._set("engine", _with_main("engine_name", engine_name, settings))
 
     _NOT_GIVEN: typing.ClassVar[object] = object()
 
@@ -154,13 +183,12 @@ class AlgorithmConfig(
             self.on_error = on_error
         return self
 
-    def _set(self, group: str, settings: Mapping[str, Any]) -> Self:
-        names = self.group_fields()[group]
-        for name in settings:
-            if name not in names and name not in ALSO_IN.get(group, ()):
-                elsewhere = next((g for g, fields in self.group_fields().items() if name in fields), None)
-                hint = f"It belongs to .{elsewhere}(...)." if elsewhere else nearest(name, names)
-                raise ConfigError(f"{group}: unknown setting {name!r}. {hint}")
+    def _set(self, group: str, settings: Mapping[str, object]) -> Self:
+        known = (*self.group_fields()[group], *ALSO_IN.get(group, ()))
+        for other, others in self.group_fields().items():
+            if misplaced := [name for name in settings if name in others and name not in known]:
+                raise ConfigError(f"{group}: unknown setting {misplaced[0]!r}. It belongs to .{other}(...).")
+        check_names(group, settings, known)
         for name, value in settings.items():
             setattr(self, name, value)
         return self
@@ -210,9 +238,7 @@ class AlgorithmConfig(
         Raises:
             ConfigError: A name is unknown or a value has the wrong type.
         """
-        for name in settings:
-            if name not in cls._fields():
-                raise ConfigError(f"overrides: unknown setting {name!r}. {nearest(name, cls._fields())}")
+        check_names("overrides", settings, cls._fields())
         return {name: _checked(cls, name, value) for name, value in settings.items()}
 
     # Dictionaries.
@@ -220,7 +246,12 @@ class AlgorithmConfig(
     @classmethod
     @functools.cache
     def _fields(cls) -> dict[str, str]:
-        """Return the group of each setting; what an algorithm's own config adds belongs to `training`."""
+        """Return the group of each setting; what an algorithm's own config adds belongs to `training`.
+
+        Raises:
+            ConfigError: A subclass sets defaults that Python ignores.
+        """
+        _check_subclass(cls)
         homes = {f.name: group for group, owner in GROUPS.items() for f in dataclasses.fields(owner)}
         return {f.name: homes.get(f.name, "training") for f in dataclasses.fields(cls)}
 
@@ -230,16 +261,29 @@ class AlgorithmConfig(
         """Return the names of the settings of each group."""
         return {group: [name for name, home in cls._fields().items() if home == group] for group in GROUPS}
 
+    def __repr__(self) -> str:
+        """Return the calls that make this config: its class and what differs from the defaults, by group."""
+        from corral.config.display import display
+
+        return display(self)
+
     def _values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in type(self)._fields()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return `{"algo": name, group: {setting: value}}`, which `from_dict` takes back; its dicts are copies."""
+        """Return all settings by group, which `from_dict` takes back; the dicts and lists are copies.
+
+        Returns:
+            `{"algo": name, group: {setting: value}}`. The name is the short name of a built-in algorithm, or the import
+            path of this config's class.
+        """
+        from corral.algorithms.registry import name_of
+
         groups = {
             group: {name: _copied(getattr(self, name)) for name in names}
             for group, names in self.group_fields().items()
         }
-        return {"algo": self.algo_name, **groups}
+        return {"algo": name_of(type(self)), **groups}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
@@ -248,10 +292,12 @@ class AlgorithmConfig(
         Raises:
             ConfigError: A group or setting is unknown, or `algo` names another algorithm than this class is for.
         """
+        from corral.algorithms.registry import config_class, name_of
+
         config = cls()
         for group, values in settings.items():
             if group == "algo":
-                if values != cls().algo_name:
+                if values != name_of(cls) and config_class(values) is not cls:
                     raise ConfigError(f"{cls.__name__}.from_dict: the settings are for algo {values!r}.")
             elif group not in GROUPS:
                 raise ConfigError(f"config: unknown group {group!r}. {nearest(group, [*GROUPS, 'algo'])}")
@@ -309,8 +355,8 @@ class AlgorithmConfig(
 
     @property
     def algo_name(self) -> str:
-        """The name as on the command line, such as `PPO`."""
-        return type(self).__name__.removesuffix("Config")
+        """The name of the algorithm's class, such as `PPO`, for titles and run directories."""
+        return self.algo_class.__name__
 
     @property
     def total_train_batch_size(self) -> int:
@@ -349,22 +395,41 @@ class AlgorithmConfig(
         validate(self)
 
 
+def _with_main(name: str, value: Any, settings: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the settings with the one that was given without its name."""
+    return settings if value is None else {name: value, **settings}
+
+
+def _check_subclass(cls: type) -> None:
+    """Refuse defaults in the body of a subclass that are no fields, since no instance would have them.
+
+    Raises:
+        ConfigError: Names the class, the settings and the remedy.
+    """
+    known = {field.name for field in dataclasses.fields(cls)}
+    for owner in cls.__mro__:
+        if not issubclass(owner, AlgorithmConfig):
+            continue
+        fields = vars(owner).get("__dataclass_fields__", {})
+        annotated = {name for name, hint in inspect.get_annotations(owner).items() if "ClassVar" not in str(hint)}
+        shadowing = {
+            name
+            for name in known & vars(owner).keys()
+            if name not in fields or fields[name].default is not vars(owner)[name]
+        }
+        if ignored := sorted(annotated - fields.keys() | shadowing):
+            raise ConfigError(
+                f"{owner.__name__}: Python ignores the settings {', '.join(ignored)}, since they are not fields of a "
+                f"dataclass: write @dataclass(kw_only=True) above `class {owner.__name__}`, and give each setting a "
+                "type, such as `lr: float = 0.1`."
+            )
+
+
 def _copied(value: Any) -> Any:
     """Copy dicts and lists at every depth, and keep what they hold: an env or a callback may not be copied."""
     if type(value) is dict:
         return {key: _copied(part) for key, part in value.items()}
     return [_copied(part) for part in value] if type(value) is list else value
-
-
-@functools.cache
-def _adapters(cls: type) -> dict[str, Any]:
-    """Return a validator for each setting of a config class, made from its annotation."""
-    hints = typing.get_type_hints(cls, include_extras=True)  # `ImportString` is an extra
-    config = ConfigDict(allow_inf_nan=False)
-    return {
-        f.name: None if hints[f.name] is Any else TypeAdapter(hints[f.name], config=config)
-        for f in dataclasses.fields(cls)
-    }
 
 
 @functools.cache
@@ -376,12 +441,4 @@ def _checked(cls: type, name: str, value: Any) -> Any:
     """Return the value converted to the setting's type, as `"3e-3"` from a shell to a float."""
     if value is _defaults(cls).get(name, dataclasses.MISSING):
         return value
-    adapter = _adapters(cls)[name]
-    if adapter is None:
-        return value
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        # A union reports one line for each of its members; together they say what would have been right.
-        reasons = "; ".join(dict.fromkeys(line["msg"] for line in error.errors()))
-        raise ConfigError(f"{name}={value!r}: {reasons}.") from None
+    return check_setting(cls, name, value)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ImportString
+from pydantic import Field
 
-from corral.core.schedules import Schedule
+from corral.core.settings import (
+    Importable,
+    NonNegativeFloat,
+    NonNegativeInt,
+    NonNegativeSchedule,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
 
 
 @dataclass(kw_only=True)
@@ -23,7 +31,7 @@ class EnvironmentSettings:
 
     env: Any = None
     env_config: dict[str, Any] = field(default_factory=dict)
-    wrappers: list[ImportString[Any]] = field(default_factory=list)
+    wrappers: list[Importable] = field(default_factory=list)
     disable_env_checking: bool = False
 
 
@@ -54,18 +62,18 @@ class EnvRunnersSettings:
         custom_resources_per_env_runner: Other resources of a Ray cluster, by name; refused without Ray.
     """
 
-    num_env_runners: int = 0
-    num_envs_per_env_runner: int | None = None
-    rollout_fragment_length: int | Literal["auto"] = "auto"
+    num_env_runners: NonNegativeInt = 0
+    num_envs_per_env_runner: PositiveInt | None = None
+    rollout_fragment_length: PositiveInt | Literal["auto"] = "auto"
     vectorization: Literal["auto", "sync", "async"] = "auto"
     autoreset_mode: Literal["next_step", "same_step"] = "next_step"
     explore: bool = True
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
-    sample_timeout_s: float = 60.0
-    straggler_factor: float | None = 3.0
-    num_cpus_per_env_runner: float = 1
-    num_gpus_per_env_runner: float = 0
-    custom_resources_per_env_runner: dict[str, float] = field(default_factory=dict)
+    sample_timeout_s: PositiveFloat = 60.0
+    straggler_factor: Annotated[float, Field(ge=1)] | None = 3.0
+    num_cpus_per_env_runner: NonNegativeFloat = 1
+    num_gpus_per_env_runner: NonNegativeFloat = 0
+    custom_resources_per_env_runner: dict[str, NonNegativeFloat] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -85,13 +93,13 @@ class TrainingSettings:
         optimizer_config: Its keyword arguments, apart from `lr`.
     """
 
-    lr: Schedule = 3e-4
-    gamma: float = 0.99
-    train_batch_size_per_learner: int = 4096
-    minibatch_size: int | None = None
-    num_epochs: int = 1
+    lr: NonNegativeSchedule = 3e-4
+    gamma: Probability = 0.99
+    train_batch_size_per_learner: PositiveInt = 4096
+    minibatch_size: PositiveInt | None = None
+    num_epochs: PositiveInt = 1
     shuffle_batch_per_epoch: bool = True
-    grad_clip: float | None = None
+    grad_clip: PositiveFloat | None = None
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
     optimizer: Any = "adam"
     optimizer_config: dict[str, Any] = field(default_factory=dict)
@@ -118,7 +126,7 @@ class RLModuleSettings:
         model_config: Its settings; those of the default module are listed in `corral.modules.module.ModelConfig`.
     """
 
-    module_class: ImportString[Any] | None = None
+    module_class: Importable = None
     model_config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -136,11 +144,11 @@ class LearnersSettings:
             torch's own choice otherwise.
     """
 
-    num_learners: int = 0
-    num_cpus_per_learner: float = 1
-    num_gpus_per_learner: float = 0
+    num_learners: NonNegativeInt = 0
+    num_cpus_per_learner: NonNegativeFloat = 1
+    num_gpus_per_learner: NonNegativeFloat = 0
     device: str = "auto"
-    num_threads: int | Literal["auto"] = "auto"
+    num_threads: PositiveInt | Literal["auto"] = "auto"
 
 
 @dataclass(kw_only=True)
@@ -154,8 +162,8 @@ class CallbacksSettings:
             event and callback, and counted in `fault_tolerance/num_callback_errors`.
     """
 
-    callbacks_class: list[ImportString[Any]] = field(default_factory=list)
-    callback_functions: dict[str, list[ImportString[Any]]] = field(default_factory=dict)
+    callbacks_class: list[Importable] = field(default_factory=list)
+    callback_functions: dict[str, list[Importable]] = field(default_factory=dict)
     on_error: Literal["raise", "log"] = "raise"
 
 
@@ -199,11 +207,11 @@ class FaultToleranceSettings:
 
     restart_failed_env_runners: bool = True
     ignore_env_runner_failures: bool = False
-    max_num_env_runner_restarts: int = 1000
-    num_consecutive_env_runner_failures_tolerance: int = 5
-    delay_between_env_runner_restarts_s: float = 1.0
+    max_num_env_runner_restarts: NonNegativeInt = 1000
+    num_consecutive_env_runner_failures_tolerance: PositiveInt = 5
+    delay_between_env_runner_restarts_s: NonNegativeFloat = 1.0
     restart_failed_sub_environments: bool = False
-    env_step_timeout_s: float | None = None
+    env_step_timeout_s: PositiveFloat | None = None
 
 
 @dataclass(kw_only=True)
@@ -216,9 +224,9 @@ class ReportingSettings:
         min_sample_timesteps_per_iteration: The same, until this many env steps were sampled.
     """
 
-    metrics_num_episodes_for_smoothing: int = 100
-    min_time_s_per_iteration: float = 0.0
-    min_sample_timesteps_per_iteration: int = 0
+    metrics_num_episodes_for_smoothing: PositiveInt = 100
+    min_time_s_per_iteration: NonNegativeFloat = 0.0
+    min_sample_timesteps_per_iteration: NonNegativeInt = 0
 
 
 @dataclass(kw_only=True)
@@ -231,7 +239,7 @@ class DebuggingSettings:
         log_level: Of `run.log`.
     """
 
-    seed: int | None = None
+    seed: NonNegativeInt | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
 
@@ -247,7 +255,7 @@ class EngineSettings:
     """
 
     engine_name: Literal["auto", "local", "process", "ray"] = "auto"
-    start_timeout_s: float = 120.0
+    start_timeout_s: PositiveFloat = 120.0
 
 
 GROUPS: dict[str, type] = {

@@ -6,10 +6,8 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ImportString, TypeAdapter, ValidationError
-
 from corral.callbacks.dispatch import check_callbacks, listens
-from corral.core.schedules import validate_schedule
+from corral.core.settings import check_values, import_path
 from corral.envs.vector import resolve_env
 from corral.errors import ConfigError, nearest
 from corral.exploration import check_exploration
@@ -22,33 +20,6 @@ ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "rmsprop": "RMSprop"}
 
-# setting -> smallest value that makes sense
-MINIMA = {
-    "num_env_runners": 0,
-    "num_envs_per_env_runner": 1,
-    "rollout_fragment_length": 1,
-    "train_batch_size_per_learner": 1,
-    "minibatch_size": 1,
-    "num_epochs": 1,
-    "metrics_num_episodes_for_smoothing": 1,
-    "min_time_s_per_iteration": 0,
-    "min_sample_timesteps_per_iteration": 0,
-    "num_threads": 1,
-    "seed": 0,
-    "num_learners": 0,
-    "num_cpus_per_env_runner": 0,
-    "num_gpus_per_env_runner": 0,
-    "num_cpus_per_learner": 0,
-    "num_gpus_per_learner": 0,
-    "straggler_factor": 1,
-    "max_num_env_runner_restarts": 0,
-    "num_consecutive_env_runner_failures_tolerance": 1,
-    "delay_between_env_runner_restarts_s": 0,
-}
-
-# settings that must be above zero
-POSITIVE = ("env_step_timeout_s", "sample_timeout_s", "start_timeout_s")
-
 
 def validate(config: AlgorithmConfig) -> None:
     """Refuse a config that cannot work.
@@ -59,19 +30,7 @@ def validate(config: AlgorithmConfig) -> None:
     if config.env is None:
         raise ConfigError("environment: no env was given; call .environment('CartPole-v1') or another one.")
     resolve_env(config.env)
-    for name, minimum in MINIMA.items():
-        value = getattr(config, name)
-        if isinstance(value, (int, float)) and value < minimum:
-            raise ConfigError(f"{name}={value} must be at least {minimum}.")
-    for name in POSITIVE:
-        value = getattr(config, name)
-        if value is not None and value <= 0:
-            raise ConfigError(f"{name}={value} must be positive.")
-    validate_schedule("lr", config.lr)
-    if not 0 <= config.gamma <= 1:
-        raise ConfigError(f"gamma={config.gamma} must lie in [0, 1].")
-    if config.grad_clip is not None and config.grad_clip <= 0:
-        raise ConfigError(f"grad_clip={config.grad_clip} must be positive; None clips nothing.")
+    check_values(config)  # a subclass may have a bad default, and a list may have been changed in place
     _validate_batch(config)
     _validate_module(config)
     check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set them
@@ -199,9 +158,9 @@ def optimizer_class(setting: Any) -> Any:
 
     if isinstance(setting, str) and ":" in setting:
         try:
-            setting = TypeAdapter(ImportString).validate_python(setting)
-        except ValidationError as error:
-            raise ConfigError(f"optimizer={setting!r}: {error.errors()[0]['msg']}.") from None
+            setting = import_path(setting)
+        except ConfigError as error:
+            raise ConfigError(f"optimizer: {error}.") from error
     if inspect.isclass(setting) and issubclass(setting, torch.optim.Optimizer):
         return setting
     if not isinstance(setting, str) or setting.lower() not in OPTIMIZERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 from corral.errors import ConfigError
 
@@ -40,15 +41,23 @@ def validate_schedule(name: str, schedule: Schedule, *, minimum: float = 0.0) ->
     Raises:
         ConfigError: The first step is not 0, the steps do not rise, or a value is less than `minimum`.
     """
+    if problem := schedule_problem(schedule, minimum=minimum):
+        raise ConfigError(f"{name}: {problem}.")
+
+
+def schedule_problem(schedule: Schedule, *, minimum: float = 0.0, maximum: float = math.inf) -> str | None:
+    """Return what is wrong with a schedule's points, or `None`."""
     if isinstance(schedule, (int, float)):
         values: tuple[float, ...] = (float(schedule),)
     else:
         if not schedule:
-            raise ConfigError(f"{name}: a schedule needs at least one [step, value] pair.")
+            return "a schedule needs at least one [step, value] pair"
         steps, values = zip(*schedule, strict=True)
         if steps[0] != 0:
-            raise ConfigError(f"{name}: the first step of a schedule must be 0, not {steps[0]}.")
+            return f"the first step of a schedule must be 0, not {steps[0]:g}"
         if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-            raise ConfigError(f"{name}: the steps of a schedule must rise, got {list(steps)}.")
-    if not all(minimum <= value < float("inf") for value in values):
-        raise ConfigError(f"{name}: values must be finite and at least {minimum}, got {list(values)}.")
+            return f"the steps of a schedule must rise, got {list(steps)}"
+    if not all(minimum <= value <= maximum and math.isfinite(value) for value in values):
+        bounds = f"at least {minimum:g}" if maximum == math.inf else f"in [{minimum:g}, {maximum:g}]"
+        return f"values must be finite and {bounds}, got {list(values)}"
+    return None

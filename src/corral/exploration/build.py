@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces
-from pydantic import ImportString, TypeAdapter, ValidationError
 
+from corral.core.settings import check_names, import_path
 from corral.errors import ConfigError, nearest
 from corral.exploration.base import Exploration
 
@@ -52,9 +52,9 @@ def exploration_class(kind: Any) -> type[Exploration]:
         found = getattr(importlib.import_module(BUILT_IN[kind]), kind)
     elif isinstance(kind, str) and ("." in kind or ":" in kind):
         try:
-            found = TypeAdapter(ImportString).validate_python(kind)
-        except ValidationError as error:
-            raise ConfigError(f"exploration_config: type {kind!r}: {error.errors()[0]['msg']}.") from None
+            found = import_path(kind)
+        except ConfigError as error:
+            raise ConfigError(f"exploration_config: type {error}.") from error
     elif isinstance(kind, str):
         raise ConfigError(f"exploration_config: unknown type {kind!r}. {nearest(kind, BUILT_IN)}")
     else:
@@ -104,12 +104,7 @@ def check_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any] |
     kind, settings = _split(config)
     cls = exploration_class(kind)
     accepted = settings_of(cls)
-    for name in settings:
-        if name not in accepted:
-            takes = f"It takes {', '.join(accepted)}." if accepted else "It takes no settings."
-            raise ConfigError(
-                f"exploration_config: {cls.__name__} has no setting {name!r}. {nearest(name, accepted)} {takes}"
-            )
+    check_names(f"exploration_config of {cls.__name__}", settings, accepted, list_known=True)
     missing = [
         name for name, default in accepted.items() if default is inspect.Parameter.empty and name not in settings
     ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
+from corral.core.settings import path_of
 from corral.loggers.base import Logger
 
 if TYPE_CHECKING:
@@ -136,5 +137,5 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if hasattr(value, "__qualname__"):
-        return f"{value.__module__}:{value.__qualname__}"
+        return path_of(value)
     return value.tolist() if hasattr(value, "tolist") else repr(value)

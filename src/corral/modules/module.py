@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator
 from torch import Tensor, nn
 
+from corral.core.settings import OneOf, PositiveInt, parse_settings
 from corral.core.tree import Tree, leaves
-from corral.errors import ConfigError, nearest
 from corral.modules.distributions import DiagGaussian, action_distribution
 from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, Flat, is_image, orthogonal, space_tree
 from corral.modules.networks import num_outputs as encoder_outputs
@@ -35,43 +35,18 @@ class NetworkConfig:
         conv_filters: `[[out_channels, kernel, stride], ...]`; `None` picks by the image's size.
     """
 
-    fcnet_hiddens: tuple[int, ...] = (64, 64)
-    fcnet_activation: str = "relu"
+    fcnet_hiddens: tuple[PositiveInt, ...] = (64, 64)
+    fcnet_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] = "relu"
     conv_filters: ConvFilters | None = None
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
-        """Check the names and the choices.
+        """Return the config with these settings, after checking names and values.
 
         Raises:
-            ConfigError: A name is unknown or a value is not among the choices.
+            ConfigError: A name is unknown, or a value has the wrong type or is out of bounds.
         """
-        known = {field.name for field in fields(cls)}
-        for name in settings:
-            if name not in known:
-                raise ConfigError(f"model_config: unknown setting {name!r}. {nearest(name, known)}")
-        try:
-            config: Self = TypeAdapter(cls).validate_python(dict(settings))
-        except ValidationError as error:
-            line = error.errors()[0]
-            where = ".".join(map(str, line["loc"]))
-            raise ConfigError(f"model_config: {where}={line['input']!r}: {line['msg']}.") from None
-        config.validate()
-        return config
-
-    def validate(self) -> None:
-        """Check the choices.
-
-        Raises:
-            ConfigError: A value is not among them.
-        """
-        if self.fcnet_activation not in ACTIVATIONS:
-            raise ConfigError(
-                f"model_config: unknown fcnet_activation {self.fcnet_activation!r}. "
-                f"{nearest(str(self.fcnet_activation), ACTIVATIONS)}"
-            )
-        if not all(width > 0 for width in self.fcnet_hiddens):
-            raise ConfigError(f"model_config: fcnet_hiddens={self.fcnet_hiddens}: widths must be positive.")
+        return parse_settings(cls, settings, "model_config")
 
 
 class Module(nn.Module):
@@ -165,13 +140,7 @@ class ModelConfig(NetworkConfig):
     vf_share_layers: bool | None = None
     free_log_std: bool = True
     initial_log_std: float = 0.0
-    action_bounds: str = "clip"
-
-    def validate(self) -> None:
-        """Check the choices."""
-        super().validate()
-        if self.action_bounds not in ("clip", "squash"):
-            raise ConfigError(f"model_config: action_bounds is 'clip' or 'squash', not {self.action_bounds!r}.")
+    action_bounds: Literal["clip", "squash"] = "clip"
 
 
 class ActorCritic(Module):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field
 
-from corral.core.schedules import Schedule, validate_schedule
-from corral.errors import ConfigError, nearest
+from corral.core.schedules import Schedule
+from corral.core.settings import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ScheduleBounds,
+    check_values,
+    parse_settings,
+)
+from corral.errors import ConfigError
 from corral.replay.buffer import ReplayBuffer
 from corral.replay.frames import MAX_FRAMES
 from corral.replay.prioritized import PrioritizedReplayBuffer
@@ -36,11 +43,11 @@ class ReplayConfig:
     """
 
     type: Literal["uniform", "prioritized"] = "uniform"
-    capacity: int = 50_000
-    alpha: float = 0.6
-    beta: Schedule = 0.4
-    epsilon: float = 1e-6
-    frame_stack: int = 1
+    capacity: PositiveInt = 50_000
+    alpha: NonNegativeFloat = 0.6
+    beta: Annotated[Schedule, AfterValidator(ScheduleBounds(0.0, 1.0))] = 0.4
+    epsilon: PositiveFloat = 1e-6
+    frame_stack: Annotated[int, Field(ge=1, le=MAX_FRAMES)] = 1
     directory: Path | None = None
 
     @classmethod
@@ -51,51 +58,26 @@ class ReplayConfig:
             ConfigError: A name is unknown, a value is out of range, or a setting of prioritised replay is given without
                 it.
         """
-        known = {field.name for field in fields(cls)}
-        for name in settings:
-            if name not in known:
-                raise ConfigError(
-                    f"replay_buffer_config: unknown setting {name!r}. {nearest(name, known)} "
-                    f"It takes {', '.join(field.name for field in fields(cls))}."
-                )
-        try:
-            config: ReplayConfig = TypeAdapter(cls).validate_python(dict(settings))
-        except ValidationError as error:
-            line = error.errors()[0]
-            where = ".".join(map(str, line["loc"]))
-            raise ConfigError(f"replay_buffer_config: {where}={line['input']!r}: {line['msg']}.") from None
+        config = parse_settings(cls, settings, "replay_buffer_config")
         given = [name for name in PRIORITIZED_SETTINGS if name in settings]
         if given and config.type != "prioritized":
             raise ConfigError(
                 f"replay_buffer_config: {given[0]}={settings[given[0]]!r} contradicts type={config.type!r}, which "
                 f"draws evenly: set type='prioritized', or leave {given[0]} out."
             )
-        config.validate()
         return config
 
-    def validate(self, *, batch_size: int | None = None, batch_size_name: str = "batch_size") -> None:
-        """Check values.
+    def check_capacity(self, batch_size: int, batch_size_name: str) -> None:
+        """Check that the buffer has room for a batch.
 
         Args:
-            batch_size: Batch size of the samples that will be drawn, if known.
-            batch_size_name: Name of the setting of the batch size, for the message.
+            batch_size: Size of the samples that will be drawn, in env steps.
+            batch_size_name: The setting's name, for the message.
 
         Raises:
-            ConfigError: A value is out of range, or the capacity is less than the batch size.
+            ConfigError: The capacity is less than a batch.
         """
-        for name, in_range, bounds in (
-            ("capacity", self.capacity >= 1, "at least 1"),
-            ("frame_stack", 1 <= self.frame_stack <= MAX_FRAMES, f"from 1 to {MAX_FRAMES}"),
-            ("alpha", 0 <= self.alpha < math.inf, "finite, and at least 0"),
-            ("epsilon", 0 < self.epsilon < math.inf, "finite, and more than 0"),
-        ):
-            if not in_range:
-                raise ConfigError(f"replay_buffer_config: {name}={getattr(self, name)} must be {bounds}.")
-        validate_schedule("replay_buffer_config: beta", self.beta)
-        values = [self.beta] if isinstance(self.beta, int | float) else [value for _, value in self.beta]
-        if max(values) > 1:
-            raise ConfigError(f"replay_buffer_config: beta={self.beta}: values must be from 0 to 1.")
-        if batch_size is not None and self.capacity < batch_size:
+        if self.capacity < batch_size:
             raise ConfigError(
                 f"replay_buffer_config: capacity={self.capacity} is less than {batch_size_name}={batch_size}: a buffer "
                 f"must hold at least one batch. Raise capacity or lower {batch_size_name}."
@@ -113,7 +95,7 @@ def make_replay_buffer(config: ReplayConfig, *, num_runners: int, seed: int | No
     Raises:
         ConfigError: A value is out of range, or the directory does not exist.
     """
-    config.validate()
+    check_values(config, "replay_buffer_config")
     if config.type == "prioritized":
         return PrioritizedReplayBuffer(
             config.capacity,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from corral.algorithms.registry import config_class
 from corral.config.config import AlgorithmConfig
 from corral.config.settings import GROUPS
 from corral.errors import ConfigError, nearest
@@ -33,7 +34,7 @@ def configured(base: ConfigT, settings: Mapping[str, Any]) -> ConfigT:
         elif "." in name:
             config.set_path(name, value)
         elif name == "algo":
-            if value != config.algo_name:
+            if config_class(value) is not type(config):
                 raise ConfigError(f"param_space: algo={value!r}, and the trainable is of {config.algo_name}.")
         else:
             _set_one(config, name, value)

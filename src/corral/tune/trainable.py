@@ -10,7 +10,7 @@ from ray import tune
 from ray.tune.result import AUTO_RESULT_KEYS, DONE, TIMESTEPS_TOTAL
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.registry import ALGORITHMS, config_class
+from corral.algorithms.registry import algorithm_names, config_class
 from corral.config.config import AlgorithmConfig
 from corral.loggers.values import classify
 from corral.tune.param_space import configured
@@ -23,21 +23,29 @@ def trainable(algorithm: str | AlgorithmConfig | type[AlgorithmConfig]) -> type[
     """Return the trainable of an algorithm, for `tune.Tuner`.
 
     Args:
-        algorithm: Its name, its config's class, or a config from which each trial starts.
+        algorithm: A short name (`"PPO"`), the import path of a config class (`"my_algo:MyConfig"`), a config class, or
+            a config from which each trial starts.
 
     Raises:
-        ConfigError: No algorithm has the name.
+        ConfigError: No algorithm has the name, or the import path names no config class.
     """
-    if isinstance(algorithm, str):
-        algorithm = config_class(algorithm)
-    base = algorithm.copy() if isinstance(algorithm, AlgorithmConfig) else algorithm()
+    base = algorithm.copy() if isinstance(algorithm, AlgorithmConfig) else config_class(algorithm)()
     return type(base.algo_name, (AlgorithmTrainable,), {"base_config": base})
 
 
-def register() -> None:
-    """Register every algorithm with Tune by its name: `tune.Tuner("PPO", param_space={"env": "CartPole-v1"})`."""
-    for name in ALGORITHMS:
-        tune.register_trainable(name, trainable(name))
+def register(*algorithms: str | type[AlgorithmConfig]) -> None:
+    """Register algorithms with Tune by name, for `tune.Tuner("PPO", param_space={"env": "CartPole-v1"})`.
+
+    Args:
+        *algorithms: Short names and import paths, which Tune then knows by these texts, and config classes, which Tune
+            then knows by the name of their algorithm. Without any, all algorithms that have a short name.
+
+    Raises:
+        ConfigError: No algorithm has the name, or the import path names no config class.
+    """
+    for algorithm in algorithms or algorithm_names():
+        made = trainable(algorithm)
+        tune.register_trainable(algorithm if isinstance(algorithm, str) else made.__name__, made)
 
 
 class AlgorithmTrainable(tune.Trainable):

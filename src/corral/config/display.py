@@ -1,0 +1,83 @@
+"""A config as text: the calls that make it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from corral.core.settings import path_of
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
+
+LONGEST_LINE = 100
+LONGEST_STRING = 200
+MOST_ENTRIES = 10
+
+
+def display(config: AlgorithmConfig) -> str:
+    """Return the class of a config and what differs from the defaults of that class, as calls of the setters.
+
+    Classes and functions are import paths. Where settings are plain values and import paths, Python makes an equal
+    config from the text. Other objects are shown by the name of their class, and long values are cut off.
+    """
+    calls = [f"{type(config).__name__}()"]
+    for group in config.group_fields():
+        if arguments := _arguments(config, group):
+            calls.append(f".{group}({', '.join(arguments)})")
+    line = "".join(calls)
+    return line if len(line) <= LONGEST_LINE else "(\n    " + "\n    ".join(calls) + "\n)"
+
+
+def _arguments(config: AlgorithmConfig, group: str) -> list[str]:
+    from corral.config.config import MAIN_SETTINGS
+
+    changed = {name: getattr(config, name) for name in config.group_fields()[group] if _is_changed(config, name)}
+    if group == "callbacks":
+        first = "callbacks_class"
+        changed |= changed.pop("callback_functions", {})
+    else:
+        first = MAIN_SETTINGS.get(group, "")
+    main = [_text(changed.pop(first))] if first in changed else []
+    return main + [f"{name}={_text(value)}" for name, value in changed.items()]
+
+
+def _is_changed(config: AlgorithmConfig, name: str) -> bool:
+    field = next(field for field in dataclasses.fields(config) if field.name == name)
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    value = getattr(config, name)
+    try:
+        return type(value) is not type(default) or bool(value != default)
+    except Exception:  # such as a dict of arrays, which do not compare to one bool
+        return True
+
+
+def _text(value: Any) -> str:
+    """Return a value as Python code where it has a short one."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= LONGEST_STRING else value[:LONGEST_STRING] + "...")
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + _joined(f"{_text(key)}: {_text(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + _joined(map(_text, value)) + "]"
+    if isinstance(value, tuple):
+        return "(" + _joined(map(_text, value)) + ("," if len(value) == 1 else "") + ")"
+    if hasattr(value, "__qualname__"):
+        path = path_of(value)
+        if "<" not in path:
+            return repr(path)
+        return f"<{value.__name__.strip('<>')}>"  # a lambda, or something that a function made, has no import path
+    return f"<{type(value).__name__}>"
+
+
+def _joined(parts: Iterable[str]) -> str:
+    shown: list[str] = []
+    for part in parts:
+        if len(shown) == MOST_ENTRIES:
+            shown.append("...")
+            break
+        shown.append(part)
+    return ", ".join(shown)

@@ -1,0 +1,164 @@
+"""Keyword arguments of the config's setters, so that editors complete them and type checkers know them.
+
+Written by docs/generate.py; run `make docs` after a change of a setting.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+ScheduleArg = float | Sequence[Sequence[float]]
+"""A number, or `[[num_env_steps, value], ...]` joined by straight lines."""
+
+
+class EnvironmentArgs(TypedDict, total=False):
+    """Settings of `.environment(...)`; see `EnvironmentSettings`."""
+
+    env_config: Mapping[str, Any]
+    wrappers: Sequence[Any]
+    disable_env_checking: bool
+
+
+class EnvRunnersArgs(TypedDict, total=False):
+    """Settings of `.env_runners(...)`; see `EnvRunnersSettings`."""
+
+    num_env_runners: int
+    num_envs_per_env_runner: int | None
+    rollout_fragment_length: int | Literal["auto"]
+    vectorization: Literal["auto", "sync", "async"]
+    autoreset_mode: Literal["next_step", "same_step"]
+    explore: bool
+    batch_mode: Literal["truncate_episodes", "complete_episodes"]
+    sample_timeout_s: float
+    straggler_factor: float | None
+    num_cpus_per_env_runner: float
+    num_gpus_per_env_runner: float
+    custom_resources_per_env_runner: Mapping[str, float]
+
+
+class TrainingArgs(TypedDict, total=False):
+    """Settings of `.training(...)`; see `TrainingSettings`."""
+
+    lr: ScheduleArg
+    gamma: float
+    train_batch_size_per_learner: int
+    minibatch_size: int | None
+    num_epochs: int
+    shuffle_batch_per_epoch: bool
+    grad_clip: float | None
+    grad_clip_by: Literal["global_norm", "norm", "value"]
+    optimizer: Any
+    optimizer_config: Mapping[str, Any]
+
+
+class ExplorationArgs(TypedDict, total=False):
+    """Settings of `.exploration(...)`; see `ExplorationSettings`."""
+
+    exploration_config: Mapping[str, Any]
+    explore: bool
+
+
+class RLModuleArgs(TypedDict, total=False):
+    """Settings of `.rl_module(...)`; see `RLModuleSettings`."""
+
+    model_config: Mapping[str, Any]
+
+
+class LearnersArgs(TypedDict, total=False):
+    """Settings of `.learners(...)`; see `LearnersSettings`."""
+
+    num_learners: int
+    num_cpus_per_learner: float
+    num_gpus_per_learner: float
+    device: str
+    num_threads: int | Literal["auto"]
+
+
+class EvaluationArgs(TypedDict, total=False):
+    """Settings of `.evaluation(...)`; see `EvaluationSettings`."""
+
+    evaluation_config: Mapping[str, Any]
+    in_evaluation: bool
+
+
+class FaultToleranceArgs(TypedDict, total=False):
+    """Settings of `.fault_tolerance(...)`; see `FaultToleranceSettings`."""
+
+    restart_failed_env_runners: bool
+    ignore_env_runner_failures: bool
+    max_num_env_runner_restarts: int
+    num_consecutive_env_runner_failures_tolerance: int
+    delay_between_env_runner_restarts_s: float
+    restart_failed_sub_environments: bool
+    env_step_timeout_s: float | None
+
+
+class ReportingArgs(TypedDict, total=False):
+    """Settings of `.reporting(...)`; see `ReportingSettings`."""
+
+    metrics_num_episodes_for_smoothing: int
+    min_time_s_per_iteration: float
+    min_sample_timesteps_per_iteration: int
+
+
+class DebuggingArgs(TypedDict, total=False):
+    """Settings of `.debugging(...)`; see `DebuggingSettings`."""
+
+    seed: int | None
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+
+
+class EngineArgs(TypedDict, total=False):
+    """Settings of `.engine(...)`; see `EngineSettings`."""
+
+    start_timeout_s: float
+
+
+class PPOTrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)` of PPO; see `PPOConfig`."""
+
+    lambda_: float
+    clip_param: float
+    vf_clip_param: float | None
+    vf_loss_coeff: float
+    entropy_coeff: ScheduleArg
+    kl_coeff: ScheduleArg
+    kl_target: float | None
+    normalize_advantages: bool
+
+
+class DQNTrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)` of DQN; see `DQNConfig`."""
+
+    replay_buffer_config: Mapping[str, Any]
+    num_steps_sampled_before_learning_starts: int
+    training_intensity: float | None
+    n_step: int
+    target_network_update_freq: int
+    tau: float
+    store_buffer_in_checkpoints: bool
+    double_q: bool
+    dueling: bool
+    noisy: bool
+    sigma0: float
+    num_atoms: int
+    v_min: float
+    v_max: float
+    td_error_loss_fn: Literal["huber", "mse"]
+
+
+class SACTrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)` of SAC; see `SACConfig`."""
+
+    replay_buffer_config: Mapping[str, Any]
+    num_steps_sampled_before_learning_starts: int
+    training_intensity: float | None
+    n_step: int
+    target_network_update_freq: int
+    tau: float
+    store_buffer_in_checkpoints: bool
+    twin_q: bool
+    initial_alpha: float
+    target_entropy: float | Literal["auto"]
+    actor_lr: ScheduleArg | None
+    critic_lr: ScheduleArg | None
+    alpha_lr: ScheduleArg | None

@@ -1,0 +1,358 @@
+"""The one parser of settings: the names, types and bounds of dataclass fields.
+
+A setting is a field of a dataclass. Its annotation holds its type and its bounds, as in
+`num_epochs: PositiveInt = 1` or `tau: Annotated[float, Field(gt=0, le=1)] = 1.0`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import types
+import typing
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from corral.core.schedules import Schedule, schedule_problem
+from corral.errors import ConfigError, nearest, nearest_name
+
+T = TypeVar("T")
+
+
+def import_path(path: str) -> Any:
+    """Return what an import path names.
+
+    Args:
+        path: `"package.module:Name"`, or `"package.module.Name"`.
+
+    Raises:
+        ConfigError: The module cannot be imported, or does not have the name.
+    """
+    module_name, separator, qualname = path.strip().partition(":")
+    if not separator:
+        module_name, _, qualname = path.strip().rpartition(".")
+    if not module_name or not qualname:
+        raise ConfigError(f"{path!r} is not an import path such as 'package.module:Name'")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{path!r} cannot be imported: {error}. The module must be in the working directory, on PYTHONPATH, or "
+            "installed"
+        ) from error
+    for name in qualname.split("."):
+        if not hasattr(found, name):
+            raise ConfigError(f"{path!r} cannot be imported: {_missing_name(module_name, found, name)}")
+        found = getattr(found, name)
+    return found
+
+
+def path_of(value: Any) -> str:
+    """Return the import path of a class or function, `"package.module:Name"`."""
+    return f"{value.__module__}:{value.__qualname__}"
+
+
+def _missing_name(module_name: str, owner: Any, name: str) -> str:
+    if module_name == "__main__":
+        return (
+            "'__main__' means the script that Python was started with, and here that is another script. Move the class "
+            "or function into a module of its own, such as my_module.py, and name it 'my_module:Name'"
+        )
+    if name == "<locals>":
+        return "it was defined inside a function. Define it at the top level of a module"
+    return f"{module_name!r} has no {name!r}. {nearest(name, [n for n in vars(owner) if not n.startswith('_')])}"
+
+
+def _imported(value: Any) -> Any:
+    return import_path(value) if isinstance(value, str) else value
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleBounds:
+    """A validator for schedules.
+
+    Attributes:
+        minimum: The smallest value allowed.
+        maximum: The largest value allowed.
+    """
+
+    minimum: float = 0.0
+    maximum: float = float("inf")
+
+    def __call__(self, schedule: Schedule) -> Schedule:
+        """Return the schedule.
+
+        Raises:
+            ValueError: A step or a value is not allowed.
+        """
+        if problem := schedule_problem(schedule, minimum=self.minimum, maximum=self.maximum):
+            raise ValueError(problem)
+        return schedule
+
+    def __str__(self) -> str:
+        """Return the bounds of the values as text."""
+        if self.maximum == float("inf"):
+            return f"at least {self.minimum:g}"
+        return f"in [{self.minimum:g}, {self.maximum:g}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """A validator for names that a table holds.
+
+    Attributes:
+        names: The names allowed.
+    """
+
+    names: tuple[str, ...]
+
+    def __call__(self, name: str) -> str:
+        """Return the name.
+
+        Raises:
+            ValueError: The name is not allowed.
+        """
+        if name not in self.names:
+            raise ValueError(f"unknown name {name!r}. {nearest(name, self.names)}")
+        return name
+
+    def __str__(self) -> str:
+        """Return the names as text."""
+        return "one of " + ", ".join(self.names)
+
+
+# Types of settings with the bounds that are used most.
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+NonNegativeSchedule = Annotated[Schedule, AfterValidator(ScheduleBounds())]
+Importable = Annotated[Any, BeforeValidator(_imported)]
+"""Anything; a string is an import path."""
+
+
+def check_names(place: str, given: Iterable[str], known: Collection[str], *, list_known: bool = False) -> None:
+    """Refuse a name that is not known.
+
+    Args:
+        place: Where the names were given, for the message.
+        given: The names that the user gave.
+        known: The names allowed.
+        list_known: Whether the message lists the names allowed even where one of them is near.
+
+    Raises:
+        ConfigError: A name is unknown. The nearest known name is in the message, or all of them.
+    """
+    for name in given:
+        if name not in known:
+            close = nearest_name(name, known)
+            hint = "" if close is None else f" Did you mean {close!r}?"
+            if close is None or list_known:
+                hint += f" It takes {', '.join(known)}." if known else " It takes no settings."
+            raise ConfigError(f"{place}: unknown setting {name!r}.{hint}")
+
+
+def parse_settings(owner: type[T], settings: Mapping[str, Any], place: str) -> T:
+    """Return an instance of a dataclass with settings, after checking their names and values.
+
+    Args:
+        owner: The dataclass.
+        settings: Values by name of the field.
+        place: Where the settings were given, for the messages.
+
+    Raises:
+        ConfigError: A name is unknown, or a value has the wrong type or is out of bounds.
+    """
+    cls: type = owner
+    check_names(place, settings, setting_types(cls), list_known=True)
+    return owner(**{name: check_setting(cls, name, value, f"{place}: ") for name, value in settings.items()})
+
+
+def check_values(settings: Any, place: str = "") -> None:
+    """Check all values of an instance of a dataclass, defaults included.
+
+    Raises:
+        ConfigError: A value has the wrong type or is out of bounds.
+    """
+    for field in dataclasses.fields(settings):
+        check_setting(type(settings), field.name, getattr(settings, field.name), f"{place}: " if place else "")
+
+
+def check_setting(owner: type, name: str, value: Any, prefix: str = "") -> Any:
+    """Return a value converted to the type of a setting, such as `"3e-3"` from a shell to a float.
+
+    Args:
+        owner: The dataclass.
+        name: The name of its field.
+        value: The value to check.
+        prefix: Text in front of the message of an error.
+
+    Raises:
+        ConfigError: The value has the wrong type or is out of bounds; the message names setting, value and bound.
+    """
+    adapter = _adapter(owner, name)
+    if adapter is None:
+        return value
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        problem = _problem(setting_types(owner)[name], value, error)
+        raise ConfigError(f"{prefix}{name}={value!r:.200}{problem}.") from None
+
+
+@functools.cache
+def _adapter(owner: type, name: str) -> TypeAdapter[Any] | None:
+    hint = setting_types(owner)[name]
+    if hint is Any:
+        return None
+    return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
+
+
+@functools.cache
+def setting_types(owner: type) -> dict[str, Any]:
+    """Return the type of each field of a dataclass, with its bounds.
+
+    A subclass that annotates a field again to give it another default keeps the bounds of its base, unless it gives
+    bounds itself or allows another type: after `num_epochs: PositiveInt = 1`, `num_epochs: int = 4` must be positive.
+    """
+    bounded, plain = typing.get_type_hints(owner, include_extras=True), typing.get_type_hints(owner)
+    own = vars(owner).get("__annotations__", {})
+    found = {}
+    for field in dataclasses.fields(owner):
+        name, hint, base = field.name, bounded[field.name], _base_with(owner, field.name)
+        if base is not None and name not in own:
+            hint = setting_types(base)[name]
+        elif base is not None and hint == plain[name]:
+            base_type = typing.get_type_hints(base)[name]
+            if hint == base_type:
+                hint = setting_types(base)[name]
+            elif _members(hint) <= _members(base_type):
+                hint = Annotated[hint, AfterValidator(BoundsOfBase(base, name))]
+        found[name] = hint
+    return found
+
+
+def _base_with(owner: type, name: str) -> type | None:
+    """Return the next class above a dataclass that has the field too."""
+    bases = (base for base in owner.__mro__[1:] if dataclasses.is_dataclass(base))
+    return next((base for base in bases if name in {field.name for field in dataclasses.fields(base)}), None)
+
+
+def _members(hint: Any) -> set[Any]:
+    return set(typing.get_args(hint)) if is_union(hint) else {hint}
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundsOfBase:
+    """A validator for a setting that a subclass allows fewer types.
+
+    Attributes:
+        owner: The dataclass with the bounds.
+        name: The name of its field.
+    """
+
+    owner: type
+    name: str
+
+    def __call__(self, value: Any) -> Any:
+        """Return the value.
+
+        Raises:
+            ValueError: The value is out of bounds.
+        """
+        adapter = _adapter(self.owner, self.name)
+        try:
+            return value if adapter is None else adapter.validate_python(value)
+        except ValidationError as error:
+            problem = _problem(setting_types(self.owner)[self.name], value, error)
+            raise ValueError(problem.lstrip(": ")) from None
+
+    def __str__(self) -> str:
+        """Return the bounds as text."""
+        return ", ".join(bounds_of(setting_types(self.owner)[self.name]))
+
+
+def is_union(hint: Any) -> bool:
+    """Return whether a type is a union, written as `A | B` or `Optional[A]`."""
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def bounds_of(hint: Any) -> list[str]:
+    """Return the bounds that a type holds as texts that follow "must be", such as `"at least 1"`."""
+    if typing.get_origin(hint) is Annotated:
+        base, *marks = typing.get_args(hint)
+        return [*filter(None, [_interval(marks)]), *_validators(marks), *bounds_of(base)]
+    if typing.get_origin(hint) is Literal:
+        return []
+    parts = [bound for part in typing.get_args(hint) for bound in bounds_of(part)]
+    return parts if is_union(hint) else [f"each {bound}" for bound in parts]
+
+
+def _validators(marks: Iterable[Any]) -> Iterator[str]:
+    for mark in marks:
+        if isinstance(mark, AfterValidator) and isinstance(mark.func, (ScheduleBounds, OneOf, BoundsOfBase)):
+            yield str(mark.func)
+
+
+def _interval(marks: Iterable[Any]) -> str:
+    """Return the limits of a number as text; `""` where it has none."""
+    limits: dict[str, Any] = {}
+    for mark in marks:
+        for limit in mark.metadata if isinstance(mark, FieldInfo) else [mark]:
+            limits |= {name: getattr(limit, name) for name in ("ge", "gt", "le", "lt") if hasattr(limit, name)}
+    if not limits:
+        return ""
+    if len(limits) == 2:
+        lower, upper = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+        return f"in {'[' if 'ge' in limits else '('}{lower:g}, {upper:g}{']' if 'le' in limits else ')'}"
+    if limits == {"gt": 0}:
+        return "positive"
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    [(name, limit)] = limits.items()
+    return f"{words[name]} {limit:g}"
+
+
+# What pydantic calls a wrong type -> what the value should have been.
+_WANTED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "an integer"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    "finite_number": "finite",
+    "string_type": "a string",
+    "dict_type": "a dict",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "path_type": "a path",
+}
+_OUT_OF_BOUNDS = ("greater_than_equal", "greater_than", "less_than_equal", "less_than")
+
+
+def _problem(hint: Any, value: Any, error: ValidationError) -> str:
+    """Return what follows `name=value` in the message: what the value should have been."""
+    wanted, inside = [], []
+    for line in error.errors(include_url=False):
+        kind, culprit = line["type"], line["input"]
+        if kind == "value_error":
+            inside.append(str(line["ctx"]["error"]))
+            continue
+        if kind in _OUT_OF_BOUNDS:
+            text = " or ".join(bound.removeprefix("each ") for bound in bounds_of(hint))
+        else:
+            text = line["ctx"]["expected"] if kind == "literal_error" else _WANTED.get(kind, "")
+        if not text:
+            inside.append(f"{culprit!r:.80}: {line['msg']}")
+        elif culprit is value:
+            wanted.append(text)
+        else:
+            inside.append(f"{culprit!r:.80} must be {text}")
+    if inside:  # The type was the right one, and a part of the value is wrong.
+        return ": " + "; ".join(dict.fromkeys(inside)).removesuffix(".")
+    if is_union(hint) and type(None) in typing.get_args(hint):
+        wanted.append("None")
+    *others, last = dict.fromkeys(wanted)
+    return f" must be {', '.join(others)}{' or ' if others else ''}{last}"
