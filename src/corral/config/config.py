@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
+from corral.config.display import display
 from corral.config.settings import (
     GROUPS,
     CallbacksSettings,
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
 
 # Settings that the setter of another group takes too.
 ALSO_IN = {"exploration": ("explore",)}
-# Settings that the setter of their group also takes without a name: `.environment("CartPole-v1")`.
-MAIN_SETTINGS = {"environment": "env", "rl_module": "module_class", "engine": "engine_name"}
 
 
 @dataclass(kw_only=True)
@@ -263,8 +262,6 @@ class AlgorithmConfig(
 
     def __repr__(self) -> str:
         """Return the calls that make this config: its class and what differs from the defaults, by group."""
-        from corral.config.display import display
-
         return display(self)
 
     def _values(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from corral.config.settings import MAIN_SETTINGS
 from corral.core.settings import path_of
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ def display(config: AlgorithmConfig) -> str:
 
 
 def _arguments(config: AlgorithmConfig, group: str) -> list[str]:
-    from corral.config.config import MAIN_SETTINGS
-
     changed = {name: getattr(config, name) for name in config.group_fields()[group] if _is_changed(config, name)}
     if group == "callbacks":
         first = "callbacks_class"
@@ -60,11 +59,11 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
     if isinstance(value, Mapping):
-        return "{" + _joined(f"{_text(key)}: {_text(part)}" for key, part in value.items()) + "}"
+        return "{" + _join(f"{_text(key)}: {_text(part)}" for key, part in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + _joined(map(_text, value)) + "]"
+        return "[" + _join(map(_text, value)) + "]"
     if isinstance(value, tuple):
-        return "(" + _joined(map(_text, value)) + ("," if len(value) == 1 else "") + ")"
+        return "(" + _join(map(_text, value)) + ("," if len(value) == 1 else "") + ")"
     if hasattr(value, "__qualname__"):
         path = path_of(value)
         if "<" not in path:
@@ -73,7 +72,7 @@ def _text(value: Any) -> str:
     return f"<{type(value).__name__}>"
 
 
-def _joined(parts: Iterable[str]) -> str:
+def _join(parts: Iterable[str]) -> str:
     shown: list[str] = []
     for part in parts:
         if len(shown) == MOST_ENTRIES:

@@ -272,3 +272,6 @@ GROUPS: dict[str, type] = {
     "debugging": DebuggingSettings,
     "engine": EngineSettings,
 }
+
+# Settings that the setter of their group also takes without a name: `.environment("CartPole-v1")`.
+MAIN_SETTINGS = {"environment": "env", "rl_module": "module_class", "engine": "engine_name"}
