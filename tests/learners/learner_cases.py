@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from corral.callbacks.dispatch import Dispatcher
 from corral.learners.distributed import Peers
 from corral.learners.learner import Learner
-from corral.learners.losses import Batch
+from corral.learners.learner_group import LearnerGroup
+from corral.learners.losses import Batch, Loss
+from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.modules.module import Module
 
 LossResult = tuple[Tensor, dict[str, Tensor]]
@@ -77,11 +79,34 @@ def regression(size: int) -> Batch:
     return {"obs": obs, "y": (obs @ [2.0, -1.0, 0.5] + rng.normal(size=size)).astype(np.float32)}
 
 
-class MakeLearner:
-    """Makes the learner of one rank; `None` is that of the driver, or a single one."""
+def make_learner(
+    module: Module,
+    loss: Loss,
+    optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
+    optimizer_config: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Learner:
+    """Make a learner of one module, "m", on the CPU."""
+    spec = LearningSpec(loss, optimizer_class, optimizer_config or {})
+    return Learner({"m": module}, {"m": spec}, device="cpu", **settings)
 
-    def __init__(self, num_learners: int, loss: Callable[..., LossResult] = squares, **settings: Any) -> None:
-        self.num_learners, self._loss, self._settings = num_learners, loss, settings
+
+def update(learner: Learner | LearnerGroup, batch: Batch, **settings: Any) -> dict[str, Any]:
+    """Update the module "m" and return its results."""
+    return learner.update({"m": batch}, {"m": UpdateSettings(**settings)})["m"]
+
+
+class MakeLearner:
+    """Makes the learner of one rank; `None` is the learner of the driver, or a single one."""
+
+    def __init__(
+        self,
+        num_learners: int,
+        loss: Callable[..., Any] = squares,
+        make_module: Callable[[], Module] = Net,
+        **settings: Any,
+    ) -> None:
+        self.num_learners, self._loss, self._make_module, self._settings = num_learners, loss, make_module, settings
 
     def __call__(self, rank: int | None = None) -> Learner:
         settings = dict(self._settings)
@@ -89,7 +114,7 @@ class MakeLearner:
         on_error = settings.pop("on_error", "raise")
         if rank is not None:
             settings |= {"seed": rank, "callbacks": Dispatcher([], functions, on_error)}
-        learner = Learner({"m": Net()}, self._loss, device="cpu", **settings)
+        learner = make_learner(self._make_module(), self._loss, **settings)
         if rank is not None and self.num_learners > 1:
             learner.peers = Peers(rank, self.num_learners, learner.device)
         return learner
@@ -110,8 +135,9 @@ def weights_of(learner: Learner) -> Weights:
 
 
 def minibatches_of(learner: Learner) -> list[list[int]]:
-    assert isinstance(learner._loss, Recorder)
-    return learner._loss.minibatches
+    loss = learner._losses["m"]
+    assert isinstance(loss, Recorder)
+    return loss.minibatches
 
 
 def pid_of(learner: Learner) -> int:
