@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -102,8 +102,8 @@ class Learner:
         self._check_learns(losses)
         self._losses |= losses
 
-    def _check_learns(self, module_ids: Iterable[str]) -> None:
-        if unknown := sorted(set(module_ids) - self._optimizers.keys()):
+    def _check_learns(self, by_module: Mapping[str, Any]) -> None:
+        if unknown := sorted(by_module.keys() - self._optimizers.keys()):
             raise ConfigError(
                 f"learner: module(s) {unknown} have no loss and optimizer, so they cannot learn; the modules that "
                 f"learn are {sorted(self._optimizers)}."

@@ -42,7 +42,7 @@ class UpdateReport:
         """Take the rows of the batch and how many minibatches it was cut into."""
         self._size, self._num_minibatches = size, num_minibatches
         self._scalars: list[dict[str, Any]] = []
-        self._norms: list[Mapping[str, float]] = []
+        self._norms: dict[str, list[float]] = {}
         self._columns: dict[str, list[Any]] = {}
         self._order: Tensor | None = None
 
@@ -61,9 +61,12 @@ class UpdateReport:
             order: The order of the rows in this epoch; `None` if they were taken as they came.
         """
         scalars = {"total_loss": loss.detach() if isinstance(loss, Tensor) else loss}
-        scalars |= {name: value for name, value in reported.items() if not value.ndim}
+        for name, value in reported.items():
+            if not value.ndim:
+                scalars[name] = value
         self._scalars.append(scalars)
-        self._norms.append(norms)
+        for name, norm in norms.items():
+            self._norms.setdefault(name, []).append(norm)
         if len(scalars) <= len(reported):
             for name in reported.keys() - scalars.keys():
                 self._columns.setdefault(name, []).append(reported[name])
@@ -75,13 +78,12 @@ class UpdateReport:
 
     def results(self) -> dict[str, Any]:
         """Return means of the scalars, and of each column the latest epoch's, in the order of the batch."""
-        norms: dict[str, list[float]] = {}
-        for step in self._norms:
-            for name, norm in step.items():
-                norms.setdefault(name, []).append(norm)
         return {
             **_means(self._scalars),
-            **{f"gradients_{name}_optimizer_global_norm": sum(taken) / len(taken) for name, taken in norms.items()},
+            **{
+                f"gradients_{name}_optimizer_global_norm": sum(taken) / len(taken)
+                for name, taken in self._norms.items()
+            },
             "module_train_batch_size_mean": self._size / self._num_minibatches,
             "num_gradient_steps": float(self.num_steps),
             "num_epochs": float(self.num_steps // self._num_minibatches),

@@ -103,15 +103,16 @@ class UpdateSettings:
         Raises:
             ConfigError: A group does not exist, has no learning rate, or steps less often than never.
         """
-        named = {*(self.groups or ()), *self.every}
-        if isinstance(self.lr, Mapping):
-            named |= self.lr.keys()
+        lrs = self.lr if isinstance(self.lr, Mapping) else None
+        if lrs is None and not self.every and self.groups is None:
+            return
+        named = {*(self.groups or ()), *self.every, *(lrs or ())}
         if unknown := sorted(named - set(names)):
             raise ConfigError(
                 f"update: the module has no group(s) of parameters {unknown}: `parameter_groups` names {sorted(names)}."
             )
-        if isinstance(self.lr, Mapping) and (missing := sorted(set(names) - self.lr.keys())):
-            raise ConfigError(f"update: lr={dict(self.lr)} has no learning rate for the group(s) {missing}.")
+        if lrs is not None and (missing := sorted(set(names) - lrs.keys())):
+            raise ConfigError(f"update: lr={dict(lrs)} has no learning rate for the group(s) {missing}.")
         if wrong := {name: every for name, every in self.every.items() if every < 1}:
             raise ConfigError(f"update: every={wrong} must be at least 1; leave a group out of `groups` to skip it.")
 
