@@ -16,12 +16,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from learner_cases import (
+    ALGORITHMS,
+    OPTIMIZERS,
+    PPO_COEFFICIENTS,
+    DeterministicActorCritic,
     MakeLearner,
     Recorder,
+    StopAbove,
     Weights,
+    algorithm_batch,
+    algorithm_loss,
     count_end,
     count_gradients,
     die_in_second,
+    freeze,
     log_rows,
     minibatches_of,
     ones_of_rank,
@@ -30,6 +38,11 @@ from learner_cases import (
     rebuild,
     regression,
     roots,
+    td3_batch,
+    td3_loss,
+    td3_reference,
+    td3_training_step,
+    td3_update_at_once,
     update,
     weights_of,
 )
@@ -42,7 +55,7 @@ from corral.errors import CallbackError, CorralError, LossError, WorkerDiedError
 from corral.learners.build import start_learners
 from corral.learners.distributed import backend_for, own_address
 from corral.learners.learner import Learner
-from corral.learners.learner_group import LearnerGroup, merge_results, split_batches
+from corral.learners.learner_group import LearnerGroup, _apply, merge_results, split_batches
 from corral.learners.losses import Batch
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
@@ -260,6 +273,76 @@ def test_fewer_rows_than_learners_are_refused_and_the_learners_stay(build: Build
     with pytest.raises(LossError, match=r"learners/m: the batch has 2 row\(s\) for num_learners=3.*valid"):
         update(group, regression(2), lr=0.1)
     update(group, regression(3), lr=0.1)
+
+
+# Groups of parameters, stops and frozen parameters: the same in all learners.
+
+
+def td3_steps(num_steps: int, size: int) -> list[Batch]:
+    """Return batches, each of the rows that meet in a gradient step of `td3_update_at_once` with two learners."""
+    whole, steps = algorithm_batch("sac", num_steps * size), range(num_steps)
+    shards = [shard["m"] for shard in split_batches({"m": whole}, 2)]
+    half = size // 2
+    return [
+        {name: np.concatenate([shard[name][half * step : half * (step + 1)] for shard in shards]) for name in whole}
+        for step in steps
+    ]
+
+
+def test_a_delayed_actor_in_two_learners_moves_as_in_one(build: Build) -> None:
+    make = MakeLearner(2, td3_loss, DeterministicActorCritic)
+    group, batches = build(make), [td3_batch(index) for index in range(4)]
+    for number, batch in enumerate(batches, 1):
+        td3_training_step(group, batch, number)
+    expected = td3_reference(batches, torch.optim.Adam)
+    for weights in [*group._call_all(weights_of), group.get_weights()]:
+        for name, value in expected.items():
+            np.testing.assert_allclose(weights["m"][name], value, atol=1e-6, rtol=0, err_msg=name)
+    group = build(make)
+    results = td3_update_at_once(group, algorithm_batch("sac", 48), num_steps=4)
+    assert results["num_gradient_steps"] == 4
+    expected = td3_reference(td3_steps(4, 12), torch.optim.Adam)
+    for weights in [*group._call_all(weights_of), group.get_weights()]:
+        for name, value in expected.items():
+            np.testing.assert_allclose(weights["m"][name], value, atol=1e-6, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize(("limit", "num_epochs"), [(4.0, 1), (6.0, 3)])
+def test_all_learners_stop_after_the_same_epoch(build: Build, limit: float, num_epochs: int) -> None:
+    group, batch = build(MakeLearner(2)), regression(11)
+    batch["y"] = np.where(np.arange(11) < 6, 0.0, 11.0).astype(np.float32)  # 0 and 11 in the learners, 5 in the mean
+    stop = StopAbove("mean_y", limit)
+    results = update(group, batch, lr=0.01, num_epochs=3, minibatch_size=3, stop=stop)
+    assert (results["num_epochs"], results["mean_y"]) == (num_epochs, pytest.approx(5))
+    first, second = group._call_all(weights_of)
+    assert_same_weights(first, second, 0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer"), [("ppo", "adam"), ("ppo", "adagrad"), ("dqn", "sgd"), ("sac", "adamw"), ("sac", "own")]
+)
+def test_what_is_frozen_moves_in_no_learner(build: Build, algorithm: str, optimizer: str) -> None:
+    optimizer_class, config = OPTIMIZERS[optimizer]
+    settings = {"optimizer_class": optimizer_class, "optimizer_config": config}
+    group = build(MakeLearner(2, algorithm_loss(algorithm), ALGORITHMS[algorithm][0], **settings))
+    names = [name for name, _ in group.get_module("m").named_parameters() if not name.startswith("target_")]
+    for frozen in ([], names[::2], names[1:], []):
+        group.foreach_module("m", freeze, frozen)
+        before = weights_of(group._learner)["m"]
+        for _ in range(3):
+            update(group, algorithm_batch(algorithm), lr=0.01, coefficients=PPO_COEFFICIENTS)
+        for weights in [*group._call_all(weights_of), group.get_weights()]:
+            for name in names:
+                assert np.array_equal(weights["m"][name], before[name]) == (name in frozen), name
+
+
+def test_learners_that_froze_different_parameters_are_refused(build: Build) -> None:
+    group = build(MakeLearner(2))
+    group._workers[1].call(_apply, "m", freeze, ["scale"]).result()
+    with pytest.raises(LossError, match="learners/m: the learners have frozen different parameters"):
+        update(group, regression(8), lr=0.1)
+    group.foreach_module("m", freeze, ["scale"])
+    update(group, regression(8), lr=0.1)
 
 
 # Faults.
