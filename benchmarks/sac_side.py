@@ -48,8 +48,7 @@ def limit(options: Options) -> Fields:
             algo.train()
 
         def update() -> None:
-            results = algo._replay.learn(algo, algo.config, 1, lr=algo.config.lrs(1000), prepare=algo._with_noise)
-            assert results
+            assert algo.learn(1)
 
         products = _products()
 

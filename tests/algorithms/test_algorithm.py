@@ -135,7 +135,7 @@ def test_weights_that_an_update_changed_before_it_failed_reach_the_runner() -> N
             value, scalars = learner_loss(*arguments)  # type: ignore[call-arg]
             return (value if calls == 1 else value * float("nan")), scalars
 
-        group._learner._loss = loss
+        group.set_losses({"default_policy": loss})
         version = group.weights_version
         with pytest.raises(LossError):
             algorithm.train()

@@ -18,6 +18,7 @@ from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError
 from corral.learners.learner import Learner
 from corral.learners.losses import Batch
+from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.modules.module import DEFAULT_MODULE_ID
 from corral.modules.q_module import QModule
 from corral.testing import CountingEnv, IdentityEnv, TimeLimitCorridor
@@ -120,8 +121,9 @@ def test_steps_in_numpy_are_those_of_torch(double_q: bool, huber: bool) -> None:
         module = QModule(space, spaces.Discrete(4), {"fcnet_hiddens": [16, 8]})
         algorithm: Any = type("Fake", (), {})()
         algorithm.config = DQNConfig().training(double_q=double_q, td_error_loss_fn="huber" if huber else "mse")
-        learner = Learner({"p": module}, form(algorithm), grad_clip=1.0, device="cpu")
-        results.append([learner.update({"p": batch}, lr=0.01)["p"] for _ in range(3)])
+        learner = Learner({"p": module}, {"p": LearningSpec(form(algorithm))}, device="cpu")
+        settings = {"p": UpdateSettings(lr=0.01, grad_clip=1.0)}
+        results.append([learner.update({"p": batch}, settings)["p"] for _ in range(3)])
         weights.append(learner.get_weights()["p"])
     for ours, theirs in zip(*results, strict=True):
         assert ours.keys() == theirs.keys()
@@ -366,10 +368,7 @@ class TestState:
             one.train()
             other.restore_from_path(one.save(tmp_path / "checkpoint"))
             assert len(other.local_replay_buffer) == (len(one.local_replay_buffer) if with_buffer else 0)
-            assert (other._replay.update_credit, other._replay.target_updated_at) == (
-                one._replay.update_credit,
-                one._replay.target_updated_at,
-            )
+            assert (other._update_credit, other._target_updated_at) == (one._update_credit, one._target_updated_at)
             if with_buffer:
                 ours, theirs = (algo.local_replay_buffer.sample(8) for algo in (one, other))
                 np.testing.assert_array_equal(ours["indices"], theirs["indices"])

@@ -13,8 +13,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from corral import Module, PPOConfig
-from corral.algorithms.ppo import adapted_kl_coeff, explained_variance, ppo_batch, ppo_loss
+from corral.algorithms.ppo import KLStop, adapted_kl_coeff, explained_variance, ppo_batch, ppo_loss
 from corral.episodes.rollout import Rollout
+from corral.errors import ConfigError
 from corral.testing import CountingEnv
 
 NO_TERMS = {"kl_coeff": 0.0, "entropy_coeff": 0.0}
@@ -228,3 +229,29 @@ def test_schedules_follow_the_env_steps() -> None:
             learner = result["learners"]["default_policy"]
             assert learner["default_optimizer_learning_rate"] == pytest.approx(1e-3 * (1 - progress))
             assert learner["curr_entropy_coeff"] == pytest.approx(progress)
+
+
+def learner_after(num_iterations: int, **training: Any) -> dict[str, float]:
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=4).debugging(seed=0)
+    config.training(train_batch_size_per_learner=128, minibatch_size=64, num_epochs=6, lr=1e-2, **training)
+    with config.build() as algo:
+        for _ in range(num_iterations):
+            result: dict[str, float] = algo.train()["learners"]["default_policy"]
+    return result
+
+
+def test_target_kl_ends_the_epochs_of_an_iteration() -> None:
+    plain = learner_after(2)
+    assert plain["num_epochs"] == 6 and plain["mean_kl"] > 0
+    assert learner_after(2, target_kl=1e3) == plain
+    first = learner_after(1, target_kl=1e-9)
+    assert (first["num_epochs"], first["num_gradient_steps"]) == (1, 2)
+    between = learner_after(1, target_kl=learner_after(1)["mean_kl"] / 1.5)
+    assert 1 < between["num_epochs"] < 6
+
+
+def test_the_limit_is_one_and_a_half_times_the_target() -> None:
+    stop = KLStop(1.5 * 0.02)
+    assert [stop({"mean_kl": kl}) for kl in (0.0, 0.029, 0.031)] == [False, False, True]
+    with pytest.raises(ConfigError, match="target_kl"):
+        PPOConfig().environment("CartPole-v1").training(target_kl=0.0).validate()

@@ -16,6 +16,7 @@ from corral import SACConfig
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.sac import sac_loss, sac_loss_on_arrays
 from corral.errors import ConfigError
+from corral.learners.settings import UpdateSettings
 from corral.modules.distributions import SquashedGaussian
 from corral.modules.inference import Inference
 from corral.modules.layers import LogStdClamp, run_layers
@@ -391,9 +392,11 @@ def test_a_state_holds_all_that_updates_go_on_from() -> None:
         rng = np.random.default_rng(5)  # the envs are no part of a state, so both learn from the buffer alone
         found = []
         for _ in range(5):
-            batch = algorithm._with_noise(algorithm.local_replay_buffer.sample(32))  # type: ignore[attr-defined]
+            batch = algorithm.prepare_batch(algorithm.local_replay_buffer.sample(32))  # type: ignore[attr-defined]
             batch["rewards"] += rng.standard_normal(32, dtype=np.float32)
-            update = algorithm.learner_group.update({"default_policy": batch}, lr=1e-3)["default_policy"]
+            update = algorithm.learner_group.update(
+                {"default_policy": batch}, {"default_policy": UpdateSettings(lr=1e-3)}
+            )["default_policy"]
             found.append({name: np.mean(value) for name, value in update.items()})
         return found
 

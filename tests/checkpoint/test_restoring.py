@@ -16,6 +16,7 @@ import yaml
 
 from corral import DQN, PPO, Algorithm, Callback, DQNConfig, PPOConfig
 from corral.errors import CheckpointError, ConfigError
+from corral.learners.settings import UpdateSettings
 from corral.modules.module import DEFAULT_MODULE_ID
 from corral.testing import CountingEnv, IdentityEnv
 from user_files import MY_ALGO, SMALL, write_my_algo
@@ -46,10 +47,15 @@ def step(algo: Any) -> dict[str, float]:
     """Take gradient steps on the same batch in the same order of draws, and return their metrics."""
     results: dict[str, dict[str, float]] = algo.learner_group.update(
         {DEFAULT_MODULE_ID: batch()},
-        lr=1e-3,
-        num_epochs=2,
-        minibatch_size=16,
-        coefficients={DEFAULT_MODULE_ID: {"kl_coeff": 0.1, "entropy_coeff": 0.01}},
+        {
+            DEFAULT_MODULE_ID: UpdateSettings(
+                lr=1e-3,
+                num_epochs=2,
+                minibatch_size=16,
+                grad_clip=algo.config.grad_clip,
+                coefficients={"kl_coeff": 0.1, "entropy_coeff": 0.01},
+            )
+        },
     )
     return results[DEFAULT_MODULE_ID]
 
@@ -242,7 +248,8 @@ def test_settings_of_the_optimizer_that_are_given_hold(tmp_path: Path) -> None:
         path = algo.save(tmp_path / "checkpoint")
     with config(optimizer="adamw", optimizer_config={"weight_decay": 0.25}).build() as other:
         other.restore_from_path(path)
-        assert other.learner_group._learner._optimizers[DEFAULT_MODULE_ID].param_groups[0]["weight_decay"] == 0.25
+        optimizer = other.learner_group._learner._optimizers[DEFAULT_MODULE_ID].torch_optimizer
+        assert optimizer.param_groups[0]["weight_decay"] == 0.25
 
 
 # From the checkpoint alone.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,17 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from corral import DQNConfig, PPOConfig, SACConfig
 from corral.callbacks.dispatch import Dispatcher
+from corral.config.config import AlgorithmConfig
 from corral.learners.distributed import Peers
 from corral.learners.learner import Learner
-from corral.learners.losses import Batch
-from corral.modules.module import Module
+from corral.learners.learner_group import LearnerGroup
+from corral.learners.losses import Batch, Loss
+from corral.learners.settings import LearningSpec, UpdateSettings
+from corral.modules.module import ActorCritic, Module
+from corral.modules.q_module import QModule
+from corral.modules.sac_module import SACModule
 
 LossResult = tuple[Tensor, dict[str, Tensor]]
 Weights = dict[str, dict[str, Any]]
@@ -70,6 +79,201 @@ class Recorder:
         return module.value(batch["obs"]).mean(), {}
 
 
+# Algorithms' own modules and losses, small.
+
+OBS = spaces.Box(-1, 1, (3,), np.float32)
+SMALL = {"fcnet_hiddens": (4, 4), "fcnet_activation": "tanh"}
+
+
+def seeded(make: Callable[..., Module], *args: Any) -> Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make(*args)
+
+
+def ppo_module() -> Module:
+    return seeded(ActorCritic, OBS, spaces.Box(-1, 1, (2,), np.float32), SMALL)
+
+
+def dqn_module() -> Module:
+    return seeded(QModule, OBS, spaces.Discrete(3), SMALL)
+
+
+def sac_module() -> Module:
+    return seeded(SACModule, OBS, spaces.Box(-1, 1, (2,), np.float32), {**SMALL, "initial_alpha": 0.3})
+
+
+def algorithm_batch(name: str, size: int = 12) -> Batch:
+    """Return a batch as the algorithm's loss expects it, the same for each size."""
+    rng = np.random.default_rng(size)
+
+    def normal(*shape: int) -> Any:
+        return rng.standard_normal((size, *shape), dtype=np.float32)
+
+    if name == "ppo":
+        columns = ("logp", "values", "advantages", "value_targets")
+        inputs = {"obs": normal(3), "actions": normal(2), "dist_inputs": 0.1 * normal(4)}
+        return {**inputs, **{column: normal() for column in columns}}
+    batch = {
+        "obs": normal(3),
+        "next_obs": normal(3),
+        "rewards": normal(),
+        "terminated": rng.random(size) < 0.3,
+        "discounts": np.full(size, 0.9, np.float32),
+        "weights": np.ones(size, np.float32),
+    }
+    if name == "dqn":
+        return {**batch, "actions": rng.integers(0, 3, size)}
+    return {**batch, **{column: normal(2) for column in ("actions", "noise", "next_noise")}}
+
+
+ALGORITHMS: dict[str, tuple[Callable[[], Module], AlgorithmConfig]] = {
+    "ppo": (ppo_module, PPOConfig()),
+    "dqn": (dqn_module, DQNConfig()),
+    "sac": (sac_module, SACConfig()),
+}
+PPO_COEFFICIENTS = {"kl_coeff": 0.1, "entropy_coeff": 0.01}
+
+
+def algorithm_loss(name: str) -> Loss:
+    """Return the loss of an algorithm with the default settings."""
+    config = ALGORITHMS[name][1]
+    return config.algo_class.make_loss(SimpleNamespace(config=config))  # type: ignore[arg-type]
+
+
+class DeterministicActorCritic(Module):
+    """The module of a small TD3: an actor, a critic, and slowly moving copies of both."""
+
+    def __init__(self) -> None:
+        super().__init__(OBS, spaces.Box(-1, 1, (2,), np.float32), {"action_bounds": "squash"})
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.actor = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2), nn.Tanh())
+            self.critic = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
+        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"critic": list(self.critic.parameters()), "actor": list(self.actor.parameters())}
+
+    def update_target(self, tau: float) -> None:
+        for target, source in ((self.target_actor, self.actor), (self.target_critic, self.critic)):
+            torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+
+
+def td3_loss(module: DeterministicActorCritic, batch: Batch, coefficients: Mapping[str, float]) -> Any:
+    """Return a loss per group: the critic's depends on no actor that learns, the actor's on the critic."""
+
+    def q(critic: nn.Module, obs: Tensor, actions: Tensor) -> Tensor:
+        values: Tensor = critic(torch.cat([obs, actions], -1))
+        return values.squeeze(-1)
+
+    with torch.no_grad():
+        next_q = q(module.target_critic, batch["next_obs"], module.target_actor(batch["next_obs"]))
+        targets = batch["rewards"] + batch["discounts"] * ~batch["terminated"] * next_q
+    errors = q(module.critic, batch["obs"], batch["actions"].tanh()) - targets
+    actor_loss = -q(module.critic, batch["obs"], module.actor(batch["obs"])).mean()
+    return {"critic": errors.square().mean(), "actor": actor_loss}, {"td_error_mean": errors.detach().mean()}
+
+
+def update_target(module: Any, tau: float) -> None:
+    module.update_target(tau)
+
+
+def td3_batch(seed: int) -> Batch:
+    """Return a batch of 12 rows, other ones for each seed."""
+    return {name: column[12 * seed : 12 * (seed + 1)] for name, column in algorithm_batch("sac", 120).items()}
+
+
+def td3_training_step(group: LearnerGroup, batch: Batch, number: int) -> dict[str, Any]:
+    """Step the critic; each second time, the actor and the targets too."""
+    groups = ("critic", "actor") if number % 2 == 0 else ("critic",)
+    results = group.update({"m": batch}, {"m": UpdateSettings(lr=0.01, groups=groups)})
+    if "actor" in groups:
+        group.foreach_module("m", update_target, 0.1)
+    return results["m"]
+
+
+def td3_update_at_once(group: LearnerGroup, batch: Batch, num_steps: int) -> dict[str, Any]:
+    """Take several gradient steps of the critic, and half as many of the actor and the targets, in one update."""
+    size = len(batch["rewards"]) // num_steps // max(1, len(group._workers))
+    settings = {"minibatch_size": size, "shuffle": False, "every": {"actor": 2}}
+    return update(group, batch, lr=0.01, after_step=update_target_with_actor, **settings)
+
+
+def td3_reference(batches: Sequence[Batch], optimizer_class: type[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """Return the weights after the same steps, written by hand for torch."""
+    module = DeterministicActorCritic()
+    critic_optimizer = optimizer_class(module.critic.parameters(), lr=0.01)  # type: ignore[call-arg]
+    actor_optimizer = optimizer_class(module.actor.parameters(), lr=0.01)  # type: ignore[call-arg]
+    for number, batch in enumerate(batches, 1):
+        losses, _ = td3_loss(module, {name: torch.from_numpy(column) for name, column in batch.items()}, {})
+        critic_optimizer.zero_grad()
+        losses["critic"].backward()
+        actor_optimizer.zero_grad()
+        gradients = torch.autograd.grad(losses["actor"], list(module.actor.parameters()))
+        critic_optimizer.step()
+        if number % 2 == 0:
+            for parameter, gradient in zip(module.actor.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+            actor_optimizer.step()
+            with torch.no_grad():
+                for target, source in ((module.target_actor, module.actor), (module.target_critic, module.critic)):
+                    for old, new in zip(target.parameters(), source.parameters(), strict=True):
+                        old.copy_(0.9 * old + 0.1 * new)
+    return {name: value.detach() for name, value in module.state_dict().items()}
+
+
+def update_target_with_actor(module: Any, groups: Collection[str]) -> None:
+    if "actor" in groups:
+        module.update_target(0.1)
+
+
+def freeze(module: Module, names: Collection[str]) -> None:
+    """Freeze the parameters of these names and no others, but for targets, which never learn."""
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name not in names and not name.startswith("target_"))
+
+
+class SignedMomentum(torch.optim.Optimizer):
+    """An optimizer of a user: steps by the sign of a running mean of the gradients, with weight decay."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                    mean.lerp_(parameter.grad, 0.5)
+                    parameter.mul_(0.999).sub_(mean.sign(), alpha=group["lr"])
+
+
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "adam": (torch.optim.Adam, {}),
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.1}),
+    "sgd": (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
+    "rmsprop": (torch.optim.RMSprop, {"momentum": 0.5, "centered": True}),
+    "nadam": (torch.optim.NAdam, {}),
+    "radam": (torch.optim.RAdam, {}),
+    "adagrad": (torch.optim.Adagrad, {"weight_decay": 0.01}),
+    "own": (SignedMomentum, {}),
+}
+
+
+@dataclass(frozen=True)
+class StopAbove:
+    """Ends the epochs once a scalar is above a limit."""
+
+    name: str
+    limit: float
+
+    def __call__(self, scalars: Mapping[str, float]) -> bool:
+        return scalars[self.name] > self.limit
+
+
 def regression(size: int) -> Batch:
     rng = np.random.default_rng(size)
     obs = rng.normal(size=(size, 3)).astype(np.float32)
@@ -77,11 +281,34 @@ def regression(size: int) -> Batch:
     return {"obs": obs, "y": (obs @ [2.0, -1.0, 0.5] + rng.normal(size=size)).astype(np.float32)}
 
 
-class MakeLearner:
-    """Makes the learner of one rank; `None` is that of the driver, or a single one."""
+def make_learner(
+    module: Module,
+    loss: Loss,
+    optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
+    optimizer_config: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Learner:
+    """Make a learner of one module, "m", on the CPU."""
+    spec = LearningSpec(loss, optimizer_class, optimizer_config or {})
+    return Learner({"m": module}, {"m": spec}, device="cpu", **settings)
 
-    def __init__(self, num_learners: int, loss: Callable[..., LossResult] = squares, **settings: Any) -> None:
-        self.num_learners, self._loss, self._settings = num_learners, loss, settings
+
+def update(learner: Learner | LearnerGroup, batch: Batch, **settings: Any) -> dict[str, Any]:
+    """Update the module "m" and return its results."""
+    return learner.update({"m": batch}, {"m": UpdateSettings(**settings)})["m"]
+
+
+class MakeLearner:
+    """Makes the learner of one rank; `None` is the learner of the driver, or a single one."""
+
+    def __init__(
+        self,
+        num_learners: int,
+        loss: Callable[..., Any] = squares,
+        make_module: Callable[[], Module] = Net,
+        **settings: Any,
+    ) -> None:
+        self.num_learners, self._loss, self._make_module, self._settings = num_learners, loss, make_module, settings
 
     def __call__(self, rank: int | None = None) -> Learner:
         settings = dict(self._settings)
@@ -89,7 +316,7 @@ class MakeLearner:
         on_error = settings.pop("on_error", "raise")
         if rank is not None:
             settings |= {"seed": rank, "callbacks": Dispatcher([], functions, on_error)}
-        learner = Learner({"m": Net()}, self._loss, device="cpu", **settings)
+        learner = make_learner(self._make_module(), self._loss, **settings)
         if rank is not None and self.num_learners > 1:
             learner.peers = Peers(rank, self.num_learners, learner.device)
         return learner
@@ -110,8 +337,9 @@ def weights_of(learner: Learner) -> Weights:
 
 
 def minibatches_of(learner: Learner) -> list[list[int]]:
-    assert isinstance(learner._loss, Recorder)
-    return learner._loss.minibatches
+    loss = learner._losses["m"]
+    assert isinstance(loss, Recorder)
+    return loss.minibatches
 
 
 def pid_of(learner: Learner) -> int:

@@ -13,14 +13,15 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_cases import Recorder
+from learner_cases import Recorder, make_learner, update
 from torch import Tensor, nn
 
 from corral.core.schedules import schedule_value, validate_schedule
 from corral.errors import ConfigError, LossError
+from corral.learners.gradients import clip_gradients
 from corral.learners.learner import VALUES_CHUNK, Learner
 from corral.learners.losses import Batch
-from corral.learners.optimizers import clip_gradients
+from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
 
@@ -63,8 +64,8 @@ def test_a_least_squares_loss_reaches_its_closed_form_optimum(
     optimizer: type[torch.optim.Optimizer], lr: float
 ) -> None:
     batch, module = regression(), Linear()
-    learner = Learner({"m": module}, squares, optimizer_class=optimizer, device="cpu")
-    learner.update({"m": batch}, lr=lr, num_epochs=500)
+    learner = make_learner(module, squares, optimizer)
+    update(learner, batch, lr=lr, num_epochs=500)
     design = np.column_stack([batch["obs"], np.ones(len(batch["y"]))])
     optimum = np.linalg.lstsq(design, batch["y"], rcond=None)[0]
     np.testing.assert_allclose(weights_of(module), optimum, atol=1e-3)
@@ -76,8 +77,8 @@ def test_one_step_of_gradient_descent_is_the_one_on_paper() -> None:
         module.layer.weight.zero_()
         module.layer.bias.zero_()
     batch = {"obs": np.array([[1, 2]], np.float32), "y": np.array([3], np.float32)}
-    learner = Learner({"m": module}, squares, optimizer_class=torch.optim.SGD, device="cpu")
-    results = learner.update({"m": batch}, lr=0.1)["m"]
+    learner = make_learner(module, squares, torch.optim.SGD)
+    results = update(learner, batch, lr=0.1)
     # The gradient of (x.w + b - 3)^2 at 0 is -6 (1, 2, 1).
     np.testing.assert_allclose(weights_of(module), [0.6, 1.2, 0.6], rtol=1e-6)
     assert results["total_loss"] == results["largest"] == 9
@@ -90,25 +91,42 @@ def test_reported_scalars_are_means_over_the_steps() -> None:
     def loss(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
         return 0 * module.value(batch["obs"]).mean(), {"row": batch["row"].double().mean().float()}
 
-    learner = Learner({"m": Linear()}, loss, device="cpu")
-    results = learner.update({"m": rows(10)}, lr=0.1, minibatch_size=5, num_epochs=3, shuffle=False)["m"]
+    learner = make_learner(Linear(), loss)
+    results = update(learner, rows(10), lr=0.1, minibatch_size=5, num_epochs=3, shuffle=False)
     assert results["row"] == pytest.approx(4.5)
     assert results["num_gradient_steps"] == 6
 
 
-def test_only_modules_with_a_batch_change_and_each_gets_its_own_coefficients() -> None:
-    def loss(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
+def test_each_module_learns_with_its_own_loss_optimizer_and_settings() -> None:
+    def scaled(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
         return coefficients["c"] * module.value(batch["obs"]).mean(), {}
 
-    modules = {name: Linear() for name in ("a", "b", "idle")}
+    def negated(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
+        return -module.value(batch["obs"]).mean(), {}
+
+    modules = {name: Linear() for name in ("a", "b", "opponent", "idle")}
     before = {name: weights_of(module) for name, module in modules.items()}
-    learner = Learner(modules, loss, optimizer_class=torch.optim.SGD, device="cpu")
-    coefficients = {"a": {"c": 1.0}, "b": {"c": -2.0}}
-    results = learner.update({"a": rows(4), "b": rows(4)}, lr=0.5, coefficients=coefficients)
+    momentum = LearningSpec(negated, torch.optim.SGD, {"momentum": 0.5})
+    specs = {"a": LearningSpec(scaled, torch.optim.SGD), "b": momentum, "idle": momentum}
+    learner = Learner(modules, specs, device="cpu")
+    settings = {
+        "a": UpdateSettings(lr=0.5, coefficients={"c": 3.0}, grad_clip=1.5, grad_clip_by="value"),
+        "b": UpdateSettings(lr=0.1, num_epochs=2, minibatch_size=2),
+        "idle": UpdateSettings(lr=0.1),
+    }
+    results = learner.update({"a": rows(4), "b": rows(4), "opponent": rows(4)}, settings)
     assert set(results) == {"a", "b"}
-    torch.testing.assert_close(weights_of(modules["a"]), before["a"] - 0.5)
-    torch.testing.assert_close(weights_of(modules["b"]), before["b"] + 1.0)
-    assert torch.equal(weights_of(modules["idle"]), before["idle"])
+    assert [results[name]["num_gradient_steps"] for name in ("a", "b")] == [1, 4]
+    torch.testing.assert_close(weights_of(modules["a"]), before["a"] - 0.5 * 1.5)
+    torch.testing.assert_close(weights_of(modules["b"]), before["b"] + 0.1 * (1 + 1.5 + 1.75 + 1.875))
+    for name in ("opponent", "idle"):  # a module without settings does not learn, nor one without a batch
+        assert torch.equal(weights_of(modules[name]), before[name])
+    with pytest.raises(
+        ConfigError, match=r"module\(s\) \['opponent'\] have no loss and optimizer.*\['a', 'b', 'idle'\]"
+    ):
+        learner.update({"opponent": rows(4)}, {"opponent": UpdateSettings(lr=0.1)})
+    with pytest.raises(ConfigError, match=r"specs for modules \['c'\]"):
+        Learner({"a": Linear()}, {"c": LearningSpec(scaled)})
 
 
 @given(size=st.integers(1, 60), minibatch_size=st.none() | st.integers(1, 80), shuffle=st.booleans())
@@ -117,9 +135,8 @@ def test_every_row_is_seen_once_an_epoch_in_minibatches_of_one_size(
     size: int, minibatch_size: int | None, shuffle: bool
 ) -> None:
     loss = Recorder()
-    Learner({"m": Linear()}, loss, device="cpu").update(
-        {"m": rows(size)}, lr=0.0, num_epochs=2, minibatch_size=minibatch_size, shuffle=shuffle
-    )
+    learner = make_learner(Linear(), loss)
+    update(learner, rows(size), lr=0.0, num_epochs=2, minibatch_size=minibatch_size, shuffle=shuffle)
     sizes = [len(minibatch) for minibatch in loss.minibatches]
     assert max(sizes) - min(sizes) <= 1
     steps = len(sizes) // 2
@@ -134,9 +151,7 @@ def test_every_row_is_seen_once_an_epoch_in_minibatches_of_one_size(
 def test_shuffling_follows_the_seed_and_differs_between_epochs() -> None:
     def order(seed: int) -> list[list[int]]:
         loss = Recorder()
-        Learner({"m": Linear()}, loss, device="cpu", seed=seed).update(
-            {"m": rows(20)}, lr=0.0, num_epochs=2, minibatch_size=10
-        )
+        update(make_learner(Linear(), loss, seed=seed), rows(20), lr=0.0, num_epochs=2, minibatch_size=10)
         return loss.minibatches
 
     assert order(1) == order(1)
@@ -152,8 +167,8 @@ def test_columns_are_shuffled_together_also_nested_ones() -> None:
 
     row = np.arange(12)
     batch = {"obs": {"a": np.column_stack([row, row]).astype(np.float32), "b": (row,)}, "row": row}
-    results = Learner({"m": Linear()}, loss, device="cpu").update({"m": batch}, lr=0.1, minibatch_size=4)
-    assert results["m"]["num_gradient_steps"] == 3
+    results = update(make_learner(Linear(), loss), batch, lr=0.1, minibatch_size=4)
+    assert results["num_gradient_steps"] == 3
 
 
 class Two(nn.Module):
@@ -190,8 +205,8 @@ def test_clipping(limit: float | None, by: str, one: list[float], other: list[fl
 def test_the_learner_clips_before_it_steps() -> None:
     module = Linear()
     before = weights_of(module)
-    learner = Learner({"m": module}, Recorder(), optimizer_class=torch.optim.SGD, grad_clip=0.1, device="cpu")
-    norm = learner.update({"m": rows(1)}, lr=1.0)["m"]["gradients_default_optimizer_global_norm"]
+    learner = make_learner(module, Recorder(), torch.optim.SGD)
+    norm = update(learner, rows(1), lr=1.0, grad_clip=0.1)["gradients_default_optimizer_global_norm"]
     assert norm == pytest.approx(math.sqrt(3))
     assert (weights_of(module) - before).norm().item() == pytest.approx(0.1, rel=1e-4)
 
@@ -206,9 +221,10 @@ def test_a_loss_that_is_not_finite_is_named_and_leaves_the_weights(bad: float) -
         value = module.value(batch["obs"]).mean()
         return value + culprit, {"fine_term": value.detach(), "bad_term": culprit}
 
-    learner = Learner({"blue": module}, loss, device="cpu")
+    learner = Learner({"blue": module}, {"blue": LearningSpec(loss)}, device="cpu")
+    settings = UpdateSettings(lr=0.1, num_epochs=3, minibatch_size=4, shuffle=False)
     with pytest.raises(LossError) as error:
-        learner.update({"blue": rows(16)}, lr=0.1, num_epochs=3, minibatch_size=4, shuffle=False)
+        learner.update({"blue": rows(16)}, {"blue": settings})
     message = str(error.value)
     assert "learners/blue/total_loss" in message
     assert "epoch 1, minibatch 3" in message
@@ -221,15 +237,15 @@ def test_a_loss_that_is_not_finite_is_named_and_leaves_the_weights(bad: float) -
 def test_values_of_more_rows_than_one_piece() -> None:
     module = Linear()
     obs = np.random.default_rng(0).normal(size=(VALUES_CHUNK + 3, 2)).astype(np.float32)
-    values = Learner({"m": module}, squares, device="cpu").values("m", obs)
+    values = make_learner(module, squares).values("m", obs)
     with torch.no_grad():
         np.testing.assert_allclose(values, module.value(torch.from_numpy(obs)), atol=1e-6)
-    assert Learner({"m": module}, squares, device="cpu").values("m", obs[:0]).shape == (0,)
+    assert make_learner(module, squares).values("m", obs[:0]).shape == (0,)
 
 
 def test_weights_come_by_module_and_parameter_name() -> None:
     module = Linear()
-    weights = Learner({"m": module}, squares, device="cpu").get_weights()["m"]
+    weights = make_learner(module, squares).get_weights()["m"]
     assert set(weights) == {"layer.weight", "layer.bias"}
     np.testing.assert_array_equal(weights["layer.weight"], module.layer.weight.detach())
 
@@ -293,5 +309,5 @@ def test_a_gradient_that_is_not_finite_is_refused_though_the_loss_is_fine() -> N
 
     before = weights_of(module)
     with pytest.raises(LossError, match="gradient norm=nan"):
-        Learner({"m": module}, loss, device="cpu").update({"m": rows(4)}, lr=0.1)
+        update(make_learner(module, loss), rows(4), lr=0.1)
     assert torch.equal(weights_of(module), before)

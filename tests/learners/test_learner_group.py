@@ -16,12 +16,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from learner_cases import (
+    ALGORITHMS,
+    OPTIMIZERS,
+    PPO_COEFFICIENTS,
+    DeterministicActorCritic,
     MakeLearner,
     Recorder,
+    StopAbove,
     Weights,
+    algorithm_batch,
+    algorithm_loss,
     count_end,
     count_gradients,
     die_in_second,
+    freeze,
     log_rows,
     minibatches_of,
     ones_of_rank,
@@ -30,6 +38,12 @@ from learner_cases import (
     rebuild,
     regression,
     roots,
+    td3_batch,
+    td3_loss,
+    td3_reference,
+    td3_training_step,
+    td3_update_at_once,
+    update,
     weights_of,
 )
 
@@ -41,7 +55,7 @@ from corral.errors import CallbackError, CorralError, LossError, WorkerDiedError
 from corral.learners.build import start_learners
 from corral.learners.distributed import backend_for, own_address
 from corral.learners.learner import Learner
-from corral.learners.learner_group import LearnerGroup, merge_results, split_batches
+from corral.learners.learner_group import LearnerGroup, _apply, merge_results, split_batches
 from corral.learners.losses import Batch
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
@@ -117,15 +131,16 @@ def union_steps(batch: Batch, num_learners: int, num_minibatches: int) -> Iterat
 def test_steps_are_those_of_one_learner_on_the_whole_batch(
     build: Build, num_learners: int, size: int, num_minibatches: int, num_epochs: int, settings: dict[str, Any]
 ) -> None:
-    make, batch, lr = MakeLearner(num_learners, **settings), regression(size), 0.05
+    clipping = {name: settings[name] for name in ("grad_clip", "grad_clip_by") if name in settings}
+    optimizer = {name: settings[name] for name in settings.keys() - clipping.keys()}
+    make, batch, lr = MakeLearner(num_learners, **optimizer), regression(size), 0.05
     group, single = build(make), make()
     minibatch_size = None if num_minibatches == 1 else round(size // num_learners / num_minibatches)
-    results = group.update({"m": batch}, lr=lr, num_epochs=num_epochs, minibatch_size=minibatch_size, shuffle=False)[
-        "m"
-    ]
+    sizes = {"num_epochs": num_epochs, "minibatch_size": minibatch_size, "shuffle": False}
+    results = update(group, batch, lr=lr, **sizes, **clipping)
     before = weights_of(make())
     of_single = [
-        single.update({"m": step}, lr=lr)["m"]
+        update(single, step, lr=lr, **clipping)
         for _ in range(num_epochs)
         for step in union_steps(batch, num_learners, num_minibatches)
     ]
@@ -144,7 +159,7 @@ def test_steps_are_those_of_one_learner_on_the_whole_batch(
 def test_all_learners_and_the_driver_have_the_same_weights_and_buffers(build: Build) -> None:
     group = build(MakeLearner(3))
     for index in range(3):
-        group.update({"m": regression(20 + index)}, lr=0.01, num_epochs=2, minibatch_size=3)
+        update(group, regression(20 + index), lr=0.01, num_epochs=2, minibatch_size=3)
         group.collect_metrics(MetricsLogger(), Timers())
         first, *others = group._call_all(weights_of)
         for weights in [*others, group.get_weights()]:
@@ -157,9 +172,9 @@ def test_all_learners_and_the_driver_have_the_same_weights_and_buffers(build: Bu
 
 def test_weights_can_be_given_to_all_learners(build: Build) -> None:
     group = build(MakeLearner(2))
-    group.update({"m": regression(8)}, lr=0.1)
+    update(group, regression(8), lr=0.1)
     kept = weights_of(group._learner)
-    group.update({"m": regression(8)}, lr=0.1)
+    update(group, regression(8), lr=0.1)
     group.set_weights(kept)
     assert group.weights_version == 3
     for weights in [*group._call_all(weights_of), group.get_weights()]:
@@ -169,7 +184,7 @@ def test_weights_can_be_given_to_all_learners(build: Build) -> None:
 def test_each_learner_sees_each_row_of_its_shard_once_an_epoch(build: Build) -> None:
     group = build(MakeLearner(3, Recorder()))
     batch = {**regression(31), "row": np.arange(31)}
-    group.update({"m": batch}, lr=0.0, num_epochs=2, minibatch_size=3)
+    update(group, batch, lr=0.0, num_epochs=2, minibatch_size=3)
     seen = group._call_all(minibatches_of)
     assert [len(minibatches) for minibatches in seen] == [6, 6, 6]  # round(10 / 3) steps an epoch, in all
     rows = [[sorted(itertools.chain(*minibatches[start : start + 3])) for start in (0, 3)] for minibatches in seen]
@@ -181,17 +196,17 @@ def test_each_learner_sees_each_row_of_its_shard_once_an_epoch(build: Build) -> 
 def test_minibatches_of_one_row_with_unequal_shards(build: Build) -> None:
     make, batch = MakeLearner(2), regression(7)  # shards of 4 and 3
     group, single = build(make), make()
-    results = group.update({"m": batch}, lr=0.01, minibatch_size=1, shuffle=False)["m"]
+    results = update(group, batch, lr=0.01, minibatch_size=1, shuffle=False)
     assert results["num_gradient_steps"] == 3
     for step in union_steps(batch, 2, 3):
-        single.update({"m": step}, lr=0.01)
+        update(single, step, lr=0.01)
     assert_same_weights(group.get_weights(), single.get_weights(), 1e-6, skip=("count",))
 
 
 def test_events_fire_in_every_learner(build: Build) -> None:
     functions = {"on_learn_on_batch": [log_rows], "on_gradients": [count_gradients], "on_update_end": [count_end]}
     group = build(MakeLearner(3, callbacks=functions))
-    results = group.update({"m": regression(13)}, lr=0.1, num_epochs=2, minibatch_size=2)["m"]
+    results = update(group, regression(13), lr=0.1, num_epochs=2, minibatch_size=2)
     metrics, timers = MetricsLogger(), Timers()
     group.collect_metrics(metrics, timers)
     assert metrics.peek("learners") == {"rows": 13, "gradients": 3 * 4, "ends": 3}
@@ -208,7 +223,7 @@ def test_changed_gradients_give_the_same_weights_in_all_learners(build: Build) -
     settings = {"optimizer_class": torch.optim.SGD, "callbacks": {"on_gradients": [ones_of_rank]}}
     group = build(MakeLearner(2, **settings))
     before = weights_of(group._learner)
-    results = group.update({"m": regression(4)}, lr=0.5)["m"]
+    results = update(group, regression(4), lr=0.5)
     first, second = group._call_all(weights_of)
     assert_same_weights(first, second, 0)
     # Each learner has half of the rows, so the gradient is (1 + 2) / 2.
@@ -220,7 +235,7 @@ def test_logged_errors_of_callbacks_are_counted(build: Build) -> None:
     group = build(MakeLearner(3, callbacks={"on_update_end": [raise_in_second]}, on_error="log"))
     assert group.num_callback_errors == 0
     for _ in range(2):
-        group.update({"m": regression(6)}, lr=0.1)
+        update(group, regression(6), lr=0.1)
     group.collect_metrics(MetricsLogger(), Timers())
     assert group.num_callback_errors == 2
 
@@ -230,16 +245,16 @@ def test_nan_in_one_shard_ends_the_update_in_all_learners_and_names_one(build: B
     group, single = build(make), make()
     batch["y"][13] = np.nan  # in the second half of the second shard
     with pytest.raises(LossError) as caught:
-        group.update({"m": batch}, lr=0.1, minibatch_size=4, shuffle=False)
+        update(group, batch, lr=0.1, minibatch_size=4, shuffle=False)
     message = str(caught.value)
     assert message.startswith("learner 2: learners/m/total_loss is nan in epoch 0, minibatch 1 (mean_y=nan)")
     assert "learner 1" not in message
     # The step before it was taken, and the driver knows; the learners are in step, and go on.
-    single.update({"m": next(union_steps(batch, 2, 2))}, lr=0.1)
+    update(single, next(union_steps(batch, 2, 2)), lr=0.1)
     for weights in [*group._call_all(weights_of), group.get_weights()]:
         assert_same_weights(weights, single.get_weights(), 1e-6, skip=("count",))
     assert group.weights_version == 1
-    assert np.isfinite(group.update({"m": regression(16)}, lr=0.1)["m"]["total_loss"])
+    assert np.isfinite(update(group, regression(16), lr=0.1)["total_loss"])
 
 
 def test_a_gradient_that_is_not_finite_in_one_learner_is_named(build: Build) -> None:
@@ -247,7 +262,7 @@ def test_a_gradient_that_is_not_finite_in_one_learner_is_named(build: Build) -> 
     before, batch = weights_of(group._learner), regression(9)
     batch["y"][4] = 7
     with pytest.raises(LossError, match=r"^learner 2: .*gradient norm=nan") as caught:
-        group.update({"m": batch}, lr=0.1)
+        update(group, batch, lr=0.1)
     assert "learner 1" not in str(caught.value) and "learner 3" not in str(caught.value)
     for weights in group._call_all(weights_of):
         assert_same_weights(weights, before, 0, skip=("count",))
@@ -256,8 +271,78 @@ def test_a_gradient_that_is_not_finite_in_one_learner_is_named(build: Build) -> 
 def test_fewer_rows_than_learners_are_refused_and_the_learners_stay(build: Build) -> None:
     group = build(MakeLearner(3))
     with pytest.raises(LossError, match=r"learners/m: the batch has 2 row\(s\) for num_learners=3.*valid"):
-        group.update({"m": regression(2)}, lr=0.1)
-    group.update({"m": regression(3)}, lr=0.1)
+        update(group, regression(2), lr=0.1)
+    update(group, regression(3), lr=0.1)
+
+
+# Groups of parameters, stops and frozen parameters: the same in all learners.
+
+
+def td3_steps(num_steps: int, size: int) -> list[Batch]:
+    """Return batches, each of the rows that meet in a gradient step of `td3_update_at_once` with two learners."""
+    whole, steps = algorithm_batch("sac", num_steps * size), range(num_steps)
+    shards = [shard["m"] for shard in split_batches({"m": whole}, 2)]
+    half = size // 2
+    return [
+        {name: np.concatenate([shard[name][half * step : half * (step + 1)] for shard in shards]) for name in whole}
+        for step in steps
+    ]
+
+
+def test_a_delayed_actor_in_two_learners_moves_as_in_one(build: Build) -> None:
+    make = MakeLearner(2, td3_loss, DeterministicActorCritic)
+    group, batches = build(make), [td3_batch(index) for index in range(4)]
+    for number, batch in enumerate(batches, 1):
+        td3_training_step(group, batch, number)
+    expected = td3_reference(batches, torch.optim.Adam)
+    for weights in [*group._call_all(weights_of), group.get_weights()]:
+        for name, value in expected.items():
+            np.testing.assert_allclose(weights["m"][name], value, atol=1e-6, rtol=0, err_msg=name)
+    group = build(make)
+    results = td3_update_at_once(group, algorithm_batch("sac", 48), num_steps=4)
+    assert results["num_gradient_steps"] == 4
+    expected = td3_reference(td3_steps(4, 12), torch.optim.Adam)
+    for weights in [*group._call_all(weights_of), group.get_weights()]:
+        for name, value in expected.items():
+            np.testing.assert_allclose(weights["m"][name], value, atol=1e-6, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize(("limit", "num_epochs"), [(4.0, 1), (6.0, 3)])
+def test_all_learners_stop_after_the_same_epoch(build: Build, limit: float, num_epochs: int) -> None:
+    group, batch = build(MakeLearner(2)), regression(11)
+    batch["y"] = np.where(np.arange(11) < 6, 0.0, 11.0).astype(np.float32)  # 0 and 11 in the learners, 5 in the mean
+    stop = StopAbove("mean_y", limit)
+    results = update(group, batch, lr=0.01, num_epochs=3, minibatch_size=3, stop=stop)
+    assert (results["num_epochs"], results["mean_y"]) == (num_epochs, pytest.approx(5))
+    first, second = group._call_all(weights_of)
+    assert_same_weights(first, second, 0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer"), [("ppo", "adam"), ("ppo", "adagrad"), ("dqn", "sgd"), ("sac", "adamw"), ("sac", "own")]
+)
+def test_what_is_frozen_moves_in_no_learner(build: Build, algorithm: str, optimizer: str) -> None:
+    optimizer_class, config = OPTIMIZERS[optimizer]
+    settings = {"optimizer_class": optimizer_class, "optimizer_config": config}
+    group = build(MakeLearner(2, algorithm_loss(algorithm), ALGORITHMS[algorithm][0], **settings))
+    names = [name for name, _ in group.get_module("m").named_parameters() if not name.startswith("target_")]
+    for frozen in ([], names[::2], names[1:], []):
+        group.foreach_module("m", freeze, frozen)
+        before = weights_of(group._learner)["m"]
+        for _ in range(3):
+            update(group, algorithm_batch(algorithm), lr=0.01, coefficients=PPO_COEFFICIENTS)
+        for weights in [*group._call_all(weights_of), group.get_weights()]:
+            for name in names:
+                assert np.array_equal(weights["m"][name], before[name]) == (name in frozen), name
+
+
+def test_learners_that_froze_different_parameters_are_refused(build: Build) -> None:
+    group = build(MakeLearner(2))
+    group._workers[1].call(_apply, "m", freeze, ["scale"]).result()
+    with pytest.raises(LossError, match="learners/m: the learners have frozen different parameters"):
+        update(group, regression(8), lr=0.1)
+    group.foreach_module("m", freeze, ["scale"])
+    update(group, regression(8), lr=0.1)
 
 
 # Faults.
@@ -292,13 +377,13 @@ def test_a_learner_that_fails_ends_the_update_and_all_learners(
     pids = group._call_all(pid_of)
     start = time.monotonic()
     with pytest.raises(error, match=message) as caught:
-        group.update({"m": regression(8)}, lr=0.1)
+        update(group, regression(8), lr=0.1)
     assert time.monotonic() - start < 20  # not the half hour of a collective's timeout
     if error is CallbackError:
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert_gone(pids)
     for call in (
-        partial(group.update, {"m": regression(8)}, lr=0.1),
+        partial(update, group, regression(8), lr=0.1),
         partial(group.collect_metrics, MetricsLogger(), Timers()),
     ):
         with pytest.raises(WorkerDiedError, match=rf"(?s)the learners are gone, and are not restarted.*{message}"):
@@ -310,10 +395,10 @@ def test_a_learner_that_fails_ends_the_update_and_all_learners(
 def test_a_learner_that_was_killed_between_updates(build: Build) -> None:
     group = build(MakeLearner(2))
     pids = group._call_all(pid_of)
-    group.update({"m": regression(8)}, lr=0.1)
+    update(group, regression(8), lr=0.1)
     os.kill(pids[0], signal.SIGKILL)
     with pytest.raises(WorkerDiedError, match=r"learner \d: process .* was killed by SIGKILL"):
-        group.update({"m": regression(8)}, lr=0.1)
+        update(group, regression(8), lr=0.1)
     assert_gone(pids)
 
 
@@ -321,14 +406,14 @@ def test_one_learner_of_the_engine_needs_no_peers_and_leaves_no_process(build: B
     make, batch = MakeLearner(1), regression(20)
     group, single = build(make), make()
     [pid] = group._call_all(pid_of)
-    results = group.update({"m": batch}, lr=0.1, minibatch_size=5, shuffle=False)
-    assert results == single.update({"m": batch}, lr=0.1, minibatch_size=5, shuffle=False)
+    results = update(group, batch, lr=0.1, minibatch_size=5, shuffle=False)
+    assert results == update(single, batch, lr=0.1, minibatch_size=5, shuffle=False)
     assert_same_weights(group.get_weights(), single.get_weights(), 0)
     group.stop()
     group.stop()
     assert_gone([pid])
     with pytest.raises(WorkerDiedError, match=r"the learners are gone.*stopped"):
-        group.update({"m": batch}, lr=0.1)
+        update(group, batch, lr=0.1)
     assert_same_weights(group.get_weights(), single.get_weights(), 0)
 
 
@@ -353,11 +438,11 @@ def test_the_embedded_learner_is_the_learner() -> None:
     make, batch = MakeLearner(0), regression(20)
     group, single = LearnerGroup(make()), make()
     settings: dict[str, Any] = {"lr": 0.1, "minibatch_size": 5, "num_epochs": 2}
-    assert group.update({"m": batch}, **settings) == single.update({"m": batch}, **settings)
+    assert update(group, batch, **settings) == update(single, batch, **settings)
     assert_same_weights(group.get_weights(), single.get_weights(), 0)
     group.stop()
     assert isinstance(group._learner, Learner)
-    group.update({"m": batch}, lr=0.1)
+    update(group, batch, lr=0.1)
 
 
 @given(size=st.integers(1, 200), num_learners=st.integers(1, 9))

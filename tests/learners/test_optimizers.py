@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from corral.config.validation import OPTIMIZERS, optimizer_class
-from corral.learners.optimizers import make_optimizer, optimizer_settings, without_compiler
+from corral.learners.optimizers import ModuleOptimizer, optimizer_settings, without_compiler
 
 
 def net() -> nn.Module:
@@ -19,10 +19,10 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def train(module: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
+def train(module: nn.Module, optimizer: Any, num_steps: int) -> None:
     inputs = torch.linspace(-1, 1, 15).reshape(5, 3)
     for _ in range(num_steps):
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad()
         module(inputs).square().sum().backward()
         optimizer.step()
 
@@ -33,13 +33,14 @@ def test_steps_and_states_are_those_of_torch(name: str) -> None:
     settings = {**optimizer_settings(chosen, {}), "lr": 0.01}
     ours, theirs = net(), net()
     our_optimizer, their_optimizer = (
-        make_optimizer([ours.parameters()], chosen, settings),
+        ModuleOptimizer({"default": ours.parameters()}, chosen, settings),
         chosen(theirs.parameters(), **settings),
     )
-    assert isinstance(our_optimizer, chosen) and type(our_optimizer).__name__ == chosen.__name__
+    inner = our_optimizer.torch_optimizer
+    assert isinstance(inner, chosen) and type(inner).__name__ == chosen.__name__
     train(ours, our_optimizer, 3)
     train(theirs, their_optimizer, 3)
-    again = make_optimizer([ours.parameters()], chosen, settings)
+    again = ModuleOptimizer({"default": ours.parameters()}, chosen, settings)
     again.load_state_dict(our_optimizer.state_dict())
     train(ours, again, 3)
     train(theirs, their_optimizer, 3)
@@ -49,8 +50,8 @@ def test_steps_and_states_are_those_of_torch(name: str) -> None:
 
 def test_hooks_of_a_step_are_called() -> None:
     module, seen = net(), []
-    optimizer = make_optimizer([module.parameters()], torch.optim.SGD, {"lr": 0.01})
-    optimizer.register_step_post_hook(lambda *_: seen.append("stepped"))
+    optimizer = ModuleOptimizer({"default": module.parameters()}, torch.optim.SGD, {"lr": 0.01})
+    optimizer.torch_optimizer.register_step_post_hook(lambda *_: seen.append("stepped"))
     train(module, optimizer, 2)
     assert seen == ["stepped", "stepped"]
 

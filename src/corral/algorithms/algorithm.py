@@ -115,12 +115,19 @@ class Algorithm(ABC):
         try:
             observation_space, action_space, self._num_envs = self.env_runner_group.describe_env()
             self.round_size = round_size(config, self._num_envs)
-            module = config.module_spec(observation_space, action_space).build()
+            spec = config.module_spec(observation_space, action_space)
+            module = spec.build()
             self._callbacks.fire(
                 "on_create_policy", policy_id=DEFAULT_MODULE_ID, policy=module, metrics_logger=self.metrics
             )
             engine = self.env_runner_group.engine
-            self.learner_group = make_learner_group(config, module, self.make_loss(), engine)
+            self.learner_group = make_learner_group(
+                config,
+                {DEFAULT_MODULE_ID: spec},
+                {DEFAULT_MODULE_ID: module},
+                {DEFAULT_MODULE_ID: self.make_loss()},
+                engine,
+            )
             self._policy = DriverPolicy(config, observation_space, action_space, self._num_envs)
             self.exploration = self._policy.exploration
             self.sync_weights()
@@ -318,7 +325,7 @@ class Algorithm(ABC):
         config = reconfigured(self.config, settings, fixed=self.FIXED_SETTINGS)
         self.round_size = round_size(config, self._num_envs)
         self.config = config.freeze()
-        self.learner_group.set_loss(self.make_loss(), config.grad_clip, config.grad_clip_by)
+        self.learner_group.set_losses({DEFAULT_MODULE_ID: self.make_loss()})
 
     # State and checkpoints.
 

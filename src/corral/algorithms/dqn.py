@@ -18,22 +18,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.off_policy import Replay, ReplayAlgorithmConfig, learner_metrics
-from corral.core.schedules import Schedule, schedule_value
+from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, learner_metrics
+from corral.core.schedules import Schedule
 from corral.core.settings import NonNegativeFloat, PositiveInt
 from corral.errors import ConfigError
 from corral.learners.losses import Batch, Loss, LossInTwoForms
 from corral.modules.module import Module
 from corral.modules.q_module import QModule
-from corral.replay import ReplayBuffer
 
 if TYPE_CHECKING:
     from corral.config.setter_types import DQNTrainingArgs
 
 
 @dataclass(kw_only=True)
-class DQNConfig(ReplayAlgorithmConfig):
-    """Settings of DQN; those below, and those of `ReplayAlgorithmConfig`, belong to `.training(...)`.
+class DQNConfig(OffPolicyConfig):
+    """Settings of DQN; those below, and those of `OffPolicyConfig`, belong to `.training(...)`.
 
     Attributes:
         double_q: Whether the network chooses the next action that the target network values (van Hasselt et al. 2016,
@@ -100,24 +99,13 @@ class DQNConfig(ReplayAlgorithmConfig):
             raise ConfigError(f"v_min={self.v_min} must lie below v_max={self.v_max}: the atoms lie between them.")
 
 
-class DQN(Algorithm):
+class DQN(OffPolicyAlgorithm):
     """Deep Q-networks."""
 
-    FIXED_SETTINGS = Algorithm.FIXED_SETTINGS | {
-        *("dueling", "noisy", "sigma0", "num_atoms", "v_min", "v_max", "replay_buffer_config")
-    }
+    FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"dueling", "noisy", "sigma0", "num_atoms", "v_min", "v_max"}
     METRICS = ("qf_mean", "qf_min", "qf_max", *learner_metrics("default"))
 
     config: DQNConfig
-
-    def setup(self) -> None:
-        """Make the replay buffer."""
-        self._replay = Replay(self.config)
-
-    @property
-    def local_replay_buffer(self) -> ReplayBuffer:
-        """The replay buffer: `add`, `sample`, `len`, `get_state`, `set_state`."""
-        return self._replay.buffer
 
     def make_loss(self) -> Loss:
         """Return the loss with this config's constants."""
@@ -129,33 +117,6 @@ class DQN(Algorithm):
             partial(dqn_loss, double_q=config.double_q, huber=huber),
             partial(dqn_loss_on_arrays, double_q=config.double_q, huber=huber),
         )
-
-    def get_state(self) -> dict[str, Any]:
-        """Return a copy of what training goes on from; see `store_buffer_in_checkpoints`."""
-        return super().get_state() | {"replay": self._replay.get_state(self.config.store_buffer_in_checkpoints)}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where the algorithm of this state was; see `Algorithm.set_state`."""
-        super().set_state(state)
-        self._replay.set_state(state["replay"])
-
-    def stop(self) -> None:
-        """Close the envs, end all workers, and give back the buffer's memory."""
-        super().stop()
-        if hasattr(self, "_replay"):
-            self._replay.buffer.close()
-
-    def training_step(self) -> dict[str, dict[str, Any]]:
-        """Sample a round into the buffer, make the updates that are due, hand out the new weights."""
-        config = self.config
-        rollouts = self.sample(self.round_size or 1)
-        with self.timers.time("replay"):
-            self._replay.buffer.add(rollouts)
-        num_env_steps = sum(rollout.num_env_steps for rollout in rollouts)
-        lr = schedule_value(config.lr, self.num_env_steps_sampled_lifetime)
-        results = self._replay.learn(self, config, num_env_steps, lr=lr)
-        self.sync_weights()
-        return results
 
 
 def dqn_loss(

@@ -1,8 +1,8 @@
-"""What algorithms share that learn from a replay buffer: their settings, and one round of learning from it."""
+"""What off-policy algorithms share: the settings and the training step of learning from a replay buffer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -14,12 +14,13 @@ from corral.config.config import AlgorithmConfig
 from corral.core.schedules import schedule_value
 from corral.core.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from corral.learners.losses import Batch
+from corral.learners.settings import UpdateSettings
 from corral.modules.module import DEFAULT_MODULE_ID
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
 
 
 @dataclass(kw_only=True)
-class ReplayAlgorithmConfig(AlgorithmConfig):
+class OffPolicyConfig(AlgorithmConfig):
     """Settings of algorithms that learn from a replay buffer.
 
     Attributes:
@@ -61,115 +62,133 @@ class ReplayAlgorithmConfig(AlgorithmConfig):
         return ReplayConfig.parse(self.replay_buffer_config)
 
 
-def learner_metrics(*groups: str) -> tuple[str, ...]:
-    """Return what an update reports whatever the loss, for groups of parameters of these names."""
-    return (
-        *("total_loss", "td_error_mean", "module_train_batch_size_mean", "num_gradient_steps"),
-        *(f"gradients_{group}_optimizer_global_norm" for group in groups),
-        *(f"{group}_optimizer_learning_rate" for group in groups),
-    )
+class OffPolicyAlgorithm(Algorithm):
+    """An algorithm that learns from a replay buffer: its buffer, how much it learns and when, and its targets.
 
-
-class Replay:
-    """An algorithm's replay buffer, and how much it learns from it, and when.
+    Subclasses give `make_loss`, whose loss reports the column `td_error`, and name in `METRICS` what their learners
+    report. They may override `lr` and `prepare_batch`. The module has a method `update_target(tau)`.
 
     Attributes:
-        buffer: The buffer.
-        update_credit: Updates that sampling has earned and that have not been made: a part of one.
-        target_updated_at: Env steps sampled when the target was last updated.
+        local_replay_buffer: The replay buffer: `add`, `sample`, `len`, `get_state`, `set_state`.
     """
 
-    def __init__(self, config: ReplayAlgorithmConfig) -> None:
-        """Make the buffer of a frozen config."""
-        replay_config = config.replay_config
-        self.buffer: ReplayBuffer = make_replay_buffer(
-            replay_config, num_runners=max(1, config.num_env_runners), seed=config.seed
-        )
-        self._beta, self._capacity = replay_config.beta, replay_config.capacity
-        self.update_credit = 0.0
-        self.target_updated_at = 0
+    STATE = (*Algorithm.STATE, "_update_credit", "_target_updated_at")
+    FIXED_SETTINGS = Algorithm.FIXED_SETTINGS | {"replay_buffer_config"}
 
-    def learn(
-        self,
-        algorithm: Algorithm,
-        config: ReplayAlgorithmConfig,
-        num_env_steps: int,
-        *,
-        lr: float | Mapping[str, float],
-        prepare: Callable[[Batch], Batch] = lambda batch: batch,
-        coefficients: Mapping[str, float] | None = None,
-    ) -> dict[str, dict[str, Any]]:
+    config: OffPolicyConfig
+
+    def setup(self) -> None:
+        """Make the replay buffer."""
+        config = self.config
+        self._replay_config = config.replay_config
+        self.local_replay_buffer: ReplayBuffer = make_replay_buffer(
+            self._replay_config, num_runners=max(1, config.num_env_runners), seed=config.seed
+        )
+        self._update_credit = 0.0  # updates that sampling has earned and that have not been made: a part of one
+        self._target_updated_at = 0  # env steps sampled when the target was last updated
+
+    # What a subclass may override.
+
+    def lr(self) -> float | Mapping[str, float]:
+        """Return the learning rate of the next update, or one learning rate per group of parameters."""
+        return schedule_value(self.config.lr, self.num_env_steps_sampled_lifetime)
+
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Return a batch from the buffer as the loss expects it."""
+        return batch
+
+    # The training step.
+
+    def training_step(self) -> dict[str, dict[str, Any]]:
+        """Sample a round into the buffer, make the updates that are due, hand out the new weights."""
+        rollouts = self.sample(self.round_size or 1)
+        with self.timers.time("replay"):
+            self.local_replay_buffer.add(rollouts)
+        results = self.learn(sum(rollout.num_env_steps for rollout in rollouts))
+        self.sync_weights()
+        return results
+
+    def learn(self, num_env_steps: int) -> dict[str, dict[str, Any]]:
         """Make the updates that are due after a round of sampling.
 
         Args:
-            algorithm: Whose learners to update.
-            config: Its config.
             num_env_steps: Env steps of the round.
-            lr: Learning rate, or one for each group of parameters.
-            prepare: Called with each batch.
-            coefficients: Handed to the loss.
 
         Returns:
-            The results of the last update, by module id, without columns; empty if none was due. Those of the others
-            are logged.
+            The results of the last update, by module id, without columns; empty if none was due. The results of the
+            others are logged.
         """
-        steps = algorithm.num_env_steps_sampled_lifetime
-        results: dict[str, dict[str, Any]] = {}
-        for _ in range(self._num_updates_due(config, num_env_steps)):
-            algorithm.metrics.log_dict(results, key="learners", reduce="mean")
-            with algorithm.timers.time("replay"):
-                batch = prepare(
-                    self.buffer.sample(
+        config, results = self.config, dict[str, dict[str, Any]]()
+        settings = UpdateSettings.from_config(config, lr=self.lr())
+        for _ in range(self._num_updates_due(num_env_steps)):
+            self.metrics.log_dict(results, key="learners", reduce="mean")
+            with self.timers.time("replay"):
+                batch = self.prepare_batch(
+                    self.local_replay_buffer.sample(
                         config.total_train_batch_size,
                         n_step=config.n_step,
                         gamma=config.gamma,
-                        beta=schedule_value(self._beta, steps),
+                        beta=schedule_value(self._replay_config.beta, self.num_env_steps_sampled_lifetime),
                     )
                 )
-            with algorithm.timers.time("learning"):
-                results = algorithm.learner_group.update(
-                    {DEFAULT_MODULE_ID: batch},
-                    lr=lr,
-                    num_epochs=config.num_epochs,
-                    minibatch_size=config.minibatch_size,
-                    shuffle=config.shuffle_batch_per_epoch,
-                    coefficients={DEFAULT_MODULE_ID: coefficients or {}},
-                )
-                self._update_target(algorithm, config, steps)
+            with self.timers.time("learning"):
+                results = self.learner_group.update({DEFAULT_MODULE_ID: batch}, {DEFAULT_MODULE_ID: settings})
+                self._update_target_if_due()
             td_errors = results[DEFAULT_MODULE_ID].pop("td_error")
-            if isinstance(self.buffer, PrioritizedReplayBuffer):
-                with algorithm.timers.time("replay"):
-                    self.buffer.update_priorities(batch["indices"], np.abs(td_errors))
+            if isinstance(self.local_replay_buffer, PrioritizedReplayBuffer):
+                with self.timers.time("replay"):
+                    self.local_replay_buffer.update_priorities(batch["indices"], np.abs(td_errors))
             results[DEFAULT_MODULE_ID]["td_error_mean"] = float(np.mean(td_errors))
         return results
 
-    def _num_updates_due(self, config: ReplayAlgorithmConfig, num_env_steps: int) -> int:
-        enough = min(config.num_steps_sampled_before_learning_starts, self._capacity)
-        if len(self.buffer) < max(enough, 1):
+    def _num_updates_due(self, num_env_steps: int) -> int:
+        config = self.config
+        enough = min(config.num_steps_sampled_before_learning_starts, self._replay_config.capacity)
+        if len(self.local_replay_buffer) < max(enough, 1):
             return 0
         if config.training_intensity is None:
             return 1
-        self.update_credit += config.training_intensity * num_env_steps / config.total_train_batch_size
-        num_updates = int(self.update_credit)
-        self.update_credit -= num_updates
+        self._update_credit += config.training_intensity * num_env_steps / config.total_train_batch_size
+        num_updates = int(self._update_credit)
+        self._update_credit -= num_updates
         return num_updates
 
-    def _update_target(self, algorithm: Algorithm, config: ReplayAlgorithmConfig, steps: int) -> None:
-        if steps - self.target_updated_at >= config.target_network_update_freq:
-            self.target_updated_at = steps
-            algorithm.learner_group.foreach_module(DEFAULT_MODULE_ID, _update_target, config.tau)
+    def _update_target_if_due(self) -> None:
+        steps = self.num_env_steps_sampled_lifetime
+        if steps - self._target_updated_at >= self.config.target_network_update_freq:
+            self._target_updated_at = steps
+            self.learner_group.foreach_module(DEFAULT_MODULE_ID, _update_target, self.config.tau)
 
-    def get_state(self, with_buffer: bool) -> dict[str, Any]:
-        """Return what learning goes on from; the buffer's contents only if asked for."""
-        state = {"update_credit": self.update_credit, "target_updated_at": self.target_updated_at}
-        return {**state, "buffer": self.buffer.get_state()} if with_buffer else state
+    # State, and the end.
+
+    def get_state(self) -> dict[str, Any]:
+        """Return a copy of what training continues from; see `store_buffer_in_checkpoints`."""
+        state = super().get_state()
+        if self.config.store_buffer_in_checkpoints:
+            state["replay_buffer"] = self.local_replay_buffer.get_state()
+        return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; without a buffer in it, this one stays as it is."""
-        if "buffer" in state:
-            self.buffer.set_state(state["buffer"])
-        self.update_credit, self.target_updated_at = state["update_credit"], state["target_updated_at"]
+        """Continue from a state; without a buffer in it, this buffer stays as it is. See `Algorithm.set_state`."""
+        super().set_state(state)
+        if "replay_buffer" in state:
+            self.local_replay_buffer.set_state(state["replay_buffer"])
+
+    def stop(self) -> None:
+        """Close the envs, end all workers, and release the buffer's memory."""
+        super().stop()
+        if hasattr(self, "local_replay_buffer"):  # building may have failed before it
+            self.local_replay_buffer.close()
 
 
 def _update_target(module: Any, tau: float) -> None:
     module.update_target(tau)
+
+
+def learner_metrics(*groups: str) -> tuple[str, ...]:
+    """Return the names that an update reports whatever the loss, for groups of parameters of these names."""
+    return (
+        *("total_loss", "td_error_mean", "module_train_batch_size_mean", "num_gradient_steps", "num_epochs"),
+        *(f"gradients_{group}_optimizer_global_norm" for group in groups),
+        *(f"{group}_optimizer_learning_rate" for group in groups),
+    )

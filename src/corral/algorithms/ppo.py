@@ -26,6 +26,7 @@ from corral.core.tree import Tree, map_tree
 from corral.episodes.rollout import Rollout, level_added_columns
 from corral.errors import ConfigError
 from corral.learners.losses import Batch
+from corral.learners.settings import UpdateSettings
 from corral.modules.module import DEFAULT_MODULE_ID, Module
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 # Section 4 of the paper: the KL coefficient moves when the divergence leaves this band around its target.
 KL_BAND, KL_FACTOR = 1.5, 2.0
+# How far above `target_kl` the divergence ends the epochs of an iteration, as in Stable-Baselines3.
+KL_STOP = 1.5
 
 
 @dataclass(kw_only=True)
@@ -49,6 +52,8 @@ class PPOConfig(AlgorithmConfig):
         kl_target: Divergence that the coefficient adapts to after each iteration, starting from `kl_coeff`; `None`
             leaves the coefficient to its schedule.
         normalize_advantages: Whether the advantages of a batch are scaled to mean 0 and deviation 1.
+        target_kl: No further epoch of an iteration starts once the mean divergence over the minibatches of an epoch
+            exceeds 1.5 times this number; `None` takes all `num_epochs`. It adapts nothing: see `kl_target` for that.
     """
 
     DEFAULT_NUM_ENVS: ClassVar[int] = 16
@@ -66,6 +71,7 @@ class PPOConfig(AlgorithmConfig):
     kl_coeff: NonNegativeSchedule = 0.0
     kl_target: PositiveFloat | None = None
     normalize_advantages: bool = True
+    target_kl: PositiveFloat | None = None
 
     def training(self, **settings: Unpack[PPOTrainingArgs]) -> Self:
         """Set how to learn; see `TrainingSettings` and the settings above."""
@@ -130,14 +136,13 @@ class PPO(Algorithm):
             self._kl_coeff = schedule_value(config.kl_coeff, steps)
         coefficients = {"kl_coeff": self._kl_coeff, "entropy_coeff": schedule_value(config.entropy_coeff, steps)}
         with self.timers.time("learning"):
-            results = self.learner_group.update(
-                {DEFAULT_MODULE_ID: batch},
+            settings = UpdateSettings.from_config(
+                config,
                 lr=schedule_value(config.lr, steps),
-                num_epochs=config.num_epochs,
-                minibatch_size=config.minibatch_size,
-                shuffle=config.shuffle_batch_per_epoch,
-                coefficients={DEFAULT_MODULE_ID: coefficients},
+                coefficients=coefficients,
+                stop=None if config.target_kl is None else KLStop(KL_STOP * config.target_kl),
             )
+            results = self.learner_group.update({DEFAULT_MODULE_ID: batch}, {DEFAULT_MODULE_ID: settings})
         self.sync_weights()
         metrics = results[DEFAULT_MODULE_ID]
         metrics["vf_explained_var"] = explained_variance(batch["values"], batch["value_targets"])
@@ -145,6 +150,21 @@ class PPO(Algorithm):
         if config.kl_target is not None:
             self._kl_coeff = adapted_kl_coeff(self._kl_coeff, metrics["mean_kl"], config.kl_target)
         return results
+
+
+@dataclass(frozen=True)
+class KLStop:
+    """Ends the epochs of an update once the policy has moved too far; see `UpdateSettings.stop`.
+
+    Attributes:
+        largest: The largest mean divergence of an epoch, in nats, after which another epoch starts.
+    """
+
+    largest: float
+
+    def __call__(self, scalars: Mapping[str, float]) -> bool:
+        """Return whether the epoch's mean divergence was larger."""
+        return scalars["mean_kl"] > self.largest
 
 
 def ppo_batch(

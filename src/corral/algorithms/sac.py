@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.off_policy import Replay, ReplayAlgorithmConfig, learner_metrics
+from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, learner_metrics
 from corral.core.schedules import schedule_value
 from corral.core.settings import NonNegativeSchedule, PositiveFloat
 from corral.learners.losses import Batch, Loss, LossInTwoForms
 from corral.modules.distributions import SquashedGaussian
 from corral.modules.module import DEFAULT_MODULE_ID, Module
 from corral.modules.sac_module import SACModule
-from corral.replay import ReplayBuffer, ReplayConfig
+from corral.replay import ReplayConfig
 
 if TYPE_CHECKING:
     from corral.config.setter_types import SACTrainingArgs
@@ -36,8 +36,8 @@ log-likelihood of the policy's own actions, `[B]`, without a graph."""
 
 
 @dataclass(kw_only=True)
-class SACConfig(ReplayAlgorithmConfig):
-    """Settings of SAC; those below, and those of `ReplayAlgorithmConfig`, belong to `.training(...)`.
+class SACConfig(OffPolicyConfig):
+    """Settings of SAC; those below, and those of `OffPolicyConfig`, belong to `.training(...)`.
 
     Until learning starts, actions are drawn evenly from the action space; `exploration_config` changes that. The buffer
     keeps 1,000,000 env steps, unless `replay_buffer_config` has a `capacity`; memory is taken as they come.
@@ -91,7 +91,7 @@ class SACConfig(ReplayAlgorithmConfig):
 
     @property
     def replay_config(self) -> ReplayConfig:
-        """The settings of the buffer; see `ReplayAlgorithmConfig.replay_config`."""
+        """The settings of the buffer; see `OffPolicyConfig.replay_config`."""
         return ReplayConfig.parse({"capacity": self.DEFAULT_CAPACITY, **self.replay_buffer_config})
 
     def lrs(self, num_env_steps: int) -> dict[str, float]:
@@ -103,10 +103,10 @@ class SACConfig(ReplayAlgorithmConfig):
         }
 
 
-class SAC(Algorithm):
+class SAC(OffPolicyAlgorithm):
     """Soft actor-critic."""
 
-    FIXED_SETTINGS = Algorithm.FIXED_SETTINGS | {"twin_q", "initial_alpha", "replay_buffer_config"}
+    FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"twin_q", "initial_alpha"}
     METRICS = (
         *("critic_loss", "actor_loss", "alpha_loss", "alpha", "entropy", "qf_mean", "qf_min", "qf_max"),
         *learner_metrics("actor", "critic", "alpha"),
@@ -115,15 +115,10 @@ class SAC(Algorithm):
     config: SACConfig
 
     def setup(self) -> None:
-        """Make the replay buffer, and what draws the noise of the policy's own actions."""
+        """Make the replay buffer, and the generator for the noise of the policy's own actions."""
+        super().setup()
         assert self.config.seed is not None
-        self._replay = Replay(self.config)
         self._noise_rng = np.random.default_rng([self.config.seed, 1])  # other noise than any other part draws
-
-    @property
-    def local_replay_buffer(self) -> ReplayBuffer:
-        """The replay buffer: `add`, `sample`, `len`, `get_state`, `set_state`."""
-        return self._replay.buffer
 
     def make_loss(self) -> Loss:
         """Return the loss with this config's constants."""
@@ -133,41 +128,24 @@ class SAC(Algorithm):
             partial(sac_loss, target_entropy=target_entropy), partial(sac_loss_on_arrays, target_entropy=target_entropy)
         )
 
-    def get_state(self) -> dict[str, Any]:
-        """Return a copy of what training goes on from; see `store_buffer_in_checkpoints`."""
-        return super().get_state() | {
-            "replay": self._replay.get_state(self.config.store_buffer_in_checkpoints),
-            "noise_rng": dict(self._noise_rng.bit_generator.state),
-        }
+    def lr(self) -> dict[str, float]:
+        """Return the learning rates of actor, critics and temperature."""
+        return self.config.lrs(self.num_env_steps_sampled_lifetime)
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where the algorithm of this state was; see `Algorithm.set_state`."""
-        super().set_state(state)
-        self._replay.set_state(state["replay"])
-        self._noise_rng.bit_generator.state = state["noise_rng"]
-
-    def stop(self) -> None:
-        """Close the envs, end all workers, and give back the buffer's memory."""
-        super().stop()
-        if hasattr(self, "_replay"):
-            self._replay.buffer.close()
-
-    def training_step(self) -> dict[str, dict[str, Any]]:
-        """Sample a round into the buffer, make the updates that are due, hand out the new weights."""
-        rollouts = self.sample(self.round_size or 1)
-        with self.timers.time("replay"):
-            self._replay.buffer.add(rollouts)
-        num_env_steps = sum(rollout.num_env_steps for rollout in rollouts)
-        lrs = self.config.lrs(self.num_env_steps_sampled_lifetime)
-        results = self._replay.learn(self, self.config, num_env_steps, lr=lrs, prepare=self._with_noise)
-        self.sync_weights()
-        return results
-
-    def _with_noise(self, batch: Batch) -> Batch:
+    def prepare_batch(self, batch: Batch) -> Batch:
         """Add the columns `noise` and `next_noise`, float32 `[B, d]`, that pick the policy's actions."""
         distribution = self.get_module(DEFAULT_MODULE_ID).distribution
         noise = distribution.noise(self._noise_rng, (2, len(batch["rewards"])))
         return {**batch, "noise": noise[0], "next_noise": noise[1]}
+
+    def get_state(self) -> dict[str, Any]:
+        """Return a copy of what training continues from; see `OffPolicyAlgorithm.get_state`."""
+        return super().get_state() | {"noise_rng": dict(self._noise_rng.bit_generator.state)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; see `OffPolicyAlgorithm.set_state`."""
+        super().set_state(state)
+        self._noise_rng.bit_generator.state = state["noise_rng"]
 
 
 def sac_loss(

@@ -22,7 +22,7 @@ from corral.exploration.base import Delegating, RowDistribution
 from corral.exploration.build import make_sub_exploration
 from corral.exploration.sampling import not_negative
 from corral.learners.learner_state import get_learner_state, set_learner_state
-from corral.learners.optimizers import make_optimizer, optimizer_settings
+from corral.learners.optimizers import ModuleOptimizer
 from corral.modules.module import ModelConfig
 from corral.modules.networks import Encoder, num_outputs, orthogonal
 from corral.modules.threads import num_threads_for, torch_threads
@@ -60,7 +60,7 @@ class IntrinsicReward(Delegating, ABC):
         self.sub = make_sub_exploration(self, sub_exploration)
         self.lr = 0.0  # of nets that learn
         self._net: nn.Module | None = None  # made when it is first needed, which in a runner is never
-        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._optimizers: dict[str, ModuleOptimizer] = {}
         self._num_threads: int | None = None
         self._waiting: list[Steps] = []  # that are too few for a gradient step
 
@@ -112,14 +112,10 @@ class IntrinsicReward(Delegating, ABC):
                 torch.default_generator.manual_seed(self.config.seed or 0)
                 self._net = self.make_net()
             if any(parameter.requires_grad for parameter in self._net.parameters()):
-                parameters = [list(self._net.parameters())]
-                self._optimizers = {"net": make_optimizer(parameters, torch.optim.Adam, self._optimizer_settings)}
+                groups = {"default": self._net.parameters()}
+                self._optimizers = {"net": ModuleOptimizer(groups, torch.optim.Adam, {"lr": self.lr})}
             self._num_threads = num_threads_for(self._net, self.config.num_threads)
         return self._net
-
-    @property
-    def _optimizer_settings(self) -> dict[str, Any]:
-        return optimizer_settings(torch.optim.Adam, {"lr": self.lr})
 
     def errors(self, steps: Steps) -> tuple[Tensor, ...]:
         """Return the errors of what is trained, `[B]` each; of a net that does not learn there are none."""
@@ -155,7 +151,8 @@ class IntrinsicReward(Delegating, ABC):
 
     def _step(self, errors: tuple[Tensor, ...]) -> None:
         optimizer = self._optimizers["net"]
-        optimizer.zero_grad(set_to_none=False)  # the parameters' gradients are parts of one vector
+        optimizer.sync()
+        optimizer.zero_grad()
         self.loss(*errors).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
@@ -176,7 +173,7 @@ class IntrinsicReward(Delegating, ABC):
         super().set_state(state)
         if "weights" in state:
             nets = {"net": self.net}
-            set_learner_state(nets, self._optimizers, state, self._optimizer_settings)
+            set_learner_state(nets, self._optimizers, state)
             self._waiting = [Steps(*map_tree(torch.from_numpy, columns)) for columns in state["waiting"]]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral.callbacks.dispatch import make_dispatcher
+from corral.callbacks.dispatch import Dispatcher, make_dispatcher
 from corral.config.validation import optimizer_class
 from corral.core.seeding import seed_everything
 from corral.engines.base import Engine, WorkerHandle, resources_of_learner, resources_of_runner
@@ -16,37 +16,48 @@ from corral.learners.distributed import LOOPBACK, Peers, learner_device
 from corral.learners.learner import Learner
 from corral.learners.learner_group import LearnerGroup
 from corral.learners.losses import Loss
-from corral.modules.module import DEFAULT_MODULE_ID, Module
+from corral.learners.settings import LearningSpec
+from corral.modules.module import Module
+from corral.modules.spec import ModuleSpec
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
 
 
-def make_learner_group(config: AlgorithmConfig, module: Module, loss: Loss, engine: Any) -> LearnerGroup:
+def make_learner_group(
+    config: AlgorithmConfig,
+    specs: Mapping[str, ModuleSpec],
+    modules: Mapping[str, Module],
+    losses: Mapping[str, Loss],
+    engine: Any,
+) -> LearnerGroup:
     """Build the learners.
 
     Args:
-        config: Frozen; its `seed` is set.
-        module: To be trained; with `num_learners` above 0, the copy that stays in this process.
-        loss: The algorithm's.
-        engine: That runs the learners, if `num_learners` is above 0.
+        config: A frozen config; its `seed` is set.
+        specs: What the modules are built from, by module id.
+        modules: The modules to train, by module id; with `num_learners` above 0, the copies that stay in this process.
+        losses: Losses by module id; a module without an entry does not learn.
+        engine: The engine that runs the learners, if `num_learners` is above 0.
 
     Raises:
         ConfigError: The engine can never run them all.
-        SerializationError: A callback, the loss or a setting cannot be pickled.
+        SerializationError: A callback, a loss, a module's class or a setting cannot be pickled.
         CorralError: The learners did not start in time.
     """
     assert config.seed is not None
     if not config.num_learners:
-        return LearnerGroup(_make_learner(config, module, loss, config.seed, callbacks=make_dispatcher(config)))
-    copy = _make_learner(config, module, loss, config.seed)
+        return LearnerGroup(_make_learner(config, modules, losses, config.seed, callbacks=make_dispatcher(config)))
+    copy = _make_learner(config, modules, losses, config.seed)
     # Learners have no env; one that cannot be pickled is no reason to fail, as long as the runner is here.
     config = config.copy(env=None, env_config={}, wrappers=[]).freeze()
     weights = copy.get_weights()
-    trainable = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    frozen = {
+        module_id: {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+        for module_id, module in modules.items()
+    }
     factories = [
-        partial(_make_worker, config, module.observation_space, module.action_space, loss, weights, trainable, rank)
-        for rank in range(config.num_learners)
+        partial(_make_worker, config, specs, losses, weights, frozen, rank) for rank in range(config.num_learners)
     ]
     return LearnerGroup(
         copy,
@@ -80,40 +91,43 @@ def start_learners(
 
 
 def _make_learner(
-    config: AlgorithmConfig, module: Module, loss: Loss, seed: int, *, device: str | None = None, **parts: Any
+    config: AlgorithmConfig,
+    modules: Mapping[str, Module],
+    losses: Mapping[str, Loss],
+    seed: int,
+    *,
+    device: str | None = None,
+    callbacks: Dispatcher | None = None,
 ) -> Learner:
+    optimizer = optimizer_class(config.optimizer)
     return Learner(
-        {DEFAULT_MODULE_ID: module},
-        loss,
-        optimizer_class=optimizer_class(config.optimizer),
-        optimizer_config=config.optimizer_config,
-        grad_clip=config.grad_clip,
-        grad_clip_by=config.grad_clip_by,
+        modules,
+        {module_id: LearningSpec(loss, optimizer, config.optimizer_config) for module_id, loss in losses.items()},
         device=device or config.device,
         num_threads=config.num_threads,
         seed=seed,
-        **parts,
+        callbacks=callbacks,
     )
 
 
 def _make_worker(
     config: AlgorithmConfig,
-    observation_space: Any,
-    action_space: Any,
-    loss: Loss,
-    weights: dict[str, dict[str, Any]],
-    trainable: set[str],
+    specs: Mapping[str, ModuleSpec],
+    losses: Mapping[str, Loss],
+    weights: Mapping[str, dict[str, Any]],
+    frozen: Mapping[str, Collection[str]],
     rank: int,
 ) -> Learner:
     """Build one of several learners, in its process; they start with the same weights and shuffle differently."""
     assert config.seed is not None
     seed = int(np.random.SeedSequence([config.seed, rank]).generate_state(1)[0]) >> 1
     seed_everything(seed)
-    module = config.module_spec(observation_space, action_space).build()
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name in trainable)  # a callback may have frozen some
+    modules = {module_id: spec.build() for module_id, spec in specs.items()}
+    for module_id, module in modules.items():
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name not in frozen[module_id])  # a callback may have frozen some
     device = learner_device(config.device, rank)
-    learner = _make_learner(config, module, loss, seed, device=device, callbacks=make_dispatcher(config))
+    learner = _make_learner(config, modules, losses, seed, device=device, callbacks=make_dispatcher(config))
     if config.num_learners > 1:
         learner.peers = Peers(rank, config.num_learners, learner.device)
     learner.set_weights(weights)

@@ -75,18 +75,32 @@ class Peers:
 
     # Exchanges.
 
-    def gather(self, number: int) -> list[int]:
-        """Return this number of every learner, by rank."""
-        numbers = torch.zeros(self.num_learners, dtype=torch.int64, device=self._device)
-        numbers[self.rank] = number
-        _exchange(dist.all_reduce, numbers)
-        return [int(entry) for entry in numbers.tolist()]
+    def gather(self, *numbers: int) -> list[list[int]]:
+        """Return these numbers of every learner, one list per number, each by rank."""
+        table = torch.zeros(len(numbers), self.num_learners, dtype=torch.int64, device=self._device)
+        table[:, self.rank] = torch.tensor(numbers)
+        _exchange(dist.all_reduce, table)
+        rows: list[list[int]] = table.tolist()
+        return rows
+
+    def average_numbers(self, numbers: Sequence[float], weight: float) -> list[float]:
+        """Return the weighted sums of numbers over all learners, the same in all of them.
+
+        Args:
+            numbers: As many in all learners.
+            weight: Weight of this learner's numbers; the weights of all learners sum to 1.
+        """
+        sums = torch.tensor(numbers, dtype=torch.float64, device=self._device) * weight
+        _exchange(dist.all_reduce, sums)
+        means: list[float] = sums.tolist()
+        return means
 
     def average(self, parameters: Sequence[nn.Parameter], weight: float, has_problem: bool) -> bool:
         """Replace each gradient by the weighted sum of the learners' gradients, in one exchange for each dtype.
 
         Args:
-            parameters: The same in all learners. A gradient that only some learners have counts as 0 in the others.
+            parameters: Trainable ones, the same in all learners. A gradient that only some learners have counts as 0
+                in the others.
             weight: Of this learner's gradients; those of all learners sum to 1.
             has_problem: Whether this learner's loss is not finite; its gradients mean nothing then.
 
@@ -95,16 +109,16 @@ class Peers:
             to be used, and `problems` tells why.
         """
         self._has_problem = has_problem
-        for dtype in dict.fromkeys(parameter.dtype for parameter in parameters if parameter.requires_grad):
-            chosen = [parameter for parameter in parameters if parameter.requires_grad and parameter.dtype == dtype]
-            if not self._average(chosen, weight):
+        for dtype in dict.fromkeys(parameter.dtype for parameter in parameters) or [None]:  # with none, the problems
+            if not self._average([parameter for parameter in parameters if parameter.dtype == dtype], weight):
                 return False
         return True
 
     def _average(self, parameters: Sequence[nn.Parameter], weight: float) -> bool:
         """Average the gradients of parameters of one dtype."""
         gradients = [_gradient(parameter) for parameter in parameters]
-        own = torch.cat([gradient.reshape(-1) for gradient in gradients]) * weight
+        empty = [] if gradients else [torch.zeros(0, device=self._device)]
+        own = torch.cat([gradient.reshape(-1) for gradient in gradients] + empty) * weight
         self._has_problem = self._has_problem or not bool(own.isfinite().all())
         marks = [float(parameter.grad is not None) for parameter in parameters]  # who has a gradient at all
         marks += [float(self._has_problem and rank == self.rank) for rank in range(self.num_learners)]

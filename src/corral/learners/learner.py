@@ -5,24 +5,26 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
 from corral.core.tree import Tree, map_tree, num_rows
-from corral.errors import ColumnError, LossError
+from corral.errors import ColumnError, ConfigError, LossError
 from corral.learners.acting_weights import ActingWeights
 from corral.learners.distributed import Peers
+from corral.learners.gradients import backward, clip_gradients, total_loss
 from corral.learners.learner_state import get_learner_state, set_learner_state
 from corral.learners.losses import Batch, Loss, LossInTwoForms
 from corral.learners.minibatches import UpdateReport, loss_error, row_bounds, shares_of_rows
-from corral.learners.optimizers import clip_gradients, make_optimizer, optimizer_settings
+from corral.learners.optimizers import ModuleOptimizer
+from corral.learners.settings import LearningSpec, Stop, UpdateSettings
 from corral.metrics.logger import MetricsLogger
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
@@ -32,76 +34,80 @@ VALUES_CHUNK = 8192
 
 
 class Learner:
-    """Minibatch gradient steps on one or more modules, each with an optimizer of its own.
+    """Minibatch gradient steps on one or more modules, each with its own loss, optimizer and settings.
 
     Args:
-        modules: By module id. The learner moves them to the device and keeps them.
-        loss: The algorithm's loss, a pure function.
-        optimizer_class: A `torch.optim.Optimizer`, called with the parameters and `optimizer_config`.
-        optimizer_config: Its keyword arguments, apart from `lr`, which every update gives.
-        grad_clip: Limit of the gradients, or `None`.
-        grad_clip_by: `"global_norm"` (over a group of parameters), `"norm"` (each parameter's) or `"value"`.
+        modules: Modules by module id. The learner moves them to the device and keeps them.
+        specs: Loss and optimizer by module id; a module without an entry does not learn.
         device: `"auto"` (CUDA when there is one), or a torch device name.
         num_threads: Intra-op threads, or `"auto"`: one for small nets.
-        seed: Of the shuffling.
-        callbacks: Who listens to the learner's events; `None` is nobody.
+        seed: Seed of the generator for shuffling.
+        callbacks: Callbacks of the learner's events; `None` is none.
         peers: Learners that take every gradient step together with this one, or `None`.
 
     Attributes:
-        modules: By module id.
-        device: Where they are.
+        modules: Modules by module id.
+        device: Device of the modules.
         metrics: The logger that callbacks get; aggregated into `result["learners"]`.
-        rng: Of the shuffling.
+        rng: Generator for shuffling.
         callbacks_s: Seconds in callbacks since somebody set it to 0.
     """
 
     def __init__(
         self,
         modules: Mapping[str, Module],
-        loss: Loss,
+        specs: Mapping[str, LearningSpec],
         *,
-        optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
-        optimizer_config: Mapping[str, Any] | None = None,
-        grad_clip: float | None = None,
-        grad_clip_by: str = "global_norm",
         device: str = "auto",
         num_threads: int | str = "auto",
         seed: int = 0,
         callbacks: Dispatcher | None = None,
         peers: Peers | None = None,
     ) -> None:
-        """Move the modules to the device and make an optimizer for each."""
+        """Move the modules to the device and make an optimizer for each that learns.
+
+        Raises:
+            ConfigError: A spec names no module.
+        """
+        if unknown := sorted(specs.keys() - modules.keys()):
+            raise ConfigError(f"learner: there are specs for modules {unknown}, and only modules {sorted(modules)}.")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
         self.modules = {module_id: module.to(self.device) for module_id, module in modules.items()}
-        self.set_loss(loss, grad_clip, grad_clip_by)
-        self._optimizer_settings = settings = optimizer_settings(optimizer_class, optimizer_config or {})
-        self._trainable = {
-            module_id: {
-                name: [parameter for parameter in group if parameter.requires_grad]
-                for name, group in module.parameter_groups().items()
-            }
-            for module_id, module in self.modules.items()
-        }
+        self._losses = {module_id: spec.loss for module_id, spec in specs.items()}
         self._optimizers = {
-            module_id: make_optimizer(groups.values(), optimizer_class, settings)
-            for module_id, groups in self._trainable.items()
+            module_id: ModuleOptimizer(
+                self.modules[module_id].parameter_groups(), spec.optimizer_class, spec.optimizer_config
+            )
+            for module_id, spec in specs.items()
         }
         self._acting = {module_id: ActingWeights(module) for module_id, module in self.modules.items()}
         self._num_threads = {
             module_id: num_threads_for(module, num_threads) for module_id, module in self.modules.items()
         }
+        self._whole: dict[tuple[str, int], bool] = {}  # whether all of a module learns, by what is trainable
         self.rng = np.random.default_rng(seed)
         self.metrics = MetricsLogger()
         self.callbacks = callbacks or Dispatcher([], {})
         self.callbacks_s = 0.0
         self.peers = peers
 
-    def set_loss(self, loss: Loss, grad_clip: float | None, grad_clip_by: str) -> None:
-        """Use another loss, and clip otherwise, from the next update on."""
-        self._loss = loss
-        self._grad_clip, self._grad_clip_by = grad_clip, grad_clip_by
+    def set_losses(self, losses: Mapping[str, Loss]) -> None:
+        """Use other losses from the next update on, by module id.
+
+        Raises:
+            ConfigError: A module does not learn.
+        """
+        self._check_learns(losses)
+        self._losses |= losses
+
+    def _check_learns(self, by_module: Mapping[str, Any]) -> None:
+        if unknown := sorted(by_module.keys() - self._optimizers.keys()):
+            raise ConfigError(
+                f"learner: module(s) {unknown} have no loss and optimizer, so they cannot learn; the modules that "
+                f"learn are {sorted(self._optimizers)}."
+            )
 
     def _fire(self, event: str, module_id: str, **arguments: Any) -> None:
         if not self.callbacks.subscribed(event):
@@ -117,39 +123,29 @@ class Learner:
         )
         self.callbacks_s += time.perf_counter() - start
 
-    def update(
-        self,
-        batches: Mapping[str, Batch],
-        *,
-        lr: float | Mapping[str, float],
-        num_epochs: int = 1,
-        minibatch_size: int | None = None,
-        shuffle: bool = True,
-        coefficients: Mapping[str, Mapping[str, float]] | None = None,
-    ) -> dict[str, dict[str, Any]]:
-        """Take gradient steps on every module that has a batch.
+    def update(self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]) -> dict[str, dict[str, Any]]:
+        """Take gradient steps on every module that has a batch and settings.
 
         Args:
-            batches: By module id; columns are NumPy arrays.
-            lr: Learning rate of this update, or one for each of the modules' groups of parameters.
-            num_epochs: Passes over each batch.
-            minibatch_size: Rows of one step, or `None` for the whole batch. A batch that it does not divide is cut
-                into equal parts of about this size, so that no row is dropped and no step sees only a few rows.
-            shuffle: Whether each epoch takes the rows in a new order.
-            coefficients: By module id, handed to the loss.
+            batches: Batches by module id; columns are NumPy arrays.
+            settings: Settings by module id. A module without an entry does not learn, and its batch is not used.
 
         Returns:
-            By module id: the loss's scalars and the gradients' norms, averaged over the steps, and the columns that it
-            reported, of the last epoch, as arrays `[B]` in the order of the batch.
+            By module id: the loss's scalars and the norms of the gradients, averaged over the steps, and the columns
+            that the loss reported, of the last epoch, as arrays `[B]` in the order of the batch.
 
         Raises:
             LossError: A batch is empty, or a loss or gradient is not finite: that step is not taken, and the weights
-                stay finite.
+                stay finite. Or a loss does not fit the groups of parameters that it is for.
+            ConfigError: A module with settings has no loss, or the settings name unknown groups of parameters.
             ColumnError: A callback of `on_gradients` left other gradients than it was given.
             CallbackError: A callback raised.
         """
+        self._check_learns(settings)
         results: dict[str, dict[str, Any]] = {}
         for module_id, batch in batches.items():
+            if module_id not in settings:
+                continue
             added: dict[str, Any] = {}
             if self.callbacks.subscribed("on_learn_on_batch"):
                 columns = Columns(batch, num_rows(batch))
@@ -160,91 +156,109 @@ class Learner:
                     f"learners/{module_id}: the batch is empty. Did a callback set all of `valid` to False?"
                 )
             with torch_threads(self._num_threads[module_id]):
-                metrics = self._update_module(
-                    module_id,
-                    batch,
-                    lr=lr,
-                    num_epochs=num_epochs,
-                    minibatch_size=minibatch_size,
-                    shuffle=shuffle,
-                    coefficients=(coefficients or {}).get(module_id, {}),
-                )
+                metrics = self._update_module(module_id, batch, settings[module_id])
             results[module_id] = metrics | added
             self._fire("on_update_end", module_id, result=results[module_id])
         return results
 
-    def _update_module(
-        self,
-        module_id: str,
-        batch: Batch,
-        *,
-        lr: float | Mapping[str, float],
-        num_epochs: int,
-        minibatch_size: int | None,
-        shuffle: bool,
-        coefficients: Mapping[str, float],
-    ) -> dict[str, Any]:
-        module, groups = self.modules[module_id], self._groups(module_id)
-        for name, group in groups.items():
-            group["lr"] = lr[name] if isinstance(lr, Mapping) else lr
-        clipped = {name: group["params"] for name, group in groups.items()}
-        if self._grad_clip_by == "norm":  # of each parameter, and not of the vectors that hold them
-            clipped = self._trainable[module_id]
-        parameters = list(itertools.chain.from_iterable(clipped.values()))
+    def _update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
+        module, optimizer = self.modules[module_id], self._optimizers[module_id]
+        settings.check_groups(optimizer.groups)
+        optimizer.set_lr(settings.lr)
+        optimizer.sync()
         size = num_rows(batch)
-        sizes = [size] if self.peers is None else self.peers.gather(size)
-        num_minibatches = max(1, round(min(sizes) / minibatch_size)) if minibatch_size else 1
+        sizes = self._gather_sizes(module_id, size)
+        num_minibatches = max(1, round(min(sizes) / settings.minibatch_size)) if settings.minibatch_size else 1
         bounds = row_bounds(size, num_minibatches)
         weights = shares_of_rows(bounds, sizes)  # of this learner in each gradient step
         report = UpdateReport(size, num_minibatches)
         if not module.training:  # as it was left by `values`
             module.train()
-        compute_loss, batch = self._on_arrays_or_tensors(module, batch, num_minibatches)
-        for epoch in range(num_epochs):
-            order = self._order(size) if shuffle and num_minibatches > 1 else None
+        compute_loss, batch = self._on_arrays_or_tensors(module_id, batch, num_minibatches)
+        for epoch in range(settings.num_epochs):
+            order = self._order(size) if settings.shuffle and num_minibatches > 1 else None
             rows = batch if order is None else map_tree(lambda column, rows=order: column.index_select(0, rows), batch)
             for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
                 minibatch = rows
                 if num_minibatches > 1:
                     minibatch = map_tree(lambda column, a=start, b=stop: column[a:b], rows)
-                loss, reported = compute_loss(module, minibatch, coefficients)
-                norms = dict.fromkeys(groups, math.nan)
-                if self._compute_gradients(module_id, loss, parameters, weights[index]):
-                    norms = {
-                        name: clip_gradients(group, self._grad_clip, self._grad_clip_by)
-                        for name, group in clipped.items()
-                    }
+                loss, reported = compute_loss(module, minibatch, settings.coefficients)
+                groups = settings.groups_at(report.num_steps + 1, optimizer.groups)
+                total = total_loss(loss, groups)
+                norms = self._compute_gradients(module_id, loss, total, groups, settings, weights[index])
                 if not all(map(math.isfinite, norms.values())):
-                    error = loss_error(module_id, epoch, index, loss, reported, norms)
+                    error = loss_error(module_id, epoch, index, total, reported, norms)
                     raise error if self.peers is None else self.peers.problems(error)
-                self._optimizers[module_id].step()
-                report.add(loss, reported, norms, order)
+                optimizer.step(groups)
+                report.add(total, reported, norms, order)
+                if settings.after_step is not None:
+                    with torch.no_grad():
+                        settings.after_step(module, groups)
+            if settings.stop is not None and self._asks_to_stop(settings.stop, report.epoch_means(), size / sum(sizes)):
+                break
         if self.peers is not None:
             self.peers.copy_buffers(module)
-        lrs = {f"{name}_optimizer_learning_rate": group["lr"] for name, group in groups.items()}
+        lrs = {f"{name}_optimizer_learning_rate": lr for name, lr in optimizer.lrs().items()}
         return {**report.results(), **lrs}
 
-    def _on_arrays_or_tensors(self, module: Module, batch: Batch, num_minibatches: int) -> tuple[Any, Batch]:
-        """Return the form of the loss that suits the module, and the batch as that form takes it."""
-        if isinstance(self._loss, LossInTwoForms) and num_minibatches == 1 and module.array_networks() is not None:
-            return self._loss.on_arrays, batch
-        return self._loss, map_tree(self._to_device, batch)
+    def _gather_sizes(self, module_id: str, size: int) -> list[int]:
+        """Return the sizes of the batches of all learners, which must have the same trainable parameters."""
+        if self.peers is None:
+            return [size]
+        sizes, fingerprints = self.peers.gather(size, self._optimizers[module_id].fingerprint)
+        if len(set(fingerprints)) > 1:
+            raise LossError(
+                f"learners/{module_id}: the learners have frozen different parameters. Change requires_grad in all of "
+                "them, with learner_group.foreach_module or in a callback that runs in every learner."
+            )
+        return sizes
 
-    def _groups(self, module_id: str) -> dict[str, dict[str, Any]]:
-        """Return the optimizer's groups by name."""
-        return dict(zip(self._trainable[module_id], self._optimizers[module_id].param_groups, strict=True))
+    def _on_arrays_or_tensors(self, module_id: str, batch: Batch, num_minibatches: int) -> tuple[Any, Batch]:
+        """Return the form of the loss that suits the module, and the batch as that form takes it.
 
-    def _compute_gradients(self, module_id: str, loss: Any, parameters: Sequence[nn.Parameter], weight: float) -> bool:
-        """Leave gradients in the parameters, those of all learners; say whether the losses are finite."""
-        is_finite = math.isfinite(loss.item())
-        if is_finite and isinstance(loss, Tensor):  # on arrays, the gradients are there
-            for parameter in parameters:  # in place: a module's gradients are views of a vector's
-                if parameter.grad is not None:
-                    parameter.grad.zero_()
-            loss.backward()  # type: ignore[no-untyped-call]
+        The form on arrays fills gradients by itself: all of the module has to learn, in one vector per group.
+        """
+        loss, module, optimizer = self._losses[module_id], self.modules[module_id], self._optimizers[module_id]
+        if isinstance(loss, LossInTwoForms) and num_minibatches == 1 and optimizer.is_flat:
+            key = (module_id, optimizer.fingerprint)
+            if key not in self._whole:
+                named = module.named_parameters()
+                self._whole[key] = all(p.requires_grad or name.startswith("target_q.") for name, p in named)
+            if self._whole[key] and module.array_networks() is not None:
+                return loss.on_arrays, batch
+        return loss, map_tree(self._to_device, batch)
+
+    def _asks_to_stop(self, stop: Stop, means: Mapping[str, float], weight: float) -> bool:
+        """Return whether `stop` ends the epochs; with several learners, all of them get the first one's answer."""
+        if self.peers is None:
+            return stop(means)
+        means = dict(zip(means, self.peers.average_numbers(list(means.values()), weight), strict=True))
+        [answers] = self.peers.gather(int(stop(means)))
+        return bool(answers[0])
+
+    def _compute_gradients(
+        self, module_id: str, loss: Any, total: Any, groups: Collection[str], settings: UpdateSettings, weight: float
+    ) -> dict[str, float]:
+        """Leave clipped gradients in the parameters of groups, averaged over all learners.
+
+        Returns:
+            The norms of the gradients by group, before clipping; NaN if a loss or gradient is not finite.
+        """
+        optimizer = self._optimizers[module_id]
+        is_finite = math.isfinite(total.item())
+        if is_finite and isinstance(total, Tensor):  # on arrays, the gradients are there
+            optimizer.zero_grad(groups)
+            backward(loss, {name: optimizer.trainable[name] for name in groups}, module_id, len(optimizer.groups))
         if is_finite and self.callbacks.subscribed("on_gradients"):
             self._show_gradients(module_id)
-        return is_finite if self.peers is None else self.peers.average(parameters, weight, not is_finite)
+            optimizer.sync()  # the callback may have replaced gradients, or frozen parameters
+        if self.peers is not None:
+            steppable = [parameter for name in groups for parameter in optimizer.steppable[name]]
+            is_finite = self.peers.average(steppable, weight, not is_finite)
+        if not is_finite:
+            return dict.fromkeys(groups, math.nan)
+        clipped = optimizer.trainable if settings.grad_clip_by == "norm" else optimizer.steppable
+        return {name: clip_gradients(clipped[name], settings.grad_clip, settings.grad_clip_by) for name in groups}
 
     def _show_gradients(self, module_id: str) -> None:
         """Fire `on_gradients`; a gradient that was replaced in the dict, and not in place, counts too."""
@@ -306,4 +320,4 @@ class Learner:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on where the learner of this state was; see `set_learner_state`."""
-        set_learner_state(self.modules, self._optimizers, state, self._optimizer_settings)
+        set_learner_state(self.modules, self._optimizers, state)

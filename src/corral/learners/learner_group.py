@@ -17,6 +17,7 @@ from corral.errors import CorralError, LossError, WorkerDiedError
 from corral.learners.distributed import LostPeerError, backend_for, gpu_id
 from corral.learners.learner import Learner
 from corral.learners.losses import Batch, Loss
+from corral.learners.settings import UpdateSettings
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
 from corral.modules.module import Module
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from corral.engines.base import WorkerHandle
 
 # Results that are the same in all learners, because they take the same steps.
-SAME_RESULTS = ("_optimizer_global_norm", "_optimizer_learning_rate", "num_gradient_steps")
+SAME_RESULTS = ("_optimizer_global_norm", "_optimizer_learning_rate", "num_gradient_steps", "num_epochs")
 # Results that add up: a gradient step's rows lie in all learners.
 SUMMED_RESULTS = ("module_train_batch_size_mean",)
 
@@ -98,8 +99,12 @@ class LearnerGroup:
 
     # Learning.
 
-    def update(self, batches: dict[str, Batch], **settings: Any) -> dict[str, dict[str, float]]:
-        """Take gradient steps and move the version on; see `Learner.update`, whose `minibatch_size` is each learner's.
+    def update(self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]) -> dict[str, dict[str, Any]]:
+        """Take gradient steps and move the version on; see `Learner.update`.
+
+        Args:
+            batches: Batches by module id.
+            settings: Settings by module id; a module without an entry does not learn. `minibatch_size` is per learner.
 
         Returns:
             By module id, results as if one learner had taken the steps: means over all rows. What is no number is that
@@ -111,12 +116,14 @@ class LearnerGroup:
         """
         try:
             if not self._workers:
-                return self._learner.update(batches, **settings)
-            return self._update_workers(batches, settings)
+                return self._learner.update(batches, settings)
+            return self._update_workers({name: batches[name] for name in batches if name in settings}, settings)
         finally:
             self.weights_version += 1  # also after an error: steps before it have changed the weights
 
-    def _update_workers(self, batches: dict[str, Batch], settings: dict[str, Any]) -> dict[str, dict[str, float]]:
+    def _update_workers(
+        self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]
+    ) -> dict[str, dict[str, Any]]:
         shards = split_batches(batches, len(self._workers))
         try:
             answers = self._call_each(_update, [(shard, settings, rank == 0) for rank, shard in enumerate(shards)])
@@ -158,9 +165,9 @@ class LearnerGroup:
         self._learner.set_weights(weights)
         self.weights_version += 1
 
-    def set_loss(self, loss: Loss, grad_clip: float | None, grad_clip_by: str) -> None:
-        """Use another loss, and clip otherwise, from the next update on."""
-        self._call_all(Learner.set_loss, loss, grad_clip, grad_clip_by)
+    def set_losses(self, losses: Mapping[str, Loss]) -> None:
+        """Use other losses from the next update on, by module id."""
+        self._call_all(Learner.set_losses, losses)
 
     def get_state(self) -> dict[str, Any]:
         """Return a copy of what updates go on from: that of `Learner.get_state`, and the `rngs` of all learners."""
@@ -259,9 +266,9 @@ class LearnerGroup:
 
 
 def _update(
-    learner: Learner, batches: dict[str, Batch], settings: dict[str, Any], with_weights: bool
+    learner: Learner, batches: dict[str, Batch], settings: Mapping[str, UpdateSettings], with_weights: bool
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, NDArray[Any]]] | None]:
-    results = learner.update(batches, **settings)
+    results = learner.update(batches, settings)
     return results, learner.get_weights() if with_weights else None
 
 

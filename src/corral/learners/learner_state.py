@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from corral.errors import CheckpointError
+from corral.learners.optimizers import ModuleOptimizer
 
 Modules = Mapping[str, nn.Module]
-Optimizers = Mapping[str, torch.optim.Optimizer]
+Optimizers = Mapping[str, ModuleOptimizer]
 
 
 def get_learner_state(modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
@@ -21,35 +22,30 @@ def get_learner_state(modules: Modules, optimizers: Optimizers) -> dict[str, Any
     return {
         "weights": {name: _map(_to_array, dict(module.state_dict())) for name, module in modules.items()},
         "optimizers": {
-            name: {"made_for": _made_for(optimizer), "state": _map(_to_array, optimizer.state_dict())}
+            name: {"made_for": optimizer.made_for, "state": _map(_to_array, optimizer.state_dict())}
             for name, optimizer in optimizers.items()
         },
     }
 
 
-def set_learner_state(
-    modules: Modules, optimizers: Optimizers, state: Mapping[str, Any], settings: Mapping[str, Any]
-) -> None:
+def set_learner_state(modules: Modules, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
     """Take over what `get_learner_state` returned; modules and parameters stay the same objects.
 
     Args:
         modules: By module id.
         optimizers: By module id; a module that does not learn has none.
         state: Weights, and what the optimizers have learned, such as Adam's moments.
-        settings: Settings of the optimizers that hold, whatever the state says.
 
     Raises:
         CheckpointError: The state is of other modules or optimizers; nothing was changed.
     """
     _check_weights(modules, state["weights"])
     for module_id, optimizer in optimizers.items():
-        _check_optimizer(module_id, state["optimizers"][module_id]["made_for"], _made_for(optimizer))
+        _check_optimizer(module_id, state["optimizers"].get(module_id, {}).get("made_for"), optimizer.made_for)
     for module_id, module in modules.items():
         module.load_state_dict(_map(_to_tensor, state["weights"][module_id]))
     for module_id, optimizer in optimizers.items():
         optimizer.load_state_dict(_map(_to_tensor, state["optimizers"][module_id]["state"]))
-        for group in optimizer.param_groups:
-            group.update(settings)
 
 
 def _check_weights(modules: Modules, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
@@ -67,17 +63,17 @@ def _check_weights(modules: Modules, weights: Mapping[str, Mapping[str, NDArray[
                 )
 
 
-def _check_optimizer(module_id: str, there: list[Any], here: list[Any]) -> None:
+def _check_optimizer(module_id: str, there: list[Any] | None, here: list[Any]) -> None:
+    if there is None:
+        raise CheckpointError(
+            f"learners/{module_id}: the state has no optimizer for this module, which learns here: it was saved by an "
+            "algorithm in which the module did not learn."
+        )
     if there != here:
         raise CheckpointError(
             f"learners/{module_id}: the state is that of {there[0]} on parameters of shapes {there[1]}, and this is "
             f"{here[0]} on {here[1]}: build the algorithm with the optimizer and module that it was saved with."
         )
-
-
-def _made_for(optimizer: torch.optim.Optimizer) -> list[Any]:
-    shapes = [list(parameter.shape) for group in optimizer.param_groups for parameter in group["params"]]
-    return [type(optimizer).__name__, shapes]
 
 
 def _map(convert: Any, value: Any) -> Any:

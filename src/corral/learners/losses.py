@@ -14,8 +14,12 @@ from corral.modules.module import Module
 Batch = dict[str, Tree]
 """Columns by name, each a tree of arrays or tensors `[B, ...]` of one length B."""
 
-Loss = Callable[[Module, Batch, Mapping[str, float]], tuple[Tensor, dict[str, Tensor]]]
-"""`loss(module, minibatch, coefficients)` gives the scalar to minimise, and scalars or columns `[B]` to report."""
+Loss = Callable[[Module, Batch, Mapping[str, float]], tuple[Tensor | Mapping[str, Tensor], dict[str, Tensor]]]
+"""`loss(module, minibatch, coefficients)` returns what to minimise, and scalars or columns `[B]` to report.
+
+What to minimise is one scalar for all groups of parameters, or a mapping with one scalar per group, of which each group
+gets the gradient of its own alone.
+"""
 
 ArrayLoss = Callable[[Module, Batch, Mapping[str, float]], tuple[Any, dict[str, Any]]]
 """The same of a minibatch of arrays, for a module with `array_networks`; it leaves gradients in the parameters."""
@@ -35,6 +39,6 @@ class LossInTwoForms:
 
     def __call__(
         self, module: Module, batch: Batch, coefficients: Mapping[str, float]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor | Mapping[str, Tensor], dict[str, Tensor]]:
         """Return the loss of a minibatch of tensors."""
         return self.loss(module, batch, coefficients)

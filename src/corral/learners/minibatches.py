@@ -41,44 +41,52 @@ class UpdateReport:
     def __init__(self, size: int, num_minibatches: int) -> None:
         """Take the rows of the batch and how many minibatches it was cut into."""
         self._size, self._num_minibatches = size, num_minibatches
-        self._scalars: list[list[Any]] = []
-        self._names: list[str] = []
-        self._norms: list[Mapping[str, float]] = []
+        self._scalars: list[dict[str, Any]] = []
+        self._norms: dict[str, list[float]] = {}
         self._columns: dict[str, list[Any]] = {}
         self._order: Tensor | None = None
 
-    def add(self, loss: Any, reported: Mapping[str, Any], norms: Mapping[str, float], order: Tensor | None) -> None:
-        """Note what one gradient step reported, in tensors or arrays.
+    @property
+    def num_steps(self) -> int:
+        """Gradient steps so far."""
+        return len(self._scalars)
 
-        `order` is that of the rows in its epoch, `None` if as they came.
+    def add(self, loss: Any, reported: Mapping[str, Any], norms: Mapping[str, float], order: Tensor | None) -> None:
+        """Note what one gradient step reported.
+
+        Args:
+            loss: The scalar that was minimised, a tensor or NumPy number.
+            reported: Scalars and columns, in tensors or arrays.
+            norms: Norms of the gradients of the groups of parameters that moved.
+            order: The order of the rows in this epoch; `None` if they were taken as they came.
         """
-        scalars = {name: value for name, value in reported.items() if not value.ndim}
-        self._names = ["total_loss", *scalars]
-        self._scalars.append([loss.detach() if isinstance(loss, Tensor) else loss, *scalars.values()])
-        self._norms.append(norms)
-        if len(scalars) < len(reported):
+        scalars = {"total_loss": loss.detach() if isinstance(loss, Tensor) else loss}
+        for name, value in reported.items():
+            if not value.ndim:
+                scalars[name] = value
+        self._scalars.append(scalars)
+        for name, norm in norms.items():
+            self._norms.setdefault(name, []).append(norm)
+        if len(scalars) <= len(reported):
             for name in reported.keys() - scalars.keys():
                 self._columns.setdefault(name, []).append(reported[name])
             self._order = order
 
+    def epoch_means(self) -> dict[str, float]:
+        """Return the means of the scalars over the latest epoch."""
+        return _means(self._scalars[-self._num_minibatches :])
+
     def results(self) -> dict[str, Any]:
         """Return means of the scalars, and of each column the latest epoch's, in the order of the batch."""
-        num_steps = len(self._norms)
-        if num_steps == 1:
-            means = [value.item() for value in self._scalars[0]]
-        elif not isinstance(self._scalars[0][0], Tensor):
-            means = np.mean(self._scalars, 0).tolist()
-        else:
-            scalars = torch.stack([value for step in self._scalars for value in step])
-            means = scalars.reshape(num_steps, -1).mean(0).tolist()
         return {
-            **dict(zip(self._names, means, strict=True)),
+            **_means(self._scalars),
             **{
-                f"gradients_{name}_optimizer_global_norm": sum(norms[name] for norms in self._norms) / num_steps
-                for name in self._norms[0]
+                f"gradients_{name}_optimizer_global_norm": sum(taken) / len(taken)
+                for name, taken in self._norms.items()
             },
             "module_train_batch_size_mean": self._size / self._num_minibatches,
-            "num_gradient_steps": float(num_steps),
+            "num_gradient_steps": float(self.num_steps),
+            "num_epochs": float(self.num_steps // self._num_minibatches),
             **{name: self._column(parts[-self._num_minibatches :]) for name, parts in self._columns.items()},
         }
 
@@ -89,6 +97,27 @@ class UpdateReport:
         if self._order is not None:
             column = torch.empty_like(column).index_copy_(0, self._order, column)
         return column.detach().cpu().numpy()
+
+
+def _means(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean of each scalar over the steps that reported it."""
+    first = steps[0]
+    if len(steps) == 1:
+        return {name: value.item() for name, value in first.items()}
+    order = list(first)
+    if any(list(step) != order for step in steps):
+        names = dict.fromkeys(name for step in steps for name in step)
+        return {name: sum(taken) / len(taken) for name in names if (taken := _taken(steps, name))}
+    if isinstance(first["total_loss"], Tensor):
+        scalars = torch.stack([value for step in steps for value in step.values()])
+        means = scalars.reshape(len(steps), -1).mean(0).tolist()
+    else:
+        means = np.mean([list(step.values()) for step in steps], 0).tolist()
+    return dict(zip(first, means, strict=True))
+
+
+def _taken(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [step[name].item() for step in steps if name in step]
 
 
 def loss_error(

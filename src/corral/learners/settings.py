@@ -1,0 +1,129 @@
+"""How one module learns: its loss and optimizer, which stay, and the settings of one update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from corral.errors import ConfigError
+from corral.learners.losses import Loss
+from corral.modules.module import Module
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
+
+Stop = Callable[[Mapping[str, float]], bool]
+"""`stop(scalars)` says whether the epochs of an update end here, from the means that the latest epoch reported."""
+
+AfterStep = Callable[[Module, Collection[str]], None]
+"""`after_step(module, groups)` changes what no gradient step changes, such as target networks."""
+
+
+@dataclass(frozen=True)
+class LearningSpec:
+    """What one module learns with, fixed when a learner is made.
+
+    Attributes:
+        loss: The loss, a pure function.
+        optimizer_class: A `torch.optim.Optimizer`, called with the parameters and `optimizer_config`.
+        optimizer_config: Keyword arguments of the optimizer, apart from `lr`, which every update gives.
+    """
+
+    loss: Loss
+    optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam
+    optimizer_config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """How one module learns from one batch.
+
+    It travels to the processes of the learners, so everything in it must be picklable.
+
+    Attributes:
+        lr: Learning rate, or one learning rate per group of parameters.
+        num_epochs: Passes over the batch.
+        minibatch_size: Rows per gradient step, or `None` for the whole batch. A batch that it does not divide is cut
+            into equal parts of about this size, so that no row is dropped and no step sees only a few rows.
+        shuffle: Whether each epoch visits the rows in a new order.
+        grad_clip: Limit of the gradients, or `None`.
+        grad_clip_by: `"global_norm"` (per group of parameters), `"norm"` (per parameter) or `"value"` (per entry).
+        coefficients: Numbers passed to the loss, by name.
+        groups: Names of the groups of parameters that this update steps; `None` is all of them.
+        every: Gradient steps from one step of a group to the next, by group; 1 for groups that are not named. With
+            `{"actor": 2}` the actor moves in the second, fourth, ... gradient step of the update.
+        after_step: Called after each gradient step, without gradients, with the module and the names of the groups
+            that moved; or `None`.
+        stop: Asked after each epoch with the means that the epoch reported: True ends the epochs of this update. With
+            several learners the means are over the rows of all of them. `None` takes all epochs.
+    """
+
+    lr: float | Mapping[str, float]
+    num_epochs: int = 1
+    minibatch_size: int | None = None
+    shuffle: bool = True
+    grad_clip: float | None = None
+    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
+    coefficients: Mapping[str, float] = field(default_factory=dict)
+    groups: Collection[str] | None = None
+    every: Mapping[str, int] = field(default_factory=dict)
+    after_step: AfterStep | None = None
+    stop: Stop | None = None
+
+    @classmethod
+    def from_config(
+        cls, config: AlgorithmConfig, *, lr: float | Mapping[str, float], **settings: Any
+    ) -> UpdateSettings:
+        """Return the settings of a config, with this learning rate.
+
+        Args:
+            config: The config of the algorithm.
+            lr: Learning rate, or one learning rate per group of parameters.
+            **settings: Attributes of this class that no config has, such as `coefficients`.
+        """
+        return cls(
+            lr=lr,
+            num_epochs=config.num_epochs,
+            minibatch_size=config.minibatch_size,
+            shuffle=config.shuffle_batch_per_epoch,
+            grad_clip=config.grad_clip,
+            grad_clip_by=config.grad_clip_by,
+            **settings,
+        )
+
+    def check_groups(self, names: Collection[str]) -> None:
+        """Check that the groups that are named exist.
+
+        Args:
+            names: Names of the module's groups of parameters.
+
+        Raises:
+            ConfigError: A group does not exist, has no learning rate, or steps less often than never.
+        """
+        lrs = self.lr if isinstance(self.lr, Mapping) else None
+        if lrs is None and not self.every and self.groups is None:
+            return
+        named = {*(self.groups or ()), *self.every, *(lrs or ())}
+        if unknown := sorted(named - set(names)):
+            raise ConfigError(
+                f"update: the module has no group(s) of parameters {unknown}: `parameter_groups` names {sorted(names)}."
+            )
+        if lrs is not None and (missing := sorted(set(names) - lrs.keys())):
+            raise ConfigError(f"update: lr={dict(lrs)} has no learning rate for the group(s) {missing}.")
+        if wrong := {name: every for name, every in self.every.items() if every < 1}:
+            raise ConfigError(f"update: every={wrong} must be at least 1; leave a group out of `groups` to skip it.")
+
+    def groups_at(self, step: int, names: Collection[str]) -> Collection[str]:
+        """Return the groups that move in a gradient step.
+
+        Args:
+            step: Number of the gradient step in the update, from 1.
+            names: Names of the module's groups of parameters.
+        """
+        chosen = names if self.groups is None else [name for name in names if name in self.groups]
+        if not self.every:
+            return chosen
+        return [name for name in chosen if step % self.every.get(name, 1) == 0]
