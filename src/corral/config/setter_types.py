@@ -124,6 +124,7 @@ class PPOTrainingArgs(TrainingArgs, total=False):
     kl_coeff: ScheduleArg
     kl_target: float | None
     normalize_advantages: bool
+    target_kl: float | None
 
 
 class DQNTrainingArgs(TrainingArgs, total=False):
