@@ -265,7 +265,7 @@ class TestSeveral:
         with pytest.raises(ConfigError, match="Callback subclass or instance"):
             PPOConfig().callbacks(make_multi_callbacks([Naming, int]))
 
-    def test_instances_keep_their_state_and_classes_are_made_anew(self) -> None:
+    def test_instances_keep_their_state_and_classes_are_instantiated_again(self) -> None:
         instance = Naming()
         self.sample(instance)
         assert self.sample(instance, Naming) == ["Naming 3", "Naming 1", "Naming 4", "Naming 2"]

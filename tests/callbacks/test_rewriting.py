@@ -120,7 +120,7 @@ def test_an_added_column_takes_the_place_of_a_computed_one_where_it_is_a_number(
     assert np.array_equal(after[name][~first], before[name][~first])
 
 
-def test_an_added_column_reaches_the_learner_beside_the_others() -> None:
+def test_an_added_column_reaches_the_learner_with_the_others() -> None:
     def add(samples: Any) -> None:
         samples["step"] = samples.obs[:-1, :, 1].astype(np.int64)
 

@@ -272,7 +272,7 @@ class TestNested:
     def test_one_hot_discrete_actions(self) -> None:
         episode = made(
             action_space=spaces.Discrete(4, start=13)
-        )  # three of the lookback lie outside; none is asked for
+        )  # three actions of the lookback are outside the space; none is requested
         assert episode.get_actions(one_hot_discrete=True).tolist() == np.eye(4).tolist()
         assert episode.get_actions(-1, one_hot_discrete=True).tolist() == [0, 0, 0, 1]
         assert episode.get_actions(NOTHING, one_hot_discrete=True).shape == (0, 4)

@@ -1,4 +1,4 @@
-"""Columns: episode statistics from whole arrays, room for more rows, and the observations that steps led to."""
+"""Rollouts: episode statistics from whole arrays, room for more rows, and the observations that steps led to."""
 
 from __future__ import annotations
 

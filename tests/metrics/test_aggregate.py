@@ -1,4 +1,4 @@
-"""Metrics of many workers are those of one logger that logged all their values; a logger goes on from its state."""
+"""Metrics of many workers are the same as of one logger with all their values; a logger continues from its state."""
 
 from __future__ import annotations
 

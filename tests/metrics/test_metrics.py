@@ -195,7 +195,7 @@ def test_timers_add_up_and_start_again_at_zero() -> None:
 def test_settings_of_the_bottleneck_exist() -> None:
     from corral import DQNConfig, PPOConfig
 
-    # A part that no time goes into for want of a buffer is no bottleneck.
+    # A part that takes no time, because there is no buffer, is not a bottleneck.
     for config, parts in ((PPOConfig, PARTS.keys() - {"replay"}), (DQNConfig, PARTS.keys() - {"returns"})):
         for part in parts:
             group, _, name = PARTS[part].partition(".")

@@ -230,7 +230,7 @@ def test_peek_of_a_group_gives_its_nested_dict() -> None:
 # Throughputs, and what is new.
 
 
-def test_a_throughput_is_there_from_the_first_moment_and_starts_anew_with_each_reduce() -> None:
+def test_a_throughput_exists_from_the_start_and_restarts_with_each_reduce() -> None:
     clock = Clock(100.0)
     logger = MetricsLogger(clock)
     logger.log_value(("a", "steps"), 6, reduce="sum", with_throughput=True)

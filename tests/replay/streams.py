@@ -15,7 +15,7 @@ from corral.replay import ReplayBuffer
 class Stream:
     """The rollouts of one runner, drawn at random: no two observations are alike.
 
-    `nested` makes observations dicts of a tuple; `end_rate` and `broken_rate` are probabilities a step.
+    `nested` makes observations dicts of a tuple; `end_rate` and `broken_rate` are probabilities per step.
     """
 
     def __init__(

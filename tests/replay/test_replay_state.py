@@ -1,4 +1,4 @@
-"""A buffer's state goes through packers, and the buffer that takes it over goes on as the first would have."""
+"""The state of a buffer survives file formats, and a buffer that restores it continues as the first one would have."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_goes_on_as_the_original(packer: str, kind: type[ReplayBuffer], num_piec
     assert len(other) == len(buffer)
     for _ in range(6):
         assert_equal(play(other), play(buffer))
-        for rollout in [stream.next(4) for stream in streams]:  # added columns go on too, without values
+        for rollout in [stream.next(4) for stream in streams]:  # added columns continue too, without values
             buffer.add(rollout)
             other.add(rollout)
         assert len(other) == len(buffer)
