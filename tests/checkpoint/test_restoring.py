@@ -202,7 +202,7 @@ def test_a_default_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({"model_config": {"fcnet_hiddens": [8]}}, r"learners/default_policy: the weights do not fit.*model_config"),
         ({"env": CountingEnv}, r"the weights do not fit the module: .* is \[.*\] in the state and \[.*\] here"),
-        ({"optimizer": "sgd"}, r"the state is that of Adam on parameters of shapes .*, and this is SGD"),
+        ({"optimizer": "sgd"}, r"the state was saved by Adam on parameters of shapes .*, and here is SGD"),
     ],
 )
 def test_what_does_not_fit_changes_nothing(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
