@@ -284,7 +284,7 @@ def test_learners_of_an_engine(tmp_path: Path) -> None:
         metrics, after = step(algo), weights(algo)
         assert metrics["gradients_default_optimizer_global_norm"] > 1e-3
         algo.train()
-        with pytest.raises(CheckpointError, match="this is Adam on"):
+        with pytest.raises(CheckpointError, match="here is Adam on"):
             algo.restore_from_path(misfit)
         algo.restore_from_path(path)
         assert same(weights(algo), before)
