@@ -418,7 +418,7 @@ def test_iterating_over_samples_gives_the_episodes() -> None:
     "change", [lambda gradients: gradients.clear(), lambda gradients: gradients.update(nobody=0)], ids=["gone", "new"]
 )
 def test_gradients_are_neither_added_nor_taken_away(change: Any) -> None:
-    with config(on_gradients=change).build() as algo, pytest.raises(ColumnError, match="added or taken away"):
+    with config(on_gradients=change).build() as algo, pytest.raises(ColumnError, match="added or removed"):
         algo.train()
 
 

@@ -205,7 +205,7 @@ def test_a_default_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({"model_config": {"fcnet_hiddens": [8]}}, r"learners/default_policy: the weights do not fit.*model_config"),
         ({"env": CountingEnv}, r"the weights do not fit the module: .* is \[.*\] in the state and \[.*\] here"),
-        ({"optimizer": "sgd"}, r"the state is that of Adam on parameters of shapes .*, and this is SGD"),
+        ({"optimizer": "sgd"}, r"the state was saved by Adam on parameters of shapes .*, and here is SGD"),
     ],
 )
 def test_what_does_not_fit_changes_nothing(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_learners_of_an_engine(tmp_path: Path) -> None:
         metrics, after = step(algo), weights(algo)
         assert metrics["gradients_default_optimizer_global_norm"] > 1e-3
         algo.train()
-        with pytest.raises(CheckpointError, match="this is Adam on"):
+        with pytest.raises(CheckpointError, match="here is Adam on"):
             algo.restore_from_path(misfit)
         algo.restore_from_path(path)
         assert same(weights(algo), before)

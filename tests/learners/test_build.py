@@ -75,6 +75,30 @@ def test_ppo_learns_with_two_learners_until_one_is_killed(engine: str, request: 
         time.sleep(0.02)
 
 
+def freeze_policy(policy: Any) -> None:
+    policy.policy_head.requires_grad_(False)
+
+
+def unfreeze(module: Any) -> None:
+    module.requires_grad_(True)
+
+
+def test_learners_freeze_what_the_driver_froze_when_it_made_the_module() -> None:
+    config = learning().training(train_batch_size_per_learner=64, num_epochs=1).callbacks(None)
+    with config.callbacks(on_create_policy=freeze_policy).engine("process").build() as algorithm:
+        heads = []
+        for change in (None, unfreeze):
+            if change is not None:
+                algorithm.learner_group.foreach_module("default_policy", change)
+            module = algorithm.get_module()
+            before = {name: value.clone() for name, value in module.state_dict().items()}
+            algorithm.train()
+            after = module.state_dict()
+            assert not (after["value_head.weight"] == before["value_head.weight"]).all()
+            heads.append(bool((after["policy_head.weight"] == before["policy_head.weight"]).all()))
+        assert heads == [True, False]
+
+
 def test_learners_that_would_have_to_take_turns_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"num_learners=2.*engine_name='local'"):
         learning().engine("local").validate()

@@ -125,7 +125,7 @@ def test_a_state_holds_what_frozen_parameters_had_learned(optimizer: str) -> Non
     for ours, theirs in zip(steps(other, restored), expected, strict=True):
         for name, value in theirs.items():
             assert torch.equal(ours[name], value), name
-    with pytest.raises(CheckpointError, match="the state is that of"):
+    with pytest.raises(CheckpointError, match="the state was saved by"):
         make_learner(Net(), squares, torch.optim.Adagrad).set_state(state)
 
 

@@ -25,6 +25,7 @@ from learner_cases import (
 )
 from torch import Tensor
 
+from corral.callbacks.dispatch import Dispatcher
 from corral.errors import ConfigError, LossError
 from corral.learners.learner_group import LearnerGroup
 from corral.learners.losses import Batch
@@ -85,6 +86,26 @@ def test_a_step_of_one_group_leaves_weights_moments_and_gradients_of_the_others(
         parameters = [(name, p) for name, group in module.parameter_groups().items() for p in group]
         for index, (name, _) in enumerate(parameters):
             assert (later[index]["step"] > state[index]["step"]) == (name in names)
+
+
+def test_callbacks_get_the_gradients_of_the_groups_that_move() -> None:
+    seen: list[set[str]] = []
+
+    def note(gradients: dict[str, Tensor]) -> None:
+        seen.append({name.partition(".")[0] for name in gradients})
+
+    callbacks = Dispatcher([], {"on_gradients": [note]}, "raise")
+    learner = make_learner(DeterministicActorCritic(), td3_loss, callbacks=callbacks)
+    for groups in (None, ["critic"], ["actor"]):
+        update(learner, td3_batch(0), lr=0.1, groups=groups)
+    assert seen == [{"actor", "critic"}, {"critic"}, {"actor"}]
+
+
+def test_a_loss_that_is_not_finite_is_refused_in_any_group() -> None:
+    learner = make_learner(DeterministicActorCritic(), td3_loss)
+    batch = td3_batch(0)
+    with pytest.raises(LossError, match="total_loss is nan"):
+        update(learner, {**batch, "rewards": batch["rewards"] * np.float32("nan")}, lr=0.1, groups=["critic"])
 
 
 def test_each_group_has_its_own_learning_rate_and_limit_of_gradients() -> None:

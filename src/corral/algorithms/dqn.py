@@ -1,7 +1,7 @@
-"""Deep Q-networks (Mnih et al. 2015, doi:10.1038/nature14236) and what was added to them, whole in this file.
+"""Deep Q-networks (Mnih et al. 2015, doi:10.1038/nature14236) and later additions, complete in this file.
 
 A round samples a few env steps into the replay buffer, and takes gradient steps on batches drawn from it. Each addition
-is a setting of its own; all of them together, with n_step=3, are Rainbow (Hessel et al. 2018, arXiv:1710.02298).
+has its own setting; all of them together, with n_step=3, are Rainbow (Hessel et al. 2018, arXiv:1710.02298).
 `docs/algorithms/dqn.md` lists the metrics and the implementation details by number.
 """
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class DQNConfig(OffPolicyConfig):
-    """Settings of DQN; those below, and those of `OffPolicyConfig`, belong to `.training(...)`.
+    """Settings of DQN; the settings below and in `OffPolicyConfig` belong to `.training(...)`.
 
     Attributes:
         double_q: Whether the network chooses the next action that the target network values (van Hasselt et al. 2016,
             arXiv:1509.06461).
-        dueling: Whether value and advantages are streams of their own (Wang et al. 2016, arXiv:1511.06581).
-        noisy: Whether layers have learned noise, in place of epsilon (Fortunato et al. 2018, arXiv:1706.10295).
-        sigma0: Initial noise of such layers.
-        num_atoms: Atoms of the distribution of returns, such as 51 (Bellemare et al. 2017, arXiv:1707.06887); 1 learns
-            its mean.
+        dueling: Whether value and advantages have separate streams (Wang et al. 2016, arXiv:1511.06581).
+        noisy: Whether layers have learned noise, which replaces epsilon (Fortunato et al. 2018, arXiv:1706.10295).
+        sigma0: Initial noise of noisy layers.
+        num_atoms: Number of atoms of the distribution of returns, such as 51 (Bellemare et al. 2017,
+            arXiv:1707.06887); 1 learns the mean of the distribution.
         v_min: Smallest return of the distribution.
-        v_max: Largest return.
+        v_max: Largest return of the distribution.
         td_error_loss_fn: `"huber"` (quadratic up to an error of 1, then linear) or `"mse"`, for one atom.
     """
 
@@ -84,7 +84,7 @@ class DQNConfig(OffPolicyConfig):
 
     @property
     def module_settings(self) -> dict[str, Any]:
-        """What the Q-network is made of."""
+        """Settings of the Q-network."""
         return {name: getattr(self, name) for name in ("dueling", "noisy", "sigma0", "num_atoms", "v_min", "v_max")}
 
     @property

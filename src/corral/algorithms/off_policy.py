@@ -26,14 +26,14 @@ class OffPolicyConfig(AlgorithmConfig):
     Attributes:
         replay_buffer_config: `type`, `capacity` and other settings of the buffer; see `ReplayConfig`.
         num_steps_sampled_before_learning_starts: Env steps in the buffer before the first update.
-        training_intensity: Steps trained on for each env step sampled: a batch of 32 every 4 env steps is 8. `None` is
-            the natural ratio, one update after each round of sampling.
-        n_step: Rewards of so many steps come before the bootstrapped value.
+        training_intensity: Steps trained on per env step sampled: a batch of 32 every 4 env steps is 8. `None` is the
+            natural ratio, one update after each round of sampling.
+        n_step: Number of rewards before the bootstrapped value.
         target_network_update_freq: Env steps from one update of the target network to the next; 0 updates it after
             every gradient step.
-        tau: How far an update moves the target; 1 copies the network.
-        store_buffer_in_checkpoints: Whether checkpoints hold the buffer; without it, a restored algorithm fills a new
-            one before it goes on learning.
+        tau: Share of the way that one update moves the target towards the network; 1 copies the network.
+        store_buffer_in_checkpoints: Whether checkpoints include the buffer; without it, a restored algorithm fills a
+            new buffer before it continues to learn.
     """
 
     ON_POLICY: ClassVar[bool] = False
@@ -54,22 +54,22 @@ class OffPolicyConfig(AlgorithmConfig):
 
     @property
     def replay_config(self) -> ReplayConfig:
-        """The settings of the buffer.
+        """Settings of the buffer.
 
         Raises:
-            ConfigError: One is unknown or out of range.
+            ConfigError: A setting is unknown or out of range.
         """
         return ReplayConfig.parse(self.replay_buffer_config)
 
 
 class OffPolicyAlgorithm(Algorithm):
-    """An algorithm that learns from a replay buffer: its buffer, how much it learns and when, and its targets.
+    """An algorithm that learns from a replay buffer: owns the buffer, and decides when to update module and targets.
 
-    Subclasses give `make_loss`, whose loss reports the column `td_error`, and name in `METRICS` what their learners
-    report. They may override `lr` and `prepare_batch`. The module has a method `update_target(tau)`.
+    Subclasses define `make_loss`, whose loss reports the column `td_error`, and name in `METRICS` what their learners
+    report. They may override `lr` and `prepare_batch`. The module must have a method `update_target(tau)`.
 
     Attributes:
-        local_replay_buffer: The replay buffer: `add`, `sample`, `len`, `get_state`, `set_state`.
+        local_replay_buffer: Replay buffer with `add`, `sample`, `len`, `get_state` and `set_state`.
     """
 
     STATE = (*Algorithm.STATE, "_update_credit", "_target_updated_at")
@@ -84,8 +84,8 @@ class OffPolicyAlgorithm(Algorithm):
         self.local_replay_buffer: ReplayBuffer = make_replay_buffer(
             self._replay_config, num_runners=max(1, config.num_env_runners), seed=config.seed
         )
-        self._update_credit = 0.0  # updates that sampling has earned and that have not been made: a part of one
-        self._target_updated_at = 0  # env steps sampled when the target was last updated
+        self._update_credit = 0.0  # updates that are due but not made yet, in [0, 1)
+        self._target_updated_at = 0  # number of env steps sampled at the last update of the target
 
     # What a subclass may override.
 
@@ -94,13 +94,13 @@ class OffPolicyAlgorithm(Algorithm):
         return schedule_value(self.config.lr, self.num_env_steps_sampled_lifetime)
 
     def prepare_batch(self, batch: Batch) -> Batch:
-        """Return a batch from the buffer as the loss expects it."""
+        """Return a batch from the buffer in the form that the loss expects."""
         return batch
 
     # The training step.
 
     def training_step(self) -> dict[str, dict[str, Any]]:
-        """Sample a round into the buffer, make the updates that are due, hand out the new weights."""
+        """Sample a round into the buffer, make the updates that are due, and send the new weights to the runners."""
         rollouts = self.sample(self.round_size or 1)
         with self.timers.time("replay"):
             self.local_replay_buffer.add(rollouts)
@@ -115,8 +115,8 @@ class OffPolicyAlgorithm(Algorithm):
             num_env_steps: Env steps of the round.
 
         Returns:
-            The results of the last update, by module id, without columns; empty if none was due. The results of the
-            others are logged.
+            The results of the last update by module id, without columns; empty if no update was due. The results of
+            the other updates are logged.
         """
         config, results = self.config, dict[str, dict[str, Any]]()
         settings = UpdateSettings.from_config(config, lr=self.lr())
@@ -162,14 +162,14 @@ class OffPolicyAlgorithm(Algorithm):
     # State, and the end.
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of what training continues from; see `store_buffer_in_checkpoints`."""
+        """Return a copy of the state; it includes the buffer if `store_buffer_in_checkpoints` is set."""
         state = super().get_state()
         if self.config.store_buffer_in_checkpoints:
             state["replay_buffer"] = self.local_replay_buffer.get_state()
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; without a buffer in it, this buffer stays as it is. See `Algorithm.set_state`."""
+        """Continue from a state; see `Algorithm.set_state`. If it includes no buffer, this buffer stays as it is."""
         super().set_state(state)
         if "replay_buffer" in state:
             self.local_replay_buffer.set_state(state["replay_buffer"])
@@ -186,7 +186,7 @@ def _update_target(module: Any, tau: float) -> None:
 
 
 def learner_metrics(*groups: str) -> tuple[str, ...]:
-    """Return the names that an update reports whatever the loss, for groups of parameters of these names."""
+    """Return the names that every update reports besides the loss's own, given the names of groups of parameters."""
     return (
         *("total_loss", "td_error_mean", "module_train_batch_size_mean", "num_gradient_steps", "num_epochs"),
         *(f"gradients_{group}_optimizer_global_norm" for group in groups),

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), whole in this file.
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), complete in this file.
 
 An iteration samples a batch with the current policy, estimates advantages, and takes several epochs of minibatch
 steps on a clipped objective. `docs/algorithms/ppo.md` lists the metrics and the implementation details by number.
@@ -40,20 +40,21 @@ KL_STOP = 1.5
 
 @dataclass(kw_only=True)
 class PPOConfig(AlgorithmConfig):
-    """Settings of PPO; those below belong to `.training(...)`.
+    """Settings of PPO; the settings below belong to `.training(...)`.
 
     Attributes:
-        lambda_: GAE's lambda.
-        clip_param: Epsilon of the clipped surrogate: how far the probability ratio may move from 1.
-        vf_clip_param: How far a value may move from its old one before its loss is clipped; `None` clips nothing.
+        lambda_: Lambda of GAE.
+        clip_param: Epsilon of the clipped surrogate: largest move of the probability ratio from 1.
+        vf_clip_param: Largest move of a value from its old value before its loss is clipped; `None` clips nothing.
         vf_loss_coeff: Weight of the value loss.
         entropy_coeff: Weight of the entropy bonus, or a schedule over env steps.
         kl_coeff: Weight of the KL penalty, or a schedule; 0 leaves it out.
-        kl_target: Divergence that the coefficient adapts to after each iteration, starting from `kl_coeff`; `None`
-            leaves the coefficient to its schedule.
+        kl_target: Divergence that the coefficient adapts to after each iteration, starting from `kl_coeff`; with `None`
+            the coefficient follows its schedule.
         normalize_advantages: Whether the advantages of a batch are scaled to mean 0 and deviation 1.
-        target_kl: No further epoch of an iteration starts once the mean divergence over the minibatches of an epoch
-            exceeds 1.5 times this number; `None` takes all `num_epochs`. It adapts nothing: see `kl_target` for that.
+        target_kl: Limit of the divergence in nats: no further epoch of an iteration starts once the mean divergence
+            over the minibatches of an epoch exceeds 1.5 times this limit; `None` takes all `num_epochs`. It adapts no
+            coefficient; `kl_target` does.
     """
 
     DEFAULT_NUM_ENVS: ClassVar[int] = 16
@@ -104,7 +105,7 @@ class PPO(Algorithm):
         self._kl_coeff = schedule_value(self.config.kl_coeff, 0)
 
     def reconfigure(self, **settings: Any) -> None:
-        """Change settings; see `Algorithm.reconfigure`. A new `kl_coeff` is where the adaptive one starts again."""
+        """Change settings; see `Algorithm.reconfigure`. The adaptive coefficient starts again at a new `kl_coeff`."""
         super().reconfigure(**settings)
         if "kl_coeff" in settings:
             self._kl_coeff = schedule_value(self.config.kl_coeff, self.num_env_steps_sampled_lifetime)
@@ -120,7 +121,7 @@ class PPO(Algorithm):
         )
 
     def training_step(self) -> dict[str, dict[str, float]]:
-        """Sample a batch, estimate advantages, take the gradient steps, hand out the new weights."""
+        """Sample a batch, estimate advantages, take the gradient steps, and send the new weights to the runners."""
         config = self.config
         rollouts = self.sample(config.total_train_batch_size)
         with self.timers.time("returns"):
@@ -180,13 +181,13 @@ def ppo_batch(
     Args:
         rollouts: Columns `[T, N, ...]` from each runner.
         value_fn: Maps observations `[B, ...]` to values `[B]`.
-        gamma: Discount a step.
+        gamma: Discount per step.
         lambda_: GAE's lambda.
         normalize_advantages: Whether advantages get mean 0 and deviation 1 over the batch.
 
     Returns:
-        Columns `[B, ...]`: `obs`, `actions`, `logp`, `dist_inputs`, `values`, `advantages`, `value_targets`, and those
-        that user code added to a rollout.
+        Columns `[B, ...]`: `obs`, `actions`, `logp`, `dist_inputs`, `values`, `advantages`, `value_targets`, and the
+        columns that user code added to a rollout.
     """
     parts = []
     level_added_columns(rollouts)
@@ -230,19 +231,19 @@ def ppo_loss(
     vf_clip_param: float | None,
     vf_loss_coeff: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a minibatch; a pure function of weights and columns.
+    """Return the loss of a minibatch; a pure function of weights and columns.
 
     - Clipped surrogate: eq. 7 of the paper.
-    - Value loss: half the squared error to the value targets; with `vf_clip_param`, the larger of that and the error of
-      the value held within `vf_clip_param` of the old one (OpenAI Baselines' ppo2; studied in Engstrom et al. 2020,
-      arXiv:2005.12729).
+    - Value loss: half the squared error to the value targets; with `vf_clip_param`, the larger of this error and the
+      error of the value held within `vf_clip_param` of the old value (OpenAI Baselines' ppo2; studied in Engstrom et
+      al. 2020, arXiv:2005.12729).
     - Entropy bonus: eq. 9 of the paper.
     - KL penalty: eq. 8 of the paper, exact, from the old policy's outputs. Without the penalty the reported divergence
       is the estimate E[(r - 1) - log r] (Schulman 2020, http://joschu.net/blog/kl-approx.html).
 
     Args:
-        module: Gives `dist_inputs` and values.
-        batch: Columns `[B, ...]` as `ppo_batch` makes them, as tensors.
+        module: Module with a policy and values.
+        batch: Columns `[B, ...]` as `ppo_batch` returns them, as tensors.
         coefficients: `kl_coeff` and `entropy_coeff`.
         clip_param: Epsilon of the surrogate.
         vf_clip_param: Range of the value clipping, or `None`.
@@ -299,6 +300,6 @@ def adapted_kl_coeff(kl_coeff: float, mean_kl: float, kl_target: float) -> float
 
 
 def explained_variance(values: NDArray[Any], value_targets: NDArray[Any]) -> float:
-    """Return 1 - Var[targets - values] / Var[targets]: 1 is perfect, 0 no better than a constant, NaN undefined."""
+    """Return 1 - Var[targets - values] / Var[targets]: 1 is perfect, 0 is a constant, NaN is undefined."""
     variance = float(np.var(value_targets))
     return float("nan") if variance == 0 else 1 - float(np.var(value_targets - values)) / variance

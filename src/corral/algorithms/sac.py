@@ -1,4 +1,4 @@
-"""Soft actor-critic (Haarnoja et al. 2018, arXiv:1801.01290 and arXiv:1812.05905), whole in this file.
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv:1801.01290 and arXiv:1812.05905), complete in this file.
 
 A round samples an env step into the replay buffer, and takes a gradient step on a batch drawn from it: of the critics,
 of the actor, which seeks value and entropy, and of the temperature that weighs the two. Discrete actions follow
@@ -37,19 +37,20 @@ log-likelihood of the policy's own actions, `[B]`, without a graph."""
 
 @dataclass(kw_only=True)
 class SACConfig(OffPolicyConfig):
-    """Settings of SAC; those below, and those of `OffPolicyConfig`, belong to `.training(...)`.
+    """Settings of SAC; the settings below and in `OffPolicyConfig` belong to `.training(...)`.
 
-    Until learning starts, actions are drawn evenly from the action space; `exploration_config` changes that. The buffer
-    keeps 1,000,000 env steps, unless `replay_buffer_config` has a `capacity`; memory is taken as they come.
+    Until learning starts, actions are drawn uniformly from the action space; `exploration_config` changes that. The
+    buffer keeps 1,000,000 env steps unless `replay_buffer_config` has a `capacity`; its memory grows with its contents.
 
     Attributes:
-        twin_q: Whether there are two critics, of which the lower value counts (Fujimoto et al. 2018, arXiv:1802.09477).
-        initial_alpha: The temperature at first: what a nat of entropy is worth in rewards.
-        target_entropy: The entropy in nats that the temperature is moved to keep; `"auto"` is minus the dimensions of a
-            Box, or half the largest entropy of Discrete actions.
+        twin_q: Whether there are two critics, of which the lower value is used (Fujimoto et al. 2018,
+            arXiv:1802.09477).
+        initial_alpha: Initial temperature: the reward that one nat of entropy is worth.
+        target_entropy: Entropy in nats that the temperature is adapted to; `"auto"` is minus the number of dimensions
+            of a Box, or half the largest entropy of Discrete actions.
         actor_lr: Learning rate of the actor, or a schedule over env steps; `None` is `lr`.
-        critic_lr: Likewise, of the critics.
-        alpha_lr: Likewise, of the temperature; 0 keeps it at `initial_alpha`.
+        critic_lr: Learning rate of the critics, or a schedule; `None` is `lr`.
+        alpha_lr: Learning rate of the temperature, or a schedule; `None` is `lr`, and 0 keeps `initial_alpha`.
     """
 
     DEFAULT_CAPACITY: ClassVar[int] = 1_000_000
@@ -81,17 +82,17 @@ class SACConfig(OffPolicyConfig):
 
     @property
     def module_settings(self) -> dict[str, Any]:
-        """What the module is made of, besides its layers."""
+        """Settings of the module besides its layers."""
         return {"twin_q": self.twin_q, "initial_alpha": self.initial_alpha}
 
     @property
     def default_exploration(self) -> dict[str, Any]:
-        """Actions of the policy, drawn; before learning starts, even ones."""
+        """Samples of the policy; before learning starts, uniform actions."""
         return {"type": "StochasticSampling", "random_timesteps": self.num_steps_sampled_before_learning_starts}
 
     @property
     def replay_config(self) -> ReplayConfig:
-        """The settings of the buffer; see `OffPolicyConfig.replay_config`."""
+        """Settings of the buffer; see `OffPolicyConfig.replay_config`."""
         return ReplayConfig.parse({"capacity": self.DEFAULT_CAPACITY, **self.replay_buffer_config})
 
     def lrs(self, num_env_steps: int) -> dict[str, float]:
@@ -118,7 +119,9 @@ class SAC(OffPolicyAlgorithm):
         """Make the replay buffer, and the generator for the noise of the policy's own actions."""
         super().setup()
         assert self.config.seed is not None
-        self._noise_rng = np.random.default_rng([self.config.seed, 1])  # other noise than any other part draws
+        self._noise_rng = np.random.default_rng(
+            [self.config.seed, 1]
+        )  # a seed of its own, so that no other part draws the same noise
 
     def make_loss(self) -> Loss:
         """Return the loss with this config's constants."""
@@ -139,7 +142,7 @@ class SAC(OffPolicyAlgorithm):
         return {**batch, "noise": noise[0], "next_noise": noise[1]}
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of what training continues from; see `OffPolicyAlgorithm.get_state`."""
+        """Return a copy of the state; see `OffPolicyAlgorithm.get_state`."""
         return super().get_state() | {"noise_rng": dict(self._noise_rng.bit_generator.state)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The weights that travel to the runners, as arrays that are found once."""
+"""The weights that are sent to the runners, as arrays that are looked up once."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from corral.modules.module import Module
 
 
 class ActingWeights:
-    """What acting needs of a module's weights, by name: views on the CPU, and copies of what lies elsewhere.
+    """The weights of a module that runners need to act, by name: views on the CPU, copies from other devices.
 
-    To ask a module for its state by name takes longer than to copy the weights of a small net.
+    Collecting a module's `state_dict` takes longer than copying the weights of a small net, so it is done again only
+    when a parameter has moved in memory.
     """
 
     def __init__(self, module: Module) -> None:
-        """Take the module."""
+        """Keep the module."""
         self._module = module
         self._parameters = list(module.parameters())
         self._arrays: dict[str, NDArray[Any]] = {}
         self._places: list[int] = []
 
     def get(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays; views are to be copied at once, and the dict may be kept."""
+        """Return the arrays; copy views before the next update. The dict may be kept."""
         places = [parameter.data_ptr() for parameter in self._parameters]
         if places != self._places:
             weights = self._module.acting_weights()

@@ -49,7 +49,7 @@ def make_learner_group(
     if not config.num_learners:
         return LearnerGroup(_make_learner(config, modules, losses, config.seed, callbacks=make_dispatcher(config)))
     copy = _make_learner(config, modules, losses, config.seed)
-    # Learners have no env; one that cannot be pickled is no reason to fail, as long as the runner is here.
+    # Learners have no env, so an env that cannot be pickled must not make this fail if the runner is embedded.
     config = config.copy(env=None, env_config={}, wrappers=[]).freeze()
     weights = copy.get_weights()
     frozen = {
@@ -71,10 +71,10 @@ def make_learner_group(
 def start_learners(
     engine: Engine, config: AlgorithmConfig, factories: Sequence[Callable[[], Any]]
 ) -> list[WorkerHandle]:
-    """Start a worker for each factory, `learner 1`, `learner 2`, ...; all of them, or none.
+    """Start one worker per factory, named `learner 1`, `learner 2`, ...; all of them, or none.
 
     Raises:
-        ConfigError: The engine can never run them all, beside the runners.
+        ConfigError: The engine can never run them all next to the runners.
         SerializationError: A factory holds something that cannot be pickled.
     """
     resources = resources_of_learner(config)
@@ -118,14 +118,14 @@ def _make_worker(
     frozen: Mapping[str, Collection[str]],
     rank: int,
 ) -> Learner:
-    """Build one of several learners, in its process; they start with the same weights and shuffle differently."""
+    """Build one of several learners, in its process; all start with the same weights and shuffle differently."""
     assert config.seed is not None
     seed = int(np.random.SeedSequence([config.seed, rank]).generate_state(1)[0]) >> 1
     seed_everything(seed)
     modules = {module_id: spec.build() for module_id, spec in specs.items()}
     for module_id, module in modules.items():
         for name, parameter in module.named_parameters():
-            parameter.requires_grad_(name not in frozen[module_id])  # a callback may have frozen some
+            parameter.requires_grad_(name not in frozen[module_id])  # on_create_policy may have frozen some
     device = learner_device(config.device, rank)
     learner = _make_learner(config, modules, losses, seed, device=device, callbacks=make_dispatcher(config))
     if config.num_learners > 1:

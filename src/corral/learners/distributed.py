@@ -1,7 +1,7 @@
-"""What learners in several processes exchange: gradients, sizes and problems, with torch.distributed.
+"""Exchanges between learners in several processes: gradients, sizes and problems, with torch.distributed.
 
 Each learner computes the gradient of the mean over its own rows. Weighted by rows, the gradients of all learners add up
-to the gradient of the mean over all rows, which is what one learner with the whole batch would have computed.
+to the gradient of the mean over all rows, which one learner with the whole batch would have computed.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ LOOPBACK = "127.0.0.1"
 
 
 class LostPeerError(WorkerDiedError):
-    """An exchange failed because another learner went away; its own error says why."""
+    """An exchange failed because another learner ended; the other learner's error says why."""
 
 
 class Peers:
-    """The learners that share every gradient step with this one.
+    """The learners that share every gradient step with this learner.
 
     All of them make the same calls in the same order: each call waits for the others.
 
     Args:
-        rank: Which one this is, from 0.
-        num_learners: How many there are.
-        device: Where what is exchanged lives.
+        rank: Index of this learner, from 0.
+        num_learners: Number of learners.
+        device: Device of the tensors that are exchanged.
     """
 
     def __init__(self, rank: int, num_learners: int, device: torch.device) -> None:
-        """Note who this is; nothing is connected yet."""
+        """Keep the arguments; nothing is connected yet."""
         self.rank, self.num_learners, self._device = rank, num_learners, device
         self._store: Any = None
         self._has_problem = False
 
-    # Finding each other.
+    # Connecting.
 
     def open(self, host: str | None, timeout_s: float) -> Address:
-        """Open the store on a free port, in the first learner; `None` as the host takes its address on the network."""
+        """Open the store on a free port, in the first learner; host `None` is the network address of this host."""
         # The store would listen on all interfaces of the host if it opened the port itself.
         server = socket.create_server((host or own_address(), 0))
         address: Address = server.getsockname()
@@ -57,7 +57,9 @@ class Peers:
 
     def join(self, address: Address, backend: str, timeout_s: float) -> None:
         """Connect to all other learners, with the backend `"gloo"` or `"nccl"`."""
-        if address[0] == LOOPBACK:  # else gloo looks up the host's name, which may lead elsewhere or nowhere
+        if (
+            address[0] == LOOPBACK
+        ):  # else gloo looks up the host's name, which may resolve to another address or to none
             loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
             if loopback is not None:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -76,7 +78,7 @@ class Peers:
     # Exchanges.
 
     def gather(self, *numbers: int) -> list[list[int]]:
-        """Return these numbers of every learner, one list per number, each by rank."""
+        """Return these numbers of every learner: one list per number, by rank."""
         table = torch.zeros(len(numbers), self.num_learners, dtype=torch.int64, device=self._device)
         table[:, self.rank] = torch.tensor(numbers)
         _exchange(dist.all_reduce, table)
@@ -87,7 +89,7 @@ class Peers:
         """Return the weighted sums of numbers over all learners, the same in all of them.
 
         Args:
-            numbers: As many in all learners.
+            numbers: Numbers of this learner, the same count in all learners.
             weight: Weight of this learner's numbers; the weights of all learners sum to 1.
         """
         sums = torch.tensor(numbers, dtype=torch.float64, device=self._device) * weight
@@ -96,17 +98,17 @@ class Peers:
         return means
 
     def average(self, parameters: Sequence[nn.Parameter], weight: float, has_problem: bool) -> bool:
-        """Replace each gradient by the weighted sum of the learners' gradients, in one exchange for each dtype.
+        """Replace each gradient by the weighted sum of the learners' gradients, in one exchange per dtype.
 
         Args:
-            parameters: Trainable ones, the same in all learners. A gradient that only some learners have counts as 0
-                in the others.
-            weight: Of this learner's gradients; those of all learners sum to 1.
-            has_problem: Whether this learner's loss is not finite; its gradients mean nothing then.
+            parameters: Trainable parameters, the same in all learners. A gradient that only some learners have counts
+                as 0 in the others.
+            weight: Weight of this learner's gradients; the weights of all learners sum to 1.
+            has_problem: Whether this learner's loss is not finite, so that its gradients are meaningless.
 
         Returns:
-            Whether the losses and gradients of all learners are finite; the same in all. If not, the gradients are not
-            to be used, and `problems` tells why.
+            Whether the losses and gradients of all learners are finite; the same answer in all learners. If not, the
+            gradients must not be used, and `problems` says why.
         """
         self._has_problem = has_problem
         for dtype in dict.fromkeys(parameter.dtype for parameter in parameters) or [None]:  # with none, the problems
@@ -120,7 +122,7 @@ class Peers:
         empty = [] if gradients else [torch.zeros(0, device=self._device)]
         own = torch.cat([gradient.reshape(-1) for gradient in gradients] + empty) * weight
         self._has_problem = self._has_problem or not bool(own.isfinite().all())
-        marks = [float(parameter.grad is not None) for parameter in parameters]  # who has a gradient at all
+        marks = [float(parameter.grad is not None) for parameter in parameters]  # which parameters have a gradient
         marks += [float(self._has_problem and rank == self.rank) for rank in range(self.num_learners)]
         whole = torch.cat([own, own.new_tensor(marks)])
         _exchange(dist.all_reduce, whole)
@@ -142,7 +144,7 @@ class Peers:
         return LossError("\n".join(told)) if told else error
 
     def copy_buffers(self, module: nn.Module) -> None:
-        """Give every learner the first one's buffers, such as the running statistics of normalisation layers."""
+        """Copy the first learner's buffers, such as running statistics of normalisation layers, to all learners."""
         for buffer in module.buffers():
             _exchange(dist.broadcast, buffer, src=0)
 
@@ -157,7 +159,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _exchange(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """Call a collective of torch.distributed, which raises a bare RuntimeError when the other side is gone."""
+    """Call a collective of torch.distributed, which raises a plain RuntimeError when another learner ended."""
     try:
         function(*args, **kwargs)
     except RuntimeError as error:
@@ -165,10 +167,10 @@ def _exchange(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
 
 
 def own_address() -> str:
-    """Return the address under which other hosts reach this one; the loopback address if there is no network."""
+    """Return the address under which other hosts reach this host; the loopback address if there is no network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it asks which interface the way out goes through
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it selects the interface for outgoing packets
         except OSError:
             return LOOPBACK
         address: str = probe.getsockname()[0]
@@ -176,17 +178,17 @@ def own_address() -> str:
 
 
 def learner_device(setting: str, rank: int) -> str:
-    """Return the device of one of several learners: `"auto"` and `"cuda"` give each its own GPU as far as they go."""
+    """Return the device of one of several learners: `"auto"` and `"cuda"` assign the GPUs in turn."""
     if setting not in ("auto", "cuda") or not torch.cuda.is_available():
         return setting
     return f"cuda:{rank % torch.cuda.device_count()}"
 
 
 def gpu_id(device: torch.device) -> str | None:
-    """Return what no two GPUs have in common, wherever they are; `None` for the CPU."""
+    """Return an identifier that is unique among the GPUs of all hosts; `None` for the CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
 def backend_for(gpu_ids: Sequence[str | None]) -> str:
-    """Return `"nccl"` if each learner has a GPU to itself, which NCCL demands, else `"gloo"`."""
+    """Return `"nccl"` if each learner has its own GPU, which NCCL requires, else `"gloo"`."""
     return "nccl" if None not in gpu_ids and len(set(gpu_ids)) == len(gpu_ids) else "gloo"

@@ -41,7 +41,7 @@ def backward(
         loss: One scalar for all groups, or one scalar per group, whose gradient only this group gets.
         groups: Trainable parameters of the groups that move, by name.
         module_id: The module, for the message of an error.
-        num_groups: How many groups the module has.
+        num_groups: Number of groups of the module.
 
     Raises:
         LossError: A loss does not depend on any trainable parameter.
@@ -70,12 +70,12 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None, by: 
     """Clip gradients in place, and return their global norm before clipping.
 
     Args:
-        parameters: After `backward`.
-        limit: The largest norm or absolute value; `None` clips nothing.
+        parameters: Parameters with gradients.
+        limit: Largest norm or absolute value; `None` clips nothing.
         by: `"global_norm"`, `"norm"` or `"value"`; see `UpdateSettings`.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if len(gradients) == 1:  # a vector: its product with itself takes a third of the time of `norm`
+    if len(gradients) == 1:  # one vector: the dot product takes a third of the time of `norm`
         flat = gradients[0] if gradients[0].ndim == 1 else gradients[0].view(-1)
         norm = math.sqrt(torch.dot(flat, flat).item())
     else:

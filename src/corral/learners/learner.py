@@ -1,4 +1,4 @@
-"""The learner: turns batches into gradient steps. It knows modules and columns, and no environment."""
+"""The learner: turns batches into gradient steps. It knows modules and columns, and no env."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from corral.metrics.logger import MetricsLogger
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
 
-# Values of very large batches are computed in pieces of this many observations, to bound memory.
+# Values of very large batches are computed in chunks of this many observations, to bound memory.
 VALUES_CHUNK = 8192
 
 
@@ -48,9 +48,9 @@ class Learner:
     Attributes:
         modules: Modules by module id.
         device: Device of the modules.
-        metrics: The logger that callbacks get; aggregated into `result["learners"]`.
+        metrics: Logger passed to callbacks; aggregated into `result["learners"]`.
         rng: Generator for shuffling.
-        callbacks_s: Seconds in callbacks since somebody set it to 0.
+        callbacks_s: Seconds spent in callbacks since the attribute was set to 0.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class Learner:
             that the loss reported, of the last epoch, as arrays `[B]` in the order of the batch.
 
         Raises:
-            LossError: A batch is empty, or a loss or gradient is not finite: that step is not taken, and the weights
-                stay finite. Or a loss does not fit the groups of parameters that it is for.
+            LossError: A batch is empty; or a loss or gradient is not finite: that step is not taken, and the weights
+                stay finite; or a loss has no scalar for a group of parameters, or depends on no trainable parameter.
             ConfigError: A module with settings has no loss, or the settings name unknown groups of parameters.
-            ColumnError: A callback of `on_gradients` left other gradients than it was given.
+            ColumnError: A callback of `on_gradients` added or removed gradients, or changed their shape.
             CallbackError: A callback raised.
         """
         self._check_learns(settings)
@@ -172,7 +172,7 @@ class Learner:
         bounds = row_bounds(size, num_minibatches)
         weights = shares_of_rows(bounds, sizes)  # of this learner in each gradient step
         report = UpdateReport(size, num_minibatches)
-        if not module.training:  # as it was left by `values`
+        if not module.training:  # `values` leaves it in evaluation mode
             module.train()
         compute_loss, batch = self._on_arrays_or_tensors(module_id, batch, num_minibatches)
         for epoch in range(settings.num_epochs):
@@ -214,7 +214,7 @@ class Learner:
         return sizes
 
     def _on_arrays_or_tensors(self, module_id: str, batch: Batch, num_minibatches: int) -> tuple[Any, Batch]:
-        """Return the form of the loss that suits the module, and the batch as that form takes it.
+        """Return the form of the loss that suits the module, and the batch as arrays or tensors for this form.
 
         The form on arrays fills gradients by itself: all of the module has to learn, in one vector per group.
         """
@@ -239,36 +239,38 @@ class Learner:
     def _compute_gradients(
         self, module_id: str, loss: Any, total: Any, groups: Collection[str], settings: UpdateSettings, weight: float
     ) -> dict[str, float]:
-        """Leave clipped gradients in the parameters of groups, averaged over all learners.
+        """Compute the gradients of groups of parameters, average them over all learners, and clip them.
 
         Returns:
             The norms of the gradients by group, before clipping; NaN if a loss or gradient is not finite.
         """
         optimizer = self._optimizers[module_id]
         is_finite = math.isfinite(total.item())
-        if is_finite and isinstance(total, Tensor):  # on arrays, the gradients are there
+        if is_finite and isinstance(total, Tensor):  # the form on arrays has computed the gradients already
             optimizer.zero_grad(groups)
             backward(loss, {name: optimizer.trainable[name] for name in groups}, module_id, len(optimizer.groups))
         if is_finite and self.callbacks.subscribed("on_gradients"):
-            self._show_gradients(module_id)
+            self._show_gradients(module_id, groups)
             optimizer.sync()  # the callback may have replaced gradients, or frozen parameters
         if self.peers is not None:
             steppable = [parameter for name in groups for parameter in optimizer.steppable[name]]
             is_finite = self.peers.average(steppable, weight, not is_finite)
         if not is_finite:
-            return dict.fromkeys(groups, math.nan)
+            return dict.fromkeys(groups or optimizer.groups, math.nan)
         clipped = optimizer.trainable if settings.grad_clip_by == "norm" else optimizer.steppable
         return {name: clip_gradients(clipped[name], settings.grad_clip, settings.grad_clip_by) for name in groups}
 
-    def _show_gradients(self, module_id: str) -> None:
-        """Fire `on_gradients`; a gradient that was replaced in the dict, and not in place, counts too."""
+    def _show_gradients(self, module_id: str, groups: Collection[str]) -> None:
+        """Fire `on_gradients`; gradients that a callback replaced in the dict are copied to the parameters."""
+        optimizer = self._optimizers[module_id]
+        stale = {id(p) for name in optimizer.groups if name not in groups for p in optimizer.groups[name]}
         named = self.modules[module_id].named_parameters()
-        gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+        gradients = {name: p.grad for name, p in named if p.grad is not None and id(p) not in stale}
         shown = dict(gradients)
         self._fire("on_gradients", module_id, gradients=shown)
         if shown.keys() != gradients.keys():
             raise ColumnError(
-                f"on_gradients: gradients were added or taken away: {sorted(shown.keys() ^ gradients.keys())}."
+                f"on_gradients: gradients were added or removed: {sorted(shown.keys() ^ gradients.keys())}."
             )
         for name, gradient in gradients.items():
             new = shown[name]
@@ -276,7 +278,7 @@ class Learner:
                 continue
             if not isinstance(new, Tensor) or new.shape != gradient.shape:
                 was = getattr(new, "shape", type(new).__name__)
-                raise ColumnError(f"on_gradients: {name!r} is a tensor {tuple(gradient.shape)}, and was given {was}.")
+                raise ColumnError(f"on_gradients: {name!r} must be a tensor {tuple(gradient.shape)}, and is {was}.")
             gradient.copy_(new)
 
     def _order(self, size: int) -> Tensor:
@@ -287,7 +289,7 @@ class Learner:
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
     def values(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
-        """Return the module's state values of a tree of observations `[B, ...]`, float32 `[B]`."""
+        """Return the module's state values, float32 `[B]`, for a tree of observations `[B, ...]`."""
         module = self.modules[module_id].eval()
         size = num_rows(obs)
         parts = []
@@ -298,26 +300,26 @@ class Learner:
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
     def get_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Return the weights by module id and parameter name; on the CPU they are views, to be copied at once."""
+        """Return the weights by module id and parameter name; on the CPU they are views: copy them before an update."""
         return {
             module_id: {name: value.detach().cpu().numpy() for name, value in module.state_dict().items()}
             for module_id, module in self.modules.items()
         }
 
     def get_acting_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Return what acting needs of the weights, likewise."""
+        """Return only the weights that runners need to act; on the CPU they are views: copy them before an update."""
         return {module_id: self._acting[module_id].get() for module_id in self.modules}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
-        """Copy weights in, by module id and parameter name."""
+        """Copy weights into the modules, by module id and parameter name."""
         for module_id, arrays in weights.items():
             for name, value in self.modules[module_id].state_dict().items():
                 value.copy_(torch.from_numpy(arrays[name]))
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of what updates go on from, but for `rng`: `weights` and `optimizers`."""
+        """Return a copy of `weights` and `optimizers`, the state of the learner without `rng`."""
         return get_learner_state(self.modules, self._optimizers)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where the learner of this state was; see `set_learner_state`."""
+        """Continue from a state; see `set_learner_state`."""
         set_learner_state(self.modules, self._optimizers, state)

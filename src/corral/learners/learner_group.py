@@ -25,36 +25,37 @@ from corral.modules.module import Module
 if TYPE_CHECKING:
     from corral.engines.base import WorkerHandle
 
-# Results that are the same in all learners, because they take the same steps.
+# Results that are equal in all learners, because they take the same steps.
 SAME_RESULTS = ("_optimizer_global_norm", "_optimizer_learning_rate", "num_gradient_steps", "num_epochs")
-# Results that add up: a gradient step's rows lie in all learners.
+# Results that are summed: the rows of a gradient step are spread over all learners.
 SUMMED_RESULTS = ("module_train_batch_size_mean",)
 
-# How long an error that follows from another learner's may come before that one.
+# An error that follows from another learner's error may arrive this many seconds before it.
 GRACE_S = 5.0
 STOP_S = 2.0
 
 
 class LearnerGroup:
-    """Updates the modules and hands out their weights with a version number.
+    """Updates the modules and returns their weights with a version number.
 
-    Without workers the learner of this process takes the gradient steps. With workers, each of them holds a learner
-    that starts with the same weights, a batch is split into one shard of rows for each, and their gradients are
-    averaged; the learner of this process then only keeps a copy of the first one's weights. A worker that fails ends
-    all of them: their weights would differ, and none is restarted.
+    Without workers the learner of this process takes the gradient steps. With workers, each worker holds a learner that
+    starts with the same weights, a batch is split into one shard of rows per worker, and the gradients of all workers
+    are averaged. The learner of this process then only keeps a copy of the first worker's weights. A worker that fails
+    ends all workers, because their weights would differ; no worker is restarted.
 
     Args:
-        learner: Of this process.
+        learner: The learner of this process.
         workers: Handles of workers that are `Learner`s; with more than one, each has its `peers`. The group ends them.
-        host: Where the workers find each other; `None` is the address of the first one's host on the network.
+        host: Host where the workers find each other; `None` is the network address of the first worker's host.
         start_timeout_s: Seconds that the workers have to start.
-        describe_available: Says what there is room for, for the message when they do not.
+        describe_available: Returns what there is room for, for the message when the workers do not start in time.
 
     Attributes:
-        weights_version: Counts the updates; 0 is the random initialisation.
+        weights_version: Number of updates so far; 0 is the random initialisation.
 
     Raises:
-        CorralError: The workers did not start in time. What a worker raised when it was made is raised as it is.
+        CorralError: The workers did not start in time. Exceptions that workers raise while they start are raised
+            unchanged.
     """
 
     def __init__(
@@ -100,26 +101,26 @@ class LearnerGroup:
     # Learning.
 
     def update(self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]) -> dict[str, dict[str, Any]]:
-        """Take gradient steps and move the version on; see `Learner.update`.
+        """Take gradient steps and increase `weights_version`; see `Learner.update`.
 
         Args:
             batches: Batches by module id.
             settings: Settings by module id; a module without an entry does not learn. `minibatch_size` is per learner.
 
         Returns:
-            By module id, results as if one learner had taken the steps: means over all rows. What is no number is that
-            of the first learner.
+            By module id, results as if one learner had taken the steps: means over all rows. A value that is not a
+            number is the first learner's value.
 
         Raises:
-            LossError: Also if there are fewer rows than learners.
-            WorkerDiedError: A worker died in this update, or the workers are gone since an earlier error.
+            LossError: See `Learner.update`; also if there are fewer rows than learners.
+            WorkerDiedError: A worker died in this update, or the workers were ended by an earlier error.
         """
         try:
             if not self._workers:
                 return self._learner.update(batches, settings)
             return self._update_workers({name: batches[name] for name in batches if name in settings}, settings)
         finally:
-            self.weights_version += 1  # also after an error: steps before it have changed the weights
+            self.weights_version += 1  # after an error too: steps before it have changed the weights
 
     def _update_workers(
         self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]
@@ -140,7 +141,7 @@ class LearnerGroup:
         }
 
     def foreach_module(self, module_id: str, fn: Callable[..., None], *args: Any) -> None:
-        """Call `fn(module, *args)` on a module in every learner, to change what no gradient step does."""
+        """Call `fn(module, *args)` on a module in every learner, for example to move targets or freeze parameters."""
         self._call_all(_apply, module_id, fn, *args)
         if self._workers:
             _apply(self._learner, module_id, fn, *args)
@@ -156,11 +157,11 @@ class LearnerGroup:
         return self._learner.get_weights()
 
     def get_acting_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Return what the runners need of the weights; see `Module.acting_weights`."""
+        """Return only the weights that runners need to act; see `Module.acting_weights`."""
         return self._learner.get_acting_weights()
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
-        """Give all learners these weights, by module id and parameter name, and move the version on."""
+        """Copy weights into all learners, by module id and parameter name, and increase `weights_version`."""
         self._call_all(Learner.set_weights, weights)
         self._learner.set_weights(weights)
         self.weights_version += 1
@@ -170,34 +171,34 @@ class LearnerGroup:
         self._call_all(Learner.set_losses, losses)
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of what updates go on from: that of `Learner.get_state`, and the `rngs` of all learners."""
+        """Return a copy of the state: `Learner.get_state`, the `rngs` of all learners, and the `weights_version`."""
         num_learners = max(1, len(self._workers))
         states = self._call_each(_get_state, [(rank == 0,) for rank in range(num_learners)])
         return {"rngs": [rng for rng, _ in states], **states[0][1], "weights_version": self.weights_version}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where the learners of this state were, of which there may have been more or fewer.
+        """Continue from a state; the number of learners may have been another one.
 
-        The weights get a version that nobody has yet, so that the next sync hands them out.
+        The weights get a new version, so that the next sync sends them to all runners.
 
         Raises:
-            CheckpointError: The state is of other modules or optimizers; nothing was changed.
+            CheckpointError: The state was saved with other modules or optimizers; nothing was changed.
         """
         num_learners = max(1, len(self._workers))
         rngs = [*state["rngs"], *[None] * num_learners][:num_learners]
-        if self._workers:  # of which a state that does not fit would be the end
+        if self._workers:  # first here, because a state that does not fit would end the workers
             self._learner.set_state(state)
         self._call_each(_set_state, [(state, rng) for rng in rngs])
         self.weights_version = max(state["weights_version"], self.weights_version + 1)
 
     def get_module(self, module_id: str) -> Module:
-        """Return the module that is being trained; with workers, the copy of it that this process keeps."""
+        """Return the module that is trained; with workers, this process's copy of it."""
         return self._learner.modules[module_id]
 
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
-        """Aggregate what the learners' callbacks logged since the last call, under `learners`, and what time they took.
+        """Aggregate what the learners' callbacks logged since the last call, under `learners`, and the time they took.
 
-        They run within the time of learning; those of several learners run at the same time.
+        Callbacks run within the time of learning, and the callbacks of several learners run at the same time.
         """
         collected = self._call_all(_collect)
         seconds = max(seconds for _, seconds, _ in collected)
@@ -208,7 +209,7 @@ class LearnerGroup:
 
     @property
     def num_callback_errors(self) -> int:
-        """Exceptions so far that `on_error="log"` kept from ending the run; of workers, at the last collection."""
+        """Number of exceptions that `on_error="log"` kept from ending the run; for workers, at the last collection."""
         return self._learner.callbacks.num_errors + self._num_worker_callback_errors
 
     # Workers.
@@ -230,8 +231,8 @@ class LearnerGroup:
     def _results(self, futures: Sequence[Future[Any]]) -> list[Any]:
         """Return the results of one call to several workers.
 
-        A failure ends all workers, unless all of them raised the same `LossError`, which leaves them in step. Of
-        several errors the one that the others follow from is raised.
+        A failure ends all workers, unless all of them raised the same `LossError`, which leaves them in step. If there
+        are several errors, the one that caused the others is raised.
         """
         _, waiting = wait(futures, return_when=FIRST_EXCEPTION)
         errors, deadline = _errors(futures), time.monotonic() + GRACE_S
@@ -262,7 +263,7 @@ class LearnerGroup:
                 self._end("the algorithm was stopped.")
 
 
-# Called in the workers, with their learner.
+# Functions that are called in the workers, with the worker's learner.
 
 
 def _update(
@@ -309,11 +310,11 @@ def _errors(futures: Sequence[Future[Any]]) -> list[BaseException]:
 
 
 def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[str, Batch]]:
-    """Split every batch into shards of rows in their order, one for each learner, whose sizes differ by one at most.
+    """Split every batch into one shard of consecutive rows per learner; sizes differ by one row at most.
 
     Args:
-        batches: By module id, columns `[B, ...]`.
-        num_learners: How many.
+        batches: Columns `[B, ...]` by module id.
+        num_learners: Number of learners.
 
     Raises:
         LossError: A batch has fewer rows than there are learners.
@@ -333,11 +334,11 @@ def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[
 
 
 def merge_results(results: Sequence[Mapping[str, Any]], num_rows: Sequence[int]) -> dict[str, Any]:
-    """Merge what the learners report of one module: means over all rows, and columns one after another.
+    """Merge what the learners report for one module: means over all rows, and concatenated columns.
 
     Args:
-        results: Of each learner; a name may be missing in some.
-        num_rows: Of each learner.
+        results: Results of each learner; a name may be missing in some.
+        num_rows: Rows of each learner's shard.
     """
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for result in results for name in result):
@@ -346,7 +347,7 @@ def merge_results(results: Sequence[Mapping[str, Any]], num_rows: Sequence[int])
             strict=True,
         )
         if all(isinstance(value, np.ndarray) and len(value) == size for value, size in zip(values, rows, strict=True)):
-            merged[name] = np.concatenate(values)  # a column: the shards lie in the order of the batch
+            merged[name] = np.concatenate(values)  # a column: the shards are in the order of the batch
         elif name.endswith(SAME_RESULTS) or not all(isinstance(value, Real) for value in values):
             merged[name] = values[0]
         elif name in SUMMED_RESULTS:

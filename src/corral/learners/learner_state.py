@@ -18,7 +18,7 @@ Optimizers = Mapping[str, ModuleOptimizer]
 
 
 def get_learner_state(modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
-    """Return copies: weights by module id and parameter name, and each optimizer's `state_dict` with what it is for."""
+    """Return copies of the weights, by module id and parameter name, and of each optimizer's state and description."""
     return {
         "weights": {name: _map(_to_array, dict(module.state_dict())) for name, module in modules.items()},
         "optimizers": {
@@ -29,15 +29,17 @@ def get_learner_state(modules: Modules, optimizers: Optimizers) -> dict[str, Any
 
 
 def set_learner_state(modules: Modules, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
-    """Take over what `get_learner_state` returned; modules and parameters stay the same objects.
+    """Load a state that `get_learner_state` returned; modules and parameters stay the same objects.
+
+    Parameters are frozen or trainable as they are here, whatever they were when the state was saved.
 
     Args:
-        modules: By module id.
-        optimizers: By module id; a module that does not learn has none.
-        state: Weights, and what the optimizers have learned, such as Adam's moments.
+        modules: Modules by module id.
+        optimizers: Optimizers by module id; a module that does not learn has none.
+        state: Weights, and optimizer state such as Adam's moments.
 
     Raises:
-        CheckpointError: The state is of other modules or optimizers; nothing was changed.
+        CheckpointError: The state was saved with other modules or optimizers; nothing was changed.
     """
     _check_weights(modules, state["weights"])
     for module_id, optimizer in optimizers.items():
@@ -50,7 +52,7 @@ def set_learner_state(modules: Modules, optimizers: Optimizers, state: Mapping[s
 
 def _check_weights(modules: Modules, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
     if weights.keys() != modules.keys():
-        raise CheckpointError(f"the state is of modules {sorted(weights)}, and these are {sorted(modules)}.")
+        raise CheckpointError(f"the state has modules {sorted(weights)}, and there are {sorted(modules)} here.")
     for module_id, module in modules.items():
         here = {name: list(value.shape) for name, value in module.state_dict().items()}
         there = {name: list(value.shape) for name, value in weights[module_id].items()}
@@ -71,7 +73,7 @@ def _check_optimizer(module_id: str, there: list[Any] | None, here: list[Any]) -
         )
     if there != here:
         raise CheckpointError(
-            f"learners/{module_id}: the state is that of {there[0]} on parameters of shapes {there[1]}, and this is "
+            f"learners/{module_id}: the state was saved by {there[0]} on parameters of shapes {there[1]}, and here is "
             f"{here[0]} on {here[1]}: build the algorithm with the optimizer and module that it was saved with."
         )
 

@@ -1,4 +1,4 @@
-"""How a batch is cut into minibatches, and what the gradient steps on them report."""
+"""Cuts a batch into minibatches, and collects what the gradient steps on them report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from corral.errors import LossError
 
 
 def row_bounds(size: int, num_parts: int) -> list[int]:
-    """Return where parts of about one size begin and end in that many rows."""
+    """Return the bounds of `num_parts` parts of about equal size in `size` rows: `num_parts + 1` row numbers."""
     if num_parts == 1:
         return [0, size]
     bounds: list[int] = np.linspace(0, size, num_parts + 1).astype(int).tolist()
@@ -22,11 +22,11 @@ def row_bounds(size: int, num_parts: int) -> list[int]:
 
 
 def shares_of_rows(bounds: Sequence[int], sizes: Sequence[int]) -> list[float]:
-    """Return which share of each minibatch's rows one learner has.
+    """Return one learner's share of the rows of each minibatch.
 
     Args:
-        bounds: Of its own minibatches.
-        sizes: Rows of the batches of all learners, its own too.
+        bounds: Bounds of the learner's own minibatches.
+        sizes: Rows of the batches of all learners, including this learner.
     """
     if len(sizes) == 1:
         return [1.0] * (len(bounds) - 1)
@@ -39,7 +39,7 @@ class UpdateReport:
     """Collects what gradient steps report: scalars and norms, which are averaged, and columns by row."""
 
     def __init__(self, size: int, num_minibatches: int) -> None:
-        """Take the rows of the batch and how many minibatches it was cut into."""
+        """Keep the number of rows of the batch and of minibatches that it was cut into."""
         self._size, self._num_minibatches = size, num_minibatches
         self._scalars: list[dict[str, Any]] = []
         self._norms: dict[str, list[float]] = {}
@@ -48,14 +48,14 @@ class UpdateReport:
 
     @property
     def num_steps(self) -> int:
-        """Gradient steps so far."""
+        """Number of gradient steps so far."""
         return len(self._scalars)
 
     def add(self, loss: Any, reported: Mapping[str, Any], norms: Mapping[str, float], order: Tensor | None) -> None:
-        """Note what one gradient step reported.
+        """Add what one gradient step reported.
 
         Args:
-            loss: The scalar that was minimised, a tensor or NumPy number.
+            loss: The scalar that was minimised, a tensor or a NumPy number.
             reported: Scalars and columns, in tensors or arrays.
             norms: Norms of the gradients of the groups of parameters that moved.
             order: The order of the rows in this epoch; `None` if they were taken as they came.
@@ -77,7 +77,7 @@ class UpdateReport:
         return _means(self._scalars[-self._num_minibatches :])
 
     def results(self) -> dict[str, Any]:
-        """Return means of the scalars, and of each column the latest epoch's, in the order of the batch."""
+        """Return means of the scalars, and the columns of the latest epoch in the order of the batch."""
         return {
             **_means(self._scalars),
             **{
@@ -128,7 +128,7 @@ def loss_error(
     reported: Mapping[str, Any],
     norms: Mapping[str, float],
 ) -> LossError:
-    """Return the error of a gradient step whose loss or gradient is not finite; it names the parts that are not."""
+    """Return the error for a gradient step whose loss or gradient is not finite; it names the parts that are not."""
     parts = {name: value.item() for name, value in reported.items() if not value.ndim}
     if math.isfinite(loss.item()):
         parts |= {"gradient norm" if len(norms) == 1 else f"gradient norm of {name}": norms[name] for name in norms}

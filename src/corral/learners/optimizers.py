@@ -1,4 +1,4 @@
-"""Optimizers of torch that follow `requires_grad`, start in no time and step one vector per group of parameters."""
+"""Optimizers of torch that follow `requires_grad`, start quickly and step one vector per group of parameters."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 # These optimizers treat every entry of a parameter alike, so they can step one vector that holds many parameters.
 ELEMENTWISE_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop)
-# The one entry of their state that is a number per parameter; all others have a number per entry.
+# This entry of their state is one number per parameter; all other entries are one number per entry of the parameter.
 STEP = "step"
 
 ParameterState = dict[str, Any]
-"""What an optimizer keeps of one parameter, such as Adam's moments, by name."""
+"""Optimizer state of one parameter by name, such as Adam's moments."""
 
 _requires_grad, _grad = attrgetter("requires_grad"), attrgetter("grad")
 
@@ -26,18 +26,18 @@ _requires_grad, _grad = attrgetter("requires_grad"), attrgetter("grad")
 class ModuleOptimizer:
     """An optimizer of torch for the parameters of one module, by group.
 
-    Only parameters with `requires_grad` move, whenever it changes: `sync` notices. A frozen parameter has no gradient,
-    and its optimizer state waits until the parameter is unfrozen.
+    Only parameters with `requires_grad` move; `sync` applies changes of `requires_grad`. A frozen parameter has no
+    gradient, and its optimizer state waits until the parameter is unfrozen.
 
     Under an elementwise optimizer the parameters of a group, and their gradients, become views of one vector per
-    dtype: clipping and stepping one vector takes a tenth of the time that a dozen small tensors take, which is a sixth
-    of a small net's gradient step. Parameters that were frozen for a while have taken fewer steps than the others, and
-    get a vector of their own.
+    dtype: clipping and stepping one vector takes a tenth of the time of a dozen small tensors, which is a sixth of a
+    small net's gradient step. Parameters that were frozen for a while have taken fewer steps than the others, so they
+    are joined in another vector.
 
     Args:
-        groups: Parameters by group, also frozen ones.
-        optimizer_class: The optimizer.
-        optimizer_config: Its keyword arguments.
+        groups: Parameters by group, frozen parameters included.
+        optimizer_class: Class of the optimizer.
+        optimizer_config: Keyword arguments of the optimizer.
 
     Attributes:
         groups: All parameters, by group.
@@ -67,15 +67,15 @@ class ModuleOptimizer:
         self._requires_grad: list[bool] = []
         self._vectors: list[tuple[nn.Parameter, list[nn.Parameter]]] = []
         self._waiting: dict[nn.Parameter, ParameterState] = {}  # state of frozen parameters
-        self._bound: list[nn.Parameter] = []  # parameters that are parts of vectors,
-        self._grads: list[Tensor] = []  # their gradients,
-        self._places: list[int] = []  # and where they are in memory
+        self._bound: list[nn.Parameter] = []  # parameters that are parts of vectors
+        self._grads: list[Tensor] = []  # gradients of these parameters
+        self._places: list[int] = []  # memory addresses of these parameters
         self._rebuild()
 
     # Following the parameters.
 
     def sync(self) -> None:
-        """Notice what happened to the parameters since the last call; cheap if nothing did.
+        """Apply what happened to the parameters since the last call; cheap if nothing happened.
 
         `requires_grad` may have changed, and parameters and gradients may have been replaced by other tensors
         (`p.data = ...`, `p.grad = None`, `module.zero_grad()`).
@@ -114,7 +114,7 @@ class ModuleOptimizer:
     def _join(self, states: Mapping[nn.Parameter, ParameterState]) -> None:
         """Join trainable parameters of one dtype, device and history in a vector, with their state and gradients."""
         for parameter in {*self._bound} - set(itertools.chain.from_iterable(self.trainable.values())):
-            parameter.data = parameter.data.clone()  # no part of a vector any more
+            parameter.data = parameter.data.clone()  # no longer part of a vector
         self._waiting = {
             p: {key: value.clone() for key, value in state.items()}
             for p, state in states.items()
@@ -142,7 +142,7 @@ class ModuleOptimizer:
         self._places = list(map(Tensor.data_ptr, self._bound))
 
     def _states(self) -> dict[nn.Parameter, ParameterState]:
-        """Return the optimizer state of each parameter that has one, frozen ones too."""
+        """Return the optimizer state of each parameter that has one, frozen parameters included."""
         states = dict(self._waiting)
         for vector, parts in self._vectors:
             state = {key: value for key, value in self.torch_optimizer.state[vector].items() if value is not None}
@@ -176,7 +176,7 @@ class ModuleOptimizer:
                     parameter.grad.zero_()
 
     def step(self, names: Collection[str] | None = None) -> None:
-        """Step the parameters of groups, of all groups by default; parameters and state of the others stay."""
+        """Step the parameters of groups, of all groups by default; other parameters and their state stay."""
         hidden: list[tuple[nn.Parameter, Tensor | None]] = []
         if names is not None and len(names) < len(self.groups):
             others = (self.steppable[name] for name in self.groups if name not in names)
@@ -193,13 +193,13 @@ class ModuleOptimizer:
 
     @property
     def made_for(self) -> list[Any]:
-        """The name of the optimizer and the shapes of all parameters, as plain data."""
+        """Name of the optimizer and shapes of all parameters, as plain data."""
         return [type(self.torch_optimizer).__name__, [list(parameter.shape) for parameter in self._all]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return `{"state": {index of a parameter: its state}}`, as torch's optimizers do, without copying.
+        """Return `{"state": {index of a parameter: state}}`, as torch's optimizers do, without copying.
 
-        It does not depend on which parameters are frozen, nor on vectors.
+        The result does not depend on which parameters are frozen or joined in vectors.
         """
         if not self.is_flat:
             return self.torch_optimizer.state_dict()
@@ -207,7 +207,7 @@ class ModuleOptimizer:
         return {"state": {index: states[p] for index, p in enumerate(self._all) if p in states}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned; the settings stay what they are here."""
+        """Load what `state_dict` returned; the settings of this optimizer stay."""
         if not self.is_flat:
             self.torch_optimizer.load_state_dict(dict(state_dict))
             for group in self.torch_optimizer.param_groups:
@@ -223,7 +223,7 @@ class ModuleOptimizer:
 def optimizer_settings(
     optimizer_class: type[torch.optim.Optimizer], optimizer_config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the config's settings and those that we choose: Adam in one fused kernel, unless the config says how."""
+    """Return the settings of the config, with `fused=True` for Adam and AdamW unless the config chooses the form."""
     settings = dict(optimizer_config)
     if optimizer_class in (torch.optim.Adam, torch.optim.AdamW) and "foreach" not in settings:
         settings.setdefault("fused", True)
@@ -233,9 +233,9 @@ def optimizer_settings(
 def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """Return a class of the same name and behaviour that does not import torch's compiler.
 
-    The methods of torch's own optimizers are wrapped so that `torch.compile` leaves them alone, and the wrappers import
-    the compiler to say so: two seconds in every process that trains, as much as torch itself takes. Nothing is compiled
-    here, so the wrapped methods are called directly. A class from elsewhere is returned as it is.
+    The methods of torch's own optimizers are wrapped so that `torch.compile` does not compile them, and the wrappers
+    import the compiler: two seconds in every process that trains, as long as importing torch itself. Nothing is
+    compiled here, so the wrapped methods are called directly. A class of another package is returned unchanged.
     """
     if not optimizer_class.__module__.startswith("torch."):
         return optimizer_class
@@ -249,21 +249,21 @@ def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch
 
 
 def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step that goes torch's way around it, which notes it in the profiler's record, only if it has hooks."""
+    """Return a step that uses torch's wrapper, which records it in the profiler, only if there are hooks."""
     with_hooks = torch.optim.Optimizer.profile_hook_step(step)
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         return (with_hooks if hooks else step)(self, *args, **kwargs)
 
-    wrapper.hooked = True  # type: ignore[attr-defined]  # torch wraps a step that is not marked so
+    wrapper.hooked = True  # type: ignore[attr-defined]  # torch wraps a step without this mark
     return wrapper
 
 
 def flat_parameters(trainable: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Join parameters and their gradients in one vector per dtype; the parameters become views of it.
 
-    Gradients that are there are kept; the others are zero.
+    Existing gradients are kept; missing gradients become zero.
 
     Returns:
         The vectors, for an optimizer that treats every entry alike.

@@ -1,4 +1,4 @@
-"""How one module learns: its loss and optimizer, which stay, and the settings of one update."""
+"""How one module learns: its loss and optimizer, fixed for a learner, and the settings of one update."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
 
 Stop = Callable[[Mapping[str, float]], bool]
-"""`stop(scalars)` says whether the epochs of an update end here, from the means that the latest epoch reported."""
+"""`stop(scalars)` returns whether the epochs of an update end, given the means that the latest epoch reported."""
 
 AfterStep = Callable[[Module, Collection[str]], None]
-"""`after_step(module, groups)` changes what no gradient step changes, such as target networks."""
+"""`after_step(module, groups)` changes what gradient steps do not change, such as target networks."""
 
 
 @dataclass(frozen=True)
 class LearningSpec:
-    """What one module learns with, fixed when a learner is made.
+    """The loss and the optimizer of one module, fixed when a learner is made.
 
     Attributes:
         loss: The loss, a pure function.
