@@ -91,6 +91,7 @@ def _make_learner(
         grad_clip_by=config.grad_clip_by,
         device=device or config.device,
         num_threads=config.num_threads,
+        compile=config.compile,
         seed=seed,
         **parts,
     )

@@ -20,9 +20,16 @@ from corral.errors import ColumnError, LossError
 from corral.learners.acting_weights import ActingWeights
 from corral.learners.distributed import Peers
 from corral.learners.learner_state import get_learner_state, set_learner_state
-from corral.learners.losses import Batch, Loss, LossInTwoForms
+from corral.learners.losses import Batch, Loss, compile_loss
 from corral.learners.minibatches import UpdateReport, loss_error, row_bounds, shares_of_rows
-from corral.learners.optimizers import clip_gradients, make_optimizer, optimizer_settings
+from corral.learners.numpy_q_learning import fast_form
+from corral.learners.optimizers import (
+    bind_parameters,
+    bound_parameters,
+    clip_gradients,
+    make_optimizer,
+    optimizer_settings,
+)
 from corral.metrics.logger import MetricsLogger
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
@@ -44,6 +51,7 @@ class Learner:
         device: `"auto"` (CUDA when there is one), or a torch device name.
         num_threads: Intra-op threads, or `"auto"`: one for small nets.
         seed: Of the shuffling.
+        compile: Whether `torch.compile` compiles the loss.
         callbacks: Who listens to the learner's events; `None` is nobody.
         peers: Learners that take every gradient step together with this one, or `None`.
 
@@ -67,6 +75,7 @@ class Learner:
         device: str = "auto",
         num_threads: int | str = "auto",
         seed: int = 0,
+        compile: bool = False,
         callbacks: Dispatcher | None = None,
         peers: Peers | None = None,
     ) -> None:
@@ -75,6 +84,7 @@ class Learner:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
         self.modules = {module_id: module.to(self.device) for module_id, module in modules.items()}
+        self._compile = compile
         self.set_loss(loss, grad_clip, grad_clip_by)
         self._optimizer_settings = settings = optimizer_settings(optimizer_class, optimizer_config or {})
         self._trainable = {
@@ -86,6 +96,10 @@ class Learner:
         }
         self._optimizers = {
             module_id: make_optimizer(groups.values(), optimizer_class, settings)
+            for module_id, groups in self._trainable.items()
+        }
+        self._bound = {
+            module_id: bound_parameters(itertools.chain.from_iterable(groups.values()))
             for module_id, groups in self._trainable.items()
         }
         self._acting = {module_id: ActingWeights(module) for module_id, module in self.modules.items()}
@@ -101,6 +115,7 @@ class Learner:
     def set_loss(self, loss: Loss, grad_clip: float | None, grad_clip_by: str) -> None:
         """Use another loss, and clip otherwise, from the next update on."""
         self._loss = loss
+        self._compiled_loss = compile_loss(loss) if self._compile else None
         self._grad_clip, self._grad_clip_by = grad_clip, grad_clip_by
 
     def _fire(self, event: str, module_id: str, **arguments: Any) -> None:
@@ -199,7 +214,7 @@ class Learner:
         report = UpdateReport(size, num_minibatches)
         if not module.training:  # as it was left by `values`
             module.train()
-        compute_loss, batch = self._on_arrays_or_tensors(module, batch, num_minibatches)
+        compute_loss, batch = self._loss_and_columns(module_id, batch, num_epochs * num_minibatches)
         for epoch in range(num_epochs):
             order = self._order(size) if shuffle and num_minibatches > 1 else None
             rows = batch if order is None else map_tree(lambda column, rows=order: column.index_select(0, rows), batch)
@@ -224,11 +239,12 @@ class Learner:
         lrs = {f"{name}_optimizer_learning_rate": group["lr"] for name, group in groups.items()}
         return {**report.results(), **lrs}
 
-    def _on_arrays_or_tensors(self, module: Module, batch: Batch, num_minibatches: int) -> tuple[Any, Batch]:
-        """Return the form of the loss that suits the module, and the batch as that form takes it."""
-        if isinstance(self._loss, LossInTwoForms) and num_minibatches == 1 and module.array_networks() is not None:
-            return self._loss.on_arrays, batch
-        return self._loss, map_tree(self._to_device, batch)
+    def _loss_and_columns(self, module_id: str, batch: Batch, num_gradient_steps: int) -> tuple[Any, Batch]:
+        """Return the form of the loss that suits this update, and the batch as arrays or tensors for it."""
+        if self._compiled_loss is not None:
+            return self._compiled_loss, map_tree(self._to_device, batch)
+        fast = fast_form(self._loss, self.modules[module_id], self._optimizers[module_id], batch, num_gradient_steps)
+        return (self._loss, map_tree(self._to_device, batch)) if fast is None else (fast, batch)
 
     def _groups(self, module_id: str) -> dict[str, dict[str, Any]]:
         """Return the optimizer's groups by name."""
@@ -238,12 +254,14 @@ class Learner:
         """Leave gradients in the parameters, those of all learners; say whether the losses are finite."""
         is_finite = math.isfinite(loss.item())
         if is_finite and isinstance(loss, Tensor):  # on arrays, the gradients are there
+            bind_parameters(self._bound[module_id])
             for parameter in parameters:  # in place: a module's gradients are views of a vector's
                 if parameter.grad is not None:
                     parameter.grad.zero_()
             loss.backward()  # type: ignore[no-untyped-call]
         if is_finite and self.callbacks.subscribed("on_gradients"):
             self._show_gradients(module_id)
+        bind_parameters(self._bound[module_id])
         return is_finite if self.peers is None else self.peers.average(parameters, weight, not is_finite)
 
     def _show_gradients(self, module_id: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 # These treat every entry of a parameter alike, so they can step one vector that holds all of them.
 ELEMENTWISE_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop)
@@ -87,6 +87,33 @@ def flat_parameters(trainable: Sequence[nn.Parameter]) -> list[nn.Parameter]:
             part.data, part.grad = data.view_as(part), grad.view_as(part)
         vectors.append(vector)
     return vectors
+
+
+BoundParameter = tuple[nn.Parameter, Tensor, Tensor]
+"""A parameter, and the data and the gradient that belong to it in the vectors of `flat_parameters`."""
+
+
+def bound_parameters(parameters: Iterable[nn.Parameter]) -> list[BoundParameter]:
+    """Return the parameters that `flat_parameters` has made views of vectors: the ones that have gradients already."""
+    return [(parameter, parameter.data, parameter.grad) for parameter in parameters if parameter.grad is not None]
+
+
+def bind_parameters(bound: Iterable[BoundParameter]) -> None:
+    """Make parameters and their gradients views of their vectors again; their values stay.
+
+    `module.zero_grad()`, `parameter.grad = None` and `parameter.data = ...` in user code put other tensors in place of
+    the views, and the optimizer, which steps the vectors, would not notice.
+    """
+    for parameter, data, gradient in bound:
+        if parameter.data_ptr() != data.data_ptr():
+            data.copy_(parameter.data)
+            parameter.data = data
+        if parameter.grad is not gradient:
+            if parameter.grad is None:
+                gradient.zero_()
+            else:
+                gradient.copy_(parameter.grad)
+            parameter.grad = gradient
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None, by: str) -> float:
