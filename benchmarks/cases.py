@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from measuring import ROWS_PER_TURN
-
 # The script of each system. Those in RIVALS run with the rivals' interpreter, the others with Corral's own.
 SCRIPTS = {
     "corral": "corral_side.py",
@@ -121,33 +119,6 @@ def _sampling(num_envs: int, ratio_budgets: Mapping[str, float]) -> Case:
         seconds=2.0,
         threads=1,
         ratio_budgets=ratio_budgets,
-    )
-
-
-def _no_subscriber(num_envs: int) -> Case:
-    """Returns the case of what the dispatch costs where nobody subscribed, for one number of envs."""
-    return Case(
-        name=f"no_subscriber_{num_envs}",
-        title=f"The dispatch without a subscriber, {num_envs} envs",
-        what=(
-            "Percent of time that sampling takes longer than with a build of the env runner without the "
-            "dispatch, where nobody subscribed to anything. `without_dispatch.py` derives that build from the "
-            "runner's own source by removing what is there for callbacks. Both, with the same seed, take turns "
-            f"of {ROWS_PER_TURN} rows in one process; the value of a run is the median over its turns of the "
-            "ratio within a turn. It may come out negative. A second instance of the runner takes turns too, and "
-            "what it differs by (`percent_of_twin` in the raw results) is the error of the method."
-        ),
-        measure="no_subscriber",
-        unit="%",
-        value="percent",
-        digits=2,
-        higher_is_better=False,
-        systems=("corral",),
-        num_envs=num_envs,
-        seconds=20.0,
-        threads=1,
-        limit=1.0,
-        has_ratio=False,
     )
 
 
@@ -464,8 +435,6 @@ CASES = (
         threads=1,
         ratio_budgets={"rllib": 10.0},
     ),
-    _no_subscriber(8),
-    _no_subscriber(64),
     Case(
         name="log_value",
         title="One `log_value`",

@@ -127,26 +127,6 @@ def callback_logging(options: Options) -> Fields:
         return measuring.sampling_rate(sample_and_collect, options)
 
 
-def no_subscriber(options: Options) -> Fields:
-    """Percent that the dispatch costs a runner to which nobody subscribed, against a build without it."""
-    import without_dispatch
-    from corral.runners.runner import EnvRunner
-
-    build = without_dispatch.build(EnvRunner)
-    frozen = config(options, options.num_envs).freeze()
-
-    def short_sampler(runner_class: Any) -> Callable[[], int]:
-        runner = runner_class(frozen)
-        return lambda: int(runner.sample(num_timesteps=measuring.ROWS_PER_TURN * options.num_envs).num_env_steps)
-
-    makers = {"sample": EnvRunner, "twin": EnvRunner, "baseline": build.runner_class}
-    # Where in memory a runner lies may matter, so that another one is made first from pair to pair.
-    names = list(makers)
-    names = names[options.seed % 3 :] + names[: options.seed % 3]
-    samplers = {name: short_sampler(makers[name]) for name in names}
-    return {**measuring.relative_cost(**samplers, options=options), "statements_removed": build.removed}
-
-
 def log_value(options: Options) -> Fields:
     """Microseconds of one `log_value` of a mean with a window."""
     from corral.metrics.logger import MetricsLogger
@@ -176,7 +156,6 @@ if __name__ == "__main__":
             "import_ppo": import_ppo,
             "callbacks": callbacks,
             "callback_logging": callback_logging,
-            "no_subscriber": no_subscriber,
             "log_value": log_value,
             "group_sampling": runner_groups.group_sampling,
             "group_ppo": runner_groups.group_ppo,

@@ -6,7 +6,6 @@ imported. Nothing outside the standard library is imported here: the import time
 """
 
 import argparse
-import itertools
 import json
 import os
 import statistics
@@ -26,9 +25,6 @@ STEPS_PER_SAMPLE = 2048
 HIDDEN = [64, 64]
 WIDE = [512, 512]
 WARMUP_ITERATIONS = 2
-# Rows of the vector env in one turn of a comparison whose differences are small: few, so that what disturbs the
-# machine falls on all who take turns alike.
-ROWS_PER_TURN = 64
 LOG_CALL = 'logger.log_value("x", 1.0, reduce="mean", window=50)'
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -174,43 +170,6 @@ def callback_cost(
         "us_difference_quartiles": [lower, upper],
         "us_python_call": call,
         "turns": len(differences),
-    }
-
-
-def relative_cost(
-    sample: Callable[[], int], twin: Callable[[], int], baseline: Callable[[], int], options: Options
-) -> Fields:
-    """Measures how much longer one sampler takes than another that does the same work, in percent.
-
-    All take turns of one short sampling call each, in every order; the value is the median over the turns of the
-    ratio within a turn. The twin, another instance of the first sampler, is compared with it in the same turns:
-    what it differs by is the error of the method.
-
-    Args:
-        sample: Samples once and returns the env steps; the samplers have the same seed and so the same work.
-        twin: A second instance of it.
-        baseline: What it is compared with.
-        options: The command line; `seconds` is the time for all turns.
-    """
-    samplers = (sample, twin, baseline)
-    for sampler in samplers:
-        for _ in range(20):  # a number and not a time, after which they would no longer have the same work
-            sampler()
-    orders = itertools.cycle(itertools.permutations(samplers))
-    over_baseline: list[float] = []
-    over_twin: list[float] = []
-    start = perf_counter()
-    while len(over_baseline) < 12 or perf_counter() - start < options.seconds:
-        costs = {sampler: _seconds_per_step(sampler) for sampler in next(orders)}
-        over_baseline.append(100 * (costs[sample] / costs[baseline] - 1))
-        over_twin.append(100 * (costs[sample] / costs[twin] - 1))
-    lower, median, upper = statistics.quantiles(over_baseline, n=4)
-    return {
-        "num_envs": options.num_envs,
-        "percent": median,
-        "percent_quartiles": [lower, upper],
-        "percent_of_twin": statistics.median(over_twin),
-        "turns": len(over_baseline),
     }
 
 

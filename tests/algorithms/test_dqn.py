@@ -16,9 +16,8 @@ from corral import DQNConfig
 from corral.algorithms.dqn import DQN, c51_loss, dqn_loss, projected
 from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError
-from corral.learners.learner import Learner
+from corral.learners import numpy_q_learning
 from corral.learners.losses import Batch
-from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.modules.module import DEFAULT_MODULE_ID
 from corral.modules.q_module import QModule
 from corral.testing import CountingEnv, IdentityEnv, TimeLimitCorridor
@@ -102,46 +101,48 @@ class TestTargets:
         }
 
 
-@pytest.mark.parametrize("double_q", [False, True])
-@pytest.mark.parametrize("huber", [False, True])
-def test_steps_in_numpy_are_those_of_torch(double_q: bool, huber: bool) -> None:
-    space, rng = spaces.Box(-1, 1, (3,), np.float32), np.random.default_rng(0)
-    batch = {
-        "obs": rng.standard_normal((16, 3), dtype=np.float32),
-        "next_obs": rng.standard_normal((16, 3), dtype=np.float32),
-        "actions": rng.integers(0, 4, 16),
-        "rewards": rng.standard_normal(16, dtype=np.float32) * 3,
-        "terminated": rng.random(16) < 0.3,
-        "discounts": np.full(16, 0.9, np.float32),
-        "weights": rng.random(16, dtype=np.float32),
-    }
-    results, weights = [], []
-    for form in (DQN.make_loss, lambda algorithm: partial(dqn_loss, double_q=double_q, huber=huber)):
-        torch.manual_seed(0)
-        module = QModule(space, spaces.Discrete(4), {"fcnet_hiddens": [16, 8]})
-        algorithm: Any = type("Fake", (), {})()
-        algorithm.config = DQNConfig().training(double_q=double_q, td_error_loss_fn="huber" if huber else "mse")
-        learner = Learner({"p": module}, {"p": LearningSpec(form(algorithm))}, device="cpu")
-        settings = {"p": UpdateSettings(lr=0.01, grad_clip=1.0)}
-        results.append([learner.update({"p": batch}, settings)["p"] for _ in range(3)])
-        weights.append(learner.get_weights()["p"])
-    for ours, theirs in zip(*results, strict=True):
-        assert ours.keys() == theirs.keys()
-        for name, value in ours.items():
-            np.testing.assert_allclose(value, theirs[name], rtol=1e-4, atol=1e-6, err_msg=name)
-    for name, array in weights[0].items():
-        np.testing.assert_allclose(array, weights[1][name], rtol=1e-4, atol=1e-6, err_msg=name)
-
-
-def test_small_nets_take_the_numpy_form() -> None:
-    for settings, takes_it in (
+@pytest.mark.parametrize(
+    ("settings", "takes_it"),
+    [
         ({}, True),
-        ({"num_atoms": 5}, False),
-        ({"noisy": True}, False),
-        ({"dueling": True}, False),
-    ):
-        with small_config(CountingEnv, **settings).build() as algo:
-            assert (algo.get_module().array_networks() is not None) == takes_it
+        ({"td_error_loss_fn": "mse", "double_q": False}, True),
+        *(
+            (form, False)
+            for form in (
+                {"num_atoms": 5},
+                {"noisy": True},
+                {"dueling": True},
+                {"optimizer": torch.optim.Adagrad},
+                {"num_epochs": 2},
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_small_plain_networks_are_trained_in_numpy(
+    settings: dict[str, Any], takes_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute, calls = numpy_q_learning.dqn_loss_in_numpy, []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return compute(*args, **kwargs)
+
+    monkeypatch.setattr(numpy_q_learning, "dqn_loss_in_numpy", counted)
+    with small_config(CountingEnv, **settings).build() as algo:
+        algo.train()
+    assert bool(calls) is takes_it
+
+
+def test_a_run_in_numpy_equals_a_run_with_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = []
+    for _ in range(2):
+        with small_config(CountingEnv).build() as algo:
+            algo.train()
+            weights.append({name: value.clone() for name, value in algo.get_module().state_dict().items()})
+        monkeypatch.setattr(numpy_q_learning, "PLAIN_PARTS", frozenset())  # nothing is plain: autograd does the rest
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], rtol=1e-4, atol=1e-5)
 
 
 class TestAtoms:

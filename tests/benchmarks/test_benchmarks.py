@@ -1,14 +1,11 @@
 """The machinery of `benchmarks/`: ratios, verdicts, and processes that are ended."""
 
-import ast
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import corral_config
@@ -16,11 +13,8 @@ import measuring
 import report
 import run
 import runner_groups
-import without_dispatch
 from cases import CASES, SCRIPTS, select
-from corral import PPOConfig
 from corral.envs.vector import EnvContext
-from corral.runners.runner import EnvRunner
 from measuring import Options
 from processes import run_script
 from report import Run
@@ -111,63 +105,6 @@ def test_a_script_that_fails_says_how(tmp_path: Path) -> None:
     assert "out of luck" in outcome.error
 
 
-def source_of(method: str) -> str:
-    """Return the source of a class `Runner` that has the methods to fold, one of them as given."""
-    plain = "        self._callbacks.fire('on_sample_end')\n        self.go()\n"
-    bodies = dict.fromkeys(without_dispatch.METHODS, plain) | {"sample": textwrap.indent(method, " " * 8) + "\n"}
-    return "class Runner:\n" + "".join(f"    def {name}(self):\n{body}" for name, body in bodies.items())
-
-
-def folded(method: str) -> str:
-    methods, _ = without_dispatch.fold(source_of(method), "Runner")
-    return "\n".join(ast.unparse(statement) for statement in methods[0].body)
-
-
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
-        ("self._callbacks.fire('x')\nreturn 1", "return 1"),
-        ("if self._events is None:\n    a()\nelse:\n    b()", "a()"),
-        ("if self._events is None and self._callbacks.subscribed('x'):\n    a()\nb()", "b()"),
-        ("if not self._callbacks.wanted('x', 'y') or c:\n    a()\nelse:\n    b()", "a()"),
-        ("x, events = 0.0, self._events\nif events is not None:\n    a()\nb(x)", "x = 0.0\nb(x)"),
-        ("looks = self.same or self._keeps_infos\nif looks:\n    self._keep_infos(1)\nb()", "looks = self.same\nb()"),
-        ("with self.time('callbacks'):\n    self._callbacks.fire('x')\nb()", "b()"),
-    ],
-)
-def test_what_is_there_for_callbacks_is_folded_away(method: str, expected: str) -> None:
-    assert folded(method) == expected
-
-
-@pytest.mark.parametrize(
-    ("method", "problem"),
-    [
-        ("a()", "nothing was removed from Runner.sample"),
-        ("self._callbacks.fire('x')\nreturn self._callbacks.fire('y')", "keeps what is there for callbacks"),
-        ("self._callbacks.fire('x')\nfor event in self._events:\n    a()", "keeps what is there for callbacks"),
-    ],
-)
-def test_a_build_that_would_not_be_without_dispatch_is_refused(method: str, problem: str) -> None:
-    with pytest.raises(without_dispatch.FoldError, match=problem):
-        folded(method)
-
-
-@pytest.mark.parametrize("mode", ["next_step", "same_step"])
-def test_the_build_without_dispatch_samples_the_same(mode: str) -> None:
-    build = without_dispatch.build(EnvRunner)
-    assert set(build.removed) == set(without_dispatch.METHODS)
-    assert not any(name in build.source for name in ("events", "_callbacks", "_keep_infos", "_keeps_infos"))
-    config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=3, autoreset_mode=mode)
-    runners = [cls(config.debugging(seed=1)) for cls in (EnvRunner, build.runner_class)]
-    for amount in ({"num_timesteps": 200}, {"num_timesteps": 100}, {"num_episodes": 4}):
-        real, derived = (runner.sample(**amount) for runner in runners)
-        assert real.columns.keys() == derived.columns.keys()
-        for name in real.columns.keys() - {"row_times_s"}:  # the clock
-            np.testing.assert_array_equal(real[name], derived[name], err_msg=name)
-        assert real.final_obs.keys() == derived.final_obs.keys()
-        assert bool(real.final_obs) == (mode == "same_step")
-
-
 def test_the_report_shows_every_case() -> None:
     results = {
         case.name: report.CaseResult("date", "command", False, {}, [one(0, system, 0.5) for system in case.systems])
@@ -175,7 +112,6 @@ def test_the_report_shows_every_case() -> None:
     }
     text = report.render(results)
     assert all(f"\n## {case.title}\n" in text for case in CASES)
-    assert "| The dispatch without a subscriber, 8 envs | itself | 0.50 (0.50 to 0.50) | < 1 % | met |" in text
     assert "| One `log_value` | itself | 0.500 (0.500 to 0.500) | < 1 us/call | met |" in text
     assert "| Two process runners against one | itself | 0.50 (0.50 to 0.50) | >= 1.8 times | missed |" in text
     assert "| Start of two process runners | itself | 0.50 (0.50 to 0.50) | < 4 s | met |" in text
@@ -186,21 +122,7 @@ def test_every_measure_is_known_to_its_scripts() -> None:
     for measured in CASES:
         for system in measured.systems:
             assert f'"{measured.measure}": ' in (Path(report.__file__).parent / SCRIPTS[system]).read_text()
-    assert [case.name for case in select("no_subscriber")] == ["no_subscriber_8", "no_subscriber_64"]
-
-
-def test_relative_cost_gives_all_samplers_the_same_work() -> None:
-    counts = dict.fromkeys(("sample", "twin", "baseline"), 0)
-
-    def sampler(name: str) -> Callable[[], int]:
-        def sample() -> int:
-            counts[name] += 1
-            return 1
-
-        return sample
-
-    fields = measuring.relative_cost(**{name: sampler(name) for name in counts}, options=Options(1, 0.0, 0, 0.0))
-    assert set(counts.values()) == {20 + fields["turns"]}
+    assert [case.name for case in select("sampling")] == ["sampling_1", "sampling_8", "sampling_64"]
 
 
 def test_relative_rate_compares_the_env_steps_of_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:

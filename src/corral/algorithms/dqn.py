@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -22,7 +21,7 @@ from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, le
 from corral.core.schedules import Schedule
 from corral.core.settings import NonNegativeFloat, PositiveInt
 from corral.errors import ConfigError
-from corral.learners.losses import Batch, Loss, LossInTwoForms
+from corral.learners.losses import Batch, Loss
 from corral.modules.module import Module
 from corral.modules.q_module import QModule
 
@@ -113,10 +112,7 @@ class DQN(OffPolicyAlgorithm):
         if config.num_atoms > 1:
             return partial(c51_loss, double_q=config.double_q)
         huber = config.td_error_loss_fn == "huber"
-        return LossInTwoForms(
-            partial(dqn_loss, double_q=config.double_q, huber=huber),
-            partial(dqn_loss_on_arrays, double_q=config.double_q, huber=huber),
-        )
+        return partial(dqn_loss, double_q=config.double_q, huber=huber)
 
 
 def dqn_loss(
@@ -155,32 +151,6 @@ def dqn_loss(
         losses = functional.mse_loss(q_taken, targets, reduction="none")
     loss = (batch["weights"] * losses).mean()
     return loss, _reported(q_taken.detach(), q_taken.detach() - targets)
-
-
-def dqn_loss_on_arrays(
-    module: QModule, batch: Batch, coefficients: Mapping[str, float], *, double_q: bool, huber: bool
-) -> tuple[np.floating, dict[str, Any]]:
-    """Do what `dqn_loss` does for small nets, and leave the gradients in the parameters; columns are arrays."""
-    networks = module.array_networks()
-    assert networks is not None
-    network, target_network = networks
-    rows, actions = np.arange(len(batch["rewards"])), batch["actions"]
-    outputs = network.forward(batch["obs"])
-    q_taken = outputs[-1][rows, actions]
-    next_values = target_network.forward(batch["next_obs"])[-1]
-    chooser = network.forward(batch["next_obs"])[-1] if double_q else next_values
-    next_value = next_values[rows, chooser.argmax(1)]
-    td_error = q_taken - (batch["rewards"] + batch["discounts"] * ~batch["terminated"] * next_value)
-    if huber:
-        slope = td_error.clip(-1, 1)
-        losses = slope * (td_error - 0.5 * slope)
-    else:
-        slope, losses = 2 * td_error, td_error * td_error
-    grad = np.zeros_like(outputs[-1])
-    grad[rows, actions] = batch["weights"] * slope / np.float32(len(rows))
-    network.backward(outputs, grad)
-    reported = {"qf_mean": q_taken.mean(), "qf_min": q_taken.min(), "qf_max": q_taken.max(), "td_error": td_error}
-    return batch["weights"] @ losses / np.float32(len(rows)), reported
 
 
 def c51_loss(

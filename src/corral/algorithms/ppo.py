@@ -269,8 +269,7 @@ def ppo_loss(
 
     loss = policy_loss + vf_loss_coeff * vf_loss
     entropy_coeff, kl_coeff = coefficients["entropy_coeff"], coefficients["kl_coeff"]
-    with torch.set_grad_enabled(entropy_coeff != 0):
-        entropy = distribution.entropy(dist_inputs).mean()
+    entropy = distribution.entropy(dist_inputs if entropy_coeff else dist_inputs.detach()).mean()
     if entropy_coeff:
         loss = loss - entropy_coeff * entropy
     if kl_coeff:

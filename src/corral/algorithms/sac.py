@@ -21,8 +21,7 @@ from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, learner_metrics
 from corral.core.schedules import schedule_value
 from corral.core.settings import NonNegativeSchedule, PositiveFloat
-from corral.learners.losses import Batch, Loss, LossInTwoForms
-from corral.modules.distributions import SquashedGaussian
+from corral.learners.losses import Batch, Loss
 from corral.modules.module import DEFAULT_MODULE_ID, Module
 from corral.modules.sac_module import SACModule
 from corral.replay import ReplayConfig
@@ -127,9 +126,7 @@ class SAC(OffPolicyAlgorithm):
         """Return the loss with this config's constants."""
         given = self.config.target_entropy
         target_entropy = None if given == "auto" else given
-        return LossInTwoForms(
-            partial(sac_loss, target_entropy=target_entropy), partial(sac_loss_on_arrays, target_entropy=target_entropy)
-        )
+        return partial(sac_loss, target_entropy=target_entropy)
 
     def lr(self) -> dict[str, float]:
         """Return the learning rates of actor, critics and temperature."""
@@ -237,61 +234,3 @@ def _reported(q_taken: Tensor, errors: Tensor, logp: Tensor) -> dict[str, Tensor
         "qf_max": largest,
         "td_error": errors.abs().mean(0),
     }
-
-
-@torch.no_grad()
-def sac_loss_on_arrays(
-    module: SACModule, batch: Batch, coefficients: Mapping[str, float], *, target_entropy: float | None
-) -> tuple[Any, dict[str, Any]]:
-    """Do what `sac_loss` does for Box actions and plain nets, and leave the gradients in the parameters.
-
-    Columns are arrays. The gradients are worked out by hand: torch's graph would take a quarter of the time.
-    """
-    networks = module.array_networks()
-    assert networks is not None and isinstance(module.distribution, SquashedGaussian)
-    actor, critics, target_critics = networks[0], networks[1 : 1 + len(module.q)], networks[1 + len(module.q) :]
-    columns = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in batch.items()}
-    obs, next_obs = columns["obs"].flatten(1).float(), columns["next_obs"].flatten(1).float()
-    alpha, size = module.log_alpha.exp(), len(obs)
-
-    next_actions, next_logp = module.distribution.squashed_sample(actor.forward(next_obs)[-1], columns["next_noise"])
-    pairs = torch.cat([next_obs, next_actions], -1)
-    next_q = torch.cat([critic.forward(pairs)[-1] for critic in target_critics], -1).amin(-1)
-    targets = soft_targets(columns, next_q - alpha * next_logp)
-
-    noise, from_actor = columns["noise"], actor.forward(obs)
-    actions, logp = module.distribution.squashed_sample(from_actor[-1], noise)
-    taken = torch.cat([obs, columns["actions"].flatten(1).tanh()], -1)
-    pairs = torch.cat([obs, actions], -1)
-    q_taken, from_critics = [], []
-    for critic in critics:
-        outputs = critic.forward(taken)
-        q_taken.append(outputs[-1].squeeze(-1))
-        critic.backward(outputs, (columns["weights"] * (q_taken[-1] - targets) / size).unsqueeze(-1))
-        from_critics.append(critic.forward(pairs))
-
-    q_policy, lowest = torch.cat([outputs[-1] for outputs in from_critics], -1).min(-1, keepdim=True)
-    slope = torch.zeros_like(actions)  # of the value by the action; each row has that of one critic
-    for index, (critic, outputs) in enumerate(zip(critics, from_critics, strict=True)):
-        rows = (lowest == index).squeeze(-1).nonzero().squeeze(-1)
-        of_rows = critic.backward_to_input([output[rows] for output in outputs], torch.ones(len(rows), 1))
-        slope[rows] = of_rows[:, obs.shape[1] :]
-    # u = mean + std * noise, action = tanh(u): d action / du = 1 - action^2, and d logp / du = 2 action, but for the
-    # Gaussian's part of logp, which is constant in u, and -log std.
-    by_u = (2 * alpha * actions - slope * (1 - actions * actions)) / size
-    std = from_actor[-1][:, actions.shape[1] :].exp()
-    actor.backward(from_actor, torch.cat([by_u, by_u * std * noise - alpha / size], -1))
-
-    surplus = entropy_surplus(module, logp, target_entropy)
-    assert module.log_alpha.grad is not None
-    module.log_alpha.grad.copy_(surplus)
-    values = torch.stack(q_taken)
-    errors = values - targets
-    losses = {
-        "critic_loss": 0.5 * (columns["weights"] * errors.square()).mean(-1).sum(),
-        "actor_loss": (alpha * logp - q_policy.squeeze(-1)).mean(),
-        "alpha_loss": module.log_alpha * surplus,
-    }
-    total = losses["critic_loss"] + losses["actor_loss"] + losses["alpha_loss"]
-    reported = losses | {"alpha": alpha} | _reported(values, errors, logp)
-    return total.numpy(), {name: value.numpy() for name, value in reported.items()}

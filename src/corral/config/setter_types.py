@@ -71,6 +71,7 @@ class LearnersArgs(TypedDict, total=False):
     num_gpus_per_learner: float
     device: str
     num_threads: int | Literal["auto"]
+    compile: bool
 
 
 class EvaluationArgs(TypedDict, total=False):

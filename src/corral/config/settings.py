@@ -142,6 +142,8 @@ class LearnersSettings:
         device: `"auto"` (CUDA when there is one), or a torch device name.
         num_threads: Torch's intra-op threads while sampling and learning; `"auto"` is one for small nets, and
             torch's own choice otherwise.
+        compile: Whether `torch.compile` compiles the loss, which makes updates of large networks faster. The first
+            updates take longer, up to a minute. A C++ compiler must be installed.
     """
 
     num_learners: NonNegativeInt = 0
@@ -149,6 +151,7 @@ class LearnersSettings:
     num_gpus_per_learner: NonNegativeFloat = 0
     device: str = "auto"
     num_threads: PositiveInt | Literal["auto"] = "auto"
+    compile: bool = False
 
 
 @dataclass(kw_only=True)

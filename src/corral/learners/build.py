@@ -105,6 +105,7 @@ def _make_learner(
         {module_id: LearningSpec(loss, optimizer, config.optimizer_config) for module_id, loss in losses.items()},
         device=device or config.device,
         num_threads=config.num_threads,
+        compile=config.compile,
         seed=seed,
         callbacks=callbacks,
     )

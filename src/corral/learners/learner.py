@@ -21,8 +21,9 @@ from corral.learners.acting_weights import ActingWeights
 from corral.learners.distributed import Peers
 from corral.learners.gradients import backward, clip_gradients, total_loss
 from corral.learners.learner_state import get_learner_state, set_learner_state
-from corral.learners.losses import Batch, Loss, LossInTwoForms
+from corral.learners.losses import Batch, Loss, compile_loss
 from corral.learners.minibatches import UpdateReport, loss_error, row_bounds, shares_of_rows
+from corral.learners.numpy_q_learning import fast_form
 from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import LearningSpec, Stop, UpdateSettings
 from corral.metrics.logger import MetricsLogger
@@ -42,6 +43,7 @@ class Learner:
         device: `"auto"` (CUDA when there is one), or a torch device name.
         num_threads: Intra-op threads, or `"auto"`: one for small nets.
         seed: Seed of the generator for shuffling.
+        compile: Whether `torch.compile` compiles the losses.
         callbacks: Callbacks of the learner's events; `None` is none.
         peers: Learners that take every gradient step together with this one, or `None`.
 
@@ -61,6 +63,7 @@ class Learner:
         device: str = "auto",
         num_threads: int | str = "auto",
         seed: int = 0,
+        compile: bool = False,
         callbacks: Dispatcher | None = None,
         peers: Peers | None = None,
     ) -> None:
@@ -75,7 +78,9 @@ class Learner:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
         self.modules = {module_id: module.to(self.device) for module_id, module in modules.items()}
-        self._losses = {module_id: spec.loss for module_id, spec in specs.items()}
+        self._compile = compile
+        self._losses: dict[str, Loss] = {}
+        self._compiled: dict[str, Loss] = {}
         self._optimizers = {
             module_id: ModuleOptimizer(
                 self.modules[module_id].parameter_groups(), spec.optimizer_class, spec.optimizer_config
@@ -86,7 +91,7 @@ class Learner:
         self._num_threads = {
             module_id: num_threads_for(module, num_threads) for module_id, module in self.modules.items()
         }
-        self._whole: dict[tuple[str, int], bool] = {}  # whether all of a module learns, by what is trainable
+        self.set_losses({module_id: spec.loss for module_id, spec in specs.items()})
         self.rng = np.random.default_rng(seed)
         self.metrics = MetricsLogger()
         self.callbacks = callbacks or Dispatcher([], {})
@@ -101,6 +106,8 @@ class Learner:
         """
         self._check_learns(losses)
         self._losses |= losses
+        if self._compile:
+            self._compiled |= {module_id: compile_loss(loss) for module_id, loss in losses.items()}
 
     def _check_learns(self, by_module: Mapping[str, Any]) -> None:
         if unknown := sorted(by_module.keys() - self._optimizers.keys()):
@@ -174,7 +181,7 @@ class Learner:
         report = UpdateReport(size, num_minibatches)
         if not module.training:  # `values` leaves it in evaluation mode
             module.train()
-        compute_loss, batch = self._on_arrays_or_tensors(module_id, batch, num_minibatches)
+        compute_loss, batch = self._loss_and_columns(module_id, batch, settings.num_epochs * num_minibatches)
         for epoch in range(settings.num_epochs):
             order = self._order(size) if settings.shuffle and num_minibatches > 1 else None
             rows = batch if order is None else map_tree(lambda column, rows=order: column.index_select(0, rows), batch)
@@ -213,20 +220,13 @@ class Learner:
             )
         return sizes
 
-    def _on_arrays_or_tensors(self, module_id: str, batch: Batch, num_minibatches: int) -> tuple[Any, Batch]:
-        """Return the form of the loss that suits the module, and the batch as arrays or tensors for this form.
-
-        The form on arrays fills gradients by itself: all of the module has to learn, in one vector per group.
-        """
-        loss, module, optimizer = self._losses[module_id], self.modules[module_id], self._optimizers[module_id]
-        if isinstance(loss, LossInTwoForms) and num_minibatches == 1 and optimizer.is_flat:
-            key = (module_id, optimizer.fingerprint)
-            if key not in self._whole:
-                named = module.named_parameters()
-                self._whole[key] = all(p.requires_grad or name.startswith("target_q.") for name, p in named)
-            if self._whole[key] and module.array_networks() is not None:
-                return loss.on_arrays, batch
-        return loss, map_tree(self._to_device, batch)
+    def _loss_and_columns(self, module_id: str, batch: Batch, num_gradient_steps: int) -> tuple[Any, Batch]:
+        """Return the form of the loss that suits this update, and the batch as arrays or tensors for this form."""
+        if module_id in self._compiled:
+            return self._compiled[module_id], map_tree(self._to_device, batch)
+        loss, optimizer = self._losses[module_id], self._optimizers[module_id].torch_optimizer
+        fast = fast_form(loss, self.modules[module_id], optimizer, batch, num_gradient_steps)
+        return (loss, map_tree(self._to_device, batch)) if fast is None else (fast, batch)
 
     def _asks_to_stop(self, stop: Stop, means: Mapping[str, float], weight: float) -> bool:
         """Return whether `stop` ends the epochs; with several learners, all of them get the first one's answer."""

@@ -1,14 +1,15 @@
-"""What a loss is: a function of a module and a batch, for torch, and perhaps for small nets in NumPy too."""
+"""The types of losses, and their compilation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from corral.core.tree import Tree
+from corral.errors import LossError
 from corral.modules.module import Module
 
 Batch = dict[str, Tree]
@@ -21,24 +22,26 @@ What to minimise is one scalar for all groups of parameters, or a mapping with o
 gets the gradient of its own alone.
 """
 
-ArrayLoss = Callable[[Module, Batch, Mapping[str, float]], tuple[Any, dict[str, Any]]]
-"""The same of a minibatch of arrays, for a module with `array_networks`; it leaves gradients in the parameters."""
 
+def compile_loss(loss: Loss) -> Loss:
+    """Return a loss that `torch.compile` compiles when it is first called; the module and its weights stay as they are.
 
-@dataclass(frozen=True)
-class LossInTwoForms:
-    """A loss for torch, and the same for small nets in NumPy, where torch's graph would cost more than the arithmetic.
-
-    Attributes:
-        loss: The loss.
-        on_arrays: Its other form.
+    Raises:
+        LossError: Raised by the returned function if the compilation fails.
     """
+    compiled: Callable[..., Any] | None = None
 
-    loss: Loss
-    on_arrays: ArrayLoss
+    def call(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> Any:
+        nonlocal compiled
+        if compiled is None:
+            compiled = torch.compile(loss)  # not earlier: it imports torch's compiler, which takes two seconds
+        try:
+            return compiled(module, batch, coefficients)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = " ".join(str(error).strip().partition("\n\n")[0].split())  # what follows is advice on debugging
+            raise LossError(
+                f"learners: torch.compile failed on the loss: {reason} ({type(error).__name__}). It needs a C++ "
+                "compiler such as gcc. Leave compile=True out of .learners(...) to train without compilation."
+            ) from error
 
-    def __call__(
-        self, module: Module, batch: Batch, coefficients: Mapping[str, float]
-    ) -> tuple[Tensor | Mapping[str, Tensor], dict[str, Tensor]]:
-        """Return the loss of a minibatch of tensors."""
-        return self.loss(module, batch, coefficients)
+    return call

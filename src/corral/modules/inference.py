@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from corral.core.tree import Tree, map_tree, num_rows
-from corral.modules.layers import MAX_LOG_STD, MIN_LOG_STD, LogStdClamp
 from corral.modules.module import Module
+from corral.modules.networks import MAX_LOG_STD, MIN_LOG_STD, LogStdClamp
 
 FloatArray = NDArray[np.float32]
 Activation = Callable[[FloatArray], Any]
@@ -126,20 +126,25 @@ class Inference:
                     outputs = self.module.policy(tensors).numpy()
             return outputs
         x: FloatArray = obs.reshape(obs.shape[0], -1).astype(np.float32, copy=False)
-        x = noise(x) if noise is not None and noise.num_rows == len(x) else forward(x, self._layers)
+        x = noise(x) if noise is not None and noise.num_rows == len(x) else layer_outputs(x, self._layers)[-1]
         if self._appended is not None:
             x = np.concatenate([x, np.broadcast_to(self._appended, (len(x), len(self._appended)))], -1)
         return x
 
 
-def forward(x: FloatArray, layers: Sequence[Layer]) -> FloatArray:
-    """Return the output of layers for `[..., B, in]`; a layer's weights may be stacked along the axes before."""
+def layer_outputs(x: FloatArray, layers: Sequence[Layer]) -> list[FloatArray]:
+    """Return the input `[..., B, in]` and the output of each layer.
+
+    The weights of a layer may have the axes before `B` too: each entry of these axes then has weights of its own.
+    """
+    outputs = [x]
     for weight, bias, activation in layers:
         x = x @ weight
         x += bias
         if activation is not None:
             activation(x)
-    return x
+        outputs.append(x)
+    return outputs
 
 
 class PerturbedLayers:
@@ -187,7 +192,7 @@ class PerturbedLayers:
                 for plain, noise, perturbed in zip(layer[:2], noises, stacked[:2], strict=True):
                     perturbed[rows] = plain + scale * noise[rows]
             self._stale[:] = False
-        return forward(x[:, None, :], self._stacked)[:, 0]
+        return layer_outputs(x[:, None, :], self._stacked)[-1][:, 0]
 
 
 class PerturbedModule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -17,10 +17,6 @@ from corral.core.tree import Tree, leaves
 from corral.modules.distributions import DiagGaussian, action_distribution
 from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, Flat, is_image, orthogonal, space_tree
 from corral.modules.networks import num_outputs as encoder_outputs
-
-if TYPE_CHECKING:
-    from corral.modules.array_network import ArrayNetwork
-    from corral.modules.layers import LayerRow
 
 DEFAULT_MODULE_ID = "default_policy"
 
@@ -90,10 +86,6 @@ class Module(nn.Module):
     def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
         """Return both at once; override it where they share layers."""
         return self.policy(obs), self.value(obs)
-
-    def array_networks(self) -> tuple[ArrayNetwork | LayerRow, ...] | None:
-        """Return networks that learn without torch's graph, for a loss that has such a form; `None` leaves it to it."""
-        return None
 
     def acting_weights(self) -> dict[str, Tensor]:
         """Return the part of `state_dict` that `policy` reads, which travels to the runners; all of it by default."""
@@ -187,11 +179,12 @@ class ActorCritic(Module):
 
     def policy(self, obs: Tree) -> Tensor:
         """Map observations to `dist_inputs`, float32 `[B, D]`."""
-        return self._with_log_std(self.policy_encoder.with_head(obs, self.policy_head))
+        return self._with_log_std(self.policy_head(self.policy_encoder(obs)))
 
     def value(self, obs: Tree) -> Tensor:
         """Map observations to state values, float32 `[B]`."""
-        return self.value_encoder.with_head(obs, self.value_head).squeeze(-1)
+        values: Tensor = self.value_head(self.value_encoder(obs)).squeeze(-1)
+        return values
 
     def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
         """Return both; shared layers run once, unless a subclass has a policy or value of its own."""

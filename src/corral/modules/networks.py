@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError
-from corral.modules.layers import run_layers
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -23,6 +22,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "silu": nn.SiLU,
 }
+
+# Haarnoja et al. 2018 (arXiv:1801.01290) keep the log standard deviation in this range.
+MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
 
 ConvFilters = Sequence[tuple[int, int, int]]  # (out_channels, kernel size, stride) a layer
 
@@ -148,20 +150,25 @@ class Encoder(nn.Module):
         self.parts = nn.ModuleList(_leaf_encoder(leaf, filters, activation) for leaf in leaves(self._space))
         self.mlp = mlp(num_outputs(self.parts), hiddens, activation)
 
-    def flat(self, obs: Tree) -> Tensor:
-        """Encode a tree of tensors `[B, ...]` part by part, side by side, before the MLP."""
+    def forward(self, obs: Tree) -> Tensor:
+        """Encode a tree of tensors `[B, ...]` to `[B, hiddens[-1]]`."""
         # In the order of the space: the keys of a user's dict may come in any other.
         ordered = leaves(map_tree(lambda _, leaf: leaf, self._space, obs))
         parts = [part(leaf) for part, leaf in zip(self.parts, ordered, strict=True)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        features: Tensor = self.mlp(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
+        return features
 
-    def forward(self, obs: Tree) -> Tensor:
-        """Encode a tree of tensors `[B, ...]` to `[B, hiddens[-1]]`."""
-        return run_layers(list(self.mlp), self.flat(obs))
 
-    def with_head(self, obs: Tree, *layers: nn.Module) -> Tensor:
-        """Return what further layers make of the features, `[B, ...]`."""
-        return run_layers([*self.mlp, *layers], self.flat(obs))
+class LogStdClamp(nn.Module):
+    """Keeps the second half of `[B, 2d]`, log standard deviations, within `MIN_LOG_STD` and `MAX_LOG_STD`.
+
+    What lies outside gets no gradient.
+    """
+
+    def forward(self, dist_inputs: Tensor) -> Tensor:
+        """Return a tensor of the same shape."""
+        mean, log_std = dist_inputs.chunk(2, -1)
+        return torch.cat([mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)], -1)
 
 
 def num_outputs(parts: nn.ModuleList) -> int:

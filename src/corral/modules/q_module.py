@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from corral.core.tree import Tree
 from corral.errors import ConfigError
-from corral.modules.array_network import ArrayNetwork
 from corral.modules.module import Module, NetworkConfig
 from corral.modules.networks import ACTIVATIONS, Encoder, Flat, num_outputs, orthogonal
 
@@ -139,7 +138,8 @@ class QNetwork(nn.Module):
 
     def forward(self, obs: Tree) -> Tensor:
         """Map observations, a tree of `[B, ...]`, to `[B, n * atoms]`."""
-        return self.encoder.with_head(obs, *self.streams, self.head)
+        outputs: Tensor = self.head(self.streams(self.encoder(obs)))
+        return outputs
 
 
 class QModule(Module):
@@ -179,7 +179,6 @@ class QModule(Module):
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         atoms = torch.linspace(self.form.v_min, self.form.v_max, self.form.num_atoms)
         self.register_buffer("atoms", atoms, persistent=False)
-        self._arrays: tuple[ArrayNetwork, ...] | None = None
         self._noisy = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)]
 
     def make_network(self) -> nn.Module:
@@ -212,15 +211,6 @@ class QModule(Module):
         torch._foreach_lerp_(list(self.target_q.parameters()), list(self.q.parameters()), tau)
         for target, buffer in zip(self.target_q.buffers(), self.q.buffers(), strict=True):
             target.copy_(buffer)
-
-    def array_networks(self) -> tuple[ArrayNetwork, ...] | None:
-        """Return network and target, if they are small stacks of linear layers."""
-        if self._arrays is None or not all(network.is_current for network in self._arrays):
-            layers, target_layers = self._layers(self.q), self._layers(self.target_q)
-            network = ArrayNetwork.of(layers) if layers else None
-            target = ArrayNetwork.of(target_layers) if target_layers else None
-            self._arrays = (network, target) if network and target else None
-        return self._arrays
 
     def acting_weights(self) -> dict[str, Tensor]:
         """Return the weights of the network, without those of the target."""

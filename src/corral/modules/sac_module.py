@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.distributions import SquashedGaussian
-from corral.modules.layers import LayerRow, LogStdClamp, run_layers
 from corral.modules.module import Module, NetworkConfig
-from corral.modules.networks import Encoder, Flat, mlp, num_outputs, orthogonal
+from corral.modules.networks import Encoder, Flat, LogStdClamp, mlp, num_outputs, orthogonal
 
 # What "auto" takes of the largest entropy of Discrete actions; see `SACModule.auto_target_entropy`.
 TARGET_ENTROPY_SHARE = 0.5
@@ -48,7 +47,8 @@ class Actor(nn.Module):
 
     def forward(self, obs: Tree) -> Tensor:
         """Map observations, a tree of `[B, ...]`, to `[B, D]`."""
-        return self.encoder.with_head(obs, *self.head)
+        dist_inputs: Tensor = self.head(self.encoder(obs))
+        return dist_inputs
 
 
 class Critic(nn.Module):
@@ -72,10 +72,11 @@ class Critic(nn.Module):
 
     def forward(self, obs: Tree, actions: Tensor | None = None) -> Tensor:
         """Map observations, and Box actions float32 `[B, d]`, to values."""
-        features = self.encoder.flat(obs)
-        if actions is None:
-            return run_layers([*self.mlp, self.head], features)
-        return run_layers([*self.mlp, self.head], torch.cat([features, actions], -1)).squeeze(-1)
+        features = self.encoder(obs)
+        if actions is not None:
+            features = torch.cat([features, actions], -1)
+        values: Tensor = self.head(self.mlp(features))
+        return values if actions is None else values.squeeze(-1)
 
 
 class SACModule(Module):
@@ -127,7 +128,6 @@ class SACModule(Module):
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
         self._followed: list[tuple[list[Any], list[Any]]] | None = None
-        self._rows: tuple[LayerRow, ...] | None = None  # not known yet; empty where there are none
 
     # What a subclass may give.
 
@@ -232,30 +232,6 @@ class SACModule(Module):
         if not self._is_flat(self.actor.encoder):
             return None
         return [*self.actor.encoder.mlp, *self.actor.head], None
-
-    def array_networks(self) -> tuple[LayerRow, ...] | None:
-        """Return actor, critics and targets, if all are the default ones, of flat observations and Box actions."""
-        if self._rows is None:
-            self._rows = self._layer_rows()
-        trained = self._rows[: 1 + len(self.q)]
-        ready = self.log_alpha.grad is not None and all(row.has_gradients for row in trained)
-        return self._rows if self._rows and ready else None
-
-    def _layer_rows(self) -> tuple[LayerRow, ...]:
-        changed = any(
-            getattr(type(self), name) is not getattr(SACModule, name)
-            for name in ("sample", "q_values", "update_target")
-        )
-        actor = self.policy_layers()
-        if changed or self.is_discrete or actor is None:
-            return ()
-        rows = [LayerRow.of(actor[0])]
-        for critic in (*self.q, *self.target_q):
-            if type(critic) is not Critic or not self._is_flat(critic.encoder):
-                return ()
-            rows.append(LayerRow.of([*critic.mlp, critic.head]))
-        found = tuple(row for row in rows if row is not None)
-        return found if len(found) == len(rows) else ()
 
     def _is_flat(self, encoder: Encoder) -> bool:
         parts = encoder.parts

@@ -1,0 +1,274 @@
+"""Gradient steps of Q-learning in NumPy, for networks so small that torch's graph costs more than the arithmetic.
+
+The learner asks `fast_form` at every update. It returns `None`, and autograd does the work, unless everything that the
+update depends on is plain at that moment: the loss, the module, its layers and their hooks, the parameters and their
+gradients, the optimizer and the columns. Both forms compute the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from corral.learners.losses import Batch, Loss
+from corral.modules.inference import NUMPY_ACTIVATIONS, FloatArray, Layer, Stack, layer_outputs, numpy_layers
+from corral.modules.module import Module
+from corral.modules.networks import Encoder, Flat
+from corral.modules.q_module import QModule, QNetwork
+
+FastForm = Callable[[Module, Batch, Mapping[str, float]], tuple[np.floating, dict[str, Any]]]
+"""Like a loss, but on columns that are arrays: returns arrays, and leaves the gradients in the parameters."""
+
+LOSS = ("corral.algorithms.dqn", "dqn_loss")  # known by its name: learners import no algorithm
+PLAIN_PARTS = frozenset((QNetwork, Encoder, nn.ModuleList, nn.Sequential, Flat, nn.Linear, nn.Tanh, nn.ReLU))
+OBS_DTYPES = frozenset(map(np.dtype, ("f2", "f4", "f8", "?", "u1", "i1", "i2", "i4", "i8")))
+COLUMN_DTYPES = {
+    "actions": np.dtype(np.int64),
+    "rewards": np.dtype(np.float32),
+    "terminated": np.dtype(np.bool_),
+    "discounts": np.dtype(np.float32),
+    "weights": np.dtype(np.float32),
+}
+
+# Each multiplies a gradient behind an activation, in place, by the activation's derivative, which its output gives.
+_DERIVATIVES: dict[type[nn.Module], Callable[[FloatArray, FloatArray], Any]] = {
+    nn.Tanh: lambda grad, output: np.multiply(grad, 1 - output * output, out=grad),
+    nn.ReLU: lambda grad, output: np.multiply(grad, output > 0, out=grad),
+}
+
+
+def fast_form(
+    loss: Loss, module: Module, optimizer: torch.optim.Optimizer, batch: Batch, num_gradient_steps: int
+) -> FastForm | None:
+    """Return the loss in NumPy, or `None` where autograd has to do the update.
+
+    Args:
+        loss: The loss.
+        module: The module that the update trains.
+        optimizer: The optimizer of the module.
+        batch: Columns of the update, as arrays.
+        num_gradient_steps: Gradient steps of the update. Autograd does updates of more than one.
+    """
+    if num_gradient_steps != 1 or not isinstance(loss, partial):
+        return None
+    if type(module) is not QModule or module.form.num_atoms != 1:
+        return None
+    is_known = (loss.func.__module__, loss.func.__qualname__) == LOSS and not hasattr(loss.func, "__wrapped__")
+    if not is_known or not _columns_fit(module, batch) or torch.is_autocast_enabled("cpu"):
+        return None
+    parts = _plain_parts(module)
+    if parts is None:
+        return None
+    networks = _networks.get(module)
+    if networks is None or not networks.is_current(parts, optimizer):
+        networks = NumpyNetworks.of(module, parts, optimizer)
+        if networks is None:
+            return None
+        _networks[module] = networks
+    return partial(dqn_loss_in_numpy, networks, **loss.keywords)
+
+
+def _columns_fit(module: Module, batch: Batch) -> bool:
+    """Say whether the columns are arrays of the shapes and dtypes that a replay buffer draws."""
+    size = len(batch["rewards"])
+    obs_shape = (size, *(module.observation_space.shape or ()))
+    for name in ("obs", "next_obs"):
+        column = batch[name]
+        if not isinstance(column, np.ndarray) or column.shape != obs_shape or column.dtype not in OBS_DTYPES:
+            return False
+    return all(batch[name].dtype == dtype and batch[name].shape == (size,) for name, dtype in COLUMN_DTYPES.items())
+
+
+def _plain_parts(module: Module) -> list[nn.Module] | None:
+    """Return all parts of both networks, or `None` if one is not plain or somebody listens to its passes."""
+    attributes = vars(module)
+    if torch_module._has_any_global_hook() or "q_values" in attributes or "draw_noise" in attributes:  # type: ignore[no-untyped-call]
+        return None
+    parts: list[nn.Module] = [attributes["_modules"]["q"], attributes["_modules"]["target_q"]]
+    for part in parts:  # the list grows on the way
+        if type(part) not in PLAIN_PARTS:
+            return None
+        attributes = vars(part)
+        if "forward" in attributes or _has_hooks(attributes):
+            return None
+        parts += attributes["_modules"].values()
+    return None if _has_hooks(vars(module)) else parts
+
+
+def _has_hooks(attributes: Mapping[str, Any]) -> bool:
+    return bool(
+        attributes["_forward_hooks"]
+        or attributes["_forward_pre_hooks"]
+        or attributes["_backward_hooks"]
+        or attributes["_backward_pre_hooks"]
+    )
+
+
+class NumpyNetworks:
+    """A Q-network and its target as arrays in the memory of their parameters.
+
+    Attributes:
+        layers: Layers of the network.
+        target_layers: Layers of the target.
+    """
+
+    def __init__(
+        self, stack: Stack, target_stack: Stack, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Take linear layers, each with the activation after it; see `of`."""
+        self.layers, self.target_layers = _arrays(stack), _arrays(target_stack)
+        self._activations = [activation for _, activation in stack]
+        self._parts = parts
+        self._owned = _owned_parameters(parts)
+        self._parameters = _layer_parameters(stack)
+        self._gradients = [cast(Tensor, parameter.grad) for parameter in self._parameters]
+        self._gradient_arrays = [gradient.numpy() for gradient in self._gradients]
+        self._addresses = [parameter.data_ptr() for parameter in self._owned]
+        self._vectors = _stepped(optimizer)
+        self._vector_gradients = [vector.grad for vector in self._vectors]
+
+    @classmethod
+    def of(cls, module: QModule, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> NumpyNetworks | None:
+        """Return the networks of a module, or `None` if NumPy should not compute them.
+
+        Args:
+            module: The module.
+            parts: All parts of both networks, of plain types.
+            optimizer: The optimizer of the module.
+        """
+        stack, target_stack = _stack(module.q), _stack(module.target_q)
+        if stack is None or target_stack is None:
+            return None
+        parameters, owned = _layer_parameters(stack), _owned_parameters(parts)
+        if len({parameter.data_ptr() for parameter in owned}) < len(parameters) + len(_layer_parameters(target_stack)):
+            return None  # layers share weights
+        vectors = _stepped(optimizer)
+        if not all(map(_is_plain, owned)) or not all(_is_bound(parameter, vectors) for parameter in parameters):
+            return None
+        networks = cls(stack, target_stack, parts, optimizer)
+        return networks if networks.is_current(parts, optimizer) else None
+
+    def is_current(self, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> bool:
+        """Say whether all parameters and gradients are still where they were, and autograd would do nothing else."""
+        vectors = _stepped(optimizer)
+        return (
+            _same(parts, self._parts)
+            and _same(_owned_parameters(parts), self._owned)
+            and _same(vectors, self._vectors)
+            and _same([vector.grad for vector in vectors], self._vector_gradients)
+            and _same([parameter.grad for parameter in self._parameters], self._gradients)
+            and all(parameter.requires_grad for parameter in self._parameters)
+            and [parameter.data_ptr() for parameter in self._owned] == self._addresses
+            and all(parameter.is_contiguous() for parameter in self._owned)
+            and not any(
+                parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in self._parameters
+            )
+        )
+
+    def backward(self, outputs: Sequence[FloatArray], grad: FloatArray) -> None:
+        """Leave the gradients of the network in its parameters, in place of the gradients that were there.
+
+        Args:
+            outputs: The input of the network and the output of each layer.
+            grad: Gradient of the loss by the last output, float32 `[B, n]`; it is overwritten.
+        """
+        for index in reversed(range(len(self.layers))):
+            activation = self._activations[index]
+            if activation is not None:
+                _DERIVATIVES[activation](grad, outputs[index + 1])
+            weight_grad, bias_grad = self._gradient_arrays[2 * index : 2 * index + 2]
+            np.matmul(grad.T, outputs[index], out=weight_grad)
+            np.add.reduce(grad, axis=0, out=bias_grad)
+            if index:
+                grad = grad @ self.layers[index][0].T
+
+
+_networks: WeakKeyDictionary[Module, NumpyNetworks] = WeakKeyDictionary()
+
+
+def _stack(network: nn.Module) -> Stack | None:
+    assert isinstance(network, QNetwork)
+    flat = [*network.encoder.parts]
+    if len(flat) != 1 or type(flat[0]) is not Flat:
+        return None
+    return numpy_layers([*network.encoder.mlp, *network.streams, network.head])
+
+
+def _arrays(stack: Stack) -> list[Layer]:
+    arrays = [parameter.detach().numpy() for parameter in _layer_parameters(stack)]
+    activations = [None if activation is None else NUMPY_ACTIVATIONS[activation] for _, activation in stack]
+    weights = [weight.T for weight in arrays[::2]]
+    return [*zip(weights, arrays[1::2], activations, strict=True)]
+
+
+def _layer_parameters(stack: Stack) -> list[nn.Parameter]:
+    return [parameter for layer, _ in stack for parameter in layer.parameters()]
+
+
+def _owned_parameters(parts: Iterable[nn.Module]) -> list[Any]:
+    return [parameter for part in parts if type(part) is nn.Linear for parameter in part._parameters.values()]
+
+
+def _is_plain(parameter: nn.Parameter) -> bool:
+    return type(parameter) is nn.Parameter and parameter.device.type == "cpu" and parameter.dtype == torch.float32
+
+
+def _stepped(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the tensors that an optimizer steps."""
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+
+
+def _is_bound(parameter: nn.Parameter, vectors: Iterable[Tensor]) -> bool:
+    """Say whether a parameter and its gradient are the same piece of a vector and of the vector's gradient."""
+    for vector in vectors:
+        if vector is not parameter and parameter.grad is not None and vector.grad is not None:
+            offset = parameter.data_ptr() - vector.data_ptr()
+            if 0 <= offset < vector.nbytes and parameter.grad.data_ptr() - vector.grad.data_ptr() == offset:
+                return True
+    return False
+
+
+def _same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(ones) == len(others) and all(map(operator.is_, ones, others))
+
+
+def dqn_loss_in_numpy(
+    networks: NumpyNetworks,
+    module: Module,
+    batch: Batch,
+    coefficients: Mapping[str, float],
+    *,
+    double_q: bool,
+    huber: bool,
+) -> tuple[np.floating, dict[str, Any]]:
+    """Return what `dqn_loss` returns, as arrays, and leave the gradients in the parameters; see `dqn_loss`."""
+    rows, actions = np.arange(len(batch["rewards"])), batch["actions"]
+    outputs = layer_outputs(_flat(batch["obs"]), networks.layers)
+    q_taken = outputs[-1][rows, actions]
+    next_obs = _flat(batch["next_obs"])
+    next_values = layer_outputs(next_obs, networks.target_layers)[-1]
+    chooser = layer_outputs(next_obs, networks.layers)[-1] if double_q else next_values
+    next_value = next_values[rows, chooser.argmax(1)]
+    td_error = q_taken - (batch["rewards"] + batch["discounts"] * ~batch["terminated"] * next_value)
+    if huber:
+        slope = td_error.clip(-1, 1)
+        losses = slope * (td_error - 0.5 * slope)
+    else:
+        slope, losses = 2 * td_error, td_error * td_error
+    grad = np.zeros_like(outputs[-1])
+    grad[rows, actions] = batch["weights"] * slope / np.float32(len(rows))
+    networks.backward(outputs, grad)
+    reported = {"qf_mean": q_taken.mean(), "qf_min": q_taken.min(), "qf_max": q_taken.max(), "td_error": td_error}
+    return batch["weights"] @ losses / np.float32(len(rows)), reported
+
+
+def _flat(obs: FloatArray) -> FloatArray:
+    return obs.reshape(len(obs), -1).astype(np.float32, copy=False)
