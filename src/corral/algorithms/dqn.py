@@ -38,14 +38,16 @@ class DQNConfig(ReplayAlgorithmConfig):
     Attributes:
         double_q: Whether the network chooses the next action that the target network values (van Hasselt et al. 2016,
             arXiv:1509.06461).
-        dueling: Whether value and advantages are streams of their own (Wang et al. 2016, arXiv:1511.06581).
-        noisy: Whether layers have learned noise, in place of epsilon (Fortunato et al. 2018, arXiv:1706.10295).
-        sigma0: Initial noise of such layers.
-        num_atoms: Atoms of the distribution of returns, such as 51 (Bellemare et al. 2017, arXiv:1707.06887); 1 learns
-            its mean.
+        dueling: Whether value and advantages have separate streams (Wang et al. 2016, arXiv:1511.06581).
+        noisy: Whether layers have learned noise, instead of epsilon-greedy actions (Fortunato et al. 2018,
+            arXiv:1706.10295).
+        sigma0: Initial noise of noisy layers.
+        num_atoms: Number of atoms of the distribution of returns, such as 51 (Bellemare et al. 2017, arXiv:1707.06887);
+            1 learns the mean only.
         v_min: Smallest return of the distribution.
-        v_max: Largest return.
-        td_error_loss_fn: `"huber"` (quadratic up to an error of 1, then linear) or `"mse"`, for one atom.
+        v_max: Largest return of the distribution.
+        td_error_loss_fn: Loss of the TD error: `"huber"` (quadratic up to an error of 1, then linear) or `"mse"`, for
+            one atom.
     """
 
     DEFAULT_EXPLORATION: ClassVar[dict[str, Any]] = {
@@ -85,19 +87,19 @@ class DQNConfig(ReplayAlgorithmConfig):
 
     @property
     def module_settings(self) -> dict[str, Any]:
-        """What the Q-network is made of."""
+        """Settings of the Q-network."""
         return {name: getattr(self, name) for name in ("dueling", "noisy", "sigma0", "num_atoms", "v_min", "v_max")}
 
     @property
     def default_exploration(self) -> dict[str, Any]:
-        """Epsilon-greedy; with noisy layers, which explore by themselves, epsilon is 0."""
+        """Epsilon-greedy; with noisy layers, which explore themselves, epsilon is 0."""
         return {"type": "EpsilonGreedy", "epsilon_schedule": 0.0} if self.noisy else dict(self.DEFAULT_EXPLORATION)
 
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
         if self.num_atoms > 1 and self.v_min >= self.v_max:
-            raise ConfigError(f"v_min={self.v_min} must lie below v_max={self.v_max}: the atoms lie between them.")
+            raise ConfigError(f"v_min={self.v_min} must be below v_max={self.v_max}: the atoms are between them.")
 
 
 class DQN(Algorithm):

@@ -24,15 +24,15 @@ class ReplayAlgorithmConfig(AlgorithmConfig):
 
     Attributes:
         replay_buffer_config: `type`, `capacity` and other settings of the buffer; see `ReplayConfig`.
-        num_steps_sampled_before_learning_starts: Env steps in the buffer before the first update.
-        training_intensity: Steps trained on for each env step sampled: a batch of 32 every 4 env steps is 8. `None` is
-            the natural ratio, one update after each round of sampling.
-        n_step: Rewards of so many steps come before the bootstrapped value.
-        target_network_update_freq: Env steps from one update of the target network to the next; 0 updates it after
-            every gradient step.
-        tau: How far an update moves the target; 1 copies the network.
+        num_steps_sampled_before_learning_starts: Number of env steps in the buffer before the first update.
+        training_intensity: Ratio of steps trained on to env steps sampled: a batch of 32 every 4 env steps is 8. `None`
+            makes one update after each round of sampling.
+        n_step: Number of steps whose rewards are summed before the bootstrapped value.
+        target_network_update_freq: Env steps between updates of the target network; 0 updates it after every gradient
+            step.
+        tau: Fraction by which an update moves the target network towards the network; 1 copies the network.
         store_buffer_in_checkpoints: Whether checkpoints hold the buffer; without it, a restored algorithm fills a new
-            one before it goes on learning.
+            buffer before it continues to learn.
     """
 
     ON_POLICY: ClassVar[bool] = False

@@ -40,15 +40,15 @@ class PPOConfig(AlgorithmConfig):
     """Settings of PPO; those below belong to `.training(...)`.
 
     Attributes:
-        lambda_: GAE's lambda.
-        clip_param: Epsilon of the clipped surrogate: how far the probability ratio may move from 1.
-        vf_clip_param: How far a value may move from its old one before its loss is clipped; `None` clips nothing.
+        lambda_: Lambda of generalized advantage estimation (GAE).
+        clip_param: Epsilon of the clipped surrogate objective: how far the probability ratio may move from 1.
+        vf_clip_param: How far a value may move from its old value before its loss is clipped; `None` does not clip.
         vf_loss_coeff: Weight of the value loss.
         entropy_coeff: Weight of the entropy bonus, or a schedule over env steps.
-        kl_coeff: Weight of the KL penalty, or a schedule; 0 leaves it out.
-        kl_target: Divergence that the coefficient adapts to after each iteration, starting from `kl_coeff`; `None`
-            leaves the coefficient to its schedule.
-        normalize_advantages: Whether the advantages of a batch are scaled to mean 0 and deviation 1.
+        kl_coeff: Weight of the KL penalty, or a schedule over env steps; 0 leaves the penalty out.
+        kl_target: KL divergence to which the coefficient adapts after each iteration, starting from `kl_coeff`; with
+            `None` the coefficient follows its schedule.
+        normalize_advantages: Whether the advantages of a batch are scaled to mean 0 and standard deviation 1.
     """
 
     DEFAULT_NUM_ENVS: ClassVar[int] = 16
@@ -161,7 +161,7 @@ def ppo_batch(
         rollouts: Columns `[T, N, ...]` from each runner.
         value_fn: Maps observations `[B, ...]` to values `[B]`.
         gamma: Discount a step.
-        lambda_: GAE's lambda.
+        lambda_: Lambda of generalized advantage estimation (GAE).
         normalize_advantages: Whether advantages get mean 0 and deviation 1 over the batch.
 
     Returns:

@@ -39,17 +39,20 @@ log-likelihood of the policy's own actions, `[B]`, without a graph."""
 class SACConfig(ReplayAlgorithmConfig):
     """Settings of SAC; those below, and those of `ReplayAlgorithmConfig`, belong to `.training(...)`.
 
-    Until learning starts, actions are drawn evenly from the action space; `exploration_config` changes that. The buffer
-    keeps 1,000,000 env steps, unless `replay_buffer_config` has a `capacity`; memory is taken as they come.
+    Until learning starts, actions are drawn uniformly from the action space; `exploration_config` changes that. The
+    buffer keeps 1,000,000 env steps, unless `replay_buffer_config` has a `capacity`; memory is allocated as steps
+    arrive.
 
     Attributes:
-        twin_q: Whether there are two critics, of which the lower value counts (Fujimoto et al. 2018, arXiv:1802.09477).
-        initial_alpha: The temperature at first: what a nat of entropy is worth in rewards.
-        target_entropy: The entropy in nats that the temperature is moved to keep; `"auto"` is minus the dimensions of a
-            Box, or half the largest entropy of Discrete actions.
+        twin_q: Whether there are two critics, of which the lower value is used (Fujimoto et al. 2018,
+            arXiv:1802.09477).
+        initial_alpha: Initial temperature: the reward that one nat of entropy is worth.
+        target_entropy: Entropy in nats that the temperature is adapted to; `"auto"` is minus the number of dimensions
+            of a Box, or half the largest entropy of Discrete actions.
         actor_lr: Learning rate of the actor, or a schedule over env steps; `None` is `lr`.
-        critic_lr: Likewise, of the critics.
-        alpha_lr: Likewise, of the temperature; 0 keeps it at `initial_alpha`.
+        critic_lr: Learning rate of the critics, or a schedule over env steps; `None` is `lr`.
+        alpha_lr: Learning rate of the temperature, or a schedule over env steps; `None` is `lr`, and 0 keeps the
+            temperature at `initial_alpha`.
     """
 
     DEFAULT_CAPACITY: ClassVar[int] = 1_000_000
@@ -81,12 +84,12 @@ class SACConfig(ReplayAlgorithmConfig):
 
     @property
     def module_settings(self) -> dict[str, Any]:
-        """What the module is made of, besides its layers."""
+        """Settings of the module in addition to its layers."""
         return {"twin_q": self.twin_q, "initial_alpha": self.initial_alpha}
 
     @property
     def default_exploration(self) -> dict[str, Any]:
-        """Actions of the policy, drawn; before learning starts, even ones."""
+        """Actions sampled from the policy; before learning starts, uniform actions."""
         return {"type": "StochasticSampling", "random_timesteps": self.num_steps_sampled_before_learning_starts}
 
     @property
