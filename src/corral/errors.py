@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class CorralError(Exception):
-    """Base of every error that Corral raises on purpose."""
+    """Base class of every error that Corral raises on purpose."""
 
 
 class ConfigError(CorralError, ValueError):
@@ -15,15 +15,15 @@ class ConfigError(CorralError, ValueError):
 
 
 class EnvError(CorralError, RuntimeError):
-    """An environment raised, or gave something that its spaces do not allow."""
+    """An environment raised, or returned a value that its spaces do not allow."""
 
 
 class EnvTimeoutError(EnvError, TimeoutError):
-    """A `step` or `reset` took longer than `env_step_timeout_s`; the message says where it hung."""
+    """A `step` or `reset` took longer than `env_step_timeout_s`; the message says where the env hung."""
 
 
 class LossError(CorralError, ArithmeticError):
-    """A loss became NaN or infinite; the step that it would have made was not taken."""
+    """A loss became NaN or infinite; its gradient step was not taken."""
 
 
 class CallbackError(CorralError, RuntimeError):
@@ -31,27 +31,27 @@ class CallbackError(CorralError, RuntimeError):
 
 
 class ColumnError(CorralError, ValueError):
-    """A column was given another shape or dtype than it has, or one that does not fit the others."""
+    """A value has another shape or dtype than its column, or a column does not fit the other columns."""
 
 
 class EpisodeError(CorralError, ValueError):
-    """An episode was put together from parts that do not fit, or stepped when it could not be."""
+    """An episode was built from parts that do not fit together, or stepped after its end."""
 
 
 class StopCriterionError(CorralError, KeyError):
     """A stop criterion names a number that the result does not hold."""
 
     def __str__(self) -> str:
-        """Return the message as it is (`KeyError` would print its repr)."""
+        """Return the message unchanged (`KeyError` would print its repr)."""
         return str(self.args[0])
 
 
 class WorkerDiedError(CorralError, RuntimeError):
-    """A worker's process ended, or was ended; the message says how, with the last it wrote if it crashed."""
+    """The process of a worker ended or was killed; the message says how, with its last output if it crashed."""
 
 
 class SerializationError(CorralError, TypeError):
-    """Something that has to go to another process cannot be pickled; the message names the attribute."""
+    """An object that must be sent to another process cannot be pickled; the message names the attribute."""
 
 
 class CoordinationError(CorralError, RuntimeError):
@@ -59,7 +59,7 @@ class CoordinationError(CorralError, RuntimeError):
 
 
 class CheckpointError(CorralError, ValueError):
-    """A checkpoint cannot be written, or is missing, damaged, or of something else; the message names the file."""
+    """A checkpoint cannot be written, or is missing, damaged, or of another algorithm; the message names the file."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -118,15 +118,15 @@ def _distance(written: str, meant: str) -> int | None:
 
 
 class SubEnvError(CorralError):
-    """One sub-env of a vector env failed; the runner turns this into an `EnvError` that says when.
+    """One sub-env of a vector env failed; the runner turns this into an `EnvError` that names the step.
 
     Attributes:
-        env_index: Which sub-env.
-        method: `"reset"` or `"step"`.
+        env_index: Index of the sub-env.
+        method: Method that failed: `"reset"` or `"step"`.
     """
 
     def __init__(self, env_index: int, method: str, problem: str) -> None:
-        """Say which sub-env failed in which method, and how."""
+        """Store which sub-env failed in which method, and the problem."""
         super().__init__(env_index, method, problem)
         self.env_index, self.method, self.problem = env_index, method, problem
 

@@ -450,7 +450,7 @@ class TestBadInput:
             ({"n_step": 0}, "n_step=0 must be at least 1"),
             ({"target_network_update_freq": -1}, "target_network_update_freq=-1 must be at least 0"),
             ({"num_atoms": 0}, "num_atoms=0 must be at least 1"),
-            ({"num_atoms": 5, "v_min": 3.0, "v_max": 3.0}, "v_min=3.0 must lie below v_max=3.0"),
+            ({"num_atoms": 5, "v_min": 3.0, "v_max": 3.0}, "v_min=3.0 must be below v_max=3.0"),
             ({"sigma0": -1.0}, "sigma0=-1.0 must be at least 0"),
         ],
     )

@@ -82,7 +82,7 @@ def test_settings_and_groups_are_no_numbers(name: str) -> None:
 
 
 def test_text_is_no_number() -> None:
-    with pytest.raises(StopCriterionError, match="no number"):
+    with pytest.raises(StopCriterionError, match="is not a number"):
         StopCriteria({"bottleneck/part": 0}).met(result(bottleneck={"part": "learning"}))
 
 

@@ -65,7 +65,7 @@ def test_nothing_else_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis" / "thesis.tex").write_text("years of work")
     (tmp_path / "file").write_text("text")
     for path in (tmp_path / "thesis", tmp_path / "file"):
-        with pytest.raises(CheckpointError, match=f"{path} holds something that is no checkpoint"):
+        with pytest.raises(CheckpointError, match=f"{path} is not a checkpoint, and would be replaced"):
             write(path)
     assert (tmp_path / "thesis" / "thesis.tex").read_text() == "years of work"
     assert names(tmp_path) == ["file", "thesis"]
@@ -126,19 +126,19 @@ MODULE = "modules/default_policy.safetensors"
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: (path / "metadata.json").unlink(), "is no checkpoint: it has no metadata.json"),
+        (lambda path: (path / "metadata.json").unlink(), "is not a checkpoint: it has no metadata.json"),
         (lambda path: (path / "state.msgpack").unlink(), "state.msgpack cannot be read: No such file"),
         (lambda path: (path / MODULE).unlink(), "default_policy.safetensors cannot be read: No such file"),
         (edit("state.msgpack", lambda data: data[:-1]), r"state.msgpack has \d+ bytes and was written with \d+"),
         (edit(MODULE, lambda data: b""), r"default_policy.safetensors has 0 bytes and was written with \d+"),
         (edit(MODULE, lambda data: data[:-1] + b"x"), "default_policy.safetensors was changed after it was written"),
         (edit("metadata.json", lambda data: data[:50]), "metadata.json is damaged"),
-        (edit("metadata.json", lambda data: b"[]"), "metadata.json is no checkpoint's"),
+        (edit("metadata.json", lambda data: b"[]"), "metadata.json is not a file of a checkpoint"),
         (
             describe(format_version=7, corral_version="9.9"),
             "format version 7, written by Corral 9.9; .* reads version 1",
         ),
-        (describe(format="a recipe"), "metadata.json is no checkpoint's"),
+        (describe(format="a recipe"), "metadata.json is not a file of a checkpoint"),
         (describe(files={}), "metadata.json is damaged: it does not list state.msgpack"),
         (describe(files=None), "metadata.json is damaged: it does not list the checkpoint's files"),
     ],
@@ -152,7 +152,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, damage: Callable[[Path], None], 
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="nowhere is no checkpoint: it does not exist"):
+    with pytest.raises(CheckpointError, match="nowhere is not a checkpoint: it does not exist"):
         read_checkpoint(tmp_path / "nowhere")
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="it is a file, and a checkpoint is a directory"):

@@ -56,7 +56,7 @@ def test_train_writes_a_run(
     run_dir = only_run(tmp_path)
     assert run_dir.name.startswith("PPO-CartPole-v1-")
     assert done.stdout.splitlines()[-1].startswith("Done after 2 iterations, ")
-    assert done.stdout.rstrip().endswith(f"The run lies in runs/{run_dir.name}")
+    assert done.stdout.rstrip().endswith(f"The run is stored in runs/{run_dir.name}")
 
     rows, results = read_run(run_dir)
     assert [result["training_iteration"] for result in results] == [1, 2]
@@ -124,7 +124,7 @@ def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--set", "training.lr=[1"], "the value is not valid YAML"),
         (["--set", "training.minibatch_size=100000"], "minibatch_size=100000 is larger than train_batch_size"),
         (["--set", "rl_module.model_config.fcnet_hidden=[8]"], "Did you mean 'fcnet_hiddens'?"),
-        (["--set", "training.lr.key=1"], "'training.lr.key': lr=0.001 is no dict"),
+        (["--set", "training.lr.key=1"], "'training.lr.key': lr=0.001 is not a dict"),
         (["--set", "training.lrr.key=1"], "training: unknown setting 'lrr'."),
         (["--set", "training=1"], "training: unknown setting ''."),
         (["--seed", "x"], "seed='x'"),
@@ -240,7 +240,7 @@ def test_an_env_that_raises(tmp_path: Path) -> None:
     assert "raised in step(): ZeroDivisionError: the simulator divided by zero" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
     run_dir = only_run(tmp_path)
-    assert done.stdout.rstrip().endswith(f"The run lies in runs/{run_dir.name}")
+    assert done.stdout.rstrip().endswith(f"The run is stored in runs/{run_dir.name}")
     _, results = read_run(run_dir)
     assert len(results) == 1
     text = (run_dir / "run.log").read_text(encoding="utf-8")
@@ -270,7 +270,7 @@ def test_a_directory_that_holds_a_run_is_left_alone(
     held.mkdir()
     (held / "config.yaml").write_text("algo: PPO\n", encoding="utf-8")
     assert main([*CARTPOLE, *SHORT, "--run-dir", "held"]) == 1
-    assert capsys.readouterr().err.startswith("corral: held holds a run already")
+    assert capsys.readouterr().err.startswith("corral: held already holds a run")
     assert {path.name for path in held.iterdir()} == {"config.yaml"}
     assert (held / "config.yaml").read_text(encoding="utf-8") == "algo: PPO\n"
 
@@ -333,7 +333,7 @@ def test_an_interrupt_keeps_the_run(vectorization: str, whole_group: bool, tmp_p
     assert (process.returncode, err) == (130, "")
     run_dir = only_run(tmp_path)
     assert out.splitlines()[-1].startswith("Interrupted after ")
-    assert out.rstrip().endswith(f"The run lies in runs/{run_dir.name}")
+    assert out.rstrip().endswith(f"The run is stored in runs/{run_dir.name}")
     _, results = read_run(run_dir)
     assert results
     assert (run_dir / "run.log").read_text(encoding="utf-8").rstrip().endswith("Run interrupted.")
@@ -349,7 +349,7 @@ def test_an_interrupt_in_the_first_iteration_says_where_the_run_lies(tmp_path: P
         process.kill()
     assert (process.returncode, err) == (130, "")
     run_dir = only_run(tmp_path)
-    assert out == f"Interrupted after no iteration. The run lies in runs/{run_dir.name}\n"
+    assert out == f"Interrupted after no iteration. The run is stored in runs/{run_dir.name}\n"
     assert read_run(run_dir) == ([], [])
 
 

@@ -18,7 +18,7 @@ RESULT = {
     "time_total_s": 1.0,
     "env_runners": {"episode_return_mean": 20.0},
 }
-LAST_WORDS = "Interrupted after 1 iteration, 256 env steps, 1.0 s, mean return 20.0. The run lies in run"
+LAST_WORDS = "Interrupted after 1 iteration, 256 env steps, 1.0 s, mean return 20.0. The run is stored in run"
 
 
 def interrupt_after(num_lines: int) -> Any:

@@ -7,9 +7,12 @@ import importlib
 import io
 import re
 import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import pytest
 import yaml
 from pages import NO_RUN, PAGES, README, ROOT, anchors, blocks, commands, first_column, links, page_id
@@ -35,7 +38,9 @@ def pages_with(language: str) -> list[Any]:
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {"__name__": "page"}
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look up the module of a class
+    cloudpickle.register_pickle_by_value(module)  # and runners in other processes cannot import it
     output: str | None = None  # of the block before this one, if it was Python
     for block in blocks(page):
         if block.language == "text" and output is not None and not block.before.strip():
@@ -45,9 +50,9 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
             continue
         printed = io.StringIO()
         # Blank lines in front make a traceback point at the line of the page.
-        code = compile("\n" * block.line + block.text, str(page), "exec")
+        code = compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True)
         with contextlib.redirect_stdout(printed):
-            exec(code, namespace)
+            exec(code, vars(module))
         output = printed.getvalue()
 
 

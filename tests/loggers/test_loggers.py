@@ -247,7 +247,7 @@ def test_a_directory_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path) 
     with small_ppo().build() as algo:
         algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path)
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        with pytest.raises(FileExistsError, match=r"holds a run already"):
+        with pytest.raises(FileExistsError, match=r"already holds a run"):
             algo.fit(stop={"training_iteration": 2}, run_dir=tmp_path)
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
         assert algo.training_iteration == 1

@@ -37,13 +37,15 @@ class DQNConfig(OffPolicyConfig):
         double_q: Whether the network chooses the next action that the target network values (van Hasselt et al. 2016,
             arXiv:1509.06461).
         dueling: Whether value and advantages have separate streams (Wang et al. 2016, arXiv:1511.06581).
-        noisy: Whether layers have learned noise, which replaces epsilon (Fortunato et al. 2018, arXiv:1706.10295).
+        noisy: Whether layers have learned noise, instead of epsilon-greedy actions (Fortunato et al. 2018,
+            arXiv:1706.10295).
         sigma0: Initial noise of noisy layers.
-        num_atoms: Number of atoms of the distribution of returns, such as 51 (Bellemare et al. 2017,
-            arXiv:1707.06887); 1 learns the mean of the distribution.
+        num_atoms: Number of atoms of the distribution of returns, such as 51 (Bellemare et al. 2017, arXiv:1707.06887);
+            1 learns the mean only.
         v_min: Smallest return of the distribution.
         v_max: Largest return of the distribution.
-        td_error_loss_fn: `"huber"` (quadratic up to an error of 1, then linear) or `"mse"`, for one atom.
+        td_error_loss_fn: Loss of the TD error: `"huber"` (quadratic up to an error of 1, then linear) or `"mse"`, for
+            one atom.
     """
 
     DEFAULT_EXPLORATION: ClassVar[dict[str, Any]] = {
@@ -88,14 +90,14 @@ class DQNConfig(OffPolicyConfig):
 
     @property
     def default_exploration(self) -> dict[str, Any]:
-        """Epsilon-greedy; with noisy layers, which explore by themselves, epsilon is 0."""
+        """Epsilon-greedy; with noisy layers, which explore themselves, epsilon is 0."""
         return {"type": "EpsilonGreedy", "epsilon_schedule": 0.0} if self.noisy else dict(self.DEFAULT_EXPLORATION)
 
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
         if self.num_atoms > 1 and self.v_min >= self.v_max:
-            raise ConfigError(f"v_min={self.v_min} must lie below v_max={self.v_max}: the atoms lie between them.")
+            raise ConfigError(f"v_min={self.v_min} must be below v_max={self.v_max}: the atoms are between them.")
 
 
 class DQN(OffPolicyAlgorithm):

@@ -25,15 +25,15 @@ class OffPolicyConfig(AlgorithmConfig):
 
     Attributes:
         replay_buffer_config: `type`, `capacity` and other settings of the buffer; see `ReplayConfig`.
-        num_steps_sampled_before_learning_starts: Env steps in the buffer before the first update.
-        training_intensity: Steps trained on per env step sampled: a batch of 32 every 4 env steps is 8. `None` is the
-            natural ratio, one update after each round of sampling.
-        n_step: Number of rewards before the bootstrapped value.
-        target_network_update_freq: Env steps from one update of the target network to the next; 0 updates it after
-            every gradient step.
-        tau: Share of the way that one update moves the target towards the network; 1 copies the network.
-        store_buffer_in_checkpoints: Whether checkpoints include the buffer; without it, a restored algorithm fills a
-            new buffer before it continues to learn.
+        num_steps_sampled_before_learning_starts: Number of env steps in the buffer before the first update.
+        training_intensity: Ratio of steps trained on to env steps sampled: a batch of 32 every 4 env steps is 8. `None`
+            makes one update after each round of sampling.
+        n_step: Number of steps whose rewards are summed before the bootstrapped value.
+        target_network_update_freq: Env steps between updates of the target network; 0 updates it after every gradient
+            step.
+        tau: Fraction by which an update moves the target network towards the network; 1 copies the network.
+        store_buffer_in_checkpoints: Whether checkpoints hold the buffer; without it, a restored algorithm fills a new
+            buffer before it continues to learn.
     """
 
     ON_POLICY: ClassVar[bool] = False

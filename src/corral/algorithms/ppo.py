@@ -43,15 +43,15 @@ class PPOConfig(AlgorithmConfig):
     """Settings of PPO; the settings below belong to `.training(...)`.
 
     Attributes:
-        lambda_: Lambda of GAE.
-        clip_param: Epsilon of the clipped surrogate: largest move of the probability ratio from 1.
-        vf_clip_param: Largest move of a value from its old value before its loss is clipped; `None` clips nothing.
+        lambda_: Lambda of generalized advantage estimation (GAE).
+        clip_param: Epsilon of the clipped surrogate objective: how far the probability ratio may move from 1.
+        vf_clip_param: How far a value may move from its old value before its loss is clipped; `None` does not clip.
         vf_loss_coeff: Weight of the value loss.
         entropy_coeff: Weight of the entropy bonus, or a schedule over env steps.
-        kl_coeff: Weight of the KL penalty, or a schedule; 0 leaves it out.
-        kl_target: Divergence that the coefficient adapts to after each iteration, starting from `kl_coeff`; with `None`
-            the coefficient follows its schedule.
-        normalize_advantages: Whether the advantages of a batch are scaled to mean 0 and deviation 1.
+        kl_coeff: Weight of the KL penalty, or a schedule over env steps; 0 leaves the penalty out.
+        kl_target: KL divergence to which the coefficient adapts after each iteration, starting from `kl_coeff`; with
+            `None` the coefficient follows its schedule.
+        normalize_advantages: Whether the advantages of a batch are scaled to mean 0 and standard deviation 1.
         target_kl: Limit of the divergence in nats: no further epoch of an iteration starts once the mean divergence
             over the minibatches of an epoch exceeds 1.5 times this limit; `None` takes all `num_epochs`. It adapts no
             coefficient; `kl_target` does.
@@ -182,7 +182,7 @@ def ppo_batch(
         rollouts: Columns `[T, N, ...]` from each runner.
         value_fn: Maps observations `[B, ...]` to values `[B]`.
         gamma: Discount per step.
-        lambda_: GAE's lambda.
+        lambda_: Lambda of generalized advantage estimation (GAE).
         normalize_advantages: Whether advantages get mean 0 and deviation 1 over the batch.
 
     Returns:

@@ -39,7 +39,8 @@ class SACConfig(OffPolicyConfig):
     """Settings of SAC; the settings below and in `OffPolicyConfig` belong to `.training(...)`.
 
     Until learning starts, actions are drawn uniformly from the action space; `exploration_config` changes that. The
-    buffer keeps 1,000,000 env steps unless `replay_buffer_config` has a `capacity`; its memory grows with its contents.
+    buffer keeps 1,000,000 env steps, unless `replay_buffer_config` has a `capacity`; memory is allocated as steps
+    arrive.
 
     Attributes:
         twin_q: Whether there are two critics, of which the lower value is used (Fujimoto et al. 2018,
@@ -48,8 +49,9 @@ class SACConfig(OffPolicyConfig):
         target_entropy: Entropy in nats that the temperature is adapted to; `"auto"` is minus the number of dimensions
             of a Box, or half the largest entropy of Discrete actions.
         actor_lr: Learning rate of the actor, or a schedule over env steps; `None` is `lr`.
-        critic_lr: Learning rate of the critics, or a schedule; `None` is `lr`.
-        alpha_lr: Learning rate of the temperature, or a schedule; `None` is `lr`, and 0 keeps `initial_alpha`.
+        critic_lr: Learning rate of the critics, or a schedule over env steps; `None` is `lr`.
+        alpha_lr: Learning rate of the temperature, or a schedule over env steps; `None` is `lr`, and 0 keeps the
+            temperature at `initial_alpha`.
     """
 
     DEFAULT_CAPACITY: ClassVar[int] = 1_000_000
@@ -81,12 +83,12 @@ class SACConfig(OffPolicyConfig):
 
     @property
     def module_settings(self) -> dict[str, Any]:
-        """Settings of the module besides its layers."""
+        """Settings of the module in addition to its layers."""
         return {"twin_q": self.twin_q, "initial_alpha": self.initial_alpha}
 
     @property
     def default_exploration(self) -> dict[str, Any]:
-        """Samples of the policy; before learning starts, uniform actions."""
+        """Actions sampled from the policy; before learning starts, uniform actions."""
         return {"type": "StochasticSampling", "random_timesteps": self.num_steps_sampled_before_learning_starts}
 
     @property

@@ -1,4 +1,4 @@
-"""When a run ends: numbers of the result that have to be reached."""
+"""Stop criteria: numbers of the result at which a run ends."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ LATE_KEY_ITERATIONS = 20
 
 
 class StopCriteria:
-    """Numbers to reach; the first one that is reached stops the run.
+    """Numbers to reach; the first criterion that is reached stops the run.
 
-    A name is a path in the result (`env_runners/episode_return_mean`), a name at its top (`training_iteration`), a name
-    in `env_runners` (`episode_return_mean`), or one of `ALIASES`.
+    A name is a path in the result (`env_runners/episode_return_mean`), a name at its top level (`training_iteration`),
+    a name in `env_runners` (`episode_return_mean`), or a name in `ALIASES`.
     """
 
     def __init__(self, criteria: Mapping[str, float], late_keys: bool = False) -> None:
-        """Take the criteria.
+        """Check and store the criteria.
 
         Args:
-            criteria: By name, the smallest value that stops.
-            late_keys: Whether callbacks may log keys that appear only later.
+            criteria: By name, the smallest value that stops the run.
+            late_keys: Whether callbacks may log keys that are missing from the first results.
 
         Raises:
-            StopCriterionError: There is none, or one is not finite, so that the run would never end.
+            StopCriterionError: There is no criterion, or a limit is not finite, so that the run would never end.
         """
         if not criteria:
             raise StopCriterionError("no stop criterion: give one such as episode_return_mean=450.")
@@ -41,7 +41,7 @@ class StopCriteria:
         self._late_keys = late_keys
 
     def met(self, result: Mapping[str, Any]) -> str | None:
-        """Return the criterion that a result meets as text, or `None`.
+        """Return the first criterion that a result meets as text, or `None`.
 
         Raises:
             StopCriterionError: A name is not in the result.
@@ -58,7 +58,7 @@ class StopCriteria:
                     f"stop criterion {name!r} does not appear in the result. {nearest(name, [*flat, *ALIASES])}"
                 )
             if not isinstance(value, Real):
-                raise StopCriterionError(f"stop criterion {name!r} is {value!r} in the result, which is no number.")
+                raise StopCriterionError(f"stop criterion {name!r} is {value!r} in the result, which is not a number.")
             if float(value) >= limit and met is None:
                 met = f"{name}={value:g} reached {limit:g}"
         return met

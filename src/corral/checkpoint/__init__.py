@@ -1,4 +1,4 @@
-"""Checkpoints: directories of JSON, YAML, msgpack and safetensors, written whole, and read without running code."""
+"""Checkpoints: directories of JSON, YAML, msgpack and safetensors files, which are read without running code."""
 
 from __future__ import annotations
 

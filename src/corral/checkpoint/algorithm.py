@@ -53,7 +53,7 @@ def load_algorithm(path: str | Path, cls: type[AlgorithmT]) -> AlgorithmT:
 
     Raises:
         CheckpointError: The checkpoint cannot be read, or `cls` is another algorithm.
-        ConfigError: The config holds what no file can name, or names a class that cannot be imported.
+        ConfigError: The config holds values that no file can name, or names a class that cannot be imported.
     """
     from corral.algorithms.registry import config_from_dict
 

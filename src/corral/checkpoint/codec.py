@@ -1,7 +1,7 @@
-"""Nested plain data as bytes, and back. Decoding calls nothing that the bytes name.
+"""Nested plain data as bytes, and back. Decoding runs no code that the bytes name.
 
-msgpack holds `None`, bools, numbers, strings, bytes, lists and dicts. What it has no type for is an extension: a tuple
-is its packed list, an integer beyond 64 bits its digits, and an array its `.npy` file, read without pickle.
+msgpack holds `None`, bools, numbers, strings, bytes, lists and dicts. Other types are extensions: a tuple
+is its packed list, an integer beyond 64 bits is its digits, and an array is its `.npy` file, read without pickle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from corral.errors import CheckpointError
 
-# Numbers in files: one that is taken keeps its meaning for ever.
+# Codes in files: a code that was used keeps its meaning forever.
 _TUPLE, _BIG_INT, _ARRAY, _SCALAR = 1, 2, 3, 4
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -27,11 +27,11 @@ def encode(state: Any) -> bytes:
     """Return nested plain data as bytes.
 
     Args:
-        state: `None`, bools, integers of any size, floats, strings, bytes, NumPy arrays and scalars of any dtype but
-            object, and lists, tuples and dicts of such; keys of dicts may be anything of this that can be hashed.
+        state: `None`, bools, integers of any size, floats, strings, bytes, NumPy arrays and scalars of any dtype
+            except object, and lists, tuples and dicts of these; keys of dicts may be any of these that can be hashed.
 
     Raises:
-        CheckpointError: Something else is in it; its place is named.
+        CheckpointError: The state holds another type; the message names its place.
     """
     try:
         return _pack(state)
@@ -40,15 +40,15 @@ def encode(state: Any) -> bytes:
         raise CheckpointError(
             f"the state cannot be saved: {place or 'it'} is {type(culprit).__module__}.{type(culprit).__qualname__} "
             f"{culprit!r:.80}. A state holds None, bools, numbers, strings, bytes, arrays without objects, and lists, "
-            "tuples and dicts of such."
+            "tuples and dicts of these."
         ) from error
 
 
 def decode(data: bytes) -> Any:
-    """Return what `encode` was given; arrays are new and may be written to.
+    """Return the data that `encode` received; arrays are new and writable.
 
     Raises:
-        ValueError: The bytes are no such data, or not all of it.
+        ValueError: The bytes are not such data, or not complete.
     """
     return msgpack.unpackb(data, ext_hook=_decode_extension, strict_map_key=False, unicode_errors="surrogatepass")
 
@@ -88,7 +88,7 @@ def _npy(array: NDArray[Any]) -> bytes:
 
 
 def _misfits(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield place and value of what cannot be encoded."""
+    """Yield place and value of each part that cannot be encoded."""
     if type(value) is dict:
         for key, part in value.items():
             yield from _misfits(key, f"the key {key!r} in {place or 'the state'}")

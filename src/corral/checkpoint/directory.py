@@ -1,11 +1,11 @@
 """The directory of a checkpoint.
 
-    metadata.json     format and version, algorithm, iteration, what of the config no file can name, sizes and CRC-32
+    metadata.json     format and version, algorithm, iteration, settings that no file can name, sizes and CRC-32
     config.yaml       the resolved config, as a run directory has it
-    state.msgpack     everything that training goes on from, but for the weights; see `corral.checkpoint.codec`
+    state.msgpack     everything that training continues from, except the weights; see `corral.checkpoint.codec`
     modules/<module_id>.safetensors
 
-A reader leaves files that it does not know alone, so that more can lie there.
+A reader ignores files that it does not know, so that the directory may hold more.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ Weights = Mapping[str, Mapping[str, NDArray[Any]]]
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
-        path: Where it lies.
-        metadata: `format_version`, `corral_version`, `algo`, `time`, and what `write_checkpoint` was given.
+        path: Directory of the checkpoint.
+        metadata: `format_version`, `corral_version`, `algo`, `time`, and the other metadata given to
+            `write_checkpoint`.
         config: Settings by group, in plain types; classes and functions are import paths.
-        state: What training goes on from.
-        weights: By module id and parameter name.
+        state: State that training continues from.
+        weights: Arrays by module id and parameter name.
     """
 
     path: Path
@@ -68,17 +69,17 @@ def write_checkpoint(
     config: Mapping[str, Any],
     metadata: Mapping[str, Any],
 ) -> Path:
-    """Write a checkpoint beside its place, and rename it into place: there is never half of one.
+    """Write a checkpoint under another name and rename it into place, so that a partial checkpoint never exists.
 
     Args:
-        path: The directory. A checkpoint that lies there is replaced.
+        path: The directory. A checkpoint that already has this path is replaced.
         state: Nested plain data; see `corral.checkpoint.codec.encode`.
-        weights: By module id and parameter name.
+        weights: Arrays by module id and parameter name.
         config: Settings by group, in types that YAML holds.
-        metadata: More for `metadata.json`, in types that JSON holds.
+        metadata: Further entries of `metadata.json`, in types that JSON holds.
 
     Raises:
-        CheckpointError: The state holds what cannot be saved, or something else lies at the path.
+        CheckpointError: The state holds a type that cannot be saved, or the path holds something else.
     """
     path = Path(path).absolute()
     _check_free(path)
@@ -96,19 +97,19 @@ def write_checkpoint(
     }
     files[METADATA] = json.dumps(described, indent=1).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
     try:
         for name, data in files.items():
-            _write(beside / name, data)
-        _into_place(beside, path)
+            _write(temporary / name, data)
+        _into_place(temporary, path)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return path
 
 
 def _tensors(module_id: str, arrays: Mapping[str, NDArray[Any]]) -> bytes:
     try:
-        # Copies in C order: safetensors writes the memory as it lies.
+        # Copies in C order: safetensors writes the memory as it is.
         packed: bytes = save_tensors({name: array.copy(order="C") for name, array in arrays.items()})
     except (KeyError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"the weights of module {module_id!r} cannot be saved: {error!r}.") from error
@@ -116,7 +117,7 @@ def _tensors(module_id: str, arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def _write(file: Path, data: bytes) -> None:
-    """Write a file through to the disk: after a power cut the renamed directory must not hold empty files."""
+    """Write a file and flush it to the disk: after a power failure the renamed directory must not hold empty files."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("wb") as opened:
         opened.write(data)
@@ -125,23 +126,21 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def _check_free(path: Path) -> None:
-    """Refuse to replace anything but a checkpoint or an empty directory."""
+    """Refuse to replace anything except a checkpoint or an empty directory."""
     if path.is_dir() and ((path / METADATA).is_file() or not any(path.iterdir())):
         return
     if path.exists() or path.is_symlink():
-        raise CheckpointError(
-            f"{path} holds something that is no checkpoint, and would be replaced: choose another directory."
-        )
+        raise CheckpointError(f"{path} is not a checkpoint, and would be replaced: choose another directory.")
 
 
-def _into_place(beside: Path, path: Path) -> None:
+def _into_place(temporary: Path, path: Path) -> None:
     if not path.exists():
-        beside.rename(path)
+        temporary.rename(path)
         return
     old = path.with_name(f".{path.name}.{uuid.uuid4().hex}.old")
     path.rename(old)
     try:
-        beside.rename(path)
+        temporary.rename(path)
     except OSError:
         old.rename(path)
         raise
@@ -149,11 +148,11 @@ def _into_place(beside: Path, path: Path) -> None:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint; nothing in it is run, and nothing that it names is imported.
+    """Return a checkpoint; no code in it is run, and nothing that it names is imported.
 
     Raises:
-        CheckpointError: There is none, it is of another format version, or a file is missing or damaged; the file is
-            named.
+        CheckpointError: There is no checkpoint, it has another format version, or a file is missing or damaged; the
+            message names the file.
     """
     path = Path(path).absolute()
     metadata = _read_metadata(path)
@@ -180,11 +179,11 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     try:
         metadata = json.loads(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{path} is no checkpoint: {_missing(path)}.") from None
+        raise CheckpointError(f"{path} is not a checkpoint: {_missing(path)}.") from None
     except ValueError as error:
         raise CheckpointError(f"{file} is damaged: {error}.") from error
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise CheckpointError(f"{file} is no checkpoint's: it does not say format {FORMAT!r}.")
+        raise CheckpointError(f"{file} is not a file of a checkpoint: it does not say format {FORMAT!r}.")
     version = metadata.get("format_version")
     if version != FORMAT_VERSION:
         writer = metadata.get("corral_version", "unknown")
@@ -221,13 +220,13 @@ def _read_file(path: Path, name: str, described: Mapping[str, Any]) -> bytes:
             "changed."
         )
     if zlib.crc32(data) != described.get("crc32"):
-        raise CheckpointError(f"{path / name} was changed after it was written: its CRC-32 is another.")
+        raise CheckpointError(f"{path / name} was changed after it was written: its CRC-32 differs.")
     return data
 
 
 @contextlib.contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Name the file in what goes wrong with its content."""
+    """Name the file in errors about its content."""
     try:
         yield
     except (ValueError, TypeError, EOFError, MemoryError, yaml.YAMLError, SafetensorError) as error:

@@ -1,4 +1,4 @@
-"""A config as a file holds it, and what of it no file can hold."""
+"""The settings of a config that a file can hold, and those that no file can hold."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _IMPORTED = {
 
 
 def unnamed(config: AlgorithmConfig) -> list[str]:
-    """Return the settings that plain types cannot say: lambdas, instances, classes defined in functions.
+    """Return the settings that no file can hold: lambdas, instances, classes defined in functions.
 
     Returns:
-        Such as `"environment.env: <function <lambda> at 0x...>"`.
+        Texts such as `"environment.env: <function <lambda> at 0x...>"`.
     """
     groups = {group: values for group, values in config.to_dict().items() if group != "algo"}
     algo = [] if _found_by_name(type(config)) else [f"algo: {path_of(type(config))}"]
@@ -57,7 +57,7 @@ def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]
 
 
 def _found_by_name(value: Any) -> bool:
-    """Say whether `module:qualname` leads back to the value."""
+    """Return whether the import path of a value leads back to it."""
     found: Any = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -65,14 +65,14 @@ def _found_by_name(value: Any) -> bool:
 
 
 def settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the settings by group of a checkpoint's config, `algo` included.
+    """Return the settings by group of a checkpoint's config, including `algo`.
 
     Raises:
         ConfigError: Some of them could not be saved.
     """
     if missing := checkpoint.metadata.get("unnamed"):
         raise ConfigError(
-            f"{checkpoint.path}: the config holds what no file can name ({'; '.join(map(str, missing))}): build the "
-            "algorithm from a config of your own, and call its restore_from_path()."
+            f"{checkpoint.path}: the config holds values that no file can name ({'; '.join(map(str, missing))}): "
+            "build the algorithm from your own config, and call its restore_from_path()."
         )
     return checkpoint.config

@@ -1,4 +1,4 @@
-"""The live display of a run: a panel on a terminal, a line now and then elsewhere."""
+"""The live display of a run: a panel on a terminal, single lines elsewhere."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ SPARKLINE_WIDTH = 60
 
 
 class Display:
-    """Shows the results of a run as they come.
+    """Shows the results of a run as they arrive.
 
     Attributes:
-        path: The run directory, or `None` before there is one.
-        result: The latest one, or `None`.
+        path: Run directory, or `None` before there is one.
+        result: Latest result, or `None`.
     """
 
     def __init__(self, config: AlgorithmConfig, stop: Mapping[str, float], *, quiet: bool = False) -> None:
-        """Take the stop criteria, which are shown as progress."""
+        """Store the stop criteria, which are shown as progress."""
         self._title = f"{config.algo_name} on {env_name(config.env)}"
         self._stop, self._quiet = stop, quiet
         self._console = Console()
@@ -61,7 +61,7 @@ class Display:
             self._live.stop()
 
     def start(self, path: Path) -> None:
-        """Note the run directory."""
+        """Store the run directory."""
         self.path = path
 
     def update(self, result: dict[str, Any]) -> None:
@@ -75,9 +75,9 @@ class Display:
             self._say(f"{self._title}: {self.summary()}")
 
     def end(self, how: str) -> None:
-        """Say how the run ended and where it lies, if it had begun."""
+        """Print how the run ended and where it is stored, if it had started."""
         if self.path is not None:
-            self._say(f"{how} after {self.summary()}. The run lies in {self.path}")
+            self._say(f"{how} after {self.summary()}. The run is stored in {self.path}")
 
     def _say(self, text: str) -> None:
         # In one write, and not by the console: an interrupt in the middle of its print can leave it mute.
@@ -85,7 +85,7 @@ class Display:
         sys.stdout.flush()
 
     def summary(self) -> str:
-        """Return the latest result in a few words."""
+        """Return the latest result as a short text."""
         if self.result is None:
             return "no iteration"
         result = self.result

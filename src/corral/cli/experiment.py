@@ -1,4 +1,4 @@
-"""From the command line's options, or a YAML file, to a config and stop criteria."""
+"""Config and stop criteria from the options of the command line and a YAML file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_experiment(path: Path) -> dict[str, Any]:
     """Read a YAML file of groups of settings.
 
     Raises:
-        ConfigError: The file cannot be read, or is not a mapping.
+        ConfigError: The file cannot be read, or does not hold a mapping.
     """
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -71,7 +71,7 @@ def parse_pair(text: str, option: str) -> tuple[str, Any]:
     """Split `name=value` and read the value as YAML.
 
     Raises:
-        ConfigError: There is no `=`, or the value is no YAML.
+        ConfigError: There is no `=`, or the value is not YAML.
     """
     name, equals, value = text.partition("=")
     if not equals or not name:

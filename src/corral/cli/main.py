@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line, which the documentation is made from too."""
+    """Return the parser of the command line, from which the documentation is made too."""
     parser = argparse.ArgumentParser(prog="corral", description="Reinforcement learning from one config.")
     parser.add_argument("--version", action="version", version=f"corral {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -57,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=NUMBER",
-        help="end when a number of the result reaches this; may be given again, and the first one reached counts",
+        help="end when a number of the result reaches this; may be given several times; the first reached ends it",
     )
     train.add_argument("--seed", help="seed of everything random")
     train.add_argument(
@@ -70,9 +70,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--run-dir", type=Path, help="where to write; runs/<algo>-<env>-<time> if left out")
     train.add_argument(
-        "--tensorboard", action="store_true", help="write TensorBoard event files too; needs 'corral[tensorboard]'"
+        "--tensorboard", action="store_true", help="also write TensorBoard event files; needs 'corral[tensorboard]'"
     )
-    train.add_argument("--quiet", action="store_true", help="no display; only the last line")
+    train.add_argument("--quiet", action="store_true", help="show only the last line")
     train.set_defaults(run=_train)
 
     events = commands.add_parser("events", help="list the events that callbacks can listen to")

@@ -22,13 +22,13 @@ def train(
     loggers: Sequence[Logger] | None = None,
     quiet: bool = False,
 ) -> int:
-    """Train until a criterion is met, an error, or an interrupt; say how it ended and where the run lies.
+    """Train until a criterion is met, an error, or an interrupt; print how it ended and where the run is stored.
 
     Args:
-        config: What to train.
+        config: The config of the algorithm.
         stop: The criteria; see `Algorithm.fit`, which takes `run_dir` and `loggers` too.
-        run_dir: Where to write.
-        loggers: What to write with.
+        run_dir: Run directory.
+        loggers: Loggers for the results.
         quiet: Whether to show only the last line.
 
     Returns:

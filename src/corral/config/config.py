@@ -1,8 +1,8 @@
 """The config: typed groups of settings behind fluent setters.
 
 Each group is a dataclass whose fields are its settings, with their types, defaults and meaning in one place. A config
-is all groups together, so that every setting is also a plain attribute (`config.lr = 1e-3`). Classes and functions may
-be given as import paths (`"package.module:Name"`), which is how a file names them.
+holds all groups, so that every setting is also a plain attribute (`config.lr = 1e-3`). Classes and functions may be
+given as import paths (`"package.module:Name"`), as in files.
 """
 
 from __future__ import annotations
@@ -71,20 +71,24 @@ class AlgorithmConfig(
     EnvRunnersSettings,
     EnvironmentSettings,
 ):
-    """Everything an experiment is made of.
+    """All settings of an experiment.
 
-    A setter changes only what it is given and returns the config, so that calls chain. Unknown names raise at the call
-    and suggest the nearest one; contradictions raise in `validate()`, which `build()` calls first.
+    A setter changes only the settings that it receives and returns the config, so that calls chain. An unknown name, a
+    wrong type or a value out of bounds raises at the call. Contradictions raise in `validate()`, which `build()` calls
+    first.
+
+    A subclass with settings of its own is a dataclass too, with a type for each setting; the settings belong to
+    `.training(...)`.
     """
 
     DEFAULT_NUM_ENVS: typing.ClassVar[int] = 1
-    """N where `num_envs_per_env_runner` is `None` and the env does not say."""
+    """Number of sub-envs N if `num_envs_per_env_runner` is `None` and the env does not give a number."""
 
     ON_POLICY: typing.ClassVar[bool] = True
-    """Whether it learns from the actions of its current policy only, and so from their log-likelihood."""
+    """Whether the algorithm learns only from actions of its current policy, and so from their log-likelihood."""
 
     DEFAULT_EXPLORATION: typing.ClassVar[dict[str, Any]] = {"type": "StochasticSampling"}
-    """The `exploration_config` of who gives none."""
+    """The `exploration_config` used when the user gives none."""
 
     def __init_subclass__(cls) -> None:
         """Keep `__repr__`, which the decorator `dataclass` would replace in each subclass."""
@@ -114,7 +118,7 @@ class AlgorithmConfig(
             return self._set("training", settings)
 
     def exploration(self, **settings: Unpack[ExplorationArgs]) -> Self:
-        """Set how to explore, and with `explore` whether; see `ExplorationSettings`."""
+        """Set how to explore, and with `explore` whether to explore; see `ExplorationSettings`."""
         return self._set("exploration", settings)
 
     def rl_module(self, module_class: Any = None, **settings: Unpack[RLModuleArgs]) -> Self:
@@ -122,7 +126,7 @@ class AlgorithmConfig(
         return self._set("rl_module", _with_main("module_class", module_class, settings))
 
     def learners(self, **settings: Unpack[LearnersArgs]) -> Self:
-        """Set where to learn; see `LearnersSettings`."""
+        """Set the number of learners and their resources; see `LearnersSettings`."""
         return self._set("learners", settings)
 
     def evaluation(self, **settings: Unpack[EvaluationArgs]) -> Self:
@@ -134,7 +138,7 @@ class AlgorithmConfig(
         return self._set("fault_tolerance", settings)
 
     def reporting(self, **settings: Unpack[ReportingArgs]) -> Self:
-        """Set what is reported; see `ReportingSettings`."""
+        """Set what an iteration is, and what its result holds; see `ReportingSettings`."""
         return self._set("reporting", settings)
 
     def debugging(self, **settings: Unpack[DebuggingArgs]) -> Self:
@@ -152,17 +156,17 @@ class AlgorithmConfig(
     def callbacks(
         self, callbacks_class: Any = _NOT_GIVEN, *, on_error: Literal["raise", "log"] | None = None, **functions: Any
     ) -> Self:
-        """Add code to run at events; several calls add up.
+        """Add code to run at events; each call adds to the earlier ones.
 
         Args:
-            callbacks_class: A `Callback` subclass or instance, or a list of them; `None` drops all callbacks so far.
-            **functions: By event name, a callable or a list of callables, that take any subset of the event's
+            callbacks_class: A `Callback` subclass or instance, or a list of them; `None` removes all earlier callbacks.
+            **functions: By event name, a callable or a list of callables, which take any subset of the event's
                 arguments by name. Classes run first, in list order, then callables, in list order.
             on_error: See `CallbacksSettings`.
 
         Raises:
             ConfigError: An event is unknown, something is not callable, or a callable takes an argument that its
-                event does not have. It is a `ValueError`.
+                event does not have.
         """
         from corral.callbacks.dispatch import check_callbacks, single
 
@@ -195,15 +199,15 @@ class AlgorithmConfig(
     # Attributes.
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a setting, after checking its name and type.
+        """Set a setting, after checking its name and value.
 
         Raises:
             AttributeError: The name is unknown, or the config is frozen.
-            ConfigError: The value has the wrong type.
+            ConfigError: The value has the wrong type or is out of bounds.
         """
         if self.is_frozen:
             raise AttributeError(
-                f"Cannot set attribute {name!r} of an already frozen {type(self).__name__}; copy() it."
+                f"Cannot set attribute {name!r} of an already frozen {type(self).__name__}; change a copy()."
             )
         fields = type(self)._fields()
         if name not in fields:
@@ -232,10 +236,10 @@ class AlgorithmConfig(
 
     @classmethod
     def overrides(cls, **settings: Any) -> dict[str, Any]:
-        """Return settings as a dict, after checking names and types: part of a config, for evaluation and the like.
+        """Return settings as a dict, after checking names and values: a part of a config, such as `evaluation_config`.
 
         Raises:
-            ConfigError: A name is unknown or a value has the wrong type.
+            ConfigError: A name is unknown, or a value has the wrong type or is out of bounds.
         """
         check_names("overrides", settings, cls._fields())
         return {name: _checked(cls, name, value) for name, value in settings.items()}
@@ -268,7 +272,7 @@ class AlgorithmConfig(
         return {name: getattr(self, name) for name in type(self)._fields()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all settings by group, which `from_dict` takes back; the dicts and lists are copies.
+        """Return all settings by group, for `from_dict`; the dicts and lists are copies.
 
         Returns:
             `{"algo": name, group: {setting: value}}`. The name is the short name of a built-in algorithm, or the import
@@ -284,10 +288,10 @@ class AlgorithmConfig(
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
-        """Make a config from what `to_dict` gave, or any part of it.
+        """Return a config with the settings that `to_dict` returned, or any part of them.
 
         Raises:
-            ConfigError: A group or setting is unknown, or `algo` names another algorithm than this class is for.
+            ConfigError: A group or setting is unknown, or `algo` names another config class.
         """
         from corral.algorithms.registry import config_class, name_of
 
@@ -308,7 +312,7 @@ class AlgorithmConfig(
         """Set one setting by `"group.name"`, with `"group.name.key"` for one key of a dict, as the command line does.
 
         Raises:
-            ConfigError: The path names nothing.
+            ConfigError: No setting has this path.
         """
         group, _, name = path.partition(".")
         name, _, key = name.partition(".")
@@ -318,36 +322,36 @@ class AlgorithmConfig(
         if key and name in self.group_fields()[group]:
             before = getattr(self, name)
             if not isinstance(before, dict):
-                raise ConfigError(f"config: {path!r}: {name}={before!r} is no dict, so it has no key {key!r}.")
+                raise ConfigError(f"config: {path!r}: {name}={before!r} is not a dict, so it has no key {key!r}.")
             value = {**before, key: value}
         return self._set(group, {name: value})
 
     def for_evaluation(self) -> Self:
-        """Return a copy for runners that evaluate: with the settings of `evaluation_config`, and `in_evaluation`."""
+        """Return a copy for evaluation runners, with the settings of `evaluation_config` and with `in_evaluation`."""
         return self.copy(**{**self.evaluation_config, "in_evaluation": True})
 
     # Building.
 
     @property
     def default_exploration(self) -> dict[str, Any]:
-        """The `exploration_config` of who gives none; it may depend on other settings."""
+        """The `exploration_config` used when the user gives none; it may depend on other settings."""
         return dict(self.DEFAULT_EXPLORATION)
 
     @property
     def algo_class(self) -> type[Algorithm]:
-        """The algorithm that this config builds; each algorithm's config names its own."""
+        """The algorithm class that this config builds; the config class of each algorithm names it."""
         raise ConfigError("AlgorithmConfig describes no algorithm: use PPOConfig, or another algorithm's config.")
 
     @property
     def default_module_class(self) -> type[Module]:
-        """What `module_class=None` stands for; it names the settings of `model_config` too."""
+        """The module class for `module_class=None`; it names the settings of `model_config` too."""
         from corral.modules.module import ActorCritic
 
         return ActorCritic
 
     @property
     def module_settings(self) -> dict[str, Any]:
-        """Settings of the algorithm that its modules need, which join those of `model_config`."""
+        """Settings of the algorithm that its modules need, which are added to `model_config`."""
         return {}
 
     @property
@@ -357,7 +361,7 @@ class AlgorithmConfig(
 
     @property
     def total_train_batch_size(self) -> int:
-        """Env steps of one iteration's batch over all learners."""
+        """Env steps in the batch of one iteration, over all learners."""
         return self.train_batch_size_per_learner * max(1, self.num_learners)
 
     def build(self) -> Algorithm:
@@ -365,12 +369,12 @@ class AlgorithmConfig(
 
         Raises:
             ConfigError: Settings contradict each other.
-            EnvError: The env cannot be made or is not what its spaces say.
+            EnvError: The env cannot be made, or does not match its spaces.
         """
         return self.algo_class(self)
 
     def module_spec(self, observation_space: Any, action_space: Any) -> ModuleSpec:
-        """Return the spec of the module for these spaces; `spec.build()` makes one."""
+        """Return the spec of the module for these spaces; `spec.build()` makes a module."""
         from corral.modules.spec import ModuleSpec
 
         return ModuleSpec(
@@ -385,7 +389,7 @@ class AlgorithmConfig(
         """Refuse contradictions before anything starts.
 
         Raises:
-            ConfigError: Names both settings.
+            ConfigError: Settings contradict each other; the message names both.
         """
         from corral.config.validation import validate
 
@@ -393,12 +397,12 @@ class AlgorithmConfig(
 
 
 def _with_main(name: str, value: Any, settings: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the settings with the one that was given without its name."""
+    """Return the settings with the setting that was given without its name."""
     return settings if value is None else {name: value, **settings}
 
 
 def _check_subclass(cls: type) -> None:
-    """Refuse defaults in the body of a subclass that are no fields, since no instance would have them.
+    """Refuse defaults in the body of a subclass that are not fields, since no instance would have them.
 
     Raises:
         ConfigError: Names the class, the settings and the remedy.
@@ -423,7 +427,7 @@ def _check_subclass(cls: type) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """Copy dicts and lists at every depth, and keep what they hold: an env or a callback may not be copied."""
+    """Return copies of dicts and lists at every depth; other values, such as envs and callbacks, are not copied."""
     if type(value) is dict:
         return {key: _copied(part) for key, part in value.items()}
     return [_copied(part) for part in value] if type(value) is list else value

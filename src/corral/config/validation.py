@@ -38,13 +38,13 @@ def validate(config: AlgorithmConfig) -> None:
         config.callbacks_class, config.callback_functions, "on_sub_environment_created"
     ):
         raise ConfigError(
-            "vectorization='async' puts sub-envs into processes of their own, where on_sub_environment_created cannot "
-            "fire: change them with environment(wrappers=[...]), or take vectorization='sync'."
+            "vectorization='async' runs each sub-env in another process, where on_sub_environment_created cannot "
+            "fire: change the sub-envs with environment(wrappers=[...]), or use vectorization='sync'."
         )
     if config.num_learners and config.engine_name == "local":
         raise ConfigError(
-            f"num_learners={config.num_learners} learners wait for each other, so each needs a process of its own, and "
-            "engine_name='local' has one for all: take 'process' or 'ray', or num_learners=0."
+            f"num_learners={config.num_learners} learners wait for each other, so each needs its own process, and "
+            "engine_name='local' has one process for all: use 'process' or 'ray', or num_learners=0."
         )
     check_exploration(config)
     config.overrides(**config.evaluation_config)

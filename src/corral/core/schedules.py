@@ -1,4 +1,4 @@
-"""Settings that change during training: a number, or points `[[step, value], ...]` joined by straight lines."""
+"""Schedules: settings that change during training, a number or `[[step, value], ...]` joined by straight lines."""
 
 from __future__ import annotations
 

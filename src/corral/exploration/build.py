@@ -1,4 +1,4 @@
-"""From `exploration_config` to an exploration: the type by name, import path or class, and its settings."""
+"""Explorations from an `exploration_config`: the type by name, import path or class, and its settings."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ BUILT_IN = {
     "UpperConfidenceBound": "corral.exploration.bandits",
 }
 
-# What the runner gives, and no config.
+# Arguments that the runner gives; no config holds them.
 _GIVEN = frozenset(inspect.signature(Exploration.__init__).parameters)
 
 
 def exploration_class(kind: Any) -> type[Exploration]:
-    """Return the class that the key `type` of an `exploration_config` means.
+    """Return the exploration class that the key `type` of an `exploration_config` names.
 
     Args:
         kind: The name of a built-in type, an import path such as `"package.module:Name"`, or a class.
 
     Raises:
-        ConfigError: It means none.
+        ConfigError: It names no exploration class.
     """
     if isinstance(kind, str) and kind in BUILT_IN:
         found = getattr(importlib.import_module(BUILT_IN[kind]), kind)
@@ -60,17 +60,17 @@ def exploration_class(kind: Any) -> type[Exploration]:
     else:
         found = kind
     if not (inspect.isclass(found) and issubclass(found, Exploration)):
-        raise ConfigError(f"exploration_config: type {found!r} is no subclass of corral.Exploration.")
+        raise ConfigError(f"exploration_config: type {found!r} is not a subclass of corral.Exploration.")
     if found.get_exploration_action is Exploration.get_exploration_action:
         raise ConfigError(f"exploration_config: {found.__name__} must define get_exploration_action.")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
-        raise ConfigError(f"exploration_config: {found.__name__} is no whole type: a subclass must define {missing}.")
+        raise ConfigError(f"exploration_config: {found.__name__} is abstract: a subclass must define {missing}.")
     return found
 
 
 def settings_of(cls: type[Exploration]) -> dict[str, Any]:
-    """Return the settings that a type takes, by name, with their defaults (`inspect.Parameter.empty` where none)."""
+    """Return the defaults of the settings that a type takes, by name; `inspect.Parameter.empty` for required ones."""
     settings: dict[str, Any] = {}
     for owner in cls.__mro__:
         if owner is Exploration:
@@ -90,16 +90,15 @@ def settings_of(cls: type[Exploration]) -> dict[str, Any]:
 
 
 def resolved(exploration_config: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an `exploration_config` with its type; without one, settings change those of the algorithm's default."""
+    """Return an `exploration_config` with its type; without a type, the settings override the algorithm's default."""
     return dict(exploration_config) if "type" in exploration_config else {**default, **exploration_config}
 
 
 def check_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any] | None = None) -> None:
-    """Refuse an exploration that does not fit the algorithm, or the action space if it is known.
+    """Refuse an exploration that does not fit the algorithm, or the action space if that is known.
 
     Raises:
-        ConfigError: Names the type, what it does not fit, and those that do; or an unknown setting, and those that the
-            type takes.
+        ConfigError: The type does not fit, and the message names types that do; or a setting is unknown or missing.
     """
     kind, settings = _split(config)
     cls = exploration_class(kind)
@@ -130,12 +129,12 @@ def check_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any] |
 
 
 def make_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any], **given: Any) -> Exploration:
-    """Make the exploration of a config.
+    """Return the exploration of a config.
 
     Args:
-        config: The algorithm's.
-        action_space: Of one sub-env.
-        **given: What `Exploration.__init__` takes besides.
+        config: The config of the algorithm.
+        action_space: Action space of one sub-env.
+        **given: Further arguments of `Exploration.__init__`.
 
     Raises:
         ConfigError: A setting is unknown, or does not fit the algorithm or the action space.
@@ -146,7 +145,7 @@ def make_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any], *
 
 
 def make_sub_exploration(exploration: Exploration, sub_config: Mapping[str, Any] | None) -> Exploration:
-    """Make the exploration that another one chooses its actions with; `None` is the algorithm's default."""
+    """Return the exploration that chooses the actions for another exploration; `None` is the algorithm's default."""
     config = exploration.config.copy(exploration_config=dict(sub_config or {}))
     return make_exploration(
         config,

@@ -1,4 +1,4 @@
-"""Loggers and the run directory: what a run leaves on disk."""
+"""Loggers and the run directory: the files that a run writes."""
 
 from corral.loggers.base import Logger
 from corral.loggers.files import CSVLogger, JSONLinesLogger, default_loggers

@@ -1,4 +1,4 @@
-"""What a logger is."""
+"""The interface of loggers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Logger(ABC):
-    """Writes results somewhere. Subclass it for a place of your own."""
+    """Writes results to a file or a service. Subclass it for a custom logger."""
 
     @abstractmethod
     def open(self, run_dir: Path) -> None:
@@ -16,8 +16,8 @@ class Logger(ABC):
 
     @abstractmethod
     def log_result(self, result: dict[str, Any]) -> None:
-        """Write one result, so that it is kept whatever happens next."""
+        """Write one result, so that it is kept however the run ends."""
 
     def close(self) -> None:
-        """End the run; called once, also after an error."""
+        """Close files and connections; called once, also after an error."""
         return

@@ -1,4 +1,4 @@
-"""Results as files: one CSV row and one JSON line each."""
+"""Loggers that write files: one CSV row or one JSON line per result."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from corral.loggers.values import classify
 from corral.metrics.result import flat_result
 
 LONGEST_TEXT = 200
-"""Longer texts get no column in a CSV file."""
+"""Number of characters above which a text gets no column in a CSV file."""
 
 
 class CSVLogger(Logger):
-    """`progress.csv`: a column for each number and short text of the result, a row for each iteration.
+    """Writes `progress.csv`: a column for each number and short text of the result, a row for each iteration.
 
-    A key that first appears later gets a column then: the file is rewritten beside and moved into place, with the
-    earlier rows empty there. To change what is written, override `row`.
+    A key that first appears later gets a column then: the file is rewritten under another name and moved into place,
+    and earlier rows have no value in that column. To change what is written, override `row`.
     """
 
     def __init__(self, file_name: str = "progress.csv") -> None:
-        """Name the file."""
+        """Store the name of the file."""
         self._file_name = file_name
         self._columns: list[str] = []
         self._file: TextIOWrapper | None = None
 
     def open(self, run_dir: Path) -> None:
-        """Start the file."""
+        """Create the file."""
         self._path = run_dir / self._file_name
         self._file = self._path.open("w", newline="", encoding="utf-8")
 
@@ -51,10 +51,10 @@ class CSVLogger(Logger):
         self._file.flush()
 
     def row(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Return what is written of a result, by column.
+        """Return the values of a result that are written, by column.
 
         Args:
-            result: The nested result. Its arrays, series and texts of more than 200 characters are no columns.
+            result: The nested result. Arrays, series and texts of more than 200 characters get no columns.
         """
         row = {}
         for path, value in flat_result(result).items():
@@ -68,15 +68,15 @@ class CSVLogger(Logger):
         assert self._file is not None, "log_result before open"
         self._file.close()
         self._columns = [*self._columns, *new]
-        beside = self._path.with_suffix(".csv.new")
+        rewritten = self._path.with_suffix(".csv.new")
         with (
             self._path.open(newline="", encoding="utf-8") as old,
-            beside.open("w", newline="", encoding="utf-8") as out,
+            rewritten.open("w", newline="", encoding="utf-8") as out,
         ):
             writer = csv.DictWriter(out, self._columns)
             writer.writeheader()
             writer.writerows(csv.DictReader(old))
-        os.replace(beside, self._path)
+        os.replace(rewritten, self._path)
         self._file = self._path.open("a", newline="", encoding="utf-8")
 
     def close(self) -> None:
@@ -86,25 +86,25 @@ class CSVLogger(Logger):
 
 
 class JSONLinesLogger(Logger):
-    """`result.jsonl`: each result whole but for the config, a line of JSON each.
+    """Writes `result.jsonl`: one line of JSON per result, without the config.
 
-    NaN and infinity, which JSON lacks, become null. Images, videos and whatever has more than `max_entries` entries
-    become a description, such as `uint8[84, 84, 3]`, so that a line does not become megabytes. To change what is
+    NaN and infinity, which JSON does not have, become null. Images, videos and values with more than `max_entries`
+    entries become a description, such as `uint8[84, 84, 3]`, so that lines stay short. To change what is
     written, override `line`.
     """
 
     def __init__(self, file_name: str = "result.jsonl", max_entries: int = 1000) -> None:
-        """Name the file.
+        """Store the name of the file.
 
         Args:
-            file_name: In the run directory.
-            max_entries: Arrays and lists of at most so many entries are written as lists.
+            file_name: Name of the file in the run directory.
+            max_entries: Largest number of entries of arrays and lists that are written as lists.
         """
         self._file_name, self._max_entries = file_name, max_entries
         self._file: TextIOWrapper | None = None
 
     def open(self, run_dir: Path) -> None:
-        """Start the file."""
+        """Create the file."""
         self._file = (run_dir / self._file_name).open("w", encoding="utf-8")
 
     def log_result(self, result: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ class JSONLinesLogger(Logger):
         self._file.flush()
 
     def line(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Return what is written of a result, as what JSON knows; anything that it does not know is text.
+        """Return the content of the line of a result, in types that JSON has; other values are text.
 
         Args:
             result: The nested result.
@@ -135,7 +135,7 @@ class JSONLinesLogger(Logger):
         return data if kind in ("none", "text") else str(data)
 
     def _plain_list(self, values: Sequence[Any]) -> Any:
-        """Return a list as what JSON knows, described where it holds too much."""
+        """Return a list in types that JSON has, or a description if it has too many entries."""
         if len(values) > self._max_entries:
             return f"{type(values[0]).__name__}[{len(values)}]"
         arrays = [value for value in values if isinstance(value, np.ndarray)]
@@ -150,5 +150,5 @@ class JSONLinesLogger(Logger):
 
 
 def default_loggers() -> list[Logger]:
-    """Return the loggers of a run that names none."""
+    """Return the loggers of a run for which the user gives none."""
     return [CSVLogger(), JSONLinesLogger()]

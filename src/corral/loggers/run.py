@@ -1,4 +1,4 @@
-"""The run directory."""
+"""The run directory: config, log, and the files of the loggers."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Run:
-    """A directory with the resolved config, the log, and what the loggers write.
+    """A directory with the resolved config, the log, and the files of the loggers.
 
-    It is a context manager: whatever ends the block, an interrupt included, the log says how, and all files are closed.
+    It is a context manager: however the block ends, also by an interrupt, the log says how, and all files are closed.
 
     Attributes:
-        path: The directory, from the start of the block on.
+        path: The directory, available from the start of the block.
     """
 
     path: Path
 
     def __init__(self, config: AlgorithmConfig, run_dir: str | Path | None, loggers: Sequence[Logger]) -> None:
-        """Note where to write.
+        """Store where to write.
 
         Args:
             config: The resolved config.
-            run_dir: Where; `None` is `runs/<algo>-<env>-<time>` in the working directory.
-            loggers: Opened and closed with the run.
+            run_dir: The directory; `None` is `runs/<algo>-<env>-<time>` in the working directory.
+            loggers: Loggers, which are opened and closed with the run.
         """
         self._config = config
         self._loggers = loggers
@@ -48,10 +48,10 @@ class Run:
         self._run_dir = run_dir
 
     def __enter__(self) -> Self:
-        """Make the directory, write config.yaml, and open the log and the loggers.
+        """Create the directory, write config.yaml, and open the log and the loggers.
 
         Raises:
-            FileExistsError: The directory holds a run already; it is left as it is.
+            FileExistsError: The directory already holds a run; it is left unchanged.
         """
         self.path = _new_run_dir(self._config) if self._run_dir is None else Path(self._run_dir)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class Run:
             with (self.path / "config.yaml").open("x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
-            message = f"{self.path} holds a run already: choose another directory, or move it away."
+            message = f"{self.path} already holds a run: choose another directory, or move it away."
             raise FileExistsError(message) from None
         self._handler = logging.FileHandler(self.path / "run.log", encoding="utf-8")
         self._handler.setFormatter(logging.Formatter(LOG_FORMAT))
@@ -78,7 +78,7 @@ class Run:
         return self
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Hand a result to every logger."""
+        """Give a result to every logger."""
         for logger in self._loggers:
             logger.log_result(result)
         episodes = result["env_runners"]
@@ -110,7 +110,7 @@ class Run:
 
 
 def _new_run_dir(config: AlgorithmConfig) -> Path:
-    """Make `runs/<algo>-<env>-<time>`, with a number behind it if another run, perhaps of this second, has that."""
+    """Create `runs/<algo>-<env>-<time>`, with a number at the end if another run has that name, and return its path."""
     base = run_name(config)
     for number in itertools.count(1):
         path = Path("runs") / (base if number == 1 else f"{base}-{number}")
@@ -121,7 +121,7 @@ def _new_run_dir(config: AlgorithmConfig) -> Path:
 
 
 def run_name(config: AlgorithmConfig) -> str:
-    """Return `<algo>-<env>-<time>`, fit for a file's name."""
+    """Return `<algo>-<env>-<time>` as a valid file name."""
     from corral.envs.vector import env_name  # here, so that importing a logger imports neither torch nor gymnasium
 
     safe_env = "".join(char if char.isalnum() or char in "-_." else "-" for char in env_name(config.env))
@@ -129,7 +129,7 @@ def run_name(config: AlgorithmConfig) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Turn a config's values into what YAML holds: classes and functions become their import paths."""
+    """Return the values of a config in types that YAML has: classes and functions become their import paths."""
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

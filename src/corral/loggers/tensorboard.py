@@ -1,4 +1,4 @@
-"""Results as TensorBoard event files."""
+"""A logger that writes TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 HISTOGRAM_BINS = 64
 LARGEST = 1e38
-"""Values of a histogram are cut off here: TensorBoard reads its bins as 32-bit floats."""
+"""Largest absolute value of a histogram, at which values are clipped: TensorBoard reads bins as 32-bit floats."""
 
 
 class TensorBoardLogger(Logger):
-    """Event files in the run directory, so that `tensorboard --logdir runs` compares runs.
+    """Writes event files into the run directory, so that `tensorboard --logdir runs` compares runs.
 
     The step is `num_env_steps_sampled_lifetime`, the tag is the path in the result, such as
-    `env_runners/episode_return_mean`. `corral.loggers.values` says what counts as what. To change what is written,
-    override one of the `write_` methods; what they write belongs to one result and reaches the file at once.
+    `env_runners/episode_return_mean`. `corral.loggers.values` gives the kind of each value. To change what is
+    written, override one of the `write_` methods. All values of a result are written to the file together.
 
     Attributes:
-        writer: torch's `SummaryWriter`, while the logger is open, for what there is no method for.
+        writer: Torch's `SummaryWriter`, while the logger is open, for values that no method writes.
     """
 
     writer: SummaryWriter
@@ -41,8 +41,8 @@ class TensorBoardLogger(Logger):
         """Import TensorBoard.
 
         Args:
-            video_fps: Frames a second of videos; a GIF rounds their duration to hundredths of a second.
-            max_images: Of a series of images or videos, the latest so many are written.
+            video_fps: Frames per second of videos; a GIF rounds the duration of a frame to hundredths of a second.
+            max_images: Number of images or videos of a series that are written, the latest ones.
 
         Raises:
             ConfigError: The package tensorboard or pillow is missing or too old, or a setting is out of range.
@@ -56,7 +56,7 @@ class TensorBoardLogger(Logger):
         self._texts: dict[str, str] = {}
 
     def open(self, run_dir: Path) -> None:
-        """Start an event file."""
+        """Create an event file."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._texts = {}
@@ -67,20 +67,21 @@ class TensorBoardLogger(Logger):
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
         step = int(result["num_env_steps_sampled_lifetime"])
-        # One event for the whole result: an event each costs ten times as much, and the file may end amid a result.
+        # One event for the whole result: one event per value takes ten times as long, and the file could end within a
+        # result.
         self._pending = Summary()
         for path, value in flat_result(result).items():
             self.write(path, value, step)
-        file_writer: Any = self.writer.file_writer  # torch's annotation knows it as None only
+        file_writer: Any = self.writer.file_writer  # torch annotates it as None only
         file_writer.add_summary(self._pending, step)
         self.writer.flush()
 
     def write(self, path: str, value: Any, step: int) -> None:
-        """Hand a value to the method for its kind, or leave it out if there is none.
+        """Pass a value to the method for its kind; a value without a method is not written.
 
         Args:
-            path: Where the value is in the result, such as `env_runners/episode_return_mean`.
-            value: Anything that a result may hold. A series of numbers becomes a histogram, a series of images an image
+            path: Path of the value in the result, such as `env_runners/episode_return_mean`.
+            value: Any value of a result. A series of numbers becomes one histogram, and a series of images one image
                 each.
             step: Env steps so far.
         """
@@ -103,12 +104,12 @@ class TensorBoardLogger(Logger):
                     write(f"{path}/{index}", part, step)
 
     def write_number(self, path: str, value: float, step: int) -> None:
-        """Write a point of a curve: a bool as 0 or 1, nothing for NaN and infinities."""
+        """Write a point of a curve: a bool as 0 or 1, and nothing for NaN and infinities."""
         if math.isfinite(value):
             self._pending.value.add(tag=path, simple_value=float(value))
 
     def write_text(self, path: str, value: str, step: int) -> None:
-        """Write a text, if it is another one than last time."""
+        """Write a text if it differs from the last text with this path."""
         from torch.utils.tensorboard.summary import text
 
         if self._texts.get(path) != value:
@@ -122,8 +123,8 @@ class TensorBoardLogger(Logger):
         values = np.asarray(values, np.float64)
         values = np.clip(values[np.isfinite(values)], -LARGEST, LARGEST)
         if values.size:
-            # Bins of equal width: torch's own grow with the value, so that 195 and 205 share one. Given as edges, since
-            # NumPy refuses to find them for values that are nearly equal.
+            # Bins of equal width: the width of torch's bins grows with the value, so that 195 and 205 share one. Edges
+            # are given, since NumPy refuses to compute them for values that are nearly equal.
             edges = np.linspace(values.min(), values.max(), HISTOGRAM_BINS + 1)
             self._pending.MergeFrom(histogram(path, values, edges))  # type: ignore[no-untyped-call]
 
@@ -134,7 +135,7 @@ class TensorBoardLogger(Logger):
         self._add_image(path, image.shape, _encode([Image.fromarray(image)], "PNG"))
 
     def write_video(self, path: str, frames: Array, step: int) -> None:
-        """Write a video, uint8 `[T, H, W, 3]`, as an animated GIF: at most 256 colours a frame."""
+        """Write a video, uint8 `[T, H, W, 3]`, as an animated GIF: at most 256 colours per frame."""
         from PIL import Image
 
         images = [Image.fromarray(frame).quantize(256) for frame in frames]
@@ -155,7 +156,7 @@ class TensorBoardLogger(Logger):
 
 
 def _check_packages() -> None:
-    """Raise a `ConfigError` if what writing needs cannot be imported."""
+    """Raise a `ConfigError` if a package that writing needs cannot be imported."""
     try:
         import PIL.Image  # noqa: F401
         import torch.utils.tensorboard  # noqa: F401  (torch says when tensorboard is too old)

@@ -1,4 +1,4 @@
-"""What a value of a result is: the one place that all loggers ask."""
+"""The kind of each value of a result, for all loggers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ Kind = Literal["none", "number", "text", "image", "video", "array", "other"]
 
 
 class Value(NamedTuple):
-    """A value of a result, and what it is.
+    """A value of a result, and its kind.
 
     Attributes:
-        kind: What it is. `number`: a bool, int or float. `text`: a string. `image`: uint8 `[H, W, 3]` (RGB) or
+        kind: Kind of the value. `number`: a bool, int or float. `text`: a string. `image`: uint8 `[H, W, 3]` (RGB) or
             `[H, W, 4]` (RGBA). `video`: uint8 `[T, H, W, 3]`. `array`: any other bools or real numbers in an array.
-            `none`: `None`. `other`: all else, lists of lists and of unlike things included.
-        series: Whether it is a list of such values, as `reduce="item_series"` gives.
-        data: The value in plain types: NumPy scalars and arrays without axes as Python's own, tensors as arrays. A list
-            of those if it is a series.
+            `none`: `None`. `other`: anything else, including lists of lists and lists of different kinds.
+        series: Whether the value is a list of values of this kind, as `reduce="item_series"` gives.
+        data: The value in plain types: NumPy scalars and arrays without axes as Python numbers, tensors as arrays. A
+            list of these if it is a series.
     """
 
     kind: Kind
@@ -27,7 +27,7 @@ class Value(NamedTuple):
 
 
 def classify(value: Any) -> Value:
-    """Say what a value of a result is.
+    """Return the kind of a value of a result.
 
     Args:
         value: A leaf of a result. An empty list is a series of no numbers.
@@ -42,8 +42,8 @@ def classify(value: Any) -> Value:
 
 
 def _classify_one(value: Any) -> tuple[Kind, bool, Any]:
-    """Classify a value that is taken for no series."""
-    if hasattr(value, "detach"):  # a tensor; whoever made it has imported torch, and a logger need not
+    """Return kind, series and data of a value that is not a series."""
+    if hasattr(value, "detach"):  # a tensor; a logger does not import torch for it
         value = value.detach().cpu()
         value = (value.float() if value.is_floating_point() and value.itemsize < 4 else value).numpy()
     elif hasattr(value, "__array__") and not isinstance(value, (np.ndarray, np.generic)):
@@ -62,7 +62,7 @@ def _classify_one(value: Any) -> tuple[Kind, bool, Any]:
 
 
 def _array_kind(array: np.ndarray[Any, Any]) -> Kind:
-    """Say what an array with at least one axis is."""
+    """Return the kind of an array with at least one axis."""
     if array.dtype == np.uint8 and array.size:
         if array.ndim == 3 and array.shape[-1] in (3, 4):
             return "image"

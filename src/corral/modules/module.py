@@ -27,8 +27,9 @@ class NetworkConfig:
 
     Attributes:
         fcnet_hiddens: Widths of the hidden layers.
-        fcnet_activation: One of tanh, relu, elu, gelu, silu.
-        conv_filters: `[[out_channels, kernel, stride], ...]`; `None` picks by the image's size.
+        fcnet_activation: Activation after each hidden layer: tanh, relu, elu, gelu or silu.
+        conv_filters: Convolutional layers, `[[out_channels, kernel, stride], ...]`; `None` chooses by the size of the
+            image.
     """
 
     fcnet_hiddens: tuple[PositiveInt, ...] = (64, 64)
@@ -118,14 +119,14 @@ class Module(nn.Module):
 
 @dataclass
 class ModelConfig(NetworkConfig):
-    """Settings of the default module of policy-gradient algorithms, besides those of `NetworkConfig`.
+    """Settings of the default module of policy-gradient algorithms, in addition to `NetworkConfig`.
 
     Attributes:
-        vf_share_layers: Whether policy and value share the hidden layers; `None` shares them for images only.
-        free_log_std: For Box actions: whether the log standard deviation is one learned vector rather than an
-            output of the network.
-        initial_log_std: Its initial value.
-        action_bounds: For Box actions: `"clip"` or `"squash"` (tanh).
+        vf_share_layers: Whether policy and value share the hidden layers; `None` shares them only for images.
+        free_log_std: Whether the log standard deviation of Box actions is one learned vector rather than an output of
+            the network.
+        initial_log_std: Initial value of the log standard deviation of Box actions.
+        action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh).
     """
 
     fcnet_activation: str = "tanh"

@@ -31,15 +31,14 @@ class ReplayConfig:
     """Settings of a replay buffer.
 
     Attributes:
-        type: `"uniform"`, or `"prioritized"` (Schaul et al. 2016, arXiv:1511.05952).
-        capacity: Env steps to keep.
+        type: How samples are drawn: `"uniform"`, or `"prioritized"` (Schaul et al. 2016, arXiv:1511.05952).
+        capacity: Number of env steps that the buffer keeps.
         alpha: Exponent of the priorities, for prioritised replay; 0 draws uniformly.
-        beta: Exponent of the importance weights, for prioritised replay, from 0 to 1; a number, or a schedule
-            `[[step, value], ...]` over env steps.
-        epsilon: Number added to absolute TD errors, for prioritised replay.
-        frame_stack: Length of the stacks of frames that observations are; 1 if they are no stacks. Only the newest
-            frame of each stack is stored.
-        directory: Directory of the files that hold the columns, mapped into memory; `None` keeps them in memory.
+        beta: Exponent of the importance weights, for prioritised replay: 1 corrects the bias completely; a number, or a
+            schedule `[[step, value], ...]` over env steps.
+        epsilon: Constant that is added to absolute TD errors, for prioritised replay.
+        frame_stack: Number of frames stacked in an observation, of which only the newest is stored; 1 for no stacks.
+        directory: Directory for memory-mapped files of the columns; `None` keeps the columns in memory.
     """
 
     type: Literal["uniform", "prioritized"] = "uniform"
@@ -52,18 +51,18 @@ class ReplayConfig:
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> ReplayConfig:
-        """Check names and values.
+        """Return the config with these settings, after checking names and values.
 
         Raises:
-            ConfigError: A name is unknown, a value is out of range, or a setting of prioritised replay is given without
-                it.
+            ConfigError: A name is unknown, a value is out of bounds, or a setting of prioritised replay is given for
+                uniform replay.
         """
         config = parse_settings(cls, settings, "replay_buffer_config")
         given = [name for name in PRIORITIZED_SETTINGS if name in settings]
         if given and config.type != "prioritized":
             raise ConfigError(
                 f"replay_buffer_config: {given[0]}={settings[given[0]]!r} contradicts type={config.type!r}, which "
-                f"draws evenly: set type='prioritized', or leave {given[0]} out."
+                f"draws uniformly: set type='prioritized', or leave {given[0]} out."
             )
         return config
 
@@ -88,7 +87,7 @@ def make_replay_buffer(config: ReplayConfig, *, num_runners: int, seed: int | No
     """Return the buffer that a config describes.
 
     Args:
-        config: The settings; `beta` is not used here but passed to each `sample`.
+        config: The settings; `beta` is an argument of `sample`.
         num_runners: Number of runners that add rollouts.
         seed: Seed of the draws.
 

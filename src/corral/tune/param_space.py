@@ -1,4 +1,4 @@
-"""From the dict of a trial to a config."""
+"""Configs from the settings of a trial."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ def configured(base: ConfigT, settings: Mapping[str, Any]) -> ConfigT:
     """Return a copy of a config with a trial's settings.
 
     Args:
-        base: Where to start from.
+        base: The config to start from.
         settings: Each key is a setting (`"lr"`), a path (`"training.lr"`, `"rl_module.model_config.hidden"`), or a
             group with its settings (`"training": {"lr": 1e-3}`). Later ones override earlier ones.
 
     Raises:
-        ConfigError: A name is unknown, and the nearest known one is in the message, or a value has the wrong type.
+        ConfigError: A name is unknown, and the message suggests the nearest one, or a value has the wrong type or is
+            out of bounds.
     """
     config = base.copy()
     for name, value in settings.items():

@@ -1,4 +1,4 @@
-"""What a trial needs of a Ray cluster."""
+"""Resources of a Ray cluster for a trial."""
 
 from __future__ import annotations
 

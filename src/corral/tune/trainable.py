@@ -49,13 +49,13 @@ def register(*algorithms: str | type[AlgorithmConfig]) -> None:
 
 
 class AlgorithmTrainable(tune.Trainable):
-    """Runs one algorithm as a trial; an iteration of Tune is one of the algorithm. Made by `trainable`.
+    """Runs one algorithm as a trial; an iteration of Tune is one iteration of the algorithm. Made by `trainable`.
 
-    A checkpoint of Tune's is one of the algorithm's: `Algorithm.from_checkpoint(result.checkpoint.path)`.
+    Its checkpoints are checkpoints of the algorithm: `Algorithm.from_checkpoint(result.checkpoint.path)`.
 
     Attributes:
-        base_config: What the settings of a trial change.
-        algorithm: The algorithm that runs.
+        base_config: Config that the settings of a trial change.
+        algorithm: Algorithm of the trial.
     """
 
     base_config: ClassVar[AlgorithmConfig]
@@ -63,7 +63,7 @@ class AlgorithmTrainable(tune.Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Return the resources of a trial; Tune asks in its own process, so that a misspelt setting is found there."""
+        """Return the resources of a trial. Tune calls it in the driver, so that a misspelt setting raises there."""
         return resources(configured(cls.base_config, config))
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -73,14 +73,14 @@ class AlgorithmTrainable(tune.Trainable):
     def _build(self, config: AlgorithmConfig) -> None:
         self.cleanup()
         self._config, self._pickles = config, _pickles(config)
-        self._starts_anew = False
-        # Of a copy: instances, such as of callbacks, change while they run, and another trial may follow here.
+        self._starts_again = False
+        # From a copy: instances, such as callbacks, change while they run, and another trial may follow in this actor.
         copied: AlgorithmConfig = cloudpickle.loads(cloudpickle.dumps(config))
         self.algorithm = copied.build()
 
     def step(self) -> dict[str, Any]:
         """Run one iteration."""
-        if self._starts_anew:
+        if self._starts_again:
             self._build(self._config)
         return reportable(self.algorithm.train())
 
@@ -91,14 +91,14 @@ class AlgorithmTrainable(tune.Trainable):
     def load_checkpoint(self, checkpoint_dir: Any) -> None:
         """Restore the algorithm."""
         self.algorithm.restore_from_path(checkpoint_dir)
-        self._starts_anew = False
+        self._starts_again = False
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take the settings of another trial, or of this one after population-based training changed them.
+        """Change to the settings of another trial, or of this trial after population-based training changed them.
 
-        What can change in place does, and the algorithm is kept, with its runners and envs. A checkpoint follows in
-        population-based training; where none does, this is the first iteration of another trial, and `step` builds an
-        algorithm for it.
+        If all changed settings can change in place, the algorithm is kept, with its runners and envs. In
+        population-based training a checkpoint follows. Without a checkpoint this is the start of another trial, and
+        `step` builds a new algorithm.
         """
         config = configured(self.base_config, new_config)
         pickles = _pickles(config)
@@ -109,7 +109,7 @@ class AlgorithmTrainable(tune.Trainable):
             return True
         self.algorithm.reconfigure(**{name: getattr(config, name) for name in changed})
         self._config, self._pickles = config, pickles
-        self._starts_anew = True
+        self._starts_again = True
         return True
 
     def cleanup(self) -> None:
@@ -119,20 +119,20 @@ class AlgorithmTrainable(tune.Trainable):
 
 
 def _pickles(config: AlgorithmConfig) -> dict[str, bytes]:
-    """Return each setting as bytes. Equal ones are the same setting, also where a function was sent here twice."""
+    """Return each setting as bytes. Equal bytes are equal settings, even if a function was sent here twice."""
     return {
         name: cloudpickle.dumps(getattr(config, name)) for group in config.group_fields().values() for name in group
     }
 
 
 def reportable(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Tune is told of a result: numbers, texts and series of them, under the same nested keys.
+    """Return the part of a result that Tune stores: numbers, texts and series of them, under the same nested keys.
 
-    Keys that Tune fills in itself are left to it (`training_iteration`, `time_total_s`, `config`, `done`, ...), apart
-    from `timesteps_total`, the env steps so far. Arrays, images and videos are left out.
+    Keys that Tune fills in itself are left out (`training_iteration`, `time_total_s`, `config`, `done`, ...), except
+    `timesteps_total`, the env steps so far. Arrays, images and videos are left out.
 
     Args:
-        result: What `Algorithm.train()` returned.
+        result: A result of `Algorithm.train()`.
     """
     told: dict[str, Any] = _told({name: value for name, value in result.items() if name not in _OF_TUNE})
     return {**told, TIMESTEPS_TOTAL: result["num_env_steps_sampled_lifetime"]}
