@@ -193,14 +193,17 @@ def _timed(options: Options, num_env_runners: int, step_s: float, **env_config: 
 
 @contextmanager
 def _group(config: Any) -> Iterator[Any]:
-    """Starts a group of runners and ends it."""
+    """Starts a group of runners on an engine of its own, and ends both."""
+    from corral.engines.lazy import LazyEngine
     from corral.runners.runner_group import EnvRunnerGroup
 
-    group = EnvRunnerGroup(config.freeze())
+    engine = LazyEngine(config.engine_name)
+    group = EnvRunnerGroup(config.freeze(), engine)
     try:
         yield group
     finally:
         group.stop()
+        engine.stop()
 
 
 def _sampler(group: Any, num_timesteps: int) -> Callable[[], list[Any]]:

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from corral import PPOConfig
+from corral.engines.lazy import LazyEngine
 from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError, SerializationError
 from corral.metrics.logger import MetricsLogger
@@ -42,11 +44,31 @@ def config(engine: str, gate: Path | None = None, **settings: Any) -> PPOConfig:
     return made.copy(**settings).freeze()
 
 
+@contextmanager
+def started(made_from: PPOConfig) -> Iterator[EnvRunnerGroup]:
+    """Start a group on an engine of its own, and end both."""
+    engine = LazyEngine(made_from.engine_name)
+    group = EnvRunnerGroup(made_from, engine)
+    try:
+        yield group
+    finally:
+        group.stop()
+        engine.stop()
+
+
+@contextmanager
+def opened_at_the_end(gate: Path) -> Iterator[None]:
+    """Let a waiting runner go, whatever the test did, so that its group can end."""
+    try:
+        yield
+    finally:
+        gate.touch()
+
+
 @pytest.fixture(scope="class")
 def group(engine: str) -> Iterator[EnvRunnerGroup]:
-    made = EnvRunnerGroup(config(engine))
-    yield made
-    made.stop()
+    with started(config(engine)) as made:
+        yield made
 
 
 def by_runner(rollouts: list[Rollout]) -> dict[int, int]:
@@ -142,8 +164,10 @@ class TestLateRunners:
     def test_a_timeout_keeps_what_has_arrived_and_counts_the_rest_later(
         self, engine: str, gate: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        group = EnvRunnerGroup(config(engine, gate, sample_timeout_s=0.2, straggler_factor=None))
-        try:
+        with (
+            started(config(engine, gate, sample_timeout_s=0.2, straggler_factor=None)) as group,
+            opened_at_the_end(gate),
+        ):
             with caplog.at_level(logging.WARNING, "corral"):
                 first = group.sample(20, Timers())
             assert by_runner(first) == {2: 10}
@@ -160,14 +184,10 @@ class TestLateRunners:
             group.collect_metrics(metrics, Timers())
             assert metrics.peek()["env_runners"]["num_env_steps_sampled"] == len(numbers)
             assert group.num_env_steps_lost == 0
-        finally:
-            gate.touch()
-            group.stop()
 
     def test_a_runner_that_stands_still_stops_holding_up_the_others(self, engine: str, gate: Path) -> None:
         gate.touch()
-        group = EnvRunnerGroup(config(engine, gate))
-        try:
+        with started(config(engine, gate)) as group, opened_at_the_end(gate):
             assert by_runner(group.sample(40, Timers())) == {1: 20, 2: 20}
             gate.unlink()
             for _ in range(5):  # it would be waited for a minute
@@ -177,13 +197,12 @@ class TestLateRunners:
             while not (late := [r for r in group.sample(2, Timers()) if r.obs[0, 0, 0] == 1]):
                 assert time.monotonic() < deadline_s
             assert by_runner(late) == {1: 5}
-        finally:
-            gate.touch()
-            group.stop()
 
     def test_a_late_fragment_is_as_stale_as_the_result_says(self, engine: str, gate: Path) -> None:
-        group = EnvRunnerGroup(config(engine, gate, sample_timeout_s=0.2, straggler_factor=None))
-        try:
+        with (
+            started(config(engine, gate, sample_timeout_s=0.2, straggler_factor=None)) as group,
+            opened_at_the_end(gate),
+        ):
             assert by_runner(group.sample(20, Timers())) == {2: 10}
             weights = group.foreach_env_runner(
                 lambda runner: {"default_policy": {k: v.numpy() for k, v in runner.module.state_dict().items()}},
@@ -202,18 +221,11 @@ class TestLateRunners:
             lag = costs["by_runner"]["1"]["weights_version_lag_mean"]
             assert lag == costs["weights_version_lag_mean"] == 2 and costs["weights_version"] == 2
             assert math.isnan(costs["by_runner"]["2"]["weights_version_lag_mean"])
-        finally:
-            gate.touch()
-            group.stop()
 
     def test_a_call_with_a_limit_leaves_out_who_is_busy(self, engine: str, gate: Path) -> None:
-        group = EnvRunnerGroup(config(engine, gate))
-        try:
+        with started(config(engine, gate)) as group, opened_at_the_end(gate):
             group.sample_async(3)
             assert group.foreach_env_runner(lambda runner: runner.worker_index, timeout_seconds=1.0) == [2]
-        finally:
-            gate.touch()
-            group.stop()
 
 
 @pytest.mark.parametrize("engine", ["process", RAY_SLOW], indirect=True)

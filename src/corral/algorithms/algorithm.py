@@ -6,7 +6,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -21,6 +21,8 @@ from corral.checkpoint import algorithm_state, read_checkpoint, save_algorithm
 from corral.config.validation import reconfigured, round_size
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
+from corral.engines.base import resources_of_workers
+from corral.engines.lazy import LazyEngine
 from corral.errors import CorralError
 from corral.exploration.base import overrides_method
 from corral.learners.build import make_learner_group
@@ -74,6 +76,7 @@ class Algorithm(ABC):
     Attributes:
         config: The frozen, resolved config.
         metrics: The logger whose numbers become the result.
+        engine: What runs the workers; made when the first one starts. All groups share it.
         env_runner_group: The runners.
         learner_group: The learners.
         training_iteration: Finished calls of `train()`.
@@ -111,17 +114,19 @@ class Algorithm(ABC):
         self._shown: BaseException | None = None  # the exception that on_exception saw
         self._running = False  # from on_algorithm_init to on_algorithm_stop
         self._callbacks = make_dispatcher(config)
-        self.env_runner_group = EnvRunnerGroup(config)
-        self.env_runner_group.on_recreated = self._announce_recreated
+        self.engine = LazyEngine(config.engine_name)
         try:
+            self.engine.require(resources_of_workers(config))
+            self.env_runner_group = EnvRunnerGroup(config, self.engine)
+            self.env_runner_group.on_recreated = self._announce_recreated
+            log.info("Engine: %s.", self.env_runner_group.engine_name)
             observation_space, action_space, self._num_envs = self.env_runner_group.describe_env()
             self.round_size = round_size(config, self._num_envs)
             module = config.module_spec(observation_space, action_space).build()
             self._callbacks.fire(
                 "on_create_policy", policy_id=DEFAULT_MODULE_ID, policy=module, metrics_logger=self.metrics
             )
-            engine = self.env_runner_group.engine
-            self.learner_group = make_learner_group(config, module, self.make_loss(), engine)
+            self.learner_group = make_learner_group(config, module, self.make_loss(), self.engine)
             self._policy = DriverPolicy(config, observation_space, action_space, self._num_envs)
             self.exploration = self._policy.exploration
             self.sync_weights()
@@ -418,13 +423,12 @@ class Algorithm(ABC):
         if self._stopped:
             return
         self._stopped = True
-        try:
+        with ExitStack() as ending:  # the last one first, and every one of them whatever another raises
+            for name in ("engine", "env_runner_group", "learner_group"):
+                if hasattr(self, name):  # building may have failed before it
+                    ending.callback(getattr(self, name).stop)
             if self._running:
                 self._callbacks.fire("on_algorithm_stop", algorithm=self)
-        finally:
-            if hasattr(self, "learner_group"):  # building may have failed before it
-                self.learner_group.stop()
-            self.env_runner_group.stop()
 
     def __enter__(self) -> Self:
         """Return the algorithm."""

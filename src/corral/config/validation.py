@@ -10,6 +10,8 @@ from pydantic import ImportString, TypeAdapter, ValidationError
 
 from corral.callbacks.dispatch import check_callbacks, listens
 from corral.core.schedules import validate_schedule
+from corral.engines import engine_for
+from corral.engines.base import TRAITS
 from corral.envs.vector import resolve_env
 from corral.errors import ConfigError, nearest
 from corral.exploration import check_exploration
@@ -82,10 +84,10 @@ def validate(config: AlgorithmConfig) -> None:
             "vectorization='async' puts sub-envs into processes of their own, where on_sub_environment_created cannot "
             "fire: change them with environment(wrappers=[...]), or take vectorization='sync'."
         )
-    if config.num_learners and config.engine_name == "local":
+    if config.num_learners and not TRAITS[engine_for(config.engine_name)].own_process:
         raise ConfigError(
             f"num_learners={config.num_learners} learners wait for each other, so each needs a process of its own, and "
-            "engine_name='local' has one for all: take 'process' or 'ray', or num_learners=0."
+            f"engine_name={config.engine_name!r} has one for all: take 'process' or 'ray', or num_learners=0."
         )
     check_exploration(config)
     config.overrides(**config.evaluation_config)

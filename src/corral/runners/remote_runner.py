@@ -138,7 +138,7 @@ class RemoteRunner:
             config,
             self.index,
             num_restarts=self.num_restarts,
-            own_process=self.engine.own_process,
+            own_process=self.engine.traits.own_process,
         )
         self._counted = (0, 0)
         self.weights_version = -1

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from corral.core.tree import leaves
-from corral.engines import make_engine
-from corral.engines.base import resources_of_runner
 from corral.episodes.rollout import Rollout
 from corral.errors import CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
@@ -28,6 +26,7 @@ log = logging.getLogger("corral")
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.engines import Engine
 
 # Seconds that a runner has to close its env when the run ends.
 CLOSE_S = 5.0
@@ -41,7 +40,6 @@ class EnvRunnerGroup:
 
     Attributes:
         local_env_runner: The embedded runner, or `None`.
-        engine: What runs the others, and the learners.
         engine_name: Its name; `"embedded"` if there are no others.
         on_recreated: Called with the indices of runners that were mended, before they sample.
         num_env_steps_lost: Env steps of fragments that never arrived; of a runner that died, as many as it was asked
@@ -49,17 +47,20 @@ class EnvRunnerGroup:
         num_failures: Failures of runners so far.
     """
 
-    def __init__(self, config: AlgorithmConfig) -> None:
+    def __init__(self, config: AlgorithmConfig, engine: Engine) -> None:
         """Start the runners, all at once, and wait until they are there.
 
+        Args:
+            config: Settings of the runners.
+            engine: Engine that runs them, if there are any besides the embedded one. Its owner stops it.
+
         Raises:
-            ConfigError: More runners are asked for than the engine can ever run, or an env setting is wrong.
+            ConfigError: An env setting is wrong.
             EnvError: The env cannot be made or is not what its spaces say.
             CorralError: A runner did not start within `start_timeout_s`.
         """
-        self.engine = make_engine(config.engine_name)
-        self.engine_name = self.engine.name if config.num_env_runners else "embedded"
-        log.info("Engine: %s.", self.engine_name)
+        self._engine = engine
+        self.engine_name = engine.traits.name if config.num_env_runners else "embedded"
         self._config = config
         self.local_env_runner: EnvRunner | None = None
         self.on_recreated: Callable[[list[int]], None] = lambda indices: None
@@ -71,14 +72,11 @@ class EnvRunnerGroup:
         self._weights_bytes = 0
         self._logged: list[tuple[Parts, dict[str, float]]] = []  # what came with fragments: metrics and seconds
         self._requests: dict[Future[Any], int] = {}  # of foreach_env_runner_async, with the runner's index
-        self._runners = {
-            index: RemoteRunner(index, config, self.engine) for index in range(1, config.num_env_runners + 1)
-        }
+        self._runners = {index: RemoteRunner(index, config, engine) for index in range(1, config.num_env_runners + 1)}
         try:
             if not self._runners:
                 self.local_env_runner = EnvRunner(config)
                 return
-            self.engine.require([resources_of_runner(config)] * len(self._runners))
             for runner in self._runners.values():
                 runner.begin_start()
             self._await_start()
@@ -98,7 +96,7 @@ class EnvRunnerGroup:
                     raise
                 raise CorralError(
                     f"{runner.name} did not start within start_timeout_s={self._config.start_timeout_s}. "
-                    f"{self.engine.describe_available()}"
+                    f"{self._engine.describe_available()}"
                 ) from None
             runner.starting = None
 
@@ -341,8 +339,10 @@ class EnvRunnerGroup:
         if self.local_env_runner is not None:
             self.local_env_runner.set_weights(weights, version)
             return
-        self._weights = self.engine.share(weights)
-        self._weights_bytes = sum(leaf.nbytes for leaf in leaves(dict(weights))) if self.engine.own_process else 0
+        self._weights = self._engine.share(weights)
+        self._weights_bytes = (
+            sum(leaf.nbytes for leaf in leaves(dict(weights))) if self._engine.traits.own_process else 0
+        )
         for runner in self._idle():
             self._send_weights(runner)
 
@@ -508,4 +508,3 @@ class EnvRunnerGroup:
             log.warning("%d env runner(s) did not close their envs within %s s, and were ended.", len(late), CLOSE_S)
         for runner in runners:
             runner.handle.kill()
-        self.engine.stop()
