@@ -210,11 +210,12 @@ def _sampler(group: Any, num_timesteps: int) -> Callable[[], list[Any]]:
     """Returns a function that samples once and takes in the runners' metrics, as training does."""
     from corral.metrics.logger import MetricsLogger
     from corral.metrics.timers import Timers
+    from corral.runners.requests import SampleRequest
 
-    metrics, timers = MetricsLogger(), Timers()
+    metrics, timers, request = MetricsLogger(), Timers(), SampleRequest(num_timesteps=num_timesteps)
 
     def sample() -> list[Any]:
-        rollouts: list[Any] = group.sample(num_timesteps, timers)
+        rollouts: list[Any] = group.sample(request, timers)
         group.collect_metrics(metrics, timers)
         metrics.reduce()
         return rollouts

@@ -35,6 +35,10 @@ class ColumnError(CorralError, ValueError):
     """A column was given another shape or dtype than it has, or one that does not fit the others."""
 
 
+class SampleError(CorralError, ValueError):
+    """A request for samples asks for nothing, for two things at once, or for a negative number."""
+
+
 class EpisodeError(CorralError, ValueError):
     """An episode was put together from parts that do not fit, or stepped when it could not be."""
 

@@ -32,6 +32,7 @@ from corral.metrics.logger import MetricsLogger
 from corral.metrics.result import merge_nested
 from corral.metrics.timers import Timers, timer_results
 from corral.modules.module import DEFAULT_MODULE_ID, Module
+from corral.runners.requests import SampleRequest
 from corral.runners.runner import EXPLORATION_ID
 from corral.runners.runner_group import EnvRunnerGroup
 
@@ -162,7 +163,8 @@ class Algorithm(ABC):
         left = num_timesteps
         while left > 0:
             timestep = self.num_env_steps_sampled_lifetime + num_timesteps - left
-            rollouts += self.env_runner_group.sample(self.round_size or left, self.timers, timestep=timestep)
+            request = SampleRequest(num_timesteps=self.round_size or left, timestep=timestep)
+            rollouts += self.env_runner_group.sample(request, self.timers)
             left = num_timesteps - sum(rollout.num_env_steps for rollout in rollouts)
         self.num_env_steps_sampled_lifetime += num_timesteps - left
         if overrides_method(self.exploration, "learn"):

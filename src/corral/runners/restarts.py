@@ -39,7 +39,7 @@ def note_failure(
     Returns:
         What ends the run, or `None` if the run goes on.
     """
-    runner.request = runner.starting = None
+    runner.sampling = runner.starting = None
     if isinstance(error, NOT_FAULTS):
         return error
     runner.failure = error

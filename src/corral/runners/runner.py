@@ -43,6 +43,7 @@ from corral.modules.module import DEFAULT_MODULE_ID, Module
 from corral.modules.networks import space_tree
 from corral.modules.threads import num_threads_for, torch_threads
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
+from corral.runners.requests import SampleRequest
 from corral.runners.rollout_completion import fill_logp, log_episodes
 from corral.runners.sample_modes import num_valid, play_begun_episodes, play_episodes, play_steps
 
@@ -216,52 +217,53 @@ class EnvRunner:
         force_reset: bool = False,
         timestep: int | None = None,
     ) -> Rollout:
-        """Step the env and return the columns.
-
-        Args:
-            num_timesteps: Env steps to take: at least this many, and fewer than `num_timesteps + N`. With
-                `batch_mode="complete_episodes"` the envs are reset before and after, and every episode that has begun
-                by then is played to its end; the steps of these episodes are valid, and no others.
-            num_episodes: Complete episodes to play, exactly; the envs are reset before and after.
-            explore: Whether to explore (True) or act deterministically; `None` asks the config.
-            random_actions: Whether to draw actions evenly from the action space instead.
-            force_reset: Whether to reset all sub-envs first and drop their unfinished episodes.
-            timestep: Env steps that all runners have sampled so far, which schedules of the exploration go by; `None`
-                goes on from where the last call ended.
+        """Step the env and return the columns; see `SampleRequest` for the arguments, and `collect` for the errors.
 
         Raises:
-            ValueError: Neither or both of the numbers are given, or one is negative.
+            SampleError: Neither or both of the numbers are given, or one is negative.
+        """
+        return self.collect(
+            SampleRequest(
+                num_timesteps=num_timesteps,
+                num_episodes=num_episodes,
+                explore=explore,
+                random_actions=random_actions,
+                force_reset=force_reset,
+                timestep=timestep,
+            )
+        )
+
+    def collect(self, request: SampleRequest) -> Rollout:
+        """Step the env as a request asks, and return the columns.
+
+        Raises:
             EnvError: An env raised, gave NaN, or hung (`EnvTimeoutError`); the message names env, sub-env, step and
                 field. Call `recover` before the next `sample`. Whatever is raised has an attribute
                 `num_env_steps_lost`: the steps that were taken for this rollout.
             CallbackError: A callback raised, or gave a column another shape or dtype; the message names event, callback
                 and episode.
         """
-        if (num_timesteps is None) == (num_episodes is None):
-            raise ValueError("sample() takes exactly one of num_timesteps and num_episodes.")
-        wanted = num_timesteps if num_episodes is None else num_episodes
-        if wanted is None or wanted < 0:
-            raise ValueError(f"sample(): num_timesteps and num_episodes cannot be negative, got {wanted}.")
-        explore = self.config.explore if explore is None else explore
-        self._timestep = self._timestep if timestep is None else timestep
+        wanted = request.num_wanted
+        explore = self.config.explore if request.explore is None else request.explore
+        self._timestep = self._timestep if request.timestep is None else request.timestep
         rows = -(-wanted // self.num_envs)
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
-        whole_episodes = num_episodes is not None or self.config.batch_mode == "complete_episodes"
-        step_rows = partial(self._step_rows, rollout, explore, random_actions)
+        whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
+        step_rows = partial(self._step_rows, rollout, explore, request.random_actions)
         self.inference.begin_sample(explore, self._rng)
         self._rollout, self._num_marked_rows = rollout, 0
         try:
             with sampling(self._timer, own_process=self._own_process), torch_threads(self._num_threads):
                 if wanted:
-                    starts_anew = self._needs_reset or force_reset or whole_episodes
+                    starts_anew = self._needs_reset or request.force_reset or whole_episodes
                     self._needs_reset = True  # until `_finish`: what raises leaves the envs ahead of the columns
                     if starts_anew:
                         self._reset(rollout)
                     else:
                         self._continue(rollout)
-                if num_episodes is not None:
-                    play_episodes(rollout, num_episodes, step_rows, self._name)
+                if request.num_episodes is not None:
+                    play_episodes(rollout, wanted, step_rows, self._name)
                 elif whole_episodes:
                     play_begun_episodes(rollout, wanted, step_rows, self._name)
                 else:
