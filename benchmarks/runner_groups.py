@@ -156,7 +156,7 @@ def weight_sync(options: Options) -> Fields:
         milliseconds = []
         for version in range(1, WARMUP_SYNCS + NUM_SYNCS + 1):
             start = perf_counter()
-            group.sync_weights(weights, version)
+            group.sync_weights({"modules": weights}, version)
             # A runner takes one call after another, so that its answer says that it has the weights.
             answers = group.foreach_env_runner("ping")
             milliseconds.append(1e3 * (perf_counter() - start))

@@ -39,6 +39,10 @@ class SampleError(CorralError, ValueError):
     """A request for samples asks for nothing, for two things at once, or for a negative number."""
 
 
+class WeightsError(CorralError, ValueError):
+    """A part of the weights has no receiver in a runner; the message names the part."""
+
+
 class EpisodeError(CorralError, ValueError):
     """An episode was put together from parts that do not fit, or stepped when it could not be."""
 

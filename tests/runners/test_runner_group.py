@@ -19,7 +19,7 @@ import pytest
 from corral import DQNConfig, PPOConfig
 from corral.engines.lazy import LazyEngine
 from corral.episodes.rollout import Rollout
-from corral.errors import ConfigError, SerializationError
+from corral.errors import ConfigError, SerializationError, WeightsError
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
 from corral.runners.requests import SampleRequest
@@ -269,7 +269,7 @@ class TestLateRunners:
                 remote_worker_ids=[2],
             )[0]
             for version in (0, 1, 2):
-                group.sync_weights(weights, version)
+                group.sync_weights({"modules": weights}, version)
             assert by_runner(group.sample(SampleRequest(num_timesteps=6), Timers())) == {2: 6}
             gate.touch()
             deadline_s = time.monotonic() + 60
@@ -307,6 +307,48 @@ def test_weights_travel_once_to_each_runner_and_only_when_they_changed(engine: s
             lambda runner: {k: v.numpy() for k, v in runner.module.state_dict().items()}
         )
         assert all(np.array_equal(ours[name], weights[name]) for weights in theirs for name in ours)
+
+
+@pytest.mark.parametrize("engine", ["local", "process"])
+class TestPartsOfTheWeights:
+    def test_a_part_goes_from_its_provider_to_its_receivers(self, engine: str) -> None:
+        def receive(env_runner: Any) -> None:
+            env_runner.weight_receivers["filter"] = lambda arrays: setattr(env_runner, "scale", arrays["scale"])
+
+        made = config(engine).copy(train_batch_size_per_learner=16, minibatch_size=16, num_epochs=1)
+        with made.callbacks(on_environment_created=receive).build() as algo:
+            algo.weight_providers["filter"] = lambda: {"scale": np.full(3, algo.training_iteration)}
+            for iteration in range(2):
+                algo.train()
+                found = algo.env_runner_group.foreach_env_runner(lambda runner: runner.scale.tolist())
+                assert found == [[iteration] * 3] * 2
+            algo.env_runner_group._runners[1].handle.kill()
+            algo.train()  # without runner 1
+            deadline_s = time.monotonic() + 60
+            while algo.env_runner_group.num_healthy_remote_workers < 2:
+                assert time.monotonic() < deadline_s
+                algo.train()
+            assert all(algo.env_runner_group.foreach_env_runner(lambda runner: hasattr(runner, "scale")))
+
+    def test_a_part_that_a_runner_does_not_know_is_named(self, engine: str) -> None:
+        with started(config(engine)) as group:
+            group.sync_weights({"module": {}}, 1)
+            with pytest.raises(WeightsError, match=r"no receiver for the part 'module'. Did you mean 'modules'\?"):
+                group.sample(SampleRequest(num_timesteps=4), Timers())
+
+
+def test_an_unknown_part_changes_nothing_in_the_embedded_runner() -> None:
+    with PPOConfig().environment("CartPole-v1").build() as algo:
+        runner = algo.env_runner
+        assert runner is not None
+        version, weights = runner.weights_version, runner.module.state_dict()["policy_head.weight"].clone()
+        zeros = {
+            name: np.zeros_like(array) for name, array in algo.learner_group.get_weights()["default_policy"].items()
+        }
+        with pytest.raises(WeightsError, match="'filter'"):
+            algo.env_runner_group.sync_weights({"modules": {"default_policy": zeros}, "filter": {}}, 99)
+        assert runner.weights_version == version
+        assert (runner.module.state_dict()["policy_head.weight"] == weights).all()
 
 
 def test_the_keys_of_the_costs_are_there_with_the_embedded_runner_too() -> None:

@@ -33,7 +33,6 @@ from corral.metrics.result import merge_nested
 from corral.metrics.timers import Timers, timer_results
 from corral.modules.module import DEFAULT_MODULE_ID, Module
 from corral.runners.requests import SampleRequest
-from corral.runners.runner import EXPLORATION_ID
 from corral.runners.runner_group import EnvRunnerGroup
 
 if TYPE_CHECKING:
@@ -80,6 +79,8 @@ class Algorithm(ABC):
         engine: What runs the workers; made when the first one starts. All groups share it.
         env_runner_group: The runners.
         learner_group: The learners.
+        weight_providers: Functions that give the parts of what runners act by; runners have a receiver for each part
+            in `EnvRunner.weight_receivers`.
         training_iteration: Finished calls of `train()`.
         num_env_steps_sampled_lifetime: Env steps sampled so far.
         round_size: Env steps that all runners sample in one round; `None` where the batch is one round.
@@ -110,7 +111,7 @@ class Algorithm(ABC):
         self.training_iteration = 0
         self.num_env_steps_sampled_lifetime = 0
         self._time_total_s = 0.0
-        self._num_shared = 0  # times that the exploration changed what runners act by
+        self._num_exploration_versions = 0  # times that the exploration changed what runners act by
         self._stopped = False
         self._shown: BaseException | None = None  # the exception that on_exception saw
         self._running = False  # from on_algorithm_init to on_algorithm_stop
@@ -130,6 +131,10 @@ class Algorithm(ABC):
             self.learner_group = make_learner_group(config, module, self.make_loss(), self.engine)
             self._policy = DriverPolicy(config, observation_space, action_space, self._num_envs)
             self.exploration = self._policy.exploration
+            self.weight_providers: dict[str, Callable[[], Mapping[str, Any]]] = {
+                "modules": self.learner_group.get_acting_weights,
+                "exploration": self.exploration.get_weights,
+            }
             self.sync_weights()
             self.setup()
             for name in self.METRICS:
@@ -172,18 +177,16 @@ class Algorithm(ABC):
                 learned = self.exploration.learn(rollouts, timestep=self.num_env_steps_sampled_lifetime)
             self.metrics.log_dict(learned, key="exploration", reduce="mean")
             if overrides_method(self.exploration, "get_weights"):
-                self._num_shared += 1  # another version of what runners act by, though the learners took no step
+                self._num_exploration_versions += 1  # though the learners took no step
                 self.sync_weights()
         return rollouts
 
     def sync_weights(self) -> None:
-        """Give the runners the learners' weights, if they changed."""
+        """Give the runners what they act by, from every provider, if it changed."""
         with self.timers.time("syncing"):
-            group = self.learner_group
-            weights, shared = group.get_acting_weights(), self.exploration.get_weights()
-            if shared:
-                weights[EXPLORATION_ID] = shared
-            self.env_runner_group.sync_weights(weights, group.weights_version + self._num_shared)
+            parts = {name: arrays for name, provide in self.weight_providers.items() if (arrays := provide())}
+            version = self.learner_group.weights_version + self._num_exploration_versions
+            self.env_runner_group.sync_weights(parts, version)
 
     def _announce_recreated(self, indices: list[int]) -> None:
         with self.timers.time("callbacks"):

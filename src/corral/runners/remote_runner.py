@@ -181,7 +181,7 @@ class RemoteRunner:
     def send_weights(self, weights: Any, version: int, num_bytes: int) -> None:
         """Send weights, and note how long it takes until they are there."""
         start = time.perf_counter()
-        self.syncs.append(PendingCall(self.handle.call("set_weights", weights, version), start))
+        self.syncs.append(PendingCall(self.handle.call("set_weight_parts", weights, version), start))
         self.costs.sync_bytes += num_bytes
         self.weights_version = version
 

@@ -32,7 +32,7 @@ from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.episodes.infos import copied
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
 from corral.episodes.trajectories import postprocess_trajectories
-from corral.errors import EnvError, SubEnvError
+from corral.errors import EnvError, SubEnvError, WeightsError, nearest
 from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
 from corral.metrics.logger import MetricsLogger, Parts
@@ -50,9 +50,6 @@ from corral.runners.sample_modes import num_valid, play_begun_episodes, play_epi
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
 
-# Under this name what `Exploration.get_weights` gives travels with the weights of the modules.
-EXPLORATION_ID = "exploration"
-
 
 class EnvRunner:
     """Steps a vector env with the current policy and records what happened.
@@ -65,11 +62,14 @@ class EnvRunner:
         worker_index: 0 for the embedded runner, 1 and up for others.
         metrics: The logger that callbacks get; aggregated into `result["env_runners"]`.
         weights_version: Version of the weights that act.
+        weight_receivers: Functions that receive what the algorithm's `weight_providers` of the same names give. A
+            callback of `on_environment_created` may add one.
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, those of a runner that this one replaces too.
     """
 
     env: VectorEnv[Any, Any, Any]
     module: Module
+    weight_receivers: dict[str, Callable[[Mapping[str, Any]], None]]
 
     def __init__(
         self, config: AlgorithmConfig, worker_index: int = 0, *, num_restarts: int = 0, own_process: bool = False
@@ -92,6 +92,7 @@ class EnvRunner:
         self.metrics = MetricsLogger()
         self.timers = Timers()
         self.weights_version = 0
+        self.weight_receivers = {}
         self.num_env_steps_sampled_lifetime = 0
         self.idle_since = time.perf_counter()
         self._own_process = own_process
@@ -127,6 +128,8 @@ class EnvRunner:
             num_envs=self.num_envs,
             rng=self._rng,
         )
+        self.weight_receivers["modules"] = self._set_module_weights
+        self.weight_receivers["exploration"] = self.exploration.set_weights
         self._row_distribution = RowDistribution(self._distribution, self._rng)
         self._timestep = 0  # env steps of all runners when the current sample began, as far as this one knows
         self._num_samplers = max(1, config.num_env_runners)
@@ -482,11 +485,32 @@ class EnvRunner:
         return EnvError(f"env {self._name!r}, sub-env {env_index}, step {self._num_rows_lifetime + t}: {problem}.")
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
-        """Copy weights in, by module id and parameter name, and note their version."""
-        self.inference.load_weights(weights[DEFAULT_MODULE_ID])
-        if EXPLORATION_ID in weights:
-            self.exploration.set_weights(weights[EXPLORATION_ID])
+        """Copy weights of modules in, by module id and parameter name, and note their version."""
+        self.set_weight_parts({"modules": weights}, version)
+
+    def set_weight_parts(self, parts: Mapping[str, Mapping[str, Any]], version: int) -> None:
+        """Hand everything that runners act by to its receivers, and note the version.
+
+        Args:
+            parts: By the name of a receiver, arrays: `{"modules": {module_id: {name: array}}, "exploration": {...}}`.
+            version: Version of all of them together.
+
+        Raises:
+            WeightsError: A part has no receiver here; no part was handed over.
+        """
+        for name in parts:
+            if name not in self.weight_receivers:
+                raise WeightsError(
+                    f"weights: runner {self.worker_index} has no receiver for the part {name!r}. "
+                    f"{nearest(name, self.weight_receivers)} Add one to env_runner.weight_receivers in "
+                    "on_environment_created."
+                )
+        for name, arrays in parts.items():
+            self.weight_receivers[name](arrays)
         self.weights_version = version
+
+    def _set_module_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+        self.inference.load_weights(weights[DEFAULT_MODULE_ID])
 
     def get_metrics(self) -> tuple[Parts, dict[str, float], int]:
         """Return the metrics and the timers' seconds since the last call, and how many callbacks have raised so far."""
@@ -530,7 +554,7 @@ class EnvRunner:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` gave; the weights, and with them their version, come through `set_weights`."""
+        """Continue from what `get_state` gave; weights and their version come through `set_weight_parts`."""
         self.num_env_steps_sampled_lifetime = state.get(
             "num_env_steps_sampled_lifetime", self.num_env_steps_sampled_lifetime
         )

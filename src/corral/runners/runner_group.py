@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-
 from corral.core.tree import leaves
 from corral.episodes.rollout import Rollout
 from corral.errors import CorralError, WorkerDiedError
@@ -341,8 +339,8 @@ class EnvRunnerGroup:
 
     # Weights and metrics.
 
-    def sync_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
-        """Give the runners new weights, if the version changed since the last call.
+    def sync_weights(self, parts: Mapping[str, Mapping[str, Any]], version: int) -> None:
+        """Give the runners new weights, if the version changed since the last call; see `EnvRunner.set_weight_parts`.
 
         Runners that are busy get them before their next fragment; nobody is waited for.
         """
@@ -350,12 +348,10 @@ class EnvRunnerGroup:
             return
         self._weights_version = version
         if self.local_env_runner is not None:
-            self.local_env_runner.set_weights(weights, version)
+            self.local_env_runner.set_weight_parts(parts, version)
             return
-        self._weights = self._engine.share(weights)
-        self._weights_bytes = (
-            sum(leaf.nbytes for leaf in leaves(dict(weights))) if self._engine.traits.own_process else 0
-        )
+        self._weights = self._engine.share(parts)
+        self._weights_bytes = sum(leaf.nbytes for leaf in leaves(dict(parts))) if self._engine.traits.own_process else 0
         for runner in self._idle():
             self._send_weights(runner)
 

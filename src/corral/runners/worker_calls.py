@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from numpy.typing import NDArray
-
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.runner import EnvRunner
 
@@ -39,7 +37,7 @@ def apply(runner: EnvRunner, fn: str | Callable[..., Any], kwargs: Mapping[str, 
 
 def revive(
     runner: EnvRunner,
-    weights: Mapping[str, Mapping[str, NDArray[Any]]],
+    weights: Mapping[str, Mapping[str, Any]],
     version: int,
     state: Mapping[str, Any],
     in_place: bool,
@@ -50,4 +48,4 @@ def revive(
     if state:
         runner.set_state(state)
     if weights:
-        runner.set_weights(weights, version)
+        runner.set_weight_parts(weights, version)
