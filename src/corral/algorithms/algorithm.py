@@ -122,14 +122,14 @@ class Algorithm(ABC):
             self.env_runner_group = EnvRunnerGroup(config, self.engine)
             self.env_runner_group.on_recreated = self._announce_recreated
             log.info("Engine: %s.", self.env_runner_group.engine_name)
-            observation_space, action_space, self._num_envs = self.env_runner_group.describe_env()
-            self.round_size = round_size(config, self._num_envs)
-            module = config.module_spec(observation_space, action_space).build()
+            self.round_size = round_size(config, self.env_runner_group.num_envs)
+            spec = self.env_runner_group.module_spec
+            module = spec.build()
             self._callbacks.fire(
                 "on_create_policy", policy_id=DEFAULT_MODULE_ID, policy=module, metrics_logger=self.metrics
             )
             self.learner_group = make_learner_group(config, module, self.make_loss(), self.engine)
-            self._policy = DriverPolicy(config, observation_space, action_space, self._num_envs)
+            self._policy = DriverPolicy(config, spec, self.env_runner_group.num_envs)
             self.exploration = self._policy.exploration
             self.weight_providers: dict[str, Callable[[], Mapping[str, Any]]] = {
                 "modules": self.learner_group.get_acting_weights,
@@ -327,7 +327,7 @@ class Algorithm(ABC):
             ConfigError: A setting is unknown, contradicts another one, or only building applies it.
         """
         config = reconfigured(self.config, settings, fixed=self.FIXED_SETTINGS)
-        self.round_size = round_size(config, self._num_envs)
+        self.round_size = round_size(config, self.env_runner_group.num_envs)
         self.config = config.freeze()
         self.learner_group.set_loss(self.make_loss(), config.grad_clip, config.grad_clip_by)
 

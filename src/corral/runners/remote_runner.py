@@ -16,6 +16,7 @@ from corral.runners.worker_calls import revive, sample_and_report
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.modules.spec import ModuleSpec
 
 # How fast a runner is counts as the mean over its latest fragments, each weighing half of the one after it.
 SPEED_COEFF = 0.5
@@ -94,6 +95,7 @@ class RemoteRunner:
         index: 1 and up.
         config: The config that it is made from.
         engine: What runs it.
+        module_spec: Spec of its module; `None` until the driver has made it, which then calls `make_module`.
         handle: The worker.
         sampling: The call for a fragment that it has not answered yet, if any.
         syncs: Weights that were sent to it.
@@ -112,6 +114,7 @@ class RemoteRunner:
     index: int
     config: AlgorithmConfig
     engine: Engine
+    module_spec: ModuleSpec | None = None
     handle: WorkerHandle = field(init=False)
     sampling: PendingSample | None = None
     starting: Future[Any] | None = None
@@ -149,6 +152,8 @@ class RemoteRunner:
             self.index,
             num_restarts=self.num_restarts,
             own_process=self.engine.traits.own_process,
+            module_spec=self.module_spec,
+            makes_module=self.module_spec is not None,
         )
         self._counted = (0, 0)
         self.weights_version = -1
@@ -159,6 +164,11 @@ class RemoteRunner:
         """Start it for the first time; its description of the env says that it is ready."""
         self.start()
         self.starting = self.handle.call("describe_env")
+
+    def begin_make_module(self, module_spec: ModuleSpec) -> None:
+        """Have it make its module, now and whenever it is restarted."""
+        self.module_spec = module_spec
+        self.starting = self.handle.call("make_module", module_spec)
 
     def begin_mending(self, weights: Any, version: int) -> None:
         """Make it ready again: where it is after a first failure that it survived, else in a new worker."""

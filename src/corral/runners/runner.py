@@ -49,6 +49,7 @@ from corral.runners.sample_modes import num_valid, play_begun_episodes, play_epi
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.modules.spec import ModuleSpec
 
 
 class EnvRunner:
@@ -72,7 +73,14 @@ class EnvRunner:
     weight_receivers: dict[str, Callable[[Mapping[str, Any]], None]]
 
     def __init__(
-        self, config: AlgorithmConfig, worker_index: int = 0, *, num_restarts: int = 0, own_process: bool = False
+        self,
+        config: AlgorithmConfig,
+        worker_index: int = 0,
+        *,
+        num_restarts: int = 0,
+        own_process: bool = False,
+        module_spec: ModuleSpec | None = None,
+        makes_module: bool = True,
     ) -> None:
         """Make the env and the module.
 
@@ -81,6 +89,9 @@ class EnvRunner:
             worker_index: 0 for the embedded runner, 1 and up for others.
             num_restarts: How many runners this one comes after in its place; each draws random numbers of its own.
             own_process: Whether this process may be ended where `env_step_timeout_s` cannot interrupt the env.
+            module_spec: Spec of the module; `None` is the spec that the config and the spaces of this env give.
+            makes_module: Whether to make the module now. Otherwise `make_module` comes later, when the driver has made
+                the spec for all runners from the spaces that `describe_env` returned.
 
         Raises:
             ConfigError: The env id is unknown, or a setting contradicts the env or the thread.
@@ -109,11 +120,29 @@ class EnvRunner:
         self._tasks: list[Any] | None = None  # of the sub-envs, as far as they were last heard of
         self._rng = np.random.default_rng(noise_seed)
         self.make_env()
-        try:
-            self.module = config.module_spec(self.env.single_observation_space, self.env.single_action_space).build()
-        except BaseException:
-            self.env.close()
-            raise
+        self._timestep = 0  # env steps of all runners when the current sample began, as far as this one knows
+        self._num_samplers = max(1, config.num_env_runners)
+        self._num_rows_lifetime = 0
+        self._last_num_rows = 0
+        self._logged_episodes = False
+        id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
+        self._id_prefixes = (f"{id_prefix}{count:06x}" for count in itertools.count())  # one for each reset of all envs
+        self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
+        if makes_module:
+            try:
+                self.make_module(module_spec or config.module_spec(*self.describe_env()[:2]))
+            except BaseException:
+                self.env.close()
+                raise
+
+    def make_module(self, module_spec: ModuleSpec) -> None:
+        """Make this runner's copy of the module, and what chooses actions with it.
+
+        Raises:
+            ConfigError: The module or the exploration does not fit the spaces.
+        """
+        config = self.config
+        self.module = module_spec.build()
         self.inference = Inference(self.module)
         self._distribution = self.module.distribution
         self._module_action_space = module_action_space(self.env.single_action_space)
@@ -124,21 +153,13 @@ class EnvRunner:
             model=self.module,
             inference=self.inference,
             num_workers=config.num_env_runners,
-            worker_index=worker_index,
+            worker_index=self.worker_index,
             num_envs=self.num_envs,
             rng=self._rng,
         )
         self.weight_receivers["modules"] = self._set_module_weights
         self.weight_receivers["exploration"] = self.exploration.set_weights
         self._row_distribution = RowDistribution(self._distribution, self._rng)
-        self._timestep = 0  # env steps of all runners when the current sample began, as far as this one knows
-        self._num_samplers = max(1, config.num_env_runners)
-        self._num_rows_lifetime = 0
-        self._last_num_rows = 0
-        self._logged_episodes = False
-        id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
-        self._id_prefixes = (f"{id_prefix}{count:06x}" for count in itertools.count())  # one for each reset of all envs
-        self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
 
     def make_env(self) -> None:
         """Make the vector env, in place of the one there is, and fire `on_environment_created`."""

@@ -26,6 +26,7 @@ log = logging.getLogger("corral")
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
     from corral.engines import Engine
+    from corral.modules.spec import ModuleSpec
 
 # Seconds that a runner has to close its env when the run ends.
 CLOSE_S = 5.0
@@ -40,18 +41,22 @@ class EnvRunnerGroup:
     Attributes:
         local_env_runner: The embedded runner, or `None`.
         engine_name: Its name; `"embedded"` if there are no others.
+        module_spec: Spec of the module, the same object for all runners and for their replacements.
+        num_envs: Sub-envs of one runner.
         on_recreated: Called with the indices of runners that were mended, before they sample.
         num_env_steps_lost: Env steps of fragments that never arrived; of a runner that died, as many as it was asked
             for, and none if it was asked for episodes.
         num_failures: Failures of runners so far.
     """
 
-    def __init__(self, config: AlgorithmConfig, engine: Engine) -> None:
+    def __init__(self, config: AlgorithmConfig, engine: Engine, module_spec: ModuleSpec | None = None) -> None:
         """Start the runners, all at once, and wait until they are there.
 
         Args:
             config: Settings of the runners.
             engine: Engine that runs them, if there are any besides the embedded one. Its owner stops it.
+            module_spec: Spec of the module of all runners; `None` is the spec that the config and the spaces of the
+                first runner's env give.
 
         Raises:
             ConfigError: An env setting is wrong.
@@ -71,33 +76,51 @@ class EnvRunnerGroup:
         self._weights_bytes = 0
         self._logged: list[tuple[Parts, dict[str, float]]] = []  # what came with fragments: metrics and seconds
         self._calls: dict[Future[Any], int] = {}  # of foreach_env_runner_async, with the runner's index
-        self._runners = {index: RemoteRunner(index, config, engine) for index in range(1, config.num_env_runners + 1)}
+        indices = range(1, config.num_env_runners + 1)
+        self._runners = {index: RemoteRunner(index, config, engine, module_spec) for index in indices}
         try:
             if not self._runners:
-                self.local_env_runner = EnvRunner(config)
+                self.local_env_runner = EnvRunner(config, makes_module=False)
+                self._describe(self.local_env_runner.describe_env(), module_spec)
+                self.local_env_runner.make_module(self.module_spec)
                 return
-            for runner in self._runners.values():
-                runner.begin_start()
-            self._await_start()
+            self._start_runners(module_spec)
         except BaseException:
             self.stop()
             raise
 
-    def _await_start(self) -> None:
-        """Wait for all runners; a failure at the very start is no fault to be mended."""
+    def _start_runners(self, module_spec: ModuleSpec | None) -> None:
+        """Start all runners of the engine at once, and wait; a failure at the very start ends the run."""
+        runners = self._runners.values()
+        for runner in runners:
+            runner.begin_start()
         deadline_s = time.perf_counter() + self._config.start_timeout_s
-        for runner in self._runners.values():
-            assert runner.starting is not None
-            try:
-                self._description = runner.starting.result(max(0.0, deadline_s - time.perf_counter()))
-            except TimeoutError:
-                if runner.starting.done():  # the env raised it
-                    raise
-                raise CorralError(
-                    f"{runner.name} did not start within start_timeout_s={self._config.start_timeout_s}. "
-                    f"{self._engine.describe_available()}"
-                ) from None
+        descriptions = [self._await_start(runner, deadline_s) for runner in runners]
+        self._describe(descriptions[0], module_spec)
+        if module_spec is None:
+            for runner in runners:
+                runner.begin_make_module(self.module_spec)
+        for runner in runners:
+            self._await_start(runner, deadline_s)
             runner.starting = None
+
+    def _describe(self, description: tuple[Any, Any, int], module_spec: ModuleSpec | None) -> None:
+        """Note what `EnvRunner.describe_env` returned, and make the spec of the module from it if there is none yet."""
+        observation_space, action_space, self.num_envs = description
+        self.module_spec = module_spec or self._config.module_spec(observation_space, action_space)
+
+    def _await_start(self, runner: RemoteRunner, deadline_s: float) -> Any:
+        """Return the result of a step of a runner's start, or raise if it takes too long."""
+        assert runner.starting is not None
+        try:
+            return runner.starting.result(max(0.0, deadline_s - time.perf_counter()))
+        except TimeoutError:
+            if runner.starting.done():  # the env raised it
+                raise
+            raise CorralError(
+                f"{runner.name} did not start within start_timeout_s={self._config.start_timeout_s}. "
+                f"{self._engine.describe_available()}"
+            ) from None
 
     # Health.
 
@@ -144,13 +167,6 @@ class EnvRunnerGroup:
             "num_sub_environment_restarts": self.num_sub_environment_restarts,
             "num_env_steps_lost": self.num_env_steps_lost,
         }
-
-    def describe_env(self) -> tuple[Any, Any, int]:
-        """Return the observation and the action space of one sub-env, and the number of sub-envs of a runner."""
-        description: tuple[Any, Any, int] = (
-            self._description if self.local_env_runner is None else self.local_env_runner.describe_env()
-        )
-        return description
 
     def _fail(self, runner: RemoteRunner, error: BaseException) -> None:
         """Count a failure, and have it mended unless it ends the run.
