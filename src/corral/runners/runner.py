@@ -9,26 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import make_dispatcher
+from corral.core.seeding import runner_seeds
 from corral.core.tree import map_tree
-from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.checks import bad_obs, first_bad_value, write_row
-from corral.envs.step_timeout import StepTimer, require_signals, sampling
-from corral.envs.sub_envs import (
-    Restarts,
-    close_quietly,
-    env_error,
-    foreach_sub_env,
-    known_tasks,
-    original,
-    set_task,
-    takes_tasks,
-)
-from corral.envs.sync_vector import SyncVectorEnv
-from corral.envs.vector import EnvContext, env_name, make_vector_env
+from corral.envs.env_host import EnvHost
+from corral.envs.sub_envs import original
 from corral.episodes.infos import copied
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
 from corral.episodes.trajectories import postprocess_trajectories
@@ -40,7 +29,6 @@ from corral.metrics.timers import Timers
 from corral.modules.distributions import module_action_space
 from corral.modules.inference import Inference
 from corral.modules.module import DEFAULT_MODULE_ID, Module
-from corral.modules.networks import space_tree
 from corral.modules.threads import num_threads_for, torch_threads
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest
@@ -49,6 +37,7 @@ from corral.runners.sample_modes import num_valid, play_begun_episodes, play_epi
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.envs.vector import EnvContext
     from corral.modules.spec import ModuleSpec
 
 
@@ -57,8 +46,7 @@ class EnvRunner:
 
     Attributes:
         config: The (frozen) config.
-        env: The vector env.
-        num_envs: N.
+        host: Host of the envs, which makes, steps and restarts them.
         module: This runner's own copy of the module.
         worker_index: 0 for the embedded runner, 1 and up for others.
         metrics: The logger that callbacks get; aggregated into `result["env_runners"]`.
@@ -68,7 +56,6 @@ class EnvRunner:
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, those of a runner that this one replaces too.
     """
 
-    env: VectorEnv[Any, Any, Any]
     module: Module
     weight_receivers: dict[str, Callable[[Mapping[str, Any]], None]]
 
@@ -98,7 +85,6 @@ class EnvRunner:
             EnvError: The env raised, or gave what its spaces do not allow.
         """
         self.config = config
-        self._name = env_name(config.env)
         self.worker_index = worker_index
         self.metrics = MetricsLogger()
         self.timers = Timers()
@@ -106,23 +92,26 @@ class EnvRunner:
         self.weight_receivers = {}
         self.num_env_steps_sampled_lifetime = 0
         self.idle_since = time.perf_counter()
-        self._own_process = own_process
-        self._timer: StepTimer | None = None
-        if config.env_step_timeout_s is not None and config.vectorization != "async":  # whose processes have their own
-            require_signals()
-            self._timer = StepTimer(config.env_step_timeout_s)
-        self._restarts = Restarts(self._timer, self._next_env_seed, self._announce_sub_env, self._note_restart)
         self._callbacks = make_dispatcher(config)
         # Infos are kept for the callbacks that see episodes or rollouts: nobody else could ask for them.
         self._keeps_infos = self._callbacks.subscribed(*EPISODE_EVENTS, "on_postprocess_trajectory", "on_sample_end")
-        entropy = [config.seed or 0, worker_index, *([num_restarts] if num_restarts else [])]
-        self._env_seeds, noise_seed, id_seed = np.random.SeedSequence(entropy).spawn(3)
-        self._tasks: list[Any] | None = None  # of the sub-envs, as far as they were last heard of
+        env_seeds, noise_seed, id_seed = runner_seeds(
+            config.seed or 0, worker_index, num_restarts, config.in_evaluation
+        )
         self._rng = np.random.default_rng(noise_seed)
+        self.host = EnvHost(
+            config,
+            worker_index,
+            env_seeds,
+            env_created=self._announce_env,
+            sub_env_created=self._announce_sub_env,
+            sub_env_restarted=self._note_restart,
+            needs_sub_envs=self._callbacks.subscribed("on_sub_environment_created"),
+            own_process=own_process,
+        )
         self.make_env()
         self._timestep = 0  # env steps of all runners when the current sample began, as far as this one knows
         self._num_samplers = max(1, config.num_env_runners)
-        self._num_rows_lifetime = 0
         self._last_num_rows = 0
         self._logged_episodes = False
         id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
@@ -132,7 +121,7 @@ class EnvRunner:
             try:
                 self.make_module(module_spec or config.module_spec(*self.describe_env()[:2]))
             except BaseException:
-                self.env.close()
+                self.host.close()
                 raise
 
     def make_module(self, module_spec: ModuleSpec) -> None:
@@ -163,73 +152,55 @@ class EnvRunner:
 
     def make_env(self) -> None:
         """Make the vector env, in place of the one there is, and fire `on_environment_created`."""
-        if hasattr(self, "env"):
-            self.env.close()
-        config = self.config
-        # Used up by the first reset; another env gets another seed.
-        self._env_seed: int | None = self._next_env_seed()
-        self._context = context = EnvContext(config.env_config, self.worker_index, config.num_env_runners)
-        self.env = make_vector_env(
-            config.env,
-            context,
-            num_envs=config.num_envs_per_env_runner,
-            default_num_envs=config.DEFAULT_NUM_ENVS,
-            vectorization=config.vectorization,
-            autoreset_mode=config.autoreset_mode,
-            wrappers=config.wrappers,
-            check=not config.disable_env_checking,
-            seed=self._env_seed,
-            needs_sub_envs=self._callbacks.subscribed("on_sub_environment_created"),
-            limits=AsyncLimits(config.env_step_timeout_s, config.start_timeout_s),
-            restarts=self._restarts if config.restart_failed_sub_environments else None,
-        )
-        self.num_envs: int = self.env.num_envs
-        self._same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
-        # A vector env that is not ours may give the same arrays at every step.
-        self._infos_are_new = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
-        self._space = space_tree(self.env.single_observation_space)
+        self._forget_sample()
+        self.host.make()
+
+    def _forget_sample(self) -> None:
+        """Let the next sample begin with a reset, in a vector env that nothing is known of yet."""
         self._needs_reset = True
         self._events: EpisodeEvents | None = None  # made at the first reset
         self._rollout: Rollout | None = None  # the one that is being written
-        try:
-            self._takes_tasks = takes_tasks(self.env)
-            for i, sub_env in enumerate(getattr(self.env.unwrapped, "envs", ())):
-                self._announce_sub_env(i, sub_env)
-            self._callbacks.fire(
-                "on_environment_created",
-                env_runner=self,
-                metrics_logger=self.metrics,
-                env=self.env,
-                env_context=context,
-            )
-        except BaseException:
-            self.env.close()
-            raise
 
-    def _next_env_seed(self) -> int:
-        return int(self._env_seeds.spawn(1)[0].generate_state(1)[0]) >> 1
+    # Called by the host of the envs.
 
-    def _announce_sub_env(self, env_index: int, sub_env: Any) -> None:
+    def _announce_env(self, env: VectorEnv[Any, Any, Any], context: EnvContext) -> None:
+        self._callbacks.fire(
+            "on_environment_created", env_runner=self, metrics_logger=self.metrics, env=env, env_context=context
+        )
+
+    def _announce_sub_env(self, sub_env: Any, context: EnvContext, env_index: int) -> None:
         self._callbacks.fire(
             "on_sub_environment_created",
             env_runner=self,
             metrics_logger=self.metrics,
             sub_environment=sub_env,
-            env_context=self._context.at(env_index),
+            env_context=context,
             env_index=env_index,
         )
 
     def _note_restart(self, failure: SubEnvError) -> None:
-        """Count a sub-env that was made anew, and break off the episode in whose step the old one failed."""
+        """Count a sub-env that was restarted, and break off the episode in whose step the old one failed."""
         row = 0 if self._rollout is None else self._rollout.num_rows
-        self._restarts.count(failure, self._name, self._num_rows_lifetime + row)
+        self.host.count_restart(failure, row)
         if self._rollout is not None and failure.method == "step":
             self._rollout.broken.append((row, failure.env_index))
+
+    # The envs.
+
+    @property
+    def env(self) -> VectorEnv[Any, Any, Any]:
+        """The vector env."""
+        return self.host.env
+
+    @property
+    def num_envs(self) -> int:
+        """N."""
+        return self.host.num_envs
 
     @property
     def num_sub_env_restarts(self) -> int:
         """Sub-envs that failed and were made anew, over the runner's lifetime."""
-        return self._restarts.num_restarts
+        return self.host.restarts.num_restarts
 
     def sample(
         self,
@@ -278,7 +249,7 @@ class EnvRunner:
         self.inference.begin_sample(explore, self._rng)
         self._rollout, self._num_marked_rows = rollout, 0
         try:
-            with sampling(self._timer, own_process=self._own_process), torch_threads(self._num_threads):
+            with self.host.sampling(), torch_threads(self._num_threads):
                 if wanted:
                     starts_anew = self._needs_reset or request.force_reset or whole_episodes
                     self._needs_reset = True  # until `_finish`: what raises leaves the envs ahead of the columns
@@ -287,9 +258,9 @@ class EnvRunner:
                     else:
                         self._continue(rollout)
                 if request.num_episodes is not None:
-                    play_episodes(rollout, wanted, step_rows, self._name)
+                    play_episodes(rollout, wanted, step_rows, self.host.name)
                 elif whole_episodes:
-                    play_begun_episodes(rollout, wanted, step_rows, self._name)
+                    play_begun_episodes(rollout, wanted, step_rows, self.host.name)
                 else:
                     play_steps(rollout, wanted, step_rows)
             self._finish(rollout, whole_episodes, explore)
@@ -307,7 +278,7 @@ class EnvRunner:
         return rollout
 
     def _allocate(self, num_rows: int) -> Rollout:
-        rollout = Rollout.allocate(num_rows, self.num_envs, self._space, self._distribution)
+        rollout = Rollout.allocate(num_rows, self.num_envs, self.host.space, self._distribution)
         rollout.weights_version = self.weights_version
         rollout.worker_index = self.worker_index
         rollout.observation_space = self.env.single_observation_space
@@ -321,28 +292,21 @@ class EnvRunner:
         self._carry = EpisodeCarry.fresh(self.num_envs, time.perf_counter(), next(self._id_prefixes))
         rollout.carry = self._carry
         if self._events is None and self._callbacks.subscribed(*EPISODE_EVENTS):
-            self._events = EpisodeEvents(self, self._callbacks, same_step=self._same_step)
+            self._events = EpisodeEvents(self, self._callbacks, same_step=self.host.is_same_step)
         if self._events is not None:
             with self.timers.time("callbacks"):
                 self._events.create_all(rollout)
         with self.timers.time("env_step"):
-            try:
-                obs, infos = self._timed(self.env.reset)(seed=self._env_seed)
-            except Exception as error:
-                raise env_error(self._name, self._num_rows_lifetime, "reset", error) from original(error)
-        self._env_seed = None
+            obs, infos = self.host.reset()
         write_row(rollout.obs, 0, obs)
-        if found := bad_obs(rollout, self._space, 0, 1):
-            raise self._bad_value(*min(found))
+        if found := bad_obs(rollout, self.host.space, 0, 1):
+            raise self.host.bad_value(*min(found))
         self._pending, self._begins = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
         self._carry.start_times_s[:] = time.perf_counter()
         self._keep_infos(rollout, 0, infos)
         if self._events is not None:
             with self.timers.time("callbacks"):
                 self._events.start_all(rollout)
-
-    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        return method if self._timer is None else partial(self._timer.call, method)
 
     def _continue(self, rollout: Rollout) -> None:
         """Go on where the last rollout stopped: its last row is the first of this one."""
@@ -367,7 +331,7 @@ class EnvRunner:
         if stop > rollout.capacity:
             rollout.resize(max(stop, rollout.capacity * 3 // 2))
         step, infer, events, clock, seconds = (
-            self._timed(self.env.step),
+            self.host.step,
             self.inference,
             self._events,
             time.perf_counter,
@@ -384,7 +348,8 @@ class EnvRunner:
             rollout.truncated,
             rollout.row_times_s,
         )
-        single_leaf, looks_at_infos = isinstance(obs, np.ndarray), self._same_step or self._keeps_infos
+        single_leaf, looks_at_infos = isinstance(obs, np.ndarray), self.host.is_same_step or self._keeps_infos
+        num_envs, same_step = self.num_envs, self.host.is_same_step
         sees_begins = overrides_method(self.exploration, "begin_episodes") and not random_actions
         inference_s = env_step_s = storage_s = 0.0
         now = clock()
@@ -404,7 +369,7 @@ class EnvRunner:
                 actions[t], logp = choose(action_distribution=row_distribution, timestep=timestep, explore=explore)
                 if logp is not None:
                     rollout.set_logp(t, logp)
-            timestep += self._num_samplers * (self.num_envs - int(np.count_nonzero(resetting)))
+            timestep += self._num_samplers * (num_envs - int(np.count_nonzero(resetting)))
             inferred = clock()
             try:
                 next_obs, rewards[t], terminated[t], truncated[t], infos = step(to_env(actions[t]))
@@ -413,10 +378,10 @@ class EnvRunner:
             except Exception as error:
                 rollout.num_rows = t
                 self._check_block(rollout, start, t)  # a NaN that went in is the better explanation
-                raise env_error(self._name, self._num_rows_lifetime + t, "step", error) from original(error)
+                raise self.host.error("step", t, error) from original(error)
             rollout.num_rows = t + 1
             done = terminated[t] | truncated[t]
-            begins, resetting = (done, resetting) if self._same_step else (resetting, done)
+            begins, resetting = (done, resetting) if same_step else (resetting, done)
             if looks_at_infos:
                 self._keep_infos(rollout, t + 1, infos)
                 self._keep_final_obs(rollout, t, infos)
@@ -439,7 +404,7 @@ class EnvRunner:
     def _mark_valid(self, rollout: Rollout, start: int, stop: int) -> None:
         """Fill `valid`: with next-step autoreset, the row after an end is only a reset."""
         self._num_marked_rows = stop
-        if self._same_step:
+        if self.host.is_same_step:
             rollout.valid[start:stop] = True
         else:
             done = rollout.done[start:stop]
@@ -452,16 +417,16 @@ class EnvRunner:
     def _keep_infos(self, rollout: Rollout, row: int, infos: Mapping[str, Any]) -> None:
         """Keep the infos that came with a row of observations, if there are any and somebody may ask for them."""
         if infos and self._keeps_infos:
-            rollout.info_rows[row] = infos if self._infos_are_new else copied(infos)
+            rollout.info_rows[row] = infos if self.host.gives_new_infos else copied(infos)
 
     def _keep_final_obs(self, rollout: Rollout, t: int, infos: Mapping[str, Any]) -> None:
         """Keep the final observations that a same-step autoreset takes out of row t + 1."""
-        if not self._same_step:
+        if not self.host.is_same_step:
             return
         for i in np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]):
             if "final_obs" not in infos:
                 raise EnvError(
-                    f"env {self._name!r}: sub-env {i} ended with same-step autoreset, but infos has no "
+                    f"env {self.host.name!r}: sub-env {i} ended with same-step autoreset, but infos has no "
                     f"'final_obs' (it has {sorted(infos)}): without it the last observation is lost."
                 )
             final = infos["final_obs"]
@@ -477,7 +442,7 @@ class EnvRunner:
         self._timestep += self._num_samplers * rollout.num_env_steps
         if rollout.num_rows:
             self._needs_reset = whole_episodes
-            self._num_rows_lifetime += rollout.num_rows
+            self.host.num_rows += rollout.num_rows
             self._last_num_rows = rollout.num_rows
             self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
             self._last_infos = rollout.info_rows.get(rollout.num_rows, {})
@@ -499,11 +464,8 @@ class EnvRunner:
 
     def _check_block(self, rollout: Rollout, start: int, stop: int) -> None:
         """Refuse NaN and values outside the spaces in the rows that were just written; the earliest is named."""
-        if bad := first_bad_value(rollout, self._space, start, stop, callbacks=self._events is not None):
-            raise self._bad_value(*bad)
-
-    def _bad_value(self, t: int, env_index: int, problem: str) -> EnvError:
-        return EnvError(f"env {self._name!r}, sub-env {env_index}, step {self._num_rows_lifetime + t}: {problem}.")
+        if bad := first_bad_value(rollout, self.host.space, start, stop, callbacks=self._events is not None):
+            raise self.host.bad_value(*bad)
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
         """Copy weights of modules in, by module id and parameter name, and note their version."""
@@ -548,17 +510,7 @@ class EnvRunner:
             EnvError: The vector env has no sub-envs, or none that can be reached.
             Exception: What `fn` raised.
         """
-        results = foreach_sub_env(self.env, self._name, fn)
-        self._ask_tasks()
-        return results
-
-    def _ask_tasks(self) -> None:
-        if self._takes_tasks:
-            self._tasks = known_tasks(self.env, self._tasks)
-
-    def _give_tasks(self) -> None:
-        if self._takes_tasks and self._tasks is not None:
-            foreach_sub_env(self.env, self._name, set_task, self._tasks)
+        return self.host.foreach(fn)
 
     def get_state(self) -> dict[str, Any]:
         """Return what a runner that takes this one's place has to know, besides the weights.
@@ -566,11 +518,10 @@ class EnvRunner:
         `weights_version`, `num_env_steps_sampled_lifetime`, `exploration`, and `tasks`: what `get_task` of each sub-env
         returns, or `None` where there is no such method.
         """
-        self._ask_tasks()
         return {
             "weights_version": self.weights_version,
             "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
-            "tasks": self._tasks,
+            "tasks": self.host.get_tasks(),
             "exploration": self.exploration.get_state(),
         }
 
@@ -582,8 +533,7 @@ class EnvRunner:
         if state.get("exploration"):
             self.exploration.set_state(state["exploration"])
         if "tasks" in state:
-            self._tasks = state["tasks"]
-            self._give_tasks()
+            self.host.set_tasks(state["tasks"])
 
     def recover(self) -> None:
         """Go on after whatever `sample` raised: put a new vector env in the place of the old one, with the same tasks.
@@ -593,12 +543,8 @@ class EnvRunner:
         Raises:
             EnvError: The env cannot be made.
         """
-        if hasattr(self, "env"):
-            self._ask_tasks()
-            close_quietly(self.env)
-            del self.env  # should the next line raise, there is nothing to close
-        self.make_env()
-        self._give_tasks()
+        self._forget_sample()
+        self.host.recover()
 
     @property
     def num_callback_errors(self) -> int:
@@ -611,5 +557,4 @@ class EnvRunner:
 
     def stop(self) -> None:
         """Close the env."""
-        if hasattr(self, "env"):
-            self.env.close()
+        self.host.close()
