@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from corral.modules.threads import num_threads_for, torch_threads
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest
 from corral.runners.rollout_completion import fill_logp, log_episodes
-from corral.runners.sample_modes import num_valid, play_begun_episodes, play_episodes, play_steps
+from corral.runners.sample_modes import SampleMode, make_mode, mark_steps, num_valid
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -117,6 +116,7 @@ class EnvRunner:
         id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
         self._id_prefixes = (f"{id_prefix}{count:06x}" for count in itertools.count())  # one for each reset of all envs
         self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
+        self._resetting = np.zeros(self.num_envs, np.bool_)  # sub-envs that the next row only resets
         if makes_module:
             try:
                 self.make_module(module_spec or config.module_spec(*self.describe_env()[:2]))
@@ -245,9 +245,9 @@ class EnvRunner:
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
         whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
-        step_rows = partial(self._step_rows, rollout, explore, request.random_actions)
+        mode = make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
         self.inference.begin_sample(explore, self._rng)
-        self._rollout, self._num_marked_rows = rollout, 0
+        self._rollout = rollout
         try:
             with self.host.sampling(), torch_threads(self._num_threads):
                 if wanted:
@@ -257,20 +257,15 @@ class EnvRunner:
                         self._reset(rollout)
                     else:
                         self._continue(rollout)
-                if request.num_episodes is not None:
-                    play_episodes(rollout, wanted, step_rows, self.host.name)
-                elif whole_episodes:
-                    play_begun_episodes(rollout, wanted, step_rows, self.host.name)
-                else:
-                    play_steps(rollout, wanted, step_rows)
+                while num_rows := mode.num_rows_wanted(rollout):
+                    self._step_rows(rollout, num_rows, mode, explore, request.random_actions)
             self._finish(rollout, whole_episodes, explore)
             with self.timers.time("callbacks"):
                 if self._callbacks.subscribed("on_postprocess_trajectory"):
                     postprocess_trajectories(rollout, self._callbacks, self, self.module)
                 self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
         except BaseException as error:
-            if rollout.num_rows > self._num_marked_rows:
-                self._mark_valid(rollout, self._num_marked_rows, rollout.num_rows)
+            mark_steps(rollout, mode.num_settled_rows, self._resetting, same_step=self.host.is_same_step)
             error.num_env_steps_lost = num_valid(rollout)  # type: ignore[attr-defined]  # goes with it to other processes
             raise
         finally:
@@ -301,7 +296,7 @@ class EnvRunner:
         write_row(rollout.obs, 0, obs)
         if found := bad_obs(rollout, self.host.space, 0, 1):
             raise self.host.bad_value(*min(found))
-        self._pending, self._begins = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
+        self._resetting, self._begins = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
         self._carry.start_times_s[:] = time.perf_counter()
         self._keep_infos(rollout, 0, infos)
         if self._events is not None:
@@ -319,12 +314,10 @@ class EnvRunner:
     def _step_rows(
         self,
         rollout: Rollout,
+        num_rows: int,
+        mode: SampleMode,
         explore: bool,
         random_actions: bool,
-        num_rows: int,
-        *,
-        episodes_left: int | None = None,
-        playing: NDArray[np.bool_] | None = None,
     ) -> None:
         """Step `num_rows` times. This is the hot loop: no work per sub-env, and no allocation that can be saved."""
         start, stop = rollout.num_rows, rollout.num_rows + num_rows
@@ -341,7 +334,7 @@ class EnvRunner:
         choose = self.exploration.get_exploration_action
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
         timestep = self._timestep + self._num_samplers * num_valid(rollout)
-        begins, resetting = self._begins, self._pending
+        begins, resetting = self._begins, self._resetting
         rewards, terminated, truncated, times = (
             rollout.rewards,
             rollout.terminated,
@@ -391,28 +384,15 @@ class EnvRunner:
             storage_s += after - stepped
             now = after
             if events is not None:
-                events.fire_row(rollout, t, episodes_left, playing)
+                events.fire_row(rollout, t, mode.episodes_left, mode.playing)
                 now = clock()
                 seconds["callbacks"] += now - after
-        self._begins = begins
         seconds["inference"] += inference_s
         seconds["env_step"] += env_step_s
-        self._mark_valid(rollout, start, stop)
+        mode.settle(rollout, self._resetting, same_step=same_step)
+        self._begins, self._resetting = begins, resetting
         self._check_block(rollout, start, stop)
         seconds["storage"] += storage_s + clock() - now
-
-    def _mark_valid(self, rollout: Rollout, start: int, stop: int) -> None:
-        """Fill `valid`: with next-step autoreset, the row after an end is only a reset."""
-        self._num_marked_rows = stop
-        if self.host.is_same_step:
-            rollout.valid[start:stop] = True
-        else:
-            done = rollout.done[start:stop]
-            rollout.valid[start] = ~self._pending
-            rollout.valid[start + 1 : stop] = ~done[:-1]
-            self._pending = done[-1].copy()
-        for row, i in rollout.broken:
-            rollout.valid[row, i] = False
 
     def _keep_infos(self, rollout: Rollout, row: int, infos: Mapping[str, Any]) -> None:
         """Keep the infos that came with a row of observations, if there are any and somebody may ask for them."""
