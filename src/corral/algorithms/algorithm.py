@@ -212,31 +212,31 @@ class Algorithm(ABC):
         if self._stopped:
             raise CorralError("this algorithm was stopped, and its envs are closed: build() another one.")
         with self._exceptions_shown():
-            return self._train()
-
-    def _train(self) -> dict[str, Any]:
-        config, start = self.config, time.perf_counter()
-        steps_before = self.num_env_steps_sampled_lifetime
-        while True:
-            self.metrics.log_dict(self.training_step(), key="learners", reduce="mean")
-            elapsed_s = time.perf_counter() - start
-            sampled = self.num_env_steps_sampled_lifetime - steps_before
-            if elapsed_s >= config.min_time_s_per_iteration and sampled >= config.min_sample_timesteps_per_iteration:
-                break
-        self.env_runner_group.collect_metrics(self.metrics, self.timers)
-        self.learner_group.collect_metrics(self.metrics, self.timers)
-        self.training_iteration += 1
-        result = self._result()
-        self._set_costs(result, time.perf_counter() - start)
-        with self.timers.time("callbacks"):
-            self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
-        merge_nested(result, self.metrics.peek_new())  # what the callbacks of this very event logged
-        self.metrics.reduce()
-        iteration_s = time.perf_counter() - start
-        self._set_costs(result, iteration_s)  # again, with theirs
-        self._time_total_s += iteration_s
-        self.timers.take()
-        return result
+            config, start = self.config, time.perf_counter()
+            steps_before = self.num_env_steps_sampled_lifetime
+            while True:
+                self.metrics.log_dict(self.training_step(), key="learners", reduce="mean")
+                elapsed_s = time.perf_counter() - start
+                sampled = self.num_env_steps_sampled_lifetime - steps_before
+                if (
+                    elapsed_s >= config.min_time_s_per_iteration
+                    and sampled >= config.min_sample_timesteps_per_iteration
+                ):
+                    break
+            self.env_runner_group.collect_metrics(self.metrics, self.timers)
+            self.learner_group.collect_metrics(self.metrics, self.timers)
+            self.training_iteration += 1
+            result = self._result()
+            self._set_costs(result, time.perf_counter() - start)
+            with self.timers.time("callbacks"):
+                self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
+            merge_nested(result, self.metrics.peek_new())  # what the callbacks of this very event logged
+            self.metrics.reduce()
+            iteration_s = time.perf_counter() - start
+            self._set_costs(result, iteration_s)  # again, with theirs
+            self._time_total_s += iteration_s
+            self.timers.take()
+            return result
 
     @contextmanager
     def _exceptions_shown(self) -> Iterator[None]:

@@ -171,7 +171,7 @@ class EnvHost:
     @property
     def step(self) -> Callable[..., Any]:
         """The step of the vector env, with its time limit."""
-        return self._limited(self.env.step)
+        return self.env.step if self._timer is None else partial(self._timer.call, self.env.step)
 
     def reset(self) -> tuple[Any, Mapping[str, Any]]:
         """Reset all sub-envs; the first time with the env's seed.
@@ -180,14 +180,12 @@ class EnvHost:
             EnvError: The env raised, or took too long.
         """
         try:
-            obs, infos = self._limited(self.env.reset)(seed=self._reset_seed)
+            reset = self.env.reset if self._timer is None else partial(self._timer.call, self.env.reset)
+            obs, infos = reset(seed=self._reset_seed)
         except Exception as error:
             raise self.error("reset", 0, error) from original(error)
         self._reset_seed = None
         return obs, infos
-
-    def _limited(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        return method if self._timer is None else partial(self._timer.call, method)
 
     # Failures.
 

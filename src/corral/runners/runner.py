@@ -241,7 +241,7 @@ class EnvRunner:
         wanted = request.num_wanted
         explore = self.config.explore if request.explore is None else request.explore
         self._timestep = self._timestep if request.timestep is None else request.timestep
-        rows = -(-wanted // self.num_envs)
+        rows = -(-wanted // self.host.num_envs)
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
         whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
@@ -273,10 +273,10 @@ class EnvRunner:
         return rollout
 
     def _allocate(self, num_rows: int) -> Rollout:
-        rollout = Rollout.allocate(num_rows, self.num_envs, self.host.space, self._distribution)
+        rollout = Rollout.allocate(num_rows, self.host.num_envs, self.host.space, self._distribution)
         rollout.weights_version = self.weights_version
         rollout.worker_index = self.worker_index
-        rollout.observation_space = self.env.single_observation_space
+        rollout.observation_space = self.host.env.single_observation_space
         rollout.action_space = self._module_action_space
         rollout.carry = self._carry
         return rollout
@@ -284,7 +284,7 @@ class EnvRunner:
     def _reset(self, rollout: Rollout) -> None:
         """Start all sub-envs anew, into row 0."""
         # An exception may have cut off what the last carry does not know of: new episodes get ids of their own.
-        self._carry = EpisodeCarry.fresh(self.num_envs, time.perf_counter(), next(self._id_prefixes))
+        self._carry = EpisodeCarry.fresh(self.host.num_envs, time.perf_counter(), next(self._id_prefixes))
         rollout.carry = self._carry
         if self._events is None and self._callbacks.subscribed(*EPISODE_EVENTS):
             self._events = EpisodeEvents(self, self._callbacks, same_step=self.host.is_same_step)
@@ -296,7 +296,7 @@ class EnvRunner:
         write_row(rollout.obs, 0, obs)
         if found := bad_obs(rollout, self.host.space, 0, 1):
             raise self.host.bad_value(*min(found))
-        self._resetting, self._begins = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
+        self._resetting, self._begins = np.zeros(self.host.num_envs, np.bool_), np.ones(self.host.num_envs, np.bool_)
         self._carry.start_times_s[:] = time.perf_counter()
         self._keep_infos(rollout, 0, infos)
         if self._events is not None:
@@ -342,7 +342,7 @@ class EnvRunner:
             rollout.row_times_s,
         )
         single_leaf, looks_at_infos = isinstance(obs, np.ndarray), self.host.is_same_step or self._keeps_infos
-        num_envs, same_step = self.num_envs, self.host.is_same_step
+        num_envs, same_step = self.host.num_envs, self.host.is_same_step
         sees_begins = overrides_method(self.exploration, "begin_episodes") and not random_actions
         inference_s = env_step_s = storage_s = 0.0
         now = clock()

@@ -67,11 +67,6 @@ class SampleMode(ABC):
         """
         start, self.num_settled_rows = self.num_settled_rows, rollout.num_rows
         mark_steps(rollout, start, resetting, same_step=same_step)
-        self._choose(rollout)
-
-    def _choose(self, rollout: Rollout) -> None:
-        """Mark as invalid the steps that were taken and are not wanted; all are, unless a mode says otherwise."""
-        return
 
 
 class Steps(SampleMode):
@@ -79,7 +74,7 @@ class Steps(SampleMode):
 
     def num_rows_wanted(self, rollout: Rollout) -> int:
         """Return as many rows as cannot overshoot by N."""
-        return rows_for(self._num_wanted - num_valid(rollout), rollout)
+        return max(0, -((num_valid(rollout) - self._num_wanted) // rollout.num_envs))
 
 
 class Episodes(SampleMode):
@@ -90,7 +85,9 @@ class Episodes(SampleMode):
         self.episodes_left = self._num_wanted - num_complete(rollout)
         return int(self.episodes_left > 0)
 
-    def _choose(self, rollout: Rollout) -> None:
+    def settle(self, rollout: Rollout, resetting: NDArray[np.bool_], *, same_step: bool) -> None:
+        """Fill `valid`; once enough episodes are complete, steps of no other episode stay valid."""
+        super().settle(rollout, resetting, same_step=same_step)
         drop_broken(rollout, self._name)
         rows = slice(rollout.num_rows)
         ends = (rollout.done & rollout.valid)[rows]
@@ -112,10 +109,12 @@ class BegunEpisodes(SampleMode):
     def num_rows_wanted(self, rollout: Rollout) -> int:
         """Return as many rows as cannot overshoot by N, then one at a time until the last episode ends."""
         if self.playing is None:
-            return rows_for(self._num_wanted - num_valid(rollout), rollout)
+            return max(0, -((num_valid(rollout) - self._num_wanted) // rollout.num_envs))
         return int(self.playing.any())
 
-    def _choose(self, rollout: Rollout) -> None:
+    def settle(self, rollout: Rollout, resetting: NDArray[np.bool_], *, same_step: bool) -> None:
+        """Fill `valid`; once enough steps are taken, only episodes that were under way then stay valid."""
+        super().settle(rollout, resetting, same_step=same_step)
         last = rollout.num_rows - 1
         if self.playing is None:
             drop_broken(rollout, self._name)
@@ -132,11 +131,6 @@ class BegunEpisodes(SampleMode):
 
 
 # Pure functions on the columns of a rollout.
-
-
-def rows_for(num_steps: int, rollout: Rollout) -> int:
-    """Return the rows in which all sub-envs together take so many steps, or a few more."""
-    return max(0, -(-num_steps // rollout.num_envs))
 
 
 def num_valid(rollout: Rollout) -> int:
