@@ -156,7 +156,7 @@ def weight_sync(options: Options) -> Fields:
         milliseconds = []
         for version in range(1, WARMUP_SYNCS + NUM_SYNCS + 1):
             start = perf_counter()
-            group.sync_weights(weights, version)
+            group.sync_weights({"modules": weights}, version)
             # A runner takes one call after another, so that its answer says that it has the weights.
             answers = group.foreach_env_runner("ping")
             milliseconds.append(1e3 * (perf_counter() - start))
@@ -193,25 +193,29 @@ def _timed(options: Options, num_env_runners: int, step_s: float, **env_config: 
 
 @contextmanager
 def _group(config: Any) -> Iterator[Any]:
-    """Starts a group of runners and ends it."""
+    """Starts a group of runners on an engine of its own, and ends both."""
+    from corral.engines.lazy import LazyEngine
     from corral.runners.runner_group import EnvRunnerGroup
 
-    group = EnvRunnerGroup(config.freeze())
+    engine = LazyEngine(config.engine_name)
+    group = EnvRunnerGroup(config.freeze(), engine)
     try:
         yield group
     finally:
         group.stop()
+        engine.stop()
 
 
 def _sampler(group: Any, num_timesteps: int) -> Callable[[], list[Any]]:
     """Returns a function that samples once and collects the runners' metrics, as training does."""
     from corral.metrics.logger import MetricsLogger
     from corral.metrics.timers import Timers
+    from corral.runners.requests import SampleRequest
 
-    metrics, timers = MetricsLogger(), Timers()
+    metrics, timers, request = MetricsLogger(), Timers(), SampleRequest(num_timesteps=num_timesteps)
 
     def sample() -> list[Any]:
-        rollouts: list[Any] = group.sample(num_timesteps, timers)
+        rollouts: list[Any] = group.sample(request, timers)
         group.collect_metrics(metrics, timers)
         metrics.reduce()
         return rollouts

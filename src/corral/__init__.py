@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from corral.episodes.episode import SingleAgentEpisode as SingleAgentEpisode
     from corral.exploration.base import Exploration as Exploration
     from corral.modules.module import Module as Module
+    from corral.runners.requests import SampleRequest as SampleRequest
 
 _HOMES = {
     "Algorithm": "corral.algorithms.algorithm",
@@ -41,6 +42,7 @@ _HOMES = {
     "PPOConfig": "corral.algorithms.ppo",
     "SAC": "corral.algorithms.sac",
     "SACConfig": "corral.algorithms.sac",
+    "SampleRequest": "corral.runners.requests",
     "SingleAgentEpisode": "corral.episodes.episode",
     "make_multi_callbacks": "corral.callbacks.callback",
     "register_algorithm": "corral.algorithms.registry",

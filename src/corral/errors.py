@@ -34,6 +34,14 @@ class ColumnError(CorralError, ValueError):
     """A value has another shape or dtype than its column, or a column does not fit the other columns."""
 
 
+class SampleError(CorralError, ValueError):
+    """A request for samples asks for nothing, for two things at once, or for a negative number."""
+
+
+class WeightsError(CorralError, ValueError):
+    """A part of the weights has no receiver in a runner; the message names the part."""
+
+
 class EpisodeError(CorralError, ValueError):
     """An episode was built from parts that do not fit together, or stepped after its end."""
 

@@ -70,7 +70,7 @@ def test_a_run_survives_hundreds_of_faults_and_counts_every_step_once(engine: st
             if len(faults(record)) >= num_faults // 4 * (len(levels) + 1):
                 levels.append(level())
         lost, health = algo.env_runner_group.num_env_steps_lost, result["fault_tolerance"]
-        in_flight = sum(runner.request is not None for runner in algo.env_runner_group._runners.values()) * FRAGMENT
+        in_flight = sum(runner.sampling is not None for runner in algo.env_runner_group._runners.values()) * FRAGMENT
         taken = steps_taken(record)
     kinds = Counter(faults(record))
     assert set(kinds) <= set(RATES[engine]) and (num_faults < 200 or len(kinds) == len(RATES[engine]))

@@ -8,17 +8,21 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from corral import PPOConfig
+from corral import DQNConfig, PPOConfig
+from corral.engines.lazy import LazyEngine
 from corral.episodes.rollout import Rollout
-from corral.errors import ConfigError, SerializationError
+from corral.errors import ConfigError, SerializationError, WeightsError
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
+from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
 from gated import GatedEnv
 
@@ -42,11 +46,31 @@ def config(engine: str, gate: Path | None = None, **settings: Any) -> PPOConfig:
     return made.copy(**settings).freeze()
 
 
+@contextmanager
+def started(made_from: PPOConfig) -> Iterator[EnvRunnerGroup]:
+    """Start a group on an engine of its own, and end both."""
+    engine = LazyEngine(made_from.engine_name)
+    group = EnvRunnerGroup(made_from, engine)
+    try:
+        yield group
+    finally:
+        group.stop()
+        engine.stop()
+
+
+@contextmanager
+def opened_at_the_end(gate: Path) -> Iterator[None]:
+    """Let a waiting runner go, whatever the test did, so that its group can end."""
+    try:
+        yield
+    finally:
+        gate.touch()
+
+
 @pytest.fixture(scope="class")
 def group(engine: str) -> Iterator[EnvRunnerGroup]:
-    made = EnvRunnerGroup(config(engine))
-    yield made
-    made.stop()
+    with started(config(engine)) as made:
+        yield made
 
 
 def by_runner(rollouts: list[Rollout]) -> dict[int, int]:
@@ -118,11 +142,11 @@ class TestCalls:
 
     def test_no_steps_are_no_fragments_at_once(self, group: EnvRunnerGroup) -> None:
         timers = Timers()
-        assert group.sample(0, timers) == []
+        assert group.sample(SampleRequest(num_timesteps=0), timers) == []
         assert timers.seconds["waiting"] < group._config.sample_timeout_s / 2  # it waits for nobody
 
     def test_samples_without_waiting(self, group: EnvRunnerGroup) -> None:
-        assert group.sample_async(7) == 2
+        assert group.sample_async(SampleRequest(num_timesteps=7)) == 2
         rollouts: list[Rollout] = []
         deadline_s = time.monotonic() + 30
         while len(rollouts) < 2 and time.monotonic() < deadline_s:
@@ -131,6 +155,62 @@ class TestCalls:
         metrics = MetricsLogger()
         group.collect_metrics(metrics, Timers())
         assert metrics.peek()["env_runners"]["num_env_steps_sampled"] == 14
+
+    def test_a_request_travels_whole(self, group: EnvRunnerGroup) -> None:
+        """Every field of it changes what the runners do."""
+        request = SampleRequest(num_episodes=3, explore=False, random_actions=True, timestep=500)
+        rollouts = group.sample(request, Timers())
+        ends = {int(r.obs[0, 0, 0]): int((r.done & r.valid).sum()) for r in rollouts}
+        assert ends == {1: 2, 2: 1}
+        assert not all((r.actions == r.dist_inputs.argmax(-1)).all() for r in rollouts)
+        by_steps = SampleRequest(num_timesteps=8, explore=False)
+        assert all((r.actions == r.dist_inputs.argmax(-1)).all() for r in group.sample(by_steps, Timers()))
+        assert not any(r.continues for r in group.sample(replace(by_steps, force_reset=True), Timers()))
+        assert all(r.continues for r in group.sample(by_steps, Timers()))
+
+
+class TestTimestepsOfFragmentsThatNobodyWaitsFor:
+    """A schedule goes by the env steps of all runners, and continues from one fragment to the next."""
+
+    @pytest.mark.parametrize("engine", ["local", "process"])
+    def test_a_schedule_continues(self, engine: str) -> None:
+        made = DQNConfig().environment(GatedEnv, disable_env_checking=True).engine(engine).debugging(seed=0)
+        made.env_runners(num_env_runners=2, num_envs_per_env_runner=1)
+        made.exploration(exploration_config={"initial_epsilon": 1.0, "final_epsilon": 0.0, "epsilon_timesteps": 100})
+        with started(made.freeze()) as group:
+            found = []
+            for _ in range(3):
+                assert group.sample_async(SampleRequest(num_timesteps=10)) == 2
+                fetched = 0
+                while fetched < 2:
+                    fetched += len(group.fetch_samples(timeout_seconds=5))
+                metrics = MetricsLogger()
+                group.collect_metrics(metrics, Timers())
+                found.append(metrics.peek()["env_runners"]["epsilon"])
+        # Two runners of 10 steps each: epsilon falls by 0.2 in a round.
+        assert found == pytest.approx([0.8, 0.6, 0.4])
+
+    def test_steps_that_are_under_way_elsewhere_count(self, tmp_path: Path) -> None:
+        gate = tmp_path / "gate"
+        with started(config("process", gate)) as group, opened_at_the_end(gate):
+            group.sample_async(SampleRequest(num_timesteps=10))
+            timesteps = []
+            for _ in range(3):
+                assert by_runner(group.fetch_samples(timeout_seconds=30)) == {2: 10}  # the other one waits for the gate
+                group.sample_async(SampleRequest(num_timesteps=10))
+                assert group._runners[2].sampling is not None
+                timesteps.append(group._runners[2].sampling.request.timestep)
+            assert timesteps == [20, 30, 40]  # 10 of runner 1, and what runner 2 has sampled
+
+    def test_a_timestep_of_the_request_counts(self, tmp_path: Path) -> None:
+        with started(config("local")) as group:
+            group.sample_async(SampleRequest(num_timesteps=10, timestep=1000))
+            group.fetch_samples()
+            group.sample_async(SampleRequest(num_timesteps=10))
+            assert [runner.sampling.request.timestep for runner in group._runners.values() if runner.sampling] == [
+                1020,
+                1020,
+            ]
 
 
 @pytest.mark.parametrize("engine", ["process", RAY_SLOW], indirect=True)
@@ -142,16 +222,18 @@ class TestLateRunners:
     def test_a_timeout_keeps_what_has_arrived_and_counts_the_rest_later(
         self, engine: str, gate: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        group = EnvRunnerGroup(config(engine, gate, sample_timeout_s=0.2, straggler_factor=None))
-        try:
+        with (
+            started(config(engine, gate, sample_timeout_s=0.2, straggler_factor=None)) as group,
+            opened_at_the_end(gate),
+        ):
             with caplog.at_level(logging.WARNING, "corral"):
-                first = group.sample(20, Timers())
+                first = group.sample(SampleRequest(num_timesteps=20), Timers())
             assert by_runner(first) == {2: 10}
             assert "sample_timeout_s=0.2 from env runner 1" in caplog.text
             gate.touch()
             seen, rounds = list(first), 0
             while 1 not in by_runner(seen) and rounds < 200:
-                seen += group.sample(4, Timers())
+                seen += group.sample(SampleRequest(num_timesteps=4), Timers())
                 rounds += 1
             assert by_runner([r for r in seen if r.obs[0, 0, 0] == 1]) == {1: 10}  # the one that it was asked for first
             numbers = np.concatenate([rollout.obs[1:][rollout.valid] for rollout in seen])
@@ -160,60 +242,50 @@ class TestLateRunners:
             group.collect_metrics(metrics, Timers())
             assert metrics.peek()["env_runners"]["num_env_steps_sampled"] == len(numbers)
             assert group.num_env_steps_lost == 0
-        finally:
-            gate.touch()
-            group.stop()
 
     def test_a_runner_that_stands_still_stops_holding_up_the_others(self, engine: str, gate: Path) -> None:
         gate.touch()
-        group = EnvRunnerGroup(config(engine, gate))
-        try:
-            assert by_runner(group.sample(40, Timers())) == {1: 20, 2: 20}
+        with started(config(engine, gate)) as group, opened_at_the_end(gate):
+            assert by_runner(group.sample(SampleRequest(num_timesteps=40), Timers())) == {1: 20, 2: 20}
             gate.unlink()
             for _ in range(5):  # it would be waited for a minute
-                assert by_runner(group.sample(10, Timers())).keys() == {2}
+                assert by_runner(group.sample(SampleRequest(num_timesteps=10), Timers())).keys() == {2}
             gate.touch()
             deadline_s = time.monotonic() + 60
-            while not (late := [r for r in group.sample(2, Timers()) if r.obs[0, 0, 0] == 1]):
+            while not (
+                late := [r for r in group.sample(SampleRequest(num_timesteps=2), Timers()) if r.obs[0, 0, 0] == 1]
+            ):
                 assert time.monotonic() < deadline_s
             assert by_runner(late) == {1: 5}
-        finally:
-            gate.touch()
-            group.stop()
 
     def test_a_late_fragment_is_as_stale_as_the_result_says(self, engine: str, gate: Path) -> None:
-        group = EnvRunnerGroup(config(engine, gate, sample_timeout_s=0.2, straggler_factor=None))
-        try:
-            assert by_runner(group.sample(20, Timers())) == {2: 10}
+        with (
+            started(config(engine, gate, sample_timeout_s=0.2, straggler_factor=None)) as group,
+            opened_at_the_end(gate),
+        ):
+            assert by_runner(group.sample(SampleRequest(num_timesteps=20), Timers())) == {2: 10}
             weights = group.foreach_env_runner(
                 lambda runner: {"default_policy": {k: v.numpy() for k, v in runner.module.state_dict().items()}},
                 remote_worker_ids=[2],
             )[0]
             for version in (0, 1, 2):
-                group.sync_weights(weights, version)
-            assert by_runner(group.sample(6, Timers())) == {2: 6}
+                group.sync_weights({"modules": weights}, version)
+            assert by_runner(group.sample(SampleRequest(num_timesteps=6), Timers())) == {2: 6}
             gate.touch()
             deadline_s = time.monotonic() + 60
-            while group._runners[1].request is not None and not group._runners[1].request.future.done():
+            while group._runners[1].sampling is not None and not group._runners[1].sampling.future.done():
                 assert time.monotonic() < deadline_s
             group.take_costs()
-            assert by_runner(group.sample(10, Timers())) == {1: 10}
+            assert by_runner(group.sample(SampleRequest(num_timesteps=10), Timers())) == {1: 10}
             costs = group.take_costs()
             lag = costs["by_runner"]["1"]["weights_version_lag_mean"]
             assert lag == costs["weights_version_lag_mean"] == 2 and costs["weights_version"] == 2
             assert math.isnan(costs["by_runner"]["2"]["weights_version_lag_mean"])
-        finally:
-            gate.touch()
-            group.stop()
 
     def test_a_call_with_a_limit_leaves_out_who_is_busy(self, engine: str, gate: Path) -> None:
-        group = EnvRunnerGroup(config(engine, gate))
-        try:
-            group.sample_async(3)
+        with started(config(engine, gate)) as group, opened_at_the_end(gate):
+            group.sample_async(SampleRequest(num_timesteps=3))
             assert group.foreach_env_runner(lambda runner: runner.worker_index, timeout_seconds=1.0) == [2]
-        finally:
-            gate.touch()
-            group.stop()
 
 
 @pytest.mark.parametrize("engine", ["process", RAY_SLOW], indirect=True)
@@ -235,6 +307,48 @@ def test_weights_travel_once_to_each_runner_and_only_when_they_changed(engine: s
             lambda runner: {k: v.numpy() for k, v in runner.module.state_dict().items()}
         )
         assert all(np.array_equal(ours[name], weights[name]) for weights in theirs for name in ours)
+
+
+@pytest.mark.parametrize("engine", ["local", "process"])
+class TestPartsOfTheWeights:
+    def test_a_part_goes_from_its_provider_to_its_receivers(self, engine: str) -> None:
+        def receive(env_runner: Any) -> None:
+            env_runner.weight_receivers["filter"] = lambda arrays: setattr(env_runner, "scale", arrays["scale"])
+
+        made = config(engine).copy(train_batch_size_per_learner=16, minibatch_size=16, num_epochs=1)
+        with made.callbacks(on_environment_created=receive).build() as algo:
+            algo.weight_providers["filter"] = lambda: {"scale": np.full(3, algo.training_iteration)}
+            for iteration in range(2):
+                algo.train()
+                found = algo.env_runner_group.foreach_env_runner(lambda runner: runner.scale.tolist())
+                assert found == [[iteration] * 3] * 2
+            algo.env_runner_group._runners[1].handle.kill()
+            algo.train()  # without runner 1
+            deadline_s = time.monotonic() + 60
+            while algo.env_runner_group.num_healthy_remote_workers < 2:
+                assert time.monotonic() < deadline_s
+                algo.train()
+            assert all(algo.env_runner_group.foreach_env_runner(lambda runner: hasattr(runner, "scale")))
+
+    def test_a_part_that_a_runner_does_not_know_is_named(self, engine: str) -> None:
+        with started(config(engine)) as group:
+            group.sync_weights({"module": {}}, 1)
+            with pytest.raises(WeightsError, match=r"no receiver for the part 'module'. Did you mean 'modules'\?"):
+                group.sample(SampleRequest(num_timesteps=4), Timers())
+
+
+def test_an_unknown_part_changes_nothing_in_the_embedded_runner() -> None:
+    with PPOConfig().environment("CartPole-v1").build() as algo:
+        runner = algo.env_runner
+        assert runner is not None
+        version, weights = runner.weights_version, runner.module.state_dict()["policy_head.weight"].clone()
+        zeros = {
+            name: np.zeros_like(array) for name, array in algo.learner_group.get_weights()["default_policy"].items()
+        }
+        with pytest.raises(WeightsError, match="'filter'"):
+            algo.env_runner_group.sync_weights({"modules": {"default_policy": zeros}, "filter": {}}, 99)
+        assert runner.weights_version == version
+        assert (runner.module.state_dict()["policy_head.weight"] == weights).all()
 
 
 def test_the_keys_of_the_costs_are_there_with_the_embedded_runner_too() -> None:

@@ -6,7 +6,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -20,6 +20,8 @@ from corral.checkpoint import algorithm_state, load_algorithm, read_checkpoint, 
 from corral.config.validation import reconfigured, round_size
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
+from corral.engines.base import resources_of_workers
+from corral.engines.lazy import LazyEngine
 from corral.errors import CorralError
 from corral.exploration.base import overrides_method
 from corral.learners.build import make_learner_group
@@ -29,7 +31,7 @@ from corral.metrics.logger import MetricsLogger
 from corral.metrics.result import merge_nested
 from corral.metrics.timers import Timers, timer_results
 from corral.modules.module import DEFAULT_MODULE_ID, Module
-from corral.runners.runner import EXPLORATION_ID
+from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
 
 if TYPE_CHECKING:
@@ -73,8 +75,11 @@ class Algorithm(ABC):
     Attributes:
         config: The frozen, resolved config.
         metrics: The logger whose numbers become the result.
+        engine: What runs the workers; made when the first one starts. All groups share it.
         env_runner_group: The runners.
         learner_group: The learners.
+        weight_providers: Functions that give the parts of what runners act by; runners have a receiver for each part
+            in `EnvRunner.weight_receivers`.
         training_iteration: Finished calls of `train()`.
         num_env_steps_sampled_lifetime: Env steps sampled so far.
         round_size: Env steps that all runners sample in one round; `None` where the batch is one round.
@@ -105,31 +110,36 @@ class Algorithm(ABC):
         self.training_iteration = 0
         self.num_env_steps_sampled_lifetime = 0
         self._time_total_s = 0.0
-        self._num_shared = 0  # times that the exploration changed what runners act by
+        self._num_exploration_versions = 0  # times that the exploration changed what runners act by
         self._stopped = False
         self._shown: BaseException | None = None  # the exception that on_exception saw
         self._running = False  # from on_algorithm_init to on_algorithm_stop
         self._callbacks = make_dispatcher(config)
-        self.env_runner_group = EnvRunnerGroup(config)
-        self.env_runner_group.on_recreated = self._announce_recreated
+        self.engine = LazyEngine(config.engine_name)
         try:
-            observation_space, action_space, self._num_envs = self.env_runner_group.describe_env()
-            self.round_size = round_size(config, self._num_envs)
-            spec = config.module_spec(observation_space, action_space)
+            self.engine.require(resources_of_workers(config))
+            self.env_runner_group = EnvRunnerGroup(config, self.engine)
+            self.env_runner_group.on_recreated = self._announce_recreated
+            log.info("Engine: %s.", self.env_runner_group.engine_name)
+            self.round_size = round_size(config, self.env_runner_group.num_envs)
+            spec = self.env_runner_group.module_spec
             module = spec.build()
             self._callbacks.fire(
                 "on_create_policy", policy_id=DEFAULT_MODULE_ID, policy=module, metrics_logger=self.metrics
             )
-            engine = self.env_runner_group.engine
             self.learner_group = make_learner_group(
                 config,
                 {DEFAULT_MODULE_ID: spec},
                 {DEFAULT_MODULE_ID: module},
                 {DEFAULT_MODULE_ID: self.make_loss()},
-                engine,
+                self.engine,
             )
-            self._policy = DriverPolicy(config, observation_space, action_space, self._num_envs)
+            self._policy = DriverPolicy(config, spec, self.env_runner_group.num_envs)
             self.exploration = self._policy.exploration
+            self.weight_providers: dict[str, Callable[[], Mapping[str, Any]]] = {
+                "modules": self.learner_group.get_acting_weights,
+                "exploration": self.exploration.get_weights,
+            }
             self.sync_weights()
             self.setup()
             for name in self.METRICS:
@@ -163,7 +173,8 @@ class Algorithm(ABC):
         left = num_timesteps
         while left > 0:
             timestep = self.num_env_steps_sampled_lifetime + num_timesteps - left
-            rollouts += self.env_runner_group.sample(self.round_size or left, self.timers, timestep=timestep)
+            request = SampleRequest(num_timesteps=self.round_size or left, timestep=timestep)
+            rollouts += self.env_runner_group.sample(request, self.timers)
             left = num_timesteps - sum(rollout.num_env_steps for rollout in rollouts)
         self.num_env_steps_sampled_lifetime += num_timesteps - left
         if overrides_method(self.exploration, "learn"):
@@ -171,18 +182,16 @@ class Algorithm(ABC):
                 learned = self.exploration.learn(rollouts, timestep=self.num_env_steps_sampled_lifetime)
             self.metrics.log_dict(learned, key="exploration", reduce="mean")
             if overrides_method(self.exploration, "get_weights"):
-                self._num_shared += 1  # another version of what runners act by, though the learners took no step
+                self._num_exploration_versions += 1  # though the learners took no step
                 self.sync_weights()
         return rollouts
 
     def sync_weights(self) -> None:
-        """Give the runners the learners' weights, if they changed."""
+        """Give the runners what they act by, from every provider, if it changed."""
         with self.timers.time("syncing"):
-            group = self.learner_group
-            weights, shared = group.get_acting_weights(), self.exploration.get_weights()
-            if shared:
-                weights[EXPLORATION_ID] = shared
-            self.env_runner_group.sync_weights(weights, group.weights_version + self._num_shared)
+            parts = {name: arrays for name, provide in self.weight_providers.items() if (arrays := provide())}
+            version = self.learner_group.weights_version + self._num_exploration_versions
+            self.env_runner_group.sync_weights(parts, version)
 
     def _announce_recreated(self, indices: list[int]) -> None:
         with self.timers.time("callbacks"):
@@ -208,31 +217,31 @@ class Algorithm(ABC):
         if self._stopped:
             raise CorralError("this algorithm was stopped, and its envs are closed: build() another one.")
         with self._exceptions_shown():
-            return self._train()
-
-    def _train(self) -> dict[str, Any]:
-        config, start = self.config, time.perf_counter()
-        steps_before = self.num_env_steps_sampled_lifetime
-        while True:
-            self.metrics.log_dict(self.training_step(), key="learners", reduce="mean")
-            elapsed_s = time.perf_counter() - start
-            sampled = self.num_env_steps_sampled_lifetime - steps_before
-            if elapsed_s >= config.min_time_s_per_iteration and sampled >= config.min_sample_timesteps_per_iteration:
-                break
-        self.env_runner_group.collect_metrics(self.metrics, self.timers)
-        self.learner_group.collect_metrics(self.metrics, self.timers)
-        self.training_iteration += 1
-        result = self._result()
-        self._set_costs(result, time.perf_counter() - start)
-        with self.timers.time("callbacks"):
-            self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
-        merge_nested(result, self.metrics.peek_new())  # what the callbacks of this very event logged
-        self.metrics.reduce()
-        iteration_s = time.perf_counter() - start
-        self._set_costs(result, iteration_s)  # again, with theirs
-        self._time_total_s += iteration_s
-        self.timers.take()
-        return result
+            config, start = self.config, time.perf_counter()
+            steps_before = self.num_env_steps_sampled_lifetime
+            while True:
+                self.metrics.log_dict(self.training_step(), key="learners", reduce="mean")
+                elapsed_s = time.perf_counter() - start
+                sampled = self.num_env_steps_sampled_lifetime - steps_before
+                if (
+                    elapsed_s >= config.min_time_s_per_iteration
+                    and sampled >= config.min_sample_timesteps_per_iteration
+                ):
+                    break
+            self.env_runner_group.collect_metrics(self.metrics, self.timers)
+            self.learner_group.collect_metrics(self.metrics, self.timers)
+            self.training_iteration += 1
+            result = self._result()
+            self._set_costs(result, time.perf_counter() - start)
+            with self.timers.time("callbacks"):
+                self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
+            merge_nested(result, self.metrics.peek_new())  # what the callbacks of this very event logged
+            self.metrics.reduce()
+            iteration_s = time.perf_counter() - start
+            self._set_costs(result, iteration_s)  # again, with theirs
+            self._time_total_s += iteration_s
+            self.timers.take()
+            return result
 
     @contextmanager
     def _exceptions_shown(self) -> Iterator[None]:
@@ -323,7 +332,7 @@ class Algorithm(ABC):
             ConfigError: A setting is unknown, contradicts another one, or only building applies it.
         """
         config = reconfigured(self.config, settings, fixed=self.FIXED_SETTINGS)
-        self.round_size = round_size(config, self._num_envs)
+        self.round_size = round_size(config, self.env_runner_group.num_envs)
         self.config = config.freeze()
         self.learner_group.set_losses({DEFAULT_MODULE_ID: self.make_loss()})
 
@@ -428,13 +437,12 @@ class Algorithm(ABC):
         if self._stopped:
             return
         self._stopped = True
-        try:
+        with ExitStack() as ending:  # the last one first, and every one of them whatever another raises
+            for name in ("engine", "env_runner_group", "learner_group"):
+                if hasattr(self, name):  # building may have failed before it
+                    ending.callback(getattr(self, name).stop)
             if self._running:
                 self._callbacks.fire("on_algorithm_stop", algorithm=self)
-        finally:
-            if hasattr(self, "learner_group"):  # building may have failed before it
-                self.learner_group.stop()
-            self.env_runner_group.stop()
 
     def __enter__(self) -> Self:
         """Return the algorithm."""

@@ -15,6 +15,7 @@ from corral.modules.networks import space_tree
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.modules.spec import ModuleSpec
 
 
 class DriverPolicy:
@@ -24,16 +25,16 @@ class DriverPolicy:
         exploration: The algorithm's; it learns from all rollouts, too.
     """
 
-    def __init__(self, config: AlgorithmConfig, observation_space: Any, action_space: Any, num_envs: int) -> None:
+    def __init__(self, config: AlgorithmConfig, spec: ModuleSpec, num_envs: int) -> None:
         """Make both; `num_envs` is N of a runner."""
-        self._inference = Inference(config.module_spec(observation_space, action_space).build())
+        self._inference = Inference(spec.build())
         self._version = -1
-        self._spaces = space_tree(observation_space)
+        self._spaces = space_tree(spec.observation_space)
         rng = np.random.default_rng(config.seed)
         self._row = RowDistribution(self._inference.module.distribution, rng)
         self.exploration = make_exploration(
             config,
-            action_space,
+            spec.action_space,
             model=self._inference.module,
             inference=self._inference,
             num_workers=config.num_env_runners,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from corral.callbacks.dispatch import check_callbacks, listens
 from corral.core.settings import check_values, import_path
+from corral.engines import engine_for
+from corral.engines.base import TRAITS
 from corral.envs.vector import resolve_env
 from corral.errors import ConfigError, nearest
 from corral.exploration import check_exploration
@@ -41,10 +43,10 @@ def validate(config: AlgorithmConfig) -> None:
             "vectorization='async' runs each sub-env in another process, where on_sub_environment_created cannot "
             "fire: change the sub-envs with environment(wrappers=[...]), or use vectorization='sync'."
         )
-    if config.num_learners and config.engine_name == "local":
+    if config.num_learners and not TRAITS[engine_for(config.engine_name)].own_process:
         raise ConfigError(
             f"num_learners={config.num_learners} learners wait for each other, so each needs its own process, and "
-            "engine_name='local' has one process for all: use 'process' or 'ray', or num_learners=0."
+            f"engine_name={config.engine_name!r} has one process for all: use 'process' or 'ray', or num_learners=0."
         )
     check_exploration(config)
     config.overrides(**config.evaluation_config)

@@ -40,6 +40,38 @@ def resources_of_learner(config: AlgorithmConfig) -> Resources:
     return Resources(config.num_cpus_per_learner, config.num_gpus_per_learner)
 
 
+def resources_of_workers(config: AlgorithmConfig) -> list[Resources]:
+    """Return what each worker of an algorithm needs: its env runners, then its learners."""
+    runners = [resources_of_runner(config)] * config.num_env_runners
+    return runners + [resources_of_learner(config)] * config.num_learners
+
+
+@dataclass(frozen=True)
+class EngineTraits:
+    """What can be said of an engine without starting it.
+
+    Attributes:
+        name: As in the setting `engine_name`.
+        own_process: Whether each worker has a process of its own, so that workers can wait for each other.
+        is_on_one_machine: Whether all workers run on this machine, and share its CPUs and GPUs.
+    """
+
+    name: str
+    own_process: bool
+    is_on_one_machine: bool
+
+
+TRAITS = {
+    traits.name: traits
+    for traits in (
+        EngineTraits("local", own_process=False, is_on_one_machine=True),
+        EngineTraits("process", own_process=True, is_on_one_machine=True),
+        EngineTraits("ray", own_process=True, is_on_one_machine=False),
+    )
+}
+"""The traits of every engine, by name."""
+
+
 class WorkerHandle(Protocol):
     """A running worker, wherever it runs. Its calls run one after another, in the order they were made."""
 
@@ -64,12 +96,12 @@ class Engine(Protocol):
     """Starts workers.
 
     Attributes:
-        name: As in the setting `engine_name`.
-        own_process: Whether each worker has a process of its own.
+        traits: What can be said of the engine without starting it.
     """
 
-    name: str
-    own_process: bool
+    @property
+    def traits(self) -> EngineTraits:
+        """The traits."""
 
     def require(self, resources: Sequence[Resources]) -> None:
         """Refuse more workers than can ever run.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from corral.engines.base import Resources, require_on_this_machine
+from corral.engines.base import TRAITS, Resources, require_on_this_machine
 from corral.errors import WorkerDiedError
 
 
@@ -49,8 +49,7 @@ class LocalHandle:
 class LocalEngine:
     """Starts workers in this process, one after another."""
 
-    name = "local"
-    own_process = False
+    traits = TRAITS["local"]
 
     def require(self, resources: Sequence[Resources]) -> None:
         """Refuse what this machine does not have, but for cores: workers take turns."""

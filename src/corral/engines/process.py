@@ -24,7 +24,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from corral.engines.actors import environment as coordination_environment
-from corral.engines.base import Resources, require_on_this_machine
+from corral.engines.base import TRAITS, Resources, require_on_this_machine
 from corral.engines.serialization import Frames, pack, receive, send, unpack
 from corral.engines.worker import CRASH_FD
 from corral.errors import WorkerDiedError
@@ -219,8 +219,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 class ProcessEngine:
     """Starts each worker in a process of its own."""
 
-    name = "process"
-    own_process = True
+    traits = TRAITS["process"]
 
     def require(self, resources: Sequence[Resources]) -> None:
         """Refuse what this machine does not have, but for cores: processes share them, and are told so."""

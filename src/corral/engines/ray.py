@@ -16,7 +16,7 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from corral.engines.base import Resources
+from corral.engines.base import TRAITS, Resources
 from corral.engines.ray_resources import describe_available, require
 from corral.engines.ray_worker import Parcel, actor_class, serialization_errors, unpack_copy
 from corral.errors import WorkerDiedError
@@ -192,8 +192,7 @@ class RayEngine:
     (`RAY_ADDRESS`, or one that `ray start` started here); the last engine that is stopped ends that.
     """
 
-    name = "ray"
-    own_process = True
+    traits = TRAITS["ray"]
 
     def __init__(self) -> None:
         """Start or join Ray, if need be."""

@@ -11,7 +11,7 @@ import numpy as np
 from corral.callbacks.dispatch import Dispatcher, make_dispatcher
 from corral.config.validation import optimizer_class
 from corral.core.seeding import seed_everything
-from corral.engines.base import Engine, WorkerHandle, resources_of_learner, resources_of_runner
+from corral.engines.base import Engine, WorkerHandle, resources_of_learner
 from corral.learners.distributed import LOOPBACK, Peers, learner_device
 from corral.learners.learner import Learner
 from corral.learners.learner_group import LearnerGroup
@@ -41,7 +41,6 @@ def make_learner_group(
         engine: The engine that runs the learners, if `num_learners` is above 0.
 
     Raises:
-        ConfigError: The engine can never run them all.
         SerializationError: A callback, a loss, a module's class or a setting cannot be pickled.
         CorralError: The learners did not start in time.
     """
@@ -62,7 +61,7 @@ def make_learner_group(
     return LearnerGroup(
         copy,
         start_learners(engine, config, factories),
-        host=LOOPBACK if engine.name == "process" else None,
+        host=LOOPBACK if engine.traits.is_on_one_machine else None,
         start_timeout_s=config.start_timeout_s,
         describe_available=engine.describe_available,
     )
@@ -74,11 +73,9 @@ def start_learners(
     """Start one worker per factory, named `learner 1`, `learner 2`, ...; all of them, or none.
 
     Raises:
-        ConfigError: The engine can never run them all next to the runners.
         SerializationError: A factory holds something that cannot be pickled.
     """
     resources = resources_of_learner(config)
-    engine.require([resources_of_runner(config)] * config.num_env_runners + [resources] * len(factories))
     handles: list[WorkerHandle] = []
     try:
         for index, factory in enumerate(factories, 1):

@@ -10,35 +10,46 @@ from typing import TYPE_CHECKING, Any
 
 from corral.engines import Engine, WorkerHandle
 from corral.engines.base import resources_of_runner
-from corral.runners.requests import SampleReply, revive, sample_with_report
+from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.runner import EnvRunner
+from corral.runners.worker_calls import revive, sample_and_report
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.modules.spec import ModuleSpec
 
 # How fast a runner is counts as the mean over its latest fragments, each weighing half of the one after it.
 SPEED_COEFF = 0.5
 
 
 @dataclass
-class Request:
-    """Something that a runner was asked for.
+class PendingCall:
+    """A call of a runner, and when it was made and answered.
 
     Attributes:
-        future: Of its answer; of a fragment's report.
-        asked_s: Clock reading when it was asked for.
-        num_timesteps: Env steps that were asked for.
+        future: Future of the answer.
+        asked_s: Clock reading when the call was made.
         arrived_s: Clock reading when the answer was there; NaN before.
     """
 
     future: Future[Any]
     asked_s: float
-    num_timesteps: int = 0
     arrived_s: float = float("nan")
 
     def __post_init__(self) -> None:
         """Note when the answer arrives."""
         self.future.add_done_callback(lambda _: setattr(self, "arrived_s", time.perf_counter()))
+
+
+@dataclass
+class PendingSample(PendingCall):
+    """A call for a fragment, whose answer is a `SampleReply`.
+
+    Attributes:
+        request: What was asked for.
+    """
+
+    request: SampleRequest = field(kw_only=True)
 
 
 @dataclass
@@ -84,8 +95,9 @@ class RemoteRunner:
         index: 1 and up.
         config: The config that it is made from.
         engine: What runs it.
+        module_spec: Spec of its module; `None` until the driver has made it, which then calls `make_module`.
         handle: The worker.
-        request: The fragment that it is asked for, if any.
+        sampling: The call for a fragment that it has not answered yet, if any.
         syncs: Weights that were sent to it.
         starting: Finished when the runner is ready, while it starts or is mended.
         failure: Why it cannot be used, if it cannot.
@@ -102,11 +114,12 @@ class RemoteRunner:
     index: int
     config: AlgorithmConfig
     engine: Engine
+    module_spec: ModuleSpec | None = None
     handle: WorkerHandle = field(init=False)
-    request: Request | None = None
+    sampling: PendingSample | None = None
     starting: Future[Any] | None = None
     started_s: float = 0.0
-    syncs: list[Request] = field(default_factory=list)
+    syncs: list[PendingCall] = field(default_factory=list)
     failure: BaseException | None = None
     mend_at_s: float | None = None
     num_failures_in_row: int = 0
@@ -138,7 +151,9 @@ class RemoteRunner:
             config,
             self.index,
             num_restarts=self.num_restarts,
-            own_process=self.engine.own_process,
+            own_process=self.engine.traits.own_process,
+            module_spec=self.module_spec,
+            makes_module=self.module_spec is not None,
         )
         self._counted = (0, 0)
         self.weights_version = -1
@@ -149,6 +164,11 @@ class RemoteRunner:
         """Start it for the first time; its description of the env says that it is ready."""
         self.start()
         self.starting = self.handle.call("describe_env")
+
+    def begin_make_module(self, module_spec: ModuleSpec) -> None:
+        """Have it make its module, now and whenever it is restarted."""
+        self.module_spec = module_spec
+        self.starting = self.handle.call("make_module", module_spec)
 
     def begin_mending(self, weights: Any, version: int) -> None:
         """Make it ready again: where it is after a first failure that it survived, else in a new worker."""
@@ -163,15 +183,15 @@ class RemoteRunner:
         self.starting = self.handle.call(revive, weights, version, self.state, in_place)
         self.weights_version = version
 
-    def ask(self, num_timesteps: int, timestep: int) -> None:
-        """Ask for a fragment; `timestep` is that of `EnvRunner.sample`."""
+    def ask(self, request: SampleRequest) -> None:
+        """Ask for a fragment."""
         start = time.perf_counter()
-        self.request = Request(self.handle.call(sample_with_report, num_timesteps, timestep), start, num_timesteps)
+        self.sampling = PendingSample(self.handle.call(sample_and_report, request), start, request=request)
 
     def send_weights(self, weights: Any, version: int, num_bytes: int) -> None:
         """Send weights, and note how long it takes until they are there."""
         start = time.perf_counter()
-        self.syncs.append(Request(self.handle.call("set_weights", weights, version), start))
+        self.syncs.append(PendingCall(self.handle.call("set_weight_parts", weights, version), start))
         self.costs.sync_bytes += num_bytes
         self.weights_version = version
 
@@ -179,14 +199,14 @@ class RemoteRunner:
         """Return what the runner raised when it was sent weights, if it did."""
         return next((error for sync in self.syncs if sync.future.done() and (error := sync.future.exception())), None)
 
-    def take(self, request: Request, version: int) -> SampleReply:
-        """Take in a report that has arrived.
+    def take(self, call: PendingSample, version: int) -> SampleReply:
+        """Receive a fragment that has arrived, and count what it cost; `version` is the version of the latest weights.
 
         Raises:
             Exception: What the runner raised instead.
         """
-        self.request = None
-        report: SampleReply = request.future.result()
+        self.sampling = None
+        report: SampleReply = call.future.result()
         rollout, costs, now = report.rollout, self.costs, time.perf_counter()
         self.num_failures_in_row = 0
         self.state = report.state
@@ -194,7 +214,7 @@ class RemoteRunner:
         costs.num_env_steps += rollout.num_env_steps
         costs.sample_s += report.sample_s
         costs.idle_s += report.idle_s
-        costs.queue_wait_s += now - request.arrived_s if request.arrived_s == request.arrived_s else 0.0
+        costs.queue_wait_s += now - call.arrived_s if call.arrived_s == call.arrived_s else 0.0
         costs.weights_version_lag += rollout.num_env_steps * (version - rollout.weights_version)
         if rollout.num_env_steps:
             new = report.sample_s / rollout.num_env_steps

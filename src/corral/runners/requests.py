@@ -1,33 +1,83 @@
-"""What a runner of the engine hands over with a fragment: one answer, so that steps and their metrics arrive together.
-
-These functions run where the runner lives; the group sends them there.
-"""
+"""A request for samples, and the reply to it: what travels between a group and its runners."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
 
 from corral.episodes.rollout import Rollout
+from corral.errors import SampleError
 from corral.metrics.logger import Parts
-from corral.runners.runner import EnvRunner
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRequest:
+    """What a runner, or all runners of a group together, are asked to sample. Give one of the two numbers.
+
+    Attributes:
+        num_timesteps: Env steps to take: at least this many, and for one runner fewer than `num_timesteps + N`. With
+            `batch_mode="complete_episodes"` the envs are reset before and after, and every episode that has begun by
+            then is played to its end; the steps of these episodes are valid, and no others.
+        num_episodes: Complete episodes to play, exactly; the envs are reset before and after.
+        explore: Whether to explore (True) or act deterministically; `None` asks the config.
+        random_actions: Whether to draw actions evenly from the action space instead.
+        force_reset: Whether to reset all sub-envs first and drop their unfinished episodes.
+        timestep: Env steps that all runners have sampled so far, which schedules of the exploration use; `None` is what
+            the runner or the group has counted itself.
+
+    Raises:
+        SampleError: Neither or both of the numbers are given, or one is negative.
+    """
+
+    num_timesteps: int | None = None
+    num_episodes: int | None = None
+    explore: bool | None = None
+    random_actions: bool = False
+    force_reset: bool = False
+    timestep: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a request that makes no sense."""
+        if (self.num_timesteps is None) == (self.num_episodes is None):
+            raise SampleError("a request for samples takes exactly one of num_timesteps and num_episodes.")
+        if self.num_wanted < 0:
+            raise SampleError(
+                f"a request for samples: num_timesteps and num_episodes cannot be negative, got {self.num_wanted}."
+            )
+
+    @property
+    def num_wanted(self) -> int:
+        """Env steps, or episodes."""
+        wanted = self.num_episodes if self.num_timesteps is None else self.num_timesteps
+        assert wanted is not None  # the constructor made sure
+        return wanted
+
+    def num_in(self, rollout: Rollout) -> int:
+        """Return how many of the wanted env steps, or episodes, a rollout holds."""
+        if self.num_timesteps is not None:
+            return rollout.num_env_steps
+        return int(np.count_nonzero(rollout.done & rollout.valid))
+
+    def part(self, num_wanted: int, timestep: int) -> SampleRequest:
+        """Return a request for a part of it, with the timestep at which it is made."""
+        if self.num_timesteps is not None:
+            return replace(self, num_timesteps=num_wanted, timestep=timestep)
+        return replace(self, num_episodes=num_wanted, timestep=timestep)
 
 
 @dataclass(frozen=True)
 class SampleReply:
-    """A fragment, and what there is to say about it.
+    """A fragment, and what there is to say about it; one answer, so that steps and their metrics arrive together.
 
     Attributes:
         rollout: The fragment.
-        metrics: What the runner logged since its last report.
-        seconds: Of the runner's timers since then, by part.
+        metrics: What the runner logged since its last reply.
+        seconds: Seconds of the runner's timers since its last reply, by part.
         num_callback_errors: Exceptions in callbacks that were logged, in this runner's lifetime.
-        num_sub_env_restarts: Sub-envs made anew, likewise.
-        state: What a replacement of the runner goes on from; see `EnvRunner.get_state`.
+        num_sub_env_restarts: Sub-envs that were restarted, in this runner's lifetime.
+        state: State from which a replacement of the runner continues; see `EnvRunner.get_state`.
         sample_s: Seconds that sampling took.
         idle_s: Seconds that the runner had waited for the request.
     """
@@ -40,44 +90,3 @@ class SampleReply:
     state: dict[str, Any]
     sample_s: float
     idle_s: float
-
-
-def sample_with_report(runner: EnvRunner, num_timesteps: int, timestep: int) -> SampleReply:
-    """Sample, and report."""
-    start = time.perf_counter()
-    rollout = runner.sample(num_timesteps=num_timesteps, timestep=timestep)
-    metrics, seconds, num_callback_errors = runner.get_metrics()
-    end = time.perf_counter()
-    idle_s, runner.idle_since = start - runner.idle_since, end
-    return SampleReply(
-        rollout,
-        metrics,
-        seconds,
-        num_callback_errors,
-        runner.num_sub_env_restarts,
-        runner.get_state(),
-        sample_s=end - start,
-        idle_s=idle_s,
-    )
-
-
-def apply(runner: EnvRunner, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Call a method by name, or a function with the runner; return the result, and the runner's state after it."""
-    result = getattr(runner, fn)(**kwargs) if isinstance(fn, str) else fn(runner, **kwargs)
-    return result, runner.get_state()
-
-
-def revive(
-    runner: EnvRunner,
-    weights: Mapping[str, Mapping[str, NDArray[Any]]],
-    version: int,
-    state: Mapping[str, Any],
-    in_place: bool,
-) -> None:
-    """Make a runner ready that failed, or the one that replaces it."""
-    if in_place:
-        runner.recover()
-    if state:
-        runner.set_state(state)
-    if weights:
-        runner.set_weights(weights, version)

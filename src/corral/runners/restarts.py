@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from corral.errors import CallbackError, ConfigError, SerializationError
+from corral.errors import CallbackError, ConfigError, SerializationError, WeightsError
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("corral")
 
 # Failures of the user's own code and settings: another runner would fail in the same way.
-NOT_FAULTS = (CallbackError, ConfigError, SerializationError)
+NOT_FAULTS = (CallbackError, ConfigError, SerializationError, WeightsError)
 
 LONGEST_DELAY_S = 60.0
 
@@ -39,7 +39,7 @@ def note_failure(
     Returns:
         What ends the run, or `None` if the run goes on.
     """
-    runner.request = runner.starting = None
+    runner.sampling = runner.starting = None
     if isinstance(error, NOT_FAULTS):
         return error
     runner.failure = error

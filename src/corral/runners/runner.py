@@ -5,33 +5,21 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import make_dispatcher
+from corral.core.seeding import runner_seeds
 from corral.core.tree import map_tree
-from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.checks import bad_obs, first_bad_value, write_row
-from corral.envs.step_timeout import StepTimer, require_signals, sampling
-from corral.envs.sub_envs import (
-    Restarts,
-    close_quietly,
-    env_error,
-    foreach_sub_env,
-    known_tasks,
-    original,
-    set_task,
-    takes_tasks,
-)
-from corral.envs.sync_vector import SyncVectorEnv
-from corral.envs.vector import EnvContext, env_name, make_vector_env
+from corral.envs.env_host import EnvHost
+from corral.envs.sub_envs import original
 from corral.episodes.infos import copied
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
-from corral.errors import EnvError, SubEnvError
+from corral.errors import EnvError, SubEnvError, WeightsError, nearest
 from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
 from corral.metrics.logger import MetricsLogger, Parts
@@ -39,18 +27,17 @@ from corral.metrics.timers import Timers
 from corral.modules.distributions import module_action_space
 from corral.modules.inference import Inference
 from corral.modules.module import DEFAULT_MODULE_ID, Module
-from corral.modules.networks import space_tree
 from corral.modules.threads import num_threads_for, torch_threads
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
+from corral.runners.requests import SampleRequest
 from corral.runners.rollout_completion import fill_logp, log_episodes
-from corral.runners.sample_modes import num_valid, play_begun_episodes, play_episodes, play_steps
+from corral.runners.sample_modes import SampleMode, make_mode, mark_steps, num_valid
 from corral.runners.trajectory_events import postprocess_trajectories
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
-
-# Under this name what `Exploration.get_weights` gives travels with the weights of the modules.
-EXPLORATION_ID = "exploration"
+    from corral.envs.vector import EnvContext
+    from corral.modules.spec import ModuleSpec
 
 
 class EnvRunner:
@@ -58,20 +45,28 @@ class EnvRunner:
 
     Attributes:
         config: The (frozen) config.
-        env: The vector env.
-        num_envs: N.
+        host: Host of the envs, which makes, steps and restarts them.
         module: This runner's own copy of the module.
         worker_index: 0 for the embedded runner, 1 and up for others.
         metrics: The logger that callbacks get; aggregated into `result["env_runners"]`.
         weights_version: Version of the weights that act.
+        weight_receivers: Functions that receive what the algorithm's `weight_providers` of the same names give. A
+            callback of `on_environment_created` may add one.
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, those of a runner that this one replaces too.
     """
 
-    env: VectorEnv[Any, Any, Any]
     module: Module
+    weight_receivers: dict[str, Callable[[Mapping[str, Any]], None]]
 
     def __init__(
-        self, config: AlgorithmConfig, worker_index: int = 0, *, num_restarts: int = 0, own_process: bool = False
+        self,
+        config: AlgorithmConfig,
+        worker_index: int = 0,
+        *,
+        num_restarts: int = 0,
+        own_process: bool = False,
+        module_spec: ModuleSpec | None = None,
+        makes_module: bool = True,
     ) -> None:
         """Make the env and the module.
 
@@ -80,38 +75,63 @@ class EnvRunner:
             worker_index: 0 for the embedded runner, 1 and up for others.
             num_restarts: How many runners this one comes after in its place; each draws random numbers of its own.
             own_process: Whether this process may be ended where `env_step_timeout_s` cannot interrupt the env.
+            module_spec: Spec of the module; `None` is the spec that the config and the spaces of this env give.
+            makes_module: Whether to make the module now. Otherwise `make_module` comes later, when the driver has made
+                the spec for all runners from the spaces that `describe_env` returned.
 
         Raises:
             ConfigError: The env id is unknown, or a setting contradicts the env or the thread.
             EnvError: The env raised, or gave what its spaces do not allow.
         """
         self.config = config
-        self._name = env_name(config.env)
         self.worker_index = worker_index
         self.metrics = MetricsLogger()
         self.timers = Timers()
         self.weights_version = 0
+        self.weight_receivers = {}
         self.num_env_steps_sampled_lifetime = 0
         self.idle_since = time.perf_counter()
-        self._own_process = own_process
-        self._timer: StepTimer | None = None
-        if config.env_step_timeout_s is not None and config.vectorization != "async":  # whose processes have their own
-            require_signals()
-            self._timer = StepTimer(config.env_step_timeout_s)
-        self._restarts = Restarts(self._timer, self._next_env_seed, self._announce_sub_env, self._note_restart)
         self._callbacks = make_dispatcher(config)
         # Infos are kept for the callbacks that see episodes or rollouts: nobody else could ask for them.
         self._keeps_infos = self._callbacks.subscribed(*EPISODE_EVENTS, "on_postprocess_trajectory", "on_sample_end")
-        entropy = [config.seed or 0, worker_index, *([num_restarts] if num_restarts else [])]
-        self._env_seeds, noise_seed, id_seed = np.random.SeedSequence(entropy).spawn(3)
-        self._tasks: list[Any] | None = None  # of the sub-envs, as far as they were last heard of
+        env_seeds, noise_seed, id_seed = runner_seeds(
+            config.seed or 0, worker_index, num_restarts, config.in_evaluation
+        )
         self._rng = np.random.default_rng(noise_seed)
+        self.host = EnvHost(
+            config,
+            worker_index,
+            env_seeds,
+            env_created=self._announce_env,
+            sub_env_created=self._announce_sub_env,
+            sub_env_restarted=self._note_restart,
+            needs_sub_envs=self._callbacks.subscribed("on_sub_environment_created"),
+            own_process=own_process,
+        )
         self.make_env()
-        try:
-            self.module = config.module_spec(self.env.single_observation_space, self.env.single_action_space).build()
-        except BaseException:
-            self.env.close()
-            raise
+        self._timestep = 0  # env steps of all runners when the current sample began, as far as this one knows
+        self._num_samplers = max(1, config.num_env_runners)
+        self._last_num_rows = 0
+        self._logged_episodes = False
+        id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
+        self._id_prefixes = (f"{id_prefix}{count:06x}" for count in itertools.count())  # one for each reset of all envs
+        self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
+        self._resetting = np.zeros(self.num_envs, np.bool_)  # sub-envs that the next row only resets
+        if makes_module:
+            try:
+                self.make_module(module_spec or config.module_spec(*self.describe_env()[:2]))
+            except BaseException:
+                self.host.close()
+                raise
+
+    def make_module(self, module_spec: ModuleSpec) -> None:
+        """Make this runner's copy of the module, and what chooses actions with it.
+
+        Raises:
+            ConfigError: The module or the exploration does not fit the spaces.
+        """
+        config = self.config
+        self.module = module_spec.build()
         self.inference = Inference(self.module)
         self._distribution = self.module.distribution
         self._module_action_space = module_action_space(self.env.single_action_space)
@@ -122,89 +142,65 @@ class EnvRunner:
             model=self.module,
             inference=self.inference,
             num_workers=config.num_env_runners,
-            worker_index=worker_index,
+            worker_index=self.worker_index,
             num_envs=self.num_envs,
             rng=self._rng,
         )
+        self.weight_receivers["modules"] = self._set_module_weights
+        self.weight_receivers["exploration"] = self.exploration.set_weights
         self._row_distribution = RowDistribution(self._distribution, self._rng)
-        self._timestep = 0  # env steps of all runners when the current sample began, as far as this one knows
-        self._num_samplers = max(1, config.num_env_runners)
-        self._num_rows_lifetime = 0
-        self._last_num_rows = 0
-        self._logged_episodes = False
-        id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
-        self._id_prefixes = (f"{id_prefix}{count:06x}" for count in itertools.count())  # one for each reset of all envs
-        self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
 
     def make_env(self) -> None:
         """Make the vector env, in place of the one there is, and fire `on_environment_created`."""
-        if hasattr(self, "env"):
-            self.env.close()
-        config = self.config
-        # Used up by the first reset; another env gets another seed.
-        self._env_seed: int | None = self._next_env_seed()
-        self._context = context = EnvContext(config.env_config, self.worker_index, config.num_env_runners)
-        self.env = make_vector_env(
-            config.env,
-            context,
-            num_envs=config.num_envs_per_env_runner,
-            default_num_envs=config.DEFAULT_NUM_ENVS,
-            vectorization=config.vectorization,
-            autoreset_mode=config.autoreset_mode,
-            wrappers=config.wrappers,
-            check=not config.disable_env_checking,
-            seed=self._env_seed,
-            needs_sub_envs=self._callbacks.subscribed("on_sub_environment_created"),
-            limits=AsyncLimits(config.env_step_timeout_s, config.start_timeout_s),
-            restarts=self._restarts if config.restart_failed_sub_environments else None,
-        )
-        self.num_envs: int = self.env.num_envs
-        self._same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
-        # A vector env that is not ours may give the same arrays at every step.
-        self._infos_are_new = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
-        self._space = space_tree(self.env.single_observation_space)
+        self._forget_sample()
+        self.host.make()
+
+    def _forget_sample(self) -> None:
+        """Let the next sample begin with a reset, in a vector env that nothing is known of yet."""
         self._needs_reset = True
         self._events: EpisodeEvents | None = None  # made at the first reset
         self._rollout: Rollout | None = None  # the one that is being written
-        try:
-            self._takes_tasks = takes_tasks(self.env)
-            for i, sub_env in enumerate(getattr(self.env.unwrapped, "envs", ())):
-                self._announce_sub_env(i, sub_env)
-            self._callbacks.fire(
-                "on_environment_created",
-                env_runner=self,
-                metrics_logger=self.metrics,
-                env=self.env,
-                env_context=context,
-            )
-        except BaseException:
-            self.env.close()
-            raise
 
-    def _next_env_seed(self) -> int:
-        return int(self._env_seeds.spawn(1)[0].generate_state(1)[0]) >> 1
+    # Called by the host of the envs.
 
-    def _announce_sub_env(self, env_index: int, sub_env: Any) -> None:
+    def _announce_env(self, env: VectorEnv[Any, Any, Any], context: EnvContext) -> None:
+        self._callbacks.fire(
+            "on_environment_created", env_runner=self, metrics_logger=self.metrics, env=env, env_context=context
+        )
+
+    def _announce_sub_env(self, sub_env: Any, context: EnvContext, env_index: int) -> None:
         self._callbacks.fire(
             "on_sub_environment_created",
             env_runner=self,
             metrics_logger=self.metrics,
             sub_environment=sub_env,
-            env_context=self._context.at(env_index),
+            env_context=context,
             env_index=env_index,
         )
 
     def _note_restart(self, failure: SubEnvError) -> None:
-        """Count a sub-env that was made anew, and break off the episode in whose step the old one failed."""
+        """Count a sub-env that was restarted, and break off the episode in whose step the old one failed."""
         row = 0 if self._rollout is None else self._rollout.num_rows
-        self._restarts.count(failure, self._name, self._num_rows_lifetime + row)
+        self.host.count_restart(failure, row)
         if self._rollout is not None and failure.method == "step":
             self._rollout.broken.append((row, failure.env_index))
+
+    # The envs.
+
+    @property
+    def env(self) -> VectorEnv[Any, Any, Any]:
+        """The vector env."""
+        return self.host.env
+
+    @property
+    def num_envs(self) -> int:
+        """N."""
+        return self.host.num_envs
 
     @property
     def num_sub_env_restarts(self) -> int:
         """Sub-envs that failed and were made anew, over the runner's lifetime."""
-        return self._restarts.num_restarts
+        return self.host.restarts.num_restarts
 
     def sample(
         self,
@@ -216,64 +212,60 @@ class EnvRunner:
         force_reset: bool = False,
         timestep: int | None = None,
     ) -> Rollout:
-        """Step the env and return the columns.
-
-        Args:
-            num_timesteps: Env steps to take: at least this many, and fewer than `num_timesteps + N`. With
-                `batch_mode="complete_episodes"` the envs are reset before and after, and every episode that has begun
-                by then is played to its end; the steps of these episodes are valid, and no others.
-            num_episodes: Complete episodes to play, exactly; the envs are reset before and after.
-            explore: Whether to explore (True) or act deterministically; `None` asks the config.
-            random_actions: Whether to draw actions evenly from the action space instead.
-            force_reset: Whether to reset all sub-envs first and drop their unfinished episodes.
-            timestep: Env steps that all runners have sampled so far, which schedules of the exploration go by; `None`
-                goes on from where the last call ended.
+        """Step the env and return the columns; see `SampleRequest` for the arguments, and `collect` for the errors.
 
         Raises:
-            ValueError: Neither or both of the numbers are given, or one is negative.
+            SampleError: Neither or both of the numbers are given, or one is negative.
+        """
+        return self.collect(
+            SampleRequest(
+                num_timesteps=num_timesteps,
+                num_episodes=num_episodes,
+                explore=explore,
+                random_actions=random_actions,
+                force_reset=force_reset,
+                timestep=timestep,
+            )
+        )
+
+    def collect(self, request: SampleRequest) -> Rollout:
+        """Step the env as a request asks, and return the columns.
+
+        Raises:
             EnvError: An env raised, gave NaN, or hung (`EnvTimeoutError`); the message names env, sub-env, step and
                 field. Call `recover` before the next `sample`. Whatever is raised has an attribute
                 `num_env_steps_lost`: the steps that were taken for this rollout.
             CallbackError: A callback raised, or gave a column another shape or dtype; the message names event, callback
                 and episode.
         """
-        if (num_timesteps is None) == (num_episodes is None):
-            raise ValueError("sample() takes exactly one of num_timesteps and num_episodes.")
-        wanted = num_timesteps if num_episodes is None else num_episodes
-        if wanted is None or wanted < 0:
-            raise ValueError(f"sample(): num_timesteps and num_episodes cannot be negative, got {wanted}.")
-        explore = self.config.explore if explore is None else explore
-        self._timestep = self._timestep if timestep is None else timestep
-        rows = -(-wanted // self.num_envs)
+        wanted = request.num_wanted
+        explore = self.config.explore if request.explore is None else request.explore
+        self._timestep = self._timestep if request.timestep is None else request.timestep
+        rows = -(-wanted // self.host.num_envs)
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
-        whole_episodes = num_episodes is not None or self.config.batch_mode == "complete_episodes"
-        step_rows = partial(self._step_rows, rollout, explore, random_actions)
+        whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
+        mode = make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
         self.inference.begin_sample(explore, self._rng)
-        self._rollout, self._num_marked_rows = rollout, 0
+        self._rollout = rollout
         try:
-            with sampling(self._timer, own_process=self._own_process), torch_threads(self._num_threads):
+            with self.host.sampling(), torch_threads(self._num_threads):
                 if wanted:
-                    starts_anew = self._needs_reset or force_reset or whole_episodes
+                    starts_anew = self._needs_reset or request.force_reset or whole_episodes
                     self._needs_reset = True  # until `_finish`: what raises leaves the envs ahead of the columns
                     if starts_anew:
                         self._reset(rollout)
                     else:
                         self._continue(rollout)
-                if num_episodes is not None:
-                    play_episodes(rollout, num_episodes, step_rows, self._name)
-                elif whole_episodes:
-                    play_begun_episodes(rollout, wanted, step_rows, self._name)
-                else:
-                    play_steps(rollout, wanted, step_rows)
+                while num_rows := mode.num_rows_wanted(rollout):
+                    self._step_rows(rollout, num_rows, mode, explore, request.random_actions)
             self._finish(rollout, whole_episodes, explore)
             with self.timers.time("callbacks"):
                 if self._callbacks.subscribed("on_postprocess_trajectory"):
                     postprocess_trajectories(rollout, self._callbacks, self, self.module)
                 self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
         except BaseException as error:
-            if rollout.num_rows > self._num_marked_rows:
-                self._mark_valid(rollout, self._num_marked_rows, rollout.num_rows)
+            mark_steps(rollout, mode.num_settled_rows, self._resetting, same_step=self.host.is_same_step)
             error.num_env_steps_lost = num_valid(rollout)  # type: ignore[attr-defined]  # goes with it to other processes
             raise
         finally:
@@ -281,10 +273,10 @@ class EnvRunner:
         return rollout
 
     def _allocate(self, num_rows: int) -> Rollout:
-        rollout = Rollout.allocate(num_rows, self.num_envs, self._space, self._distribution)
+        rollout = Rollout.allocate(num_rows, self.host.num_envs, self.host.space, self._distribution)
         rollout.weights_version = self.weights_version
         rollout.worker_index = self.worker_index
-        rollout.observation_space = self.env.single_observation_space
+        rollout.observation_space = self.host.env.single_observation_space
         rollout.action_space = self._module_action_space
         rollout.carry = self._carry
         return rollout
@@ -292,31 +284,24 @@ class EnvRunner:
     def _reset(self, rollout: Rollout) -> None:
         """Start all sub-envs anew, into row 0."""
         # An exception may have cut off what the last carry does not know of: new episodes get ids of their own.
-        self._carry = EpisodeCarry.fresh(self.num_envs, time.perf_counter(), next(self._id_prefixes))
+        self._carry = EpisodeCarry.fresh(self.host.num_envs, time.perf_counter(), next(self._id_prefixes))
         rollout.carry = self._carry
         if self._events is None and self._callbacks.subscribed(*EPISODE_EVENTS):
-            self._events = EpisodeEvents(self, self._callbacks, same_step=self._same_step)
+            self._events = EpisodeEvents(self, self._callbacks, same_step=self.host.is_same_step)
         if self._events is not None:
             with self.timers.time("callbacks"):
                 self._events.create_all(rollout)
         with self.timers.time("env_step"):
-            try:
-                obs, infos = self._timed(self.env.reset)(seed=self._env_seed)
-            except Exception as error:
-                raise env_error(self._name, self._num_rows_lifetime, "reset", error) from original(error)
-        self._env_seed = None
+            obs, infos = self.host.reset()
         write_row(rollout.obs, 0, obs)
-        if found := bad_obs(rollout, self._space, 0, 1):
-            raise self._bad_value(*min(found))
-        self._pending, self._begins = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
+        if found := bad_obs(rollout, self.host.space, 0, 1):
+            raise self.host.bad_value(*min(found))
+        self._resetting, self._begins = np.zeros(self.host.num_envs, np.bool_), np.ones(self.host.num_envs, np.bool_)
         self._carry.start_times_s[:] = time.perf_counter()
         self._keep_infos(rollout, 0, infos)
         if self._events is not None:
             with self.timers.time("callbacks"):
                 self._events.start_all(rollout)
-
-    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        return method if self._timer is None else partial(self._timer.call, method)
 
     def _continue(self, rollout: Rollout) -> None:
         """Go on where the last rollout stopped: its last row is the first of this one."""
@@ -329,19 +314,17 @@ class EnvRunner:
     def _step_rows(
         self,
         rollout: Rollout,
+        num_rows: int,
+        mode: SampleMode,
         explore: bool,
         random_actions: bool,
-        num_rows: int,
-        *,
-        episodes_left: int | None = None,
-        playing: NDArray[np.bool_] | None = None,
     ) -> None:
         """Step `num_rows` times. This is the hot loop: no work per sub-env, and no allocation that can be saved."""
         start, stop = rollout.num_rows, rollout.num_rows + num_rows
         if stop > rollout.capacity:
             rollout.resize(max(stop, rollout.capacity * 3 // 2))
         step, infer, events, clock, seconds = (
-            self._timed(self.env.step),
+            self.host.step,
             self.inference,
             self._events,
             time.perf_counter,
@@ -351,14 +334,15 @@ class EnvRunner:
         choose = self.exploration.get_exploration_action
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
         timestep = self._timestep + self._num_samplers * num_valid(rollout)
-        begins, resetting = self._begins, self._pending
+        begins, resetting = self._begins, self._resetting
         rewards, terminated, truncated, times = (
             rollout.rewards,
             rollout.terminated,
             rollout.truncated,
             rollout.row_times_s,
         )
-        single_leaf, looks_at_infos = isinstance(obs, np.ndarray), self._same_step or self._keeps_infos
+        single_leaf, looks_at_infos = isinstance(obs, np.ndarray), self.host.is_same_step or self._keeps_infos
+        num_envs, same_step = self.host.num_envs, self.host.is_same_step
         sees_begins = overrides_method(self.exploration, "begin_episodes") and not random_actions
         inference_s = env_step_s = storage_s = 0.0
         now = clock()
@@ -378,7 +362,7 @@ class EnvRunner:
                 actions[t], logp = choose(action_distribution=row_distribution, timestep=timestep, explore=explore)
                 if logp is not None:
                     rollout.set_logp(t, logp)
-            timestep += self._num_samplers * (self.num_envs - int(np.count_nonzero(resetting)))
+            timestep += self._num_samplers * (num_envs - int(np.count_nonzero(resetting)))
             inferred = clock()
             try:
                 next_obs, rewards[t], terminated[t], truncated[t], infos = step(to_env(actions[t]))
@@ -387,10 +371,10 @@ class EnvRunner:
             except Exception as error:
                 rollout.num_rows = t
                 self._check_block(rollout, start, t)  # a NaN that went in is the better explanation
-                raise env_error(self._name, self._num_rows_lifetime + t, "step", error) from original(error)
+                raise self.host.error("step", t, error) from original(error)
             rollout.num_rows = t + 1
             done = terminated[t] | truncated[t]
-            begins, resetting = (done, resetting) if self._same_step else (resetting, done)
+            begins, resetting = (done, resetting) if same_step else (resetting, done)
             if looks_at_infos:
                 self._keep_infos(rollout, t + 1, infos)
                 self._keep_final_obs(rollout, t, infos)
@@ -400,42 +384,29 @@ class EnvRunner:
             storage_s += after - stepped
             now = after
             if events is not None:
-                events.fire_row(rollout, t, episodes_left, playing)
+                events.fire_row(rollout, t, mode.episodes_left, mode.playing)
                 now = clock()
                 seconds["callbacks"] += now - after
-        self._begins = begins
         seconds["inference"] += inference_s
         seconds["env_step"] += env_step_s
-        self._mark_valid(rollout, start, stop)
+        mode.settle(rollout, self._resetting, same_step=same_step)
+        self._begins, self._resetting = begins, resetting
         self._check_block(rollout, start, stop)
         seconds["storage"] += storage_s + clock() - now
-
-    def _mark_valid(self, rollout: Rollout, start: int, stop: int) -> None:
-        """Fill `valid`: with next-step autoreset, the row after an end is only a reset."""
-        self._num_marked_rows = stop
-        if self._same_step:
-            rollout.valid[start:stop] = True
-        else:
-            done = rollout.done[start:stop]
-            rollout.valid[start] = ~self._pending
-            rollout.valid[start + 1 : stop] = ~done[:-1]
-            self._pending = done[-1].copy()
-        for row, i in rollout.broken:
-            rollout.valid[row, i] = False
 
     def _keep_infos(self, rollout: Rollout, row: int, infos: Mapping[str, Any]) -> None:
         """Keep the infos that came with a row of observations, if there are any and somebody may ask for them."""
         if infos and self._keeps_infos:
-            rollout.info_rows[row] = infos if self._infos_are_new else copied(infos)
+            rollout.info_rows[row] = infos if self.host.gives_new_infos else copied(infos)
 
     def _keep_final_obs(self, rollout: Rollout, t: int, infos: Mapping[str, Any]) -> None:
         """Keep the final observations that a same-step autoreset takes out of row t + 1."""
-        if not self._same_step:
+        if not self.host.is_same_step:
             return
         for i in np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]):
             if "final_obs" not in infos:
                 raise EnvError(
-                    f"env {self._name!r}: sub-env {i} ended with same-step autoreset, but infos has no "
+                    f"env {self.host.name!r}: sub-env {i} ended with same-step autoreset, but infos has no "
                     f"'final_obs' (it has {sorted(infos)}): without it the last observation is lost."
                 )
             final = infos["final_obs"]
@@ -451,7 +422,7 @@ class EnvRunner:
         self._timestep += self._num_samplers * rollout.num_env_steps
         if rollout.num_rows:
             self._needs_reset = whole_episodes
-            self._num_rows_lifetime += rollout.num_rows
+            self.host.num_rows += rollout.num_rows
             self._last_num_rows = rollout.num_rows
             self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
             self._last_infos = rollout.info_rows.get(rollout.num_rows, {})
@@ -473,18 +444,36 @@ class EnvRunner:
 
     def _check_block(self, rollout: Rollout, start: int, stop: int) -> None:
         """Refuse NaN and values outside the spaces in the rows that were just written; the earliest is named."""
-        if bad := first_bad_value(rollout, self._space, start, stop, callbacks=self._events is not None):
-            raise self._bad_value(*bad)
-
-    def _bad_value(self, t: int, env_index: int, problem: str) -> EnvError:
-        return EnvError(f"env {self._name!r}, sub-env {env_index}, step {self._num_rows_lifetime + t}: {problem}.")
+        if bad := first_bad_value(rollout, self.host.space, start, stop, callbacks=self._events is not None):
+            raise self.host.bad_value(*bad)
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
-        """Copy weights in, by module id and parameter name, and note their version."""
-        self.inference.load_weights(weights[DEFAULT_MODULE_ID])
-        if EXPLORATION_ID in weights:
-            self.exploration.set_weights(weights[EXPLORATION_ID])
+        """Copy weights of modules in, by module id and parameter name, and note their version."""
+        self.set_weight_parts({"modules": weights}, version)
+
+    def set_weight_parts(self, parts: Mapping[str, Mapping[str, Any]], version: int) -> None:
+        """Hand everything that runners act by to its receivers, and note the version.
+
+        Args:
+            parts: By the name of a receiver, arrays: `{"modules": {module_id: {name: array}}, "exploration": {...}}`.
+            version: Version of all of them together.
+
+        Raises:
+            WeightsError: A part has no receiver here; no part was handed over.
+        """
+        for name in parts:
+            if name not in self.weight_receivers:
+                raise WeightsError(
+                    f"weights: runner {self.worker_index} has no receiver for the part {name!r}. "
+                    f"{nearest(name, self.weight_receivers)} Add one to env_runner.weight_receivers in "
+                    "on_environment_created."
+                )
+        for name, arrays in parts.items():
+            self.weight_receivers[name](arrays)
         self.weights_version = version
+
+    def _set_module_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+        self.inference.load_weights(weights[DEFAULT_MODULE_ID])
 
     def get_metrics(self) -> tuple[Parts, dict[str, float], int]:
         """Return the metrics and the timers' seconds since the last call, and how many callbacks have raised so far."""
@@ -501,17 +490,7 @@ class EnvRunner:
             EnvError: The vector env has no sub-envs, or none that can be reached.
             Exception: What `fn` raised.
         """
-        results = foreach_sub_env(self.env, self._name, fn)
-        self._ask_tasks()
-        return results
-
-    def _ask_tasks(self) -> None:
-        if self._takes_tasks:
-            self._tasks = known_tasks(self.env, self._tasks)
-
-    def _give_tasks(self) -> None:
-        if self._takes_tasks and self._tasks is not None:
-            foreach_sub_env(self.env, self._name, set_task, self._tasks)
+        return self.host.foreach(fn)
 
     def get_state(self) -> dict[str, Any]:
         """Return what a runner that takes this one's place has to know, besides the weights.
@@ -519,24 +498,22 @@ class EnvRunner:
         `weights_version`, `num_env_steps_sampled_lifetime`, `exploration`, and `tasks`: what `get_task` of each sub-env
         returns, or `None` where there is no such method.
         """
-        self._ask_tasks()
         return {
             "weights_version": self.weights_version,
             "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
-            "tasks": self._tasks,
+            "tasks": self.host.get_tasks(),
             "exploration": self.exploration.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` gave; the weights, and with them their version, come through `set_weights`."""
+        """Continue from what `get_state` gave; weights and their version come through `set_weight_parts`."""
         self.num_env_steps_sampled_lifetime = state.get(
             "num_env_steps_sampled_lifetime", self.num_env_steps_sampled_lifetime
         )
         if state.get("exploration"):
             self.exploration.set_state(state["exploration"])
         if "tasks" in state:
-            self._tasks = state["tasks"]
-            self._give_tasks()
+            self.host.set_tasks(state["tasks"])
 
     def recover(self) -> None:
         """Go on after whatever `sample` raised: put a new vector env in the place of the old one, with the same tasks.
@@ -546,12 +523,8 @@ class EnvRunner:
         Raises:
             EnvError: The env cannot be made.
         """
-        if hasattr(self, "env"):
-            self._ask_tasks()
-            close_quietly(self.env)
-            del self.env  # should the next line raise, there is nothing to close
-        self.make_env()
-        self._give_tasks()
+        self._forget_sample()
+        self.host.recover()
 
     @property
     def num_callback_errors(self) -> int:
@@ -564,5 +537,4 @@ class EnvRunner:
 
     def stop(self) -> None:
         """Close the env."""
-        if hasattr(self, "env"):
-            self.env.close()
+        self.host.close()

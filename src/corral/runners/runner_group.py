@@ -9,25 +9,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-
 from corral.core.tree import leaves
-from corral.engines import make_engine
-from corral.engines.base import resources_of_runner
 from corral.episodes.rollout import Rollout
 from corral.errors import CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
 from corral.runners.remote_runner import Costs, RemoteRunner
-from corral.runners.requests import SampleReply, apply
+from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.restarts import note_failure
 from corral.runners.runner import EnvRunner
 from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
+from corral.runners.worker_calls import apply
 
 log = logging.getLogger("corral")
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.engines import Engine
+    from corral.modules.spec import ModuleSpec
 
 # Seconds that a runner has to close its env when the run ends.
 CLOSE_S = 5.0
@@ -41,66 +40,87 @@ class EnvRunnerGroup:
 
     Attributes:
         local_env_runner: The embedded runner, or `None`.
-        engine: What runs the others, and the learners.
         engine_name: Its name; `"embedded"` if there are no others.
+        module_spec: Spec of the module, the same object for all runners and for their replacements.
+        num_envs: Sub-envs of one runner.
         on_recreated: Called with the indices of runners that were mended, before they sample.
         num_env_steps_lost: Env steps of fragments that never arrived; of a runner that died, as many as it was asked
-            for.
+            for, and none if it was asked for episodes.
         num_failures: Failures of runners so far.
     """
 
-    def __init__(self, config: AlgorithmConfig) -> None:
+    def __init__(self, config: AlgorithmConfig, engine: Engine, module_spec: ModuleSpec | None = None) -> None:
         """Start the runners, all at once, and wait until they are there.
 
+        Args:
+            config: Settings of the runners.
+            engine: Engine that runs them, if there are any besides the embedded one. Its owner stops it.
+            module_spec: Spec of the module of all runners; `None` is the spec that the config and the spaces of the
+                first runner's env give.
+
         Raises:
-            ConfigError: More runners are asked for than the engine can ever run, or an env setting is wrong.
+            ConfigError: An env setting is wrong.
             EnvError: The env cannot be made or is not what its spaces say.
             CorralError: A runner did not start within `start_timeout_s`.
         """
-        self.engine = make_engine(config.engine_name)
-        self.engine_name = self.engine.name if config.num_env_runners else "embedded"
-        log.info("Engine: %s.", self.engine_name)
+        self._engine = engine
+        self.engine_name = engine.traits.name if config.num_env_runners else "embedded"
         self._config = config
         self.local_env_runner: EnvRunner | None = None
         self.on_recreated: Callable[[list[int]], None] = lambda indices: None
         self.num_env_steps_lost = 0
         self.num_failures = 0
-        self._timestep = 0
+        self._num_env_steps = 0  # of all runners of the algorithm, where known
         self._weights: Any = {}
         self._weights_version = -1
         self._weights_bytes = 0
         self._logged: list[tuple[Parts, dict[str, float]]] = []  # what came with fragments: metrics and seconds
-        self._requests: dict[Future[Any], int] = {}  # of foreach_env_runner_async, with the runner's index
-        self._runners = {
-            index: RemoteRunner(index, config, self.engine) for index in range(1, config.num_env_runners + 1)
-        }
+        self._calls: dict[Future[Any], int] = {}  # of foreach_env_runner_async, with the runner's index
+        indices = range(1, config.num_env_runners + 1)
+        self._runners = {index: RemoteRunner(index, config, engine, module_spec) for index in indices}
         try:
             if not self._runners:
-                self.local_env_runner = EnvRunner(config)
+                self.local_env_runner = EnvRunner(config, makes_module=False)
+                self._describe(self.local_env_runner.describe_env(), module_spec)
+                self.local_env_runner.make_module(self.module_spec)
                 return
-            self.engine.require([resources_of_runner(config)] * len(self._runners))
-            for runner in self._runners.values():
-                runner.begin_start()
-            self._await_start()
+            self._start_runners(module_spec)
         except BaseException:
             self.stop()
             raise
 
-    def _await_start(self) -> None:
-        """Wait for all runners; a failure at the very start is no fault to be mended."""
+    def _start_runners(self, module_spec: ModuleSpec | None) -> None:
+        """Start all runners of the engine at once, and wait; a failure at the very start ends the run."""
+        runners = self._runners.values()
+        for runner in runners:
+            runner.begin_start()
         deadline_s = time.perf_counter() + self._config.start_timeout_s
-        for runner in self._runners.values():
-            assert runner.starting is not None
-            try:
-                self._description = runner.starting.result(max(0.0, deadline_s - time.perf_counter()))
-            except TimeoutError:
-                if runner.starting.done():  # the env raised it
-                    raise
-                raise CorralError(
-                    f"{runner.name} did not start within start_timeout_s={self._config.start_timeout_s}. "
-                    f"{self.engine.describe_available()}"
-                ) from None
+        descriptions = [self._await_start(runner, deadline_s) for runner in runners]
+        self._describe(descriptions[0], module_spec)
+        if module_spec is None:
+            for runner in runners:
+                runner.begin_make_module(self.module_spec)
+        for runner in runners:
+            self._await_start(runner, deadline_s)
             runner.starting = None
+
+    def _describe(self, description: tuple[Any, Any, int], module_spec: ModuleSpec | None) -> None:
+        """Note what `EnvRunner.describe_env` returned, and make the spec of the module from it if there is none yet."""
+        observation_space, action_space, self.num_envs = description
+        self.module_spec = module_spec or self._config.module_spec(observation_space, action_space)
+
+    def _await_start(self, runner: RemoteRunner, deadline_s: float) -> Any:
+        """Return the result of a step of a runner's start, or raise if it takes too long."""
+        assert runner.starting is not None
+        try:
+            return runner.starting.result(max(0.0, deadline_s - time.perf_counter()))
+        except TimeoutError:
+            if runner.starting.done():  # the env raised it
+                raise
+            raise CorralError(
+                f"{runner.name} did not start within start_timeout_s={self._config.start_timeout_s}. "
+                f"{self._engine.describe_available()}"
+            ) from None
 
     # Health.
 
@@ -148,13 +168,6 @@ class EnvRunnerGroup:
             "num_env_steps_lost": self.num_env_steps_lost,
         }
 
-    def describe_env(self) -> tuple[Any, Any, int]:
-        """Return the observation and the action space of one sub-env, and the number of sub-envs of a runner."""
-        description: tuple[Any, Any, int] = (
-            self._description if self.local_env_runner is None else self.local_env_runner.describe_env()
-        )
-        return description
-
     def _fail(self, runner: RemoteRunner, error: BaseException) -> None:
         """Count a failure, and have it mended unless it ends the run.
 
@@ -162,8 +175,9 @@ class EnvRunnerGroup:
             Exception: The failure, if it ends the run.
         """
         self.num_failures += 1
-        if runner.request is not None:
-            self.num_env_steps_lost += getattr(error, "num_env_steps_lost", runner.request.num_timesteps)
+        if runner.sampling is not None:
+            asked = runner.sampling.request.num_timesteps or 0
+            self.num_env_steps_lost += getattr(error, "num_env_steps_lost", asked)
         problem = note_failure(runner, error, self._config, self.num_remote_worker_restarts)
         if problem is not None:
             raise problem
@@ -186,7 +200,7 @@ class EnvRunnerGroup:
     def _mend(self, runner: RemoteRunner) -> bool:
         """Take the next step of mending a runner, if it failed; say whether it became ready."""
         now = time.perf_counter()
-        if runner.ready and runner.request is None and not runner.handle.alive():
+        if runner.ready and runner.sampling is None and not runner.handle.alive():
             self._fail(runner, runner.handle.call("ping").exception() or WorkerDiedError(f"{runner.name} died."))
         if runner.mend_at_s is not None and now >= runner.mend_at_s:
             runner.begin_mending(self._weights, self._weights_version)
@@ -207,53 +221,62 @@ class EnvRunnerGroup:
 
     # Sampling.
 
-    def sample(self, num_timesteps: int, timers: Timers, *, timestep: int = 0) -> list[Rollout]:
-        """Take `num_timesteps` env steps in all, spread evenly over the runners, one rollout each.
+    def sample(self, request: SampleRequest, timers: Timers) -> list[Rollout]:
+        """Sample what a request asks for in all, spread evenly over the runners, one rollout each.
 
-        It waits for the runners that can be waited for; see `sample_timeout_s` and `straggler_factor`. Fewer steps come
-        back when one fails or is late, and more when a late fragment of an earlier round is among them.
+        It waits for the runners that can be waited for; see `sample_timeout_s` and `straggler_factor`. Fewer steps, or
+        episodes, come back when a runner fails or is late, and more when a late fragment of an earlier round is among
+        them.
 
         Args:
-            num_timesteps: Env steps to take: at least this many if all goes well.
-            timers: What this process waits for runners of the engine goes here.
-            timestep: Env steps sampled so far; see `EnvRunner.sample`.
+            request: What to sample: at least this many steps or episodes if all goes well.
+            timers: Timers that count how long this process waits for runners of the engine.
 
         Raises:
             Exception: What a runner raised, unless the settings of fault tolerance say that the run goes on.
         """
         if self.local_env_runner is not None:
-            return [self.local_env_runner.sample(num_timesteps=num_timesteps, timestep=timestep)]
-        self._timestep = timestep
+            return [self.local_env_runner.collect(request)]
+        timestep = self._timestep_of(request)
         self.restore_runners()
         taken = self._take_arrived()
-        missing = num_timesteps - sum(rollout.num_env_steps for _, rollout in taken)
-        for runner, steps in shares(max(0, missing), self._idle()):
-            self._ask(runner, steps)
+        missing = request.num_wanted - sum(request.num_in(rollout) for _, rollout in taken)
+        for runner, wanted in shares(max(0, missing), self._idle()):
+            self._ask(runner, request.part(wanted, timestep))
         with timers.time("waiting"):
             deadline_s = time.perf_counter() + self._config.sample_timeout_s
             if not taken and not any(runner.ready for runner in self._runners.values()):
                 self._await_mending(deadline_s)
-            while requests := self._worth_waiting_for(bool(taken)):
+            while calls := self._worth_waiting_for(bool(taken)):
                 now = time.perf_counter()
-                timeout_s = min(deadline_s, min(until_s for _, until_s in requests)) - now
-                wait([future for future, _ in requests], max(0.0, timeout_s), FIRST_COMPLETED)
+                timeout_s = min(deadline_s, min(until_s for _, until_s in calls)) - now
+                wait([future for future, _ in calls], max(0.0, timeout_s), FIRST_COMPLETED)
                 taken += self._take_arrived()
                 if time.perf_counter() >= deadline_s:
                     self._report_late()
                     break
         return [rollout for _, rollout in sorted(taken, key=lambda entry: entry[0])]
 
-    def sample_async(self, num_timesteps: int) -> int:
+    def sample_async(self, request: SampleRequest) -> int:
         """Ask each runner of the engine that has nothing to do for a fragment, and return how many were asked.
 
         Args:
-            num_timesteps: Env steps of each fragment.
+            request: What each of them samples. Without a `timestep`, the group counts: the steps of all fragments that
+                it has received, and those that other runners are at.
         """
         self.restore_runners()
-        idle = self._idle()
+        timestep, idle = self._timestep_of(request), self._idle()
         for runner in idle:
-            self._ask(runner, num_timesteps)
-        return sum(runner.request is not None for runner in idle)
+            self._ask(runner, request.part(request.num_wanted, timestep))
+        return sum(runner.sampling is not None for runner in idle)
+
+    def _timestep_of(self, request: SampleRequest) -> int:
+        """Return the env steps at which a request is made, and count on from there if the request says so itself."""
+        if request.timestep is not None:
+            self._num_env_steps = request.timestep
+            return request.timestep
+        calls = [runner.sampling for runner in self._runners.values() if runner.sampling is not None]
+        return self._num_env_steps + sum(call.request.num_timesteps or 0 for call in calls)
 
     def fetch_samples(self, timeout_seconds: float = 0.0) -> list[Rollout]:
         """Return the fragments that have arrived; if there is none, wait so long for one.
@@ -261,32 +284,34 @@ class EnvRunnerGroup:
         Raises:
             Exception: As `sample` does.
         """
-        futures = [runner.request.future for runner in self._runners.values() if runner.request is not None]
+        futures = [runner.sampling.future for runner in self._runners.values() if runner.sampling is not None]
         wait(futures, timeout_seconds, FIRST_COMPLETED)
         return [rollout for _, rollout in self._take_arrived()]
 
     def _idle(self) -> list[RemoteRunner]:
-        return [runner for runner in self._runners.values() if runner.ready and runner.request is None]
+        return [runner for runner in self._runners.values() if runner.ready and runner.sampling is None]
 
-    def _ask(self, runner: RemoteRunner, num_timesteps: int) -> None:
+    def _ask(self, runner: RemoteRunner, request: SampleRequest) -> None:
         if runner.weights_version != self._weights_version:
             self._send_weights(runner)
-        runner.ask(num_timesteps, self._timestep)
+        runner.ask(request)
 
     def _take_arrived(self) -> list[tuple[int, Rollout]]:
-        """Take in the fragments that are there, and what runners raised in place of them."""
+        """Receive the fragments that are there, and what runners raised in place of them."""
         taken = []
         for runner in self._runners.values():
-            request = runner.request
-            if request is None or not request.future.done():
+            call = runner.sampling
+            if call is None or not call.future.done():
                 continue
-            if error := request.future.exception() or runner.sync_error():
+            if error := call.future.exception() or runner.sync_error():
                 self._fail(runner, error)
                 continue
-            report = runner.take(request, self._weights_version)
-            self._logged.append((report.metrics, report.seconds))
-            add_excess_wait(runner, self._runners.values(), self._straggler_factor, report.rollout.num_env_steps)
-            taken.append((runner.index, report.rollout))
+            reply = runner.take(call, self._weights_version)
+            self._logged.append((reply.metrics, reply.seconds))
+            self._num_env_steps += reply.rollout.num_env_steps
+            factor = None if call.request.num_timesteps is None else self._straggler_factor
+            add_excess_wait(runner, self._runners.values(), factor, reply.rollout.num_env_steps)
+            taken.append((runner.index, reply.rollout))
         return taken
 
     def _await_mending(self, deadline_s: float) -> None:
@@ -301,7 +326,7 @@ class EnvRunnerGroup:
                 time.sleep(timeout_s)
 
     def _report_late(self) -> None:
-        late = [runner.name for runner in self._runners.values() if runner.request is not None]
+        late = [runner.name for runner in self._runners.values() if runner.sampling is not None]
         if late:
             log.warning(
                 "No fragment within sample_timeout_s=%s from %s; what comes later counts later. "
@@ -315,23 +340,23 @@ class EnvRunnerGroup:
         return self._config.straggler_factor if self._config.batch_mode == "truncate_episodes" else None
 
     def _worth_waiting_for(self, any_taken: bool) -> list[tuple[Future[SampleReply], float]]:
-        """Return the requests to wait for, each with the clock reading until which it is worth it.
+        """Return the fragments to wait for, each with the clock reading until which it is worth waiting.
 
         If nothing has been taken, and none is worth it, any of them is.
         """
         runners, now = self._runners.values(), time.perf_counter()
-        requests = [
-            (runner.request.future, patience_ends_s(runner, runners, self._straggler_factor))
+        calls = [
+            (runner.sampling.future, patience_ends_s(runner, runners, self._straggler_factor))
             for runner in runners
-            if runner.request is not None
+            if runner.sampling is not None
         ]
-        patient = [(future, until_s) for future, until_s in requests if until_s > now]
-        return patient if patient or any_taken else [(future, math.inf) for future, _ in requests]
+        patient = [(future, until_s) for future, until_s in calls if until_s > now]
+        return patient if patient or any_taken else [(future, math.inf) for future, _ in calls]
 
     # Weights and metrics.
 
-    def sync_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
-        """Give the runners new weights, if the version changed since the last call.
+    def sync_weights(self, parts: Mapping[str, Mapping[str, Any]], version: int) -> None:
+        """Give the runners new weights, if the version changed since the last call; see `EnvRunner.set_weight_parts`.
 
         Runners that are busy get them before their next fragment; nobody is waited for.
         """
@@ -339,10 +364,10 @@ class EnvRunnerGroup:
             return
         self._weights_version = version
         if self.local_env_runner is not None:
-            self.local_env_runner.set_weights(weights, version)
+            self.local_env_runner.set_weight_parts(parts, version)
             return
-        self._weights = self.engine.share(weights)
-        self._weights_bytes = sum(leaf.nbytes for leaf in leaves(dict(weights))) if self.engine.own_process else 0
+        self._weights = self._engine.share(parts)
+        self._weights_bytes = sum(leaf.nbytes for leaf in leaves(dict(parts))) if self._engine.traits.own_process else 0
         for runner in self._idle():
             self._send_weights(runner)
 
@@ -449,7 +474,7 @@ class EnvRunnerGroup:
             How many runners were called.
         """
         futures = self._call(fn, kwargs, remote_worker_ids)
-        self._requests |= futures
+        self._calls |= futures
         return len(futures)
 
     def fetch_ready(self, timeout_seconds: float = 0.0) -> list[tuple[int, Any]]:
@@ -461,9 +486,9 @@ class EnvRunnerGroup:
         Raises:
             Exception: What the function raised.
         """
-        done, _ = wait(self._requests, timeout_seconds, FIRST_COMPLETED)
-        finished = {future: index for future, index in self._requests.items() if future in done}
-        self._requests = {future: index for future, index in self._requests.items() if future not in done}
+        done, _ = wait(self._calls, timeout_seconds, FIRST_COMPLETED)
+        finished = {future: index for future, index in self._calls.items() if future in done}
+        self._calls = {future: index for future, index in self._calls.items() if future not in done}
         return self._results(finished, done)
 
     def _call(
@@ -508,4 +533,3 @@ class EnvRunnerGroup:
             log.warning("%d env runner(s) did not close their envs within %s s, and were ended.", len(late), CLOSE_S)
         for runner in runners:
             runner.handle.kill()
-        self.engine.stop()

@@ -1,106 +1,182 @@
-"""How long a runner plays: so many steps, so many episodes, or all episodes that begin within so many steps."""
+"""How far a sample goes, and which of its rows are valid: so many steps, so many episodes, or all episodes begun.
+
+A mode answers how many rows are still wanted; the runner steps them, and hands them back to be settled. Nothing else
+decides what is valid: not the runner, and not the vector env.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corral.episodes.rollout import Rollout
 from corral.errors import EnvError
+from corral.runners.requests import SampleRequest
 
 MAX_BROKEN = 100
-"""Episodes that may break, because their sub-env failed, for every one that is complete, and before the first."""
+"""Episodes that may break, because their sub-env failed, for each one that is complete, and before the first."""
 
 
-class StepRows(Protocol):
-    """Steps the envs `num_rows` times, and fills `valid` as far as it got; see `EnvRunner._step_rows`."""
+def make_mode(request: SampleRequest, *, whole_episodes: bool, name: str) -> SampleMode:
+    """Return the mode of a request.
 
-    def __call__(
-        self, num_rows: int, *, episodes_left: int | None = None, playing: NDArray[np.bool_] | None = None
-    ) -> None:
-        """Step; events fire for the first `episodes_left` ends, and for the sub-envs that are `playing`, bool `[N]`."""
+    Args:
+        request: What is asked for.
+        whole_episodes: Whether a number of steps asks for whole episodes.
+        name: Name of the env, for errors.
+    """
+    if request.num_episodes is not None:
+        return Episodes(request.num_episodes, name)
+    return BegunEpisodes(request.num_wanted, name) if whole_episodes else Steps(request.num_wanted, name)
+
+
+class SampleMode(ABC):
+    """How far a sample goes, and which of its rows are valid.
+
+    Attributes:
+        episodes_left: Ends of episodes that are still wanted, if they are counted; events stop with the last of them.
+        playing: Bool `[N]`, the sub-envs whose episodes are still wanted; `None` is all of them.
+        num_settled_rows: Rows that have been settled.
+    """
+
+    episodes_left: int | None = None
+    playing: NDArray[np.bool_] | None = None
+
+    def __init__(self, num_wanted: int, name: str) -> None:
+        """Take the number of steps or episodes, and the name of the env for errors."""
+        self._num_wanted = num_wanted
+        self._name = name
+        self.num_settled_rows = 0
+
+    @abstractmethod
+    def num_rows_wanted(self, rollout: Rollout) -> int:
+        """Return how many rows to step next, after all rows so far were settled; 0 ends the sample."""
+
+    def settle(self, rollout: Rollout, resetting: NDArray[np.bool_], *, same_step: bool) -> None:
+        """Fill `valid` of the rows that were stepped since the last call.
+
+        Args:
+            rollout: The rollout.
+            resetting: Bool `[N]`, the sub-envs that the first of these rows only resets.
+            same_step: Whether the vector env resets in the step that ends an episode.
+
+        Raises:
+            EnvError: Sub-envs fail before almost any episode is complete, though whole episodes are asked for.
+        """
+        start, self.num_settled_rows = self.num_settled_rows, rollout.num_rows
+        mark_steps(rollout, start, resetting, same_step=same_step)
+
+
+class Steps(SampleMode):
+    """At least so many steps, and fewer than that many plus N."""
+
+    def num_rows_wanted(self, rollout: Rollout) -> int:
+        """Return as many rows as cannot overshoot by N."""
+        return max(0, -((num_valid(rollout) - self._num_wanted) // rollout.num_envs))
+
+
+class Episodes(SampleMode):
+    """Exactly so many episodes; the envs were reset just before. No steps of other episodes are valid."""
+
+    def num_rows_wanted(self, rollout: Rollout) -> int:
+        """Return 1, because any row may be the last, until enough episodes are complete."""
+        self.episodes_left = self._num_wanted - num_complete(rollout)
+        return int(self.episodes_left > 0)
+
+    def settle(self, rollout: Rollout, resetting: NDArray[np.bool_], *, same_step: bool) -> None:
+        """Fill `valid`; once enough episodes are complete, steps of no other episode stay valid."""
+        super().settle(rollout, resetting, same_step=same_step)
+        drop_broken(rollout, self._name)
+        rows = slice(rollout.num_rows)
+        ends = (rollout.done & rollout.valid)[rows]
+        surplus = int(np.count_nonzero(ends)) - self._num_wanted
+        if surplus < 0:
+            return
+        if surplus > 0:  # several ended in the last row
+            ends[-1, np.flatnonzero(ends[-1])[-surplus:]] = False
+        rollout.valid[rows] &= np.logical_or.accumulate(ends[::-1], axis=0)[::-1]
+
+
+class BegunEpisodes(SampleMode):
+    """At least so many steps, and all episodes under way then to their ends; the envs were reset just before.
+
+    A sub-env whose last such episode is over is stepped with the others, but counts no more: of the episodes that begin
+    there, only short ones would come to their end, and the returns would be the returns of short episodes.
+    """
+
+    def num_rows_wanted(self, rollout: Rollout) -> int:
+        """Return as many rows as cannot overshoot by N, then one at a time until the last episode ends."""
+        if self.playing is None:
+            return max(0, -((num_valid(rollout) - self._num_wanted) // rollout.num_envs))
+        return int(self.playing.any())
+
+    def settle(self, rollout: Rollout, resetting: NDArray[np.bool_], *, same_step: bool) -> None:
+        """Fill `valid`; once enough steps are taken, only episodes that were under way then stay valid."""
+        super().settle(rollout, resetting, same_step=same_step)
+        last = rollout.num_rows - 1
+        if self.playing is None:
+            drop_broken(rollout, self._name)
+            if num_valid(rollout) >= self._num_wanted:
+                self.playing = rollout.valid[last] & ~rollout.done[last]
+            return
+        rollout.valid[last] &= self.playing
+        drop_broken(rollout, self._name)
+        # An episode that broke is made up for by its successor.
+        ended = rollout.valid[last] & rollout.done[last]
+        self.playing = self.playing & ~ended
+        if not self.playing.any() and num_valid(rollout) < self._num_wanted:  # too many broke
+            self.playing = ended
+
+
+# Pure functions on the columns of a rollout.
 
 
 def num_valid(rollout: Rollout) -> int:
-    """Return the steps of a rollout so far."""
+    """Return the valid steps of a rollout so far."""
     return int(np.count_nonzero(rollout.valid[: rollout.num_rows]))
 
 
-def _num_complete(rollout: Rollout) -> int:
+def num_complete(rollout: Rollout) -> int:
+    """Return the episodes of a rollout that are complete so far."""
     return int(np.count_nonzero((rollout.done & rollout.valid)[: rollout.num_rows]))
 
 
-def play_steps(rollout: Rollout, num_steps: int, step_rows: StepRows) -> None:
-    """Take at least so many steps, and fewer than `num_steps + N`."""
-    while (left := num_steps - num_valid(rollout)) > 0:
-        step_rows(-(-left // rollout.num_envs))  # which cannot overshoot by N
+def mark_steps(rollout: Rollout, start: int, resetting: NDArray[np.bool_], *, same_step: bool) -> None:
+    """Fill `valid` from row `start` on: True where a step was taken.
 
-
-def play_episodes(rollout: Rollout, num_episodes: int, step_rows: StepRows, name: str) -> None:
-    """Play exactly so many episodes to their ends; no other steps are valid.
+    No step was taken in the row after an end, with next-step autoreset, and where a sub-env failed.
 
     Args:
-        rollout: The rollout, in which all sub-envs were just reset.
-        num_episodes: How many.
-        step_rows: Steps.
-        name: The env's, for errors.
-
-    Raises:
-        EnvError: Sub-envs fail before almost any episode is complete.
+        rollout: The rollout.
+        start: The first row to fill.
+        resetting: Bool `[N]`, the sub-envs that this row only resets.
+        same_step: Whether the vector env resets in the step that ends an episode.
     """
-    while (left := num_episodes - _num_complete(rollout)) > 0:
-        step_rows(1, episodes_left=left)  # any row may be the last
-        _drop_broken(rollout, name)
-    rollout.resize(rollout.num_rows)
-    ends = rollout.done & rollout.valid
-    surplus = int(np.count_nonzero(ends)) - num_episodes
-    if surplus > 0:  # several ended in the last row
-        ends[-1, np.flatnonzero(ends[-1])[-surplus:]] = False
-    rollout.valid &= np.logical_or.accumulate(ends[::-1], axis=0)[::-1]
-
-
-def play_begun_episodes(rollout: Rollout, num_steps: int, step_rows: StepRows, name: str) -> None:
-    """Take at least so many steps, and play on to the end of all episodes that are under way then; no others are valid.
-
-    A sub-env whose last such episode is over is stepped on with the others, but counts no more: of the episodes that
-    begin there, only short ones would come to their end, and the returns would be those of short episodes.
-
-    Args:
-        rollout: The rollout, in which all sub-envs were just reset.
-        num_steps: How many.
-        step_rows: Steps.
-        name: The env's, for errors.
-
-    Raises:
-        EnvError: Sub-envs fail before almost any episode is complete.
-    """
-    while (left := num_steps - num_valid(rollout)) > 0:
-        step_rows(-(-left // rollout.num_envs))
-        _drop_broken(rollout, name)
-    if not num_steps:
+    stop = rollout.num_rows
+    if start == stop:
         return
-    playing = rollout.valid[rollout.num_rows - 1] & ~rollout.done[rollout.num_rows - 1]
-    while playing.any():
-        step_rows(1, playing=playing)
-        last = rollout.num_rows - 1
-        rollout.valid[last] &= playing
-        _drop_broken(rollout, name)
-        # An episode that broke is made up for by its successor.
-        ended = rollout.valid[last] & rollout.done[last]
-        playing = playing & ~ended
-        if not playing.any() and num_valid(rollout) < num_steps:  # too many broke
-            playing = ended
+    if same_step:
+        rollout.valid[start:stop] = True
+    else:
+        rollout.valid[start] = ~resetting
+        rollout.valid[start + 1 : stop] = ~(rollout.terminated[start : stop - 1] | rollout.truncated[start : stop - 1])
+    for row, i in rollout.broken:
+        rollout.valid[row, i] = False
 
 
-def _drop_broken(rollout: Rollout, name: str) -> None:
-    """Mark as invalid the steps of episodes that broke because their sub-env failed."""
-    num_complete = _num_complete(rollout)
-    if len(rollout.broken) > MAX_BROKEN * (1 + num_complete):
+def drop_broken(rollout: Rollout, name: str) -> None:
+    """Mark as invalid the steps of episodes that broke because their sub-env failed.
+
+    Raises:
+        EnvError: Many times as many broke as are complete.
+    """
+    complete = num_complete(rollout)
+    if len(rollout.broken) > MAX_BROKEN * (1 + complete):
         raise EnvError(
-            f"env {name!r}: sub-envs failed in {len(rollout.broken)} episodes, and {num_complete} were complete: whole "
-            "episodes, as batch_mode='complete_episodes' and num_episodes ask for, would take for ever."
+            f"env {name!r}: sub-envs failed in {len(rollout.broken)} episodes, and {complete} were complete: whole "
+            "episodes, as batch_mode='complete_episodes' and num_episodes ask for, would take forever."
         )
     for row, i in rollout.broken:
         before = np.flatnonzero(rollout.done[:row, i] | ~rollout.valid[:row, i])

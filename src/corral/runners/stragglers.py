@@ -49,22 +49,22 @@ def is_straggler(runner: RemoteRunner) -> bool:
 
 def patience_ends_s(runner: RemoteRunner, runners: Collection[RemoteRunner], factor: float | None) -> float:
     """Return the clock reading until which a requested fragment is worth waiting for; infinity if not known."""
-    usual = usual_seconds_per_step(runner, runners)
-    if factor is None or math.isnan(usual) or runner.request is None:
+    usual, call = usual_seconds_per_step(runner, runners), runner.sampling
+    if factor is None or math.isnan(usual) or call is None or call.request.num_timesteps is None:
         return math.inf
-    expected_s = factor * usual * runner.request.num_timesteps
-    return runner.request.asked_s + expected_s + max(0.0, PATIENCE_S - runner.excess_wait_s)
+    expected_s = factor * usual * call.request.num_timesteps
+    return call.asked_s + expected_s + max(0.0, PATIENCE_S - runner.excess_wait_s)
 
 
-def shares(num_timesteps: int, idle: Sequence[RemoteRunner]) -> list[tuple[RemoteRunner, int]]:
-    """Spread env steps over runners: evenly, but for stragglers, which get on top what they can do in the same time.
+def shares(num_wanted: int, idle: Sequence[RemoteRunner]) -> list[tuple[RemoteRunner, int]]:
+    """Spread env steps, or episodes, over runners: evenly, and on top of that what stragglers can do in the same time.
 
     Args:
-        num_timesteps: What the others take in all.
+        num_wanted: How many the runners that are no stragglers take in all.
         idle: The runners that can be asked.
 
     Returns:
-        Runners, and how many steps each is asked for; none with no steps.
+        Runners, and how many each is asked for; no runner that is asked for none.
     """
     slow = [runner for runner in idle if is_straggler(runner)]
     others = [runner for runner in idle if not is_straggler(runner)]
@@ -72,9 +72,9 @@ def shares(num_timesteps: int, idle: Sequence[RemoteRunner]) -> list[tuple[Remot
         slow, others = [], list(idle)
     if not others:
         return []
-    share, extra = divmod(num_timesteps, len(others))
+    share, extra = divmod(num_wanted, len(others))
     asked = [(runner, share + (position < extra)) for position, runner in enumerate(others)]
     for runner in slow:
         usual = usual_seconds_per_step(runner, others)
         asked.append((runner, share if math.isnan(usual) else round(share * usual / runner.seconds_per_step)))
-    return [(runner, steps) for runner, steps in asked if steps]
+    return [(runner, wanted) for runner, wanted in asked if wanted]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ray.tune import PlacementGroupFactory
 
 from corral.config.config import AlgorithmConfig
+from corral.engines.base import TRAITS
 
 
 def resources(config: AlgorithmConfig) -> PlacementGroupFactory:
@@ -22,12 +23,13 @@ def resources(config: AlgorithmConfig) -> PlacementGroupFactory:
     learner: dict[str, float] = {"CPU": config.num_cpus_per_learner, "GPU": config.num_gpus_per_learner}
     workers: list[dict[str, float]] = [runner] * config.num_env_runners + [learner] * config.num_learners
     driver: dict[str, float] = {"CPU": 1, "GPU": 0 if config.num_learners else config.num_gpus_per_learner}
-    if config.engine_name == "local":
+    traits = TRAITS["ray" if config.engine_name == "auto" else config.engine_name]
+    if not traits.own_process:
         driver["GPU"] = max([driver["GPU"], *(worker["GPU"] for worker in workers)])
-    elif config.engine_name == "process":
+    elif traits.is_on_one_machine:
         for name in {name for worker in workers for name in worker}:
             driver[name] = driver.get(name, 0) + sum(worker.get(name, 0) for worker in workers)
-    bundles = [driver, *(workers if config.engine_name in ("auto", "ray") else [])]
+    bundles = [driver] if traits.is_on_one_machine else [driver, *workers]
     return PlacementGroupFactory([bundle for bundle in map(_needed, bundles) if bundle])
 
 

@@ -1,0 +1,31 @@
+"""Seeds of runners: every runner draws numbers of its own."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from corral.core.seeding import runner_seeds
+
+
+def numbers(*arguments: int) -> list[tuple[int, ...]]:
+    seed, worker_index, num_restarts, in_evaluation = arguments
+    found = runner_seeds(seed, worker_index, num_restarts, bool(in_evaluation))
+    return [tuple(sequence.generate_state(2).tolist()) for sequence in found]
+
+
+def test_any_difference_between_runners_changes_every_seed() -> None:
+    everyone = list(itertools.product((0, 3, 2**40), (0, 1, 2), (0, 1, 2), (0, 1)))
+    drawn = [number for arguments in everyone for number in numbers(*arguments)]
+    assert len(set(drawn)) == 3 * len(everyone)
+    assert numbers(3, 1, 1, 1) == numbers(3, 1, 1, 1)
+
+
+def test_training_runners_draw_from_seed_and_index_alone() -> None:
+    """Results of a seed stay as they were before runners had a role."""
+    for seed in (0, 5, 2**40):
+        plain = [tuple(s.generate_state(2).tolist()) for s in np.random.SeedSequence([seed, 2]).spawn(3)]
+        again = [tuple(s.generate_state(2).tolist()) for s in np.random.SeedSequence([seed, 2, 1]).spawn(3)]
+        assert numbers(seed, 2, 0, 0) == plain
+        assert numbers(seed, 2, 1, 0) == again

@@ -1,0 +1,122 @@
+"""Sample modes by themselves: how many rows they want of a table of steps, and which of them they settle as valid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corral.episodes.rollout import Rollout
+from corral.errors import EnvError
+from corral.runners.requests import SampleRequest
+from corral.runners.sample_modes import SampleMode, make_mode
+
+
+def play(
+    mode: SampleMode, table: list[str], *, same_step: bool = True, broken: list[tuple[int, int]] | None = None
+) -> tuple[Rollout, list[int]]:
+    """Give a mode the rows that it wants of a table, and return the rollout and how many rows it wanted each time.
+
+    Args:
+        mode: The mode.
+        table: A row each: `"."` is a step, `"E"` a step that ends its episode.
+        same_step: Whether the next episode begins in the next row, or after a row that is only a reset.
+        broken: Rows and columns in which the sub-env failed.
+    """
+    ends = np.array([[letter == "E" for letter in row] for row in table])
+    columns: dict[str, Any] = {
+        "rewards": np.zeros(ends.shape),
+        "terminated": ends,
+        "truncated": np.zeros_like(ends),
+        "valid": np.zeros_like(ends),
+    }
+    rollout, wanted = Rollout(columns), []
+    resetting = np.zeros(ends.shape[1], np.bool_)
+    while rows := mode.num_rows_wanted(rollout):
+        wanted.append(rows)
+        rollout.num_rows += rows
+        rollout.broken += [where for where in broken or [] if rollout.num_rows - rows <= where[0] < rollout.num_rows]
+        mode.settle(rollout, resetting, same_step=same_step)
+        resetting = ends[rollout.num_rows - 1]
+    return rollout, wanted
+
+
+def valid(rollout: Rollout) -> list[str]:
+    return ["".join("x" if step else "-" for step in row) for row in rollout.valid[: rollout.num_rows]]
+
+
+def mode(whole_episodes: bool = False, **request: int) -> SampleMode:
+    return make_mode(SampleRequest(**request), whole_episodes=whole_episodes, name="Table-v0")
+
+
+class TestSteps:
+    def test_rows_that_cannot_overshoot_by_n(self) -> None:
+        rollout, wanted = play(mode(num_timesteps=7), [".."] * 9)
+        assert (valid(rollout), wanted) == (["xx"] * 4, [4])
+
+    def test_rows_that_only_reset_are_not_valid_and_made_up_for(self) -> None:
+        rollout, wanted = play(mode(num_timesteps=7), ["..", "E.", "..", "..", "E.", "..", ".."], same_step=False)
+        assert valid(rollout) == ["xx", "xx", "-x", "xx"]
+        assert wanted == [4]
+        rollout, wanted = play(mode(num_timesteps=8), ["..", "E.", "..", "..", "..", ".."], same_step=False)
+        assert (valid(rollout), wanted) == (["xx", "xx", "-x", "xx", "xx"], [4, 1])
+
+    def test_an_end_in_the_last_row_of_a_block_makes_the_next_row_a_reset(self) -> None:
+        rollout, wanted = play(mode(num_timesteps=5), [".", ".", "E", ".", ".", "E", ".", "."], same_step=False)
+        assert (valid(rollout), wanted) == (["x", "x", "x", "-", "x", "x"], [5, 1])
+
+    def test_a_step_that_failed_is_not_valid(self) -> None:
+        rollout, wanted = play(mode(num_timesteps=4), [".."] * 5, broken=[(1, 0)])
+        assert (valid(rollout), wanted) == (["xx", "-x", "xx"], [2, 1])
+
+    def test_nothing_wanted_wants_nothing(self) -> None:
+        for which in (mode(num_timesteps=0), mode(num_episodes=0), mode(whole_episodes=True, num_timesteps=0)):
+            assert play(which, [".."])[1] == []
+
+
+class TestEpisodes:
+    def test_exactly_so_many_and_no_other_steps(self) -> None:
+        rollout, wanted = play(mode(num_episodes=2), ["..", "E.", ".E", ".."])
+        assert (valid(rollout), wanted) == (["xx", "xx", "-x"], [1, 1, 1])
+
+    def test_of_several_ends_in_the_last_row_the_first_count(self) -> None:
+        rollout, _ = play(mode(num_episodes=2), ["...", "EEE", "..."])
+        assert valid(rollout) == ["xx-", "xx-"]
+
+    def test_events_are_told_how_many_ends_are_left(self) -> None:
+        which, left = mode(num_episodes=3), []
+        original = which.num_rows_wanted
+
+        def noted(rollout: Rollout) -> int:
+            rows = original(rollout)
+            left.append(which.episodes_left)
+            return rows
+
+        which.num_rows_wanted = noted  # type: ignore[method-assign]
+        play(which, ["E", ".", "E", "E", "."])
+        assert left == [3, 2, 2, 1, 0]
+
+    def test_a_broken_episode_does_not_count(self) -> None:
+        rollout, _ = play(mode(num_episodes=1), [".", ".", ".", ".", "E"], broken=[(2, 0)])
+        assert valid(rollout) == ["-", "-", "-", "x", "x"]
+
+
+class TestBegunEpisodes:
+    def test_what_is_under_way_is_played_to_its_end(self) -> None:
+        which = mode(whole_episodes=True, num_timesteps=4)
+        rollout, wanted = play(which, ["..", "E.", "..", ".E", "E.", "..", ".."])
+        # After two rows there are enough steps; sub-env 0 has just ended, and sub-env 1 plays to its end.
+        assert (valid(rollout), wanted) == (["xx", "xx", "-x", "-x"], [2, 1, 1])
+        assert which.playing is not None and not which.playing.any()
+
+    def test_a_broken_episode_is_made_up_for_by_its_successor(self) -> None:
+        which = mode(whole_episodes=True, num_timesteps=2)
+        rollout, _ = play(which, [".", ".", ".", ".", "E", "."], broken=[(2, 0)])
+        assert valid(rollout) == ["-", "-", "-", "x", "x"]
+
+    def test_envs_that_break_all_the_time_are_an_error(self) -> None:
+        table, broken = ["."] * 400, [(row, 0) for row in range(1, 400, 2)]
+        for which in (mode(num_episodes=1), mode(whole_episodes=True, num_timesteps=10)):
+            with pytest.raises(EnvError, match=r"env 'Table-v0': sub-envs failed in 10\d episodes"):
+                play(which, table, broken=broken)
