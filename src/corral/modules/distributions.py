@@ -261,7 +261,7 @@ class DiagGaussian(ActionDistribution):
         return np.where(self._bounded, np.clip(actions, -1, 1), actions)
 
     def from_unit(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """Return module actions `[B, ...]` in units: [-1, 1] in bounded dimensions, the env's units in others."""
+        """Return module actions, float32 `[B, ...]`, for what `to_unit` returns, after clipping to the bounds."""
         return self.to_unit(actions).astype(np.float32)
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
