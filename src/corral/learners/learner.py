@@ -114,8 +114,7 @@ class Learner:
 
     def set_loss(self, loss: Loss, grad_clip: float | None, grad_clip_by: str) -> None:
         """Use another loss, and clip otherwise, from the next update on."""
-        self._loss = loss
-        self._compiled_loss = compile_loss(loss) if self._compile else None
+        self._loss = compile_loss(loss) if self._compile else loss
         self._grad_clip, self._grad_clip_by = grad_clip, grad_clip_by
 
     def _fire(self, event: str, module_id: str, **arguments: Any) -> None:
@@ -241,8 +240,6 @@ class Learner:
 
     def _loss_and_columns(self, module_id: str, batch: Batch, num_gradient_steps: int) -> tuple[Any, Batch]:
         """Return the form of the loss that suits this update, and the batch as arrays or tensors for it."""
-        if self._compiled_loss is not None:
-            return self._compiled_loss, map_tree(self._to_device, batch)
         fast = fast_form(self._loss, self.modules[module_id], self._optimizers[module_id], batch, num_gradient_steps)
         return (self._loss, map_tree(self._to_device, batch)) if fast is None else (fast, batch)
 
