@@ -120,21 +120,21 @@ class DQN(OffPolicyAlgorithm):
 def dqn_loss(
     module: QModule, batch: Batch, coefficients: Mapping[str, float], *, double_q: bool, huber: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a minibatch; a pure function of weights and columns.
+    """Return the loss of a minibatch; a pure function of weights and columns.
 
-    The target is the discounted sum of the rewards, plus the discounted value of the best next action where the episode
-    did not terminate: valued by the target network, and chosen by it too (Mnih et al. 2015) or, with `double_q`, by the
-    network (van Hasselt et al. 2016, eq. 4).
+    The target is the discounted sum of the rewards and, where the episode did not terminate, the discounted value of
+    the best next action. The target network gives this value. The target network also chooses the action (Mnih et al.
+    2015), or with `double_q` the network does (van Hasselt et al. 2016, eq. 4).
 
     Args:
-        module: Gives Q-values and target values.
-        batch: Columns `[B, ...]` as a replay buffer draws them, as tensors.
-        coefficients: None are used.
+        module: Module with Q-values and target values.
+        batch: Columns `[B, ...]` of a replay buffer, as tensors.
+        coefficients: Not used.
         double_q: Whether the network chooses the next action.
-        huber: Whether the loss is linear beyond errors of 1, rather than quadratic throughout.
+        huber: Whether the loss is linear for errors above 1; otherwise it is quadratic for all errors.
 
     Returns:
-        The scalar to minimise, and to report: scalars, and the column `td_error`, float32 `[B]`.
+        The scalar to minimise, and what to report: scalars, and the column `td_error`, float32 `[B]`.
     """
     module.draw_noise()
     q_values = module.q_values(batch["obs"])
@@ -158,10 +158,10 @@ def dqn_loss(
 def c51_loss(
     module: QModule, batch: Batch, coefficients: Mapping[str, float], *, double_q: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of distributional Q-learning: cross-entropy to the projected target.
+    """Return the loss of distributional Q-learning: the cross-entropy to the projected target.
 
-    It is algorithm 1 of Bellemare et al. 2017. Arguments and results are those of `dqn_loss`; the column `td_error`
-    holds the cross-entropies, which serve as priorities (Hessel et al. 2018, "The Integrated Agent").
+    This is algorithm 1 of Bellemare et al. 2017. Arguments and results are the same as for `dqn_loss`; the column
+    `td_error` holds the cross-entropies, which serve as priorities (Hessel et al. 2018, "The Integrated Agent").
     """
     module.draw_noise()
     rows = torch.arange(len(batch["rewards"]), device=batch["rewards"].device)
@@ -179,18 +179,18 @@ def c51_loss(
 
 
 def projected(returns: Tensor, probs: Tensor, atoms: Tensor) -> Tensor:
-    """Move a distribution on other returns onto evenly spaced atoms, each part to the two nearest ones.
+    """Project a distribution over returns onto evenly spaced atoms, each return onto its two nearest atoms.
 
     Args:
-        returns: float32 `[B, K]`; what lies beyond the atoms counts as the last of them.
-        probs: Their probabilities, float32 `[B, K]`.
-        atoms: float32 `[K]`, rising.
+        returns: Returns, float32 `[B, K]`; returns beyond the atoms count as the nearest atom.
+        probs: Probabilities of the returns, float32 `[B, K]`.
+        atoms: Increasing atoms, float32 `[K]`.
 
     Returns:
         Probabilities of the atoms, float32 `[B, K]`.
     """
     position = (returns.clamp(atoms[0], atoms[-1]) - atoms[0]) / (atoms[1] - atoms[0])
-    position = position.clamp(0, len(atoms) - 1)  # rounding may lead past the ends
+    position = position.clamp(0, len(atoms) - 1)  # rounding may exceed the ends
     lower = position.floor()
     above = position - lower
     upper = (lower + 1).clamp(max=len(atoms) - 1)

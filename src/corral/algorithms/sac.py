@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from corral.config.setter_types import SACTrainingArgs
 
 Terms = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Of a batch: values of the actions taken, by critic `[C, B]`; their targets `[B]`; the actor's loss; and the
-log-likelihood of the policy's own actions, `[B]`, without a graph."""
+"""Terms of a batch: values of the actions taken, by critic, `[C, B]`; targets of these values, `[B]`; loss of the
+actor; log-likelihood of the policy's own actions, `[B]`, detached."""
 
 
 @dataclass(kw_only=True)
@@ -153,26 +153,25 @@ class SAC(OffPolicyAlgorithm):
 def sac_loss(
     module: SACModule, batch: Batch, coefficients: Mapping[str, float], *, target_entropy: float | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a minibatch; a pure function of weights and columns.
+    """Return the loss of a minibatch; a pure function of weights and columns.
 
-    It is the sum of three, none of which has a gradient in the parameters of another, so that one backward pass serves
-    all. Equations are those of arXiv:1812.05905.
+    The loss is the sum of three losses. Each has gradients in the parameters of its own group only, so one backward
+    pass computes all of them. The equations refer to arXiv:1812.05905.
 
-    - Critics, eq. 5: half the mean squared error of each, to the discounted sum of the rewards plus the discounted soft
-      value of the next observation where the episode did not terminate.
-    - Actor, eq. 9: the temperature times the log-likelihood of its actions, less their value.
+    - Critics, eq. 5: half the mean squared error of each critic. The target is the discounted sum of the rewards and,
+      where the episode did not terminate, the discounted soft value of the next observation.
+    - Actor, eq. 9: the temperature times the log-likelihood of the policy's actions, minus their value.
     - Temperature, eq. 18, with log alpha in place of alpha, as in the authors' code.
 
     Args:
-        module: Gives actions and values.
-        batch: Columns `[B, ...]` as a replay buffer draws them, and for Box actions `noise` and `next_noise`, as
-            tensors.
-        coefficients: None are used.
-        target_entropy: In nats; `None` is the module's `auto_target_entropy`.
+        module: Module with a policy, values and a temperature.
+        batch: Columns `[B, ...]` of a replay buffer, and for Box actions `noise` and `next_noise`, as tensors.
+        coefficients: Not used.
+        target_entropy: Target of the entropy in nats; `None` is the module's `auto_target_entropy`.
 
     Returns:
-        The scalar to minimise, and to report: scalars, and the column `td_error`, float32 `[B]`, the mean over the
-        critics of their absolute errors.
+        The scalar to minimise, and what to report: scalars, and the column `td_error`, float32 `[B]`, the absolute
+        errors averaged over the critics.
     """
     alpha = module.log_alpha.detach().exp()
     terms = discrete_terms if module.is_discrete else continuous_terms
@@ -187,7 +186,7 @@ def sac_loss(
 
 
 def continuous_terms(module: SACModule, batch: Batch, alpha: Tensor) -> Terms:
-    """Return the terms of Box actions: one action of the policy stands for all of them, here and after the next step.
+    """Return the terms for Box actions, with expectations over actions estimated from one action of the policy.
 
     The columns hold actions before the tanh.
     """
@@ -203,7 +202,7 @@ def continuous_terms(module: SACModule, batch: Batch, alpha: Tensor) -> Terms:
 
 
 def discrete_terms(module: SACModule, batch: Batch, alpha: Tensor) -> Terms:
-    """Return the terms of Discrete actions, whose expectations are sums (Christodoulou 2019, eqs. 10 to 12)."""
+    """Return the terms for Discrete actions, with exact expectations (Christodoulou 2019, eqs. 10 to 12)."""
     with torch.no_grad():
         next_logp = module.policy(batch["next_obs"]).log_softmax(-1)
         next_q = module.q_values(batch["next_obs"], target=True).amin(0)
@@ -217,13 +216,13 @@ def discrete_terms(module: SACModule, batch: Batch, alpha: Tensor) -> Terms:
 
 
 def soft_targets(batch: Batch, next_value: Tensor) -> Tensor:
-    """Return what the critics should say, float32 `[B]`: only a termination leaves the next value out."""
+    """Return the targets of the critics, float32 `[B]`; a terminated step has no next value."""
     targets: Tensor = batch["rewards"] + batch["discounts"] * (~batch["terminated"]) * next_value
     return targets
 
 
 def entropy_surplus(module: SACModule, logp: Tensor, target_entropy: float | None) -> Tensor:
-    """Return how much more entropy there is than there should be, in nats: the gradient of log alpha."""
+    """Return the entropy minus its target, in nats: the gradient of the loss by log alpha."""
     return -logp.mean() - (module.auto_target_entropy if target_entropy is None else target_entropy)
 
 

@@ -80,7 +80,6 @@ class Learner:
         self.modules = {module_id: module.to(self.device) for module_id, module in modules.items()}
         self._compile = compile
         self._losses: dict[str, Loss] = {}
-        self._compiled: dict[str, Loss] = {}
         self._optimizers = {
             module_id: ModuleOptimizer(
                 self.modules[module_id].parameter_groups(), spec.optimizer_class, spec.optimizer_config
@@ -105,9 +104,7 @@ class Learner:
             ConfigError: A module does not learn.
         """
         self._check_learns(losses)
-        self._losses |= losses
-        if self._compile:
-            self._compiled |= {module_id: compile_loss(loss) for module_id, loss in losses.items()}
+        self._losses |= {module_id: compile_loss(loss) if self._compile else loss for module_id, loss in losses.items()}
 
     def _check_learns(self, by_module: Mapping[str, Any]) -> None:
         if unknown := sorted(by_module.keys() - self._optimizers.keys()):
@@ -222,8 +219,6 @@ class Learner:
 
     def _loss_and_columns(self, module_id: str, batch: Batch, num_gradient_steps: int) -> tuple[Any, Batch]:
         """Return the form of the loss that suits this update, and the batch as arrays or tensors for this form."""
-        if module_id in self._compiled:
-            return self._compiled[module_id], map_tree(self._to_device, batch)
         loss, optimizer = self._losses[module_id], self._optimizers[module_id].torch_optimizer
         fast = fast_form(loss, self.modules[module_id], optimizer, batch, num_gradient_steps)
         return (loss, map_tree(self._to_device, batch)) if fast is None else (fast, batch)

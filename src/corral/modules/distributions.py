@@ -1,10 +1,10 @@
-"""Action distributions: one for each action space.
+"""Action distributions, one class per kind of action space.
 
-A distribution holds no numbers of its own. It says how to read `dist_inputs`, the `[B, D]` output of a module's
-policy: the torch methods serve the losses, the NumPy ones pick actions while sampling. Every sampler here has the
-form "inputs plus noise", so that a runner can draw the noise of many steps in one call.
+A distribution stores no parameters: they are `dist_inputs`, the `[B, D]` output of a module's policy. Losses call the
+torch methods; runners call the NumPy methods. Sampling takes the noise as an argument, so that a runner can draw the
+noise of many steps in one call.
 
-`actions` are those of the module, as stored in the columns; `to_env` turns them into what the env takes.
+`actions` are module actions, as stored in the columns; `to_env` converts them to actions of the env.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from corral.errors import ConfigError
 
 FloatArray = NDArray[np.float32]
 _LOG_2PI = math.log(2 * math.pi)
-_NEARLY_1 = 0.999  # what a squashed action is clipped to before the arctanh
+_NEARLY_1 = 0.999  # limit of squashed actions before the arctanh
 
 
 class ActionDistribution(ABC):
-    """How to sample from `dist_inputs`, and how likely an action is under them.
+    """Samples actions from `dist_inputs`, and computes their likelihood.
 
     Attributes:
-        num_inputs: D, the width of `dist_inputs`.
-        num_noise: Width of the noise that one sample needs.
+        num_inputs: Width D of `dist_inputs`.
+        num_noise: Width of the noise for one sample.
         action_shape: Shape of one module action.
-        action_dtype: Its dtype in the columns.
+        action_dtype: Dtype of module actions in the columns.
     """
 
     num_inputs: int
@@ -48,15 +48,15 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
-        """Return the actions `[B, ...]` that the noise `[B, num_noise]` picks."""
+        """Return the actions `[B, ...]` for noise `[B, num_noise]`."""
 
     @abstractmethod
     def mode(self, dist_inputs: FloatArray) -> NDArray[Any]:
-        """Return the most likely actions `[B, ...]`: the deterministic choice."""
+        """Return the most likely actions `[B, ...]`."""
 
     @abstractmethod
     def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
-        """Return actions `[batch_size, ...]` drawn evenly from the action space, whatever the policy says."""
+        """Return actions `[batch_size, ...]` drawn uniformly from the action space."""
 
     @abstractmethod
     def random_logp(self, actions: NDArray[Any]) -> FloatArray:
@@ -64,7 +64,7 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """Turn module actions `[B, ...]` into actions of the env's space."""
+        """Convert module actions `[B, ...]` to actions of the env's space."""
 
     @abstractmethod
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Categorical(ActionDistribution):
     """Discrete actions from logits `[B, n]`; sampled by the Gumbel-max trick (arXiv:1411.0030)."""
 
     def __init__(self, space: spaces.Discrete) -> None:
-        """Make the distribution of a Discrete space; module actions count from 0, whatever its `start`."""
+        """Make the distribution of a Discrete space; module actions start at 0, whatever the `start` of the space."""
         self.num_inputs = self.num_noise = int(space.n)
         self.action_shape = ()
         self.action_dtype = np.dtype(np.int64)
@@ -121,7 +121,7 @@ class Categorical(ActionDistribution):
 
 
 class MultiCategorical(ActionDistribution):
-    """Independent categoricals, one for each entry of a MultiDiscrete space; logits side by side `[B, sum(nvec)]`."""
+    """Independent categoricals, one per entry of a MultiDiscrete space, from logits `[B, sum(nvec)]`."""
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:
         """Make the distribution of a MultiDiscrete space of any shape."""
@@ -169,7 +169,7 @@ class MultiCategorical(ActionDistribution):
 
 
 class Bernoulli(ActionDistribution):
-    """Independent coins for a MultiBinary space, from logits `[B, n]`."""
+    """Independent Bernoulli variables, one per entry of a MultiBinary space, from logits `[B, n]`."""
 
     def __init__(self, space: spaces.MultiBinary) -> None:
         """Make the distribution of a MultiBinary space of any shape."""
@@ -213,9 +213,9 @@ class Bernoulli(ActionDistribution):
 class DiagGaussian(ActionDistribution):
     """A Gaussian with diagonal covariance from `[B, 2d]`: means, then log standard deviations.
 
-    Bounds are respected by clipping. Along a dimension with two finite bounds the module acts in [-1, 1], which
-    `to_env` clips to and maps onto [low, high]; along any other it acts in the env's own units, clipped to the one
-    finite bound, if any. The density is that of the module action before clipping.
+    `to_env` respects the bounds by clipping. In a dimension with two finite bounds, module actions are clipped to
+    [-1, 1] and mapped to [low, high]. In any other dimension they have the units of the env and are clipped to the
+    finite bound, if there is one. `logp` is the log-density of the module action before clipping.
     """
 
     def __init__(self, space: spaces.Box) -> None:
@@ -257,11 +257,11 @@ class DiagGaussian(ActionDistribution):
         return logp.astype(np.float32)
 
     def to_unit(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """Return what module actions `[B, ...]` mean: within [-1, 1] along bounded dimensions, else in env units."""
+        """Return module actions `[B, ...]` as units: in [-1, 1] in bounded dimensions, in the env's units in others."""
         return np.where(self._bounded, np.clip(actions, -1, 1), actions)
 
     def from_unit(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """Return module actions float32 `[B, ...]` of what `to_unit` gives; what lies out of bounds is clipped."""
+        """Return module actions, float32 `[B, ...]`, for what `to_unit` returns, after clipping to the bounds."""
         return self.to_unit(actions).astype(np.float32)
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
@@ -288,16 +288,16 @@ class DiagGaussian(ActionDistribution):
 class SquashedGaussian(DiagGaussian):
     """A diagonal Gaussian squashed by tanh onto bounds that are all finite (Haarnoja et al. 2018, arXiv:1801.01290).
 
-    The columns hold the action before the tanh, so that no log-density ever needs an arctanh. `logp` and `entropy`
-    are those of the squashed action in [-1, 1]. The KL divergence does not change under an invertible map, so it
-    is that of the Gaussians.
+    The columns hold the action before the tanh, so that no log-density needs an arctanh. `logp` and `entropy` refer to
+    the squashed action in [-1, 1]. The KL divergence equals the divergence of the Gaussians, because an invertible map
+    does not change it.
     """
 
     def __init__(self, space: spaces.Box) -> None:
         """Make the distribution of a Box space.
 
         Raises:
-            ConfigError: A bound is infinite, so there is nothing to squash onto.
+            ConfigError: A bound is infinite.
         """
         super().__init__(space)
         if not self._bounded.all():
@@ -328,7 +328,7 @@ class SquashedGaussian(DiagGaussian):
         return super().logp(dist_inputs, actions) - _log_tanh_slope(flat).sum(-1)
 
     def squashed_sample(self, dist_inputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the actions in [-1, 1] that standard normal noise `[B, d]` picks, `[B, d]`, and their `logp` `[B]`.
+        """Return the actions `[B, d]` in [-1, 1] for standard normal noise `[B, d]`, and their `logp` `[B]`.
 
         Both are differentiable in the inputs (Haarnoja et al. 2018, eq. 11 and appendix C).
         """
@@ -345,12 +345,12 @@ class SquashedGaussian(DiagGaussian):
 
 
 def _log_tanh_slope(u: Tensor) -> Tensor:
-    """Return log(1 - tanh(u)^2) without losing the tails."""
+    """Return log(1 - tanh(u)^2), accurate in the tails."""
     return 2 * (math.log(2) - u - functional.softplus(-2 * u))
 
 
 def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-    """Draw standard Gumbel noise, float32: minus the log of an exponential, which NumPy draws fast."""
+    """Draw standard Gumbel noise, float32: minus the logarithm of exponential noise, which NumPy draws fast."""
     exponential = rng.standard_exponential(shape, dtype=np.float32)
     np.maximum(exponential, np.finfo(np.float32).tiny, out=exponential)  # a 0 would become infinite
     noise: FloatArray = -np.log(exponential)
@@ -384,7 +384,7 @@ def action_distribution(space: spaces.Space[Any], action_bounds: str = "clip") -
 
 
 def module_action_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the space of module actions: that of the env, but for discrete ones, which start at 0."""
+    """Return the space of module actions: the space of the env, but Discrete and MultiDiscrete spaces start at 0."""
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
     if isinstance(space, spaces.MultiDiscrete):

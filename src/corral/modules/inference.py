@@ -1,7 +1,7 @@
-"""Policies at sampling speed: NumPy for stacks of small linear layers, torch for everything else.
+"""Policies while sampling: NumPy computes stacks of small linear layers, torch everything else.
 
-A torch call costs some 5 microseconds whatever its size, and a two-layer policy on 8 observations does less work
-than that. `benchmarks/` measures both.
+Each torch call costs about 5 microseconds, more than the arithmetic of a two-layer policy on 8 observations takes.
+`benchmarks/` measures both.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from corral.modules.networks import MAX_LOG_STD, MIN_LOG_STD, LogStdClamp
 FloatArray = NDArray[np.float32]
 Activation = Callable[[FloatArray], Any]
 Layer = tuple[FloatArray, FloatArray, Activation | None]
-"""Weight `[in, out]`, bias `[out]`, and what is applied in place to the output."""
+"""Weight `[in, out]`, bias `[out]`, and the function that is applied in place to the output, or `None`."""
 
-# Past this width a layer is dominated by its arithmetic, and torch's kernels and threads win.
+# In wider layers the arithmetic dominates, and torch's kernels and threads are faster.
 MAX_NUMPY_WIDTH = 512
 
 NUMPY_ACTIVATIONS: dict[type[nn.Module], Activation] = {
@@ -38,7 +38,7 @@ def _log_std(dist_inputs: FloatArray) -> FloatArray:
 
 
 class Inference:
-    """Calls a module's policy on batches of observations while sampling.
+    """Computes a module's policy on batches of observations while sampling.
 
     Args:
         module: The module; its weights are read at construction and at every `refresh`.
@@ -48,13 +48,13 @@ class Inference:
     """
 
     def __init__(self, module: Module) -> None:
-        """Choose the path and read the weights."""
-        self.module = module.eval()  # acting is no training: dropout and batch statistics stay still
+        """Choose the backend and read the weights."""
+        self.module = module.eval()  # no dropout, and fixed batch statistics
         self._stack = _numpy_stack(module)
         self.backend = "torch" if self._stack is None else "numpy"
         self._appended: FloatArray | None = None
         self._layers: list[Layer] = []
-        # Each layer of the stack with its arrays, if it is plain: those of this module stay where they are.
+        # Each layer of the stack; plain layers with arrays in the memory of their parameters, which does not move here.
         self._sources = [
             (
                 layer,
@@ -69,7 +69,7 @@ class Inference:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the weights of the module again, after they changed."""
+        """Read the weights of the module again after a change."""
         if self._stack is not None:
             self._layers = [
                 (*(_affine(layer) if arrays is None else (arrays[0].T.copy(), arrays[1].copy())), activation)
@@ -80,13 +80,13 @@ class Inference:
             self._perturbed.refresh(self._layers)
 
     def load_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Copy weights by name into the module, those of `Module.acting_weights` or more, and refresh."""
+        """Copy weights into the module by name, at least the names of `Module.acting_weights`, and refresh."""
         for name, array in self._weights.items():
             np.copyto(array, weights[name])
         self.refresh()
 
     def begin_sample(self, explore: bool, rng: np.random.Generator) -> None:
-        """Draw the noise of noisy layers anew; where nothing is to be explored, silence it and that of `perturb`."""
+        """Draw new noise for noisy layers; without exploration, turn it off, and the noise of `perturb` too."""
         self._explores = explore
         if self.module.is_noisy:
             if explore:
@@ -96,12 +96,12 @@ class Inference:
             self.refresh()
 
     def perturb(self, stddev: float, rows: NDArray[np.bool_], rng: np.random.Generator) -> None:
-        """Act with weights to which noise was added, for each row of a batch its own, from now on.
+        """Add noise to the weights from now on, different noise for each row of a batch.
 
         Args:
-            stddev: Of the noise.
-            rows: bool `[N]`: where to draw it anew; elsewhere it stays, but for its deviation.
-            rng: To draw it with.
+            stddev: Standard deviation of the noise.
+            rows: Rows that get new noise, bool `[N]`; the noise of other rows is only rescaled.
+            rng: Generator for the noise.
         """
         if self._perturbed is None or self._perturbed.num_rows != len(rows):
             kind = PerturbedModule if self._stack is None else PerturbedLayers
@@ -112,9 +112,9 @@ class Inference:
         """Map observations, a tree of arrays `[N, ...]`, to `dist_inputs`, float32 `[N, D]`.
 
         Args:
-            obs: The observations.
-            perturbed: Whether noise that `perturb` added counts; it does for batches of its size only, and where
-                `begin_sample` said to explore.
+            obs: Observations.
+            perturbed: Whether to use the noise of `perturb`. It is used only for batches of N rows, and only if
+                `begin_sample` enabled exploration.
         """
         noise = self._perturbed if perturbed and self._explores else None
         if self._stack is None:
@@ -148,23 +148,23 @@ def layer_outputs(x: FloatArray, layers: Sequence[Layer]) -> list[FloatArray]:
 
 
 class PerturbedLayers:
-    """A stack of layers with noise in their weights, other noise for each row.
+    """A stack of layers with noise in their weights, different noise for each row.
 
     Attributes:
-        num_rows: N.
+        num_rows: Number N of rows.
     """
 
     def __init__(self, num_rows: int, module: Module) -> None:
-        """Take N; the layers come with `draw`."""
+        """Set N; `draw` sets the layers."""
         self.num_rows = num_rows
         self._layers: Sequence[Layer] = ()
         self._noise: list[tuple[FloatArray, FloatArray]] = []  # [N, in, out] and [N, 1, out]
         self._stacked: list[Layer] = []
-        self._stale = np.ones(num_rows, np.bool_)  # rows whose noise, deviation or weights have changed
+        self._stale = np.ones(num_rows, np.bool_)  # rows whose noise, standard deviation or weights have changed
         self._stddev = 0.0
 
     def draw(self, stddev: float, rows: NDArray[np.bool_], rng: np.random.Generator, layers: Sequence[Layer]) -> None:
-        """Draw noise for some rows, and set the deviation of all."""
+        """Draw noise for some rows, and set the standard deviation for all."""
         if not self._noise:
             shapes = [((self.num_rows, *weight.shape), (self.num_rows, 1, *bias.shape)) for weight, bias, _ in layers]
             self._noise = [(np.zeros(a, np.float32), np.zeros(b, np.float32)) for a, b in shapes]
@@ -180,7 +180,7 @@ class PerturbedLayers:
         self._layers = layers
 
     def refresh(self, layers: Sequence[Layer]) -> None:
-        """Add the noise to weights that changed, before they are used next."""
+        """Use new weights from the next call on."""
         self._layers = layers
         self._stale[:] = True
 
@@ -196,14 +196,14 @@ class PerturbedLayers:
 
 
 class PerturbedModule:
-    """Any module's policy with noise in its weights, other noise for each row.
+    """The policy of any module with noise in its weights, different noise for each row.
 
     Attributes:
-        num_rows: N.
+        num_rows: Number N of rows.
     """
 
     def __init__(self, num_rows: int, module: Module) -> None:
-        """Take the module, whose weights are read at every call."""
+        """Set N and the module; every call reads the weights of the module."""
         self.num_rows = num_rows
         self._policy = _Policy(module)
         acting = module.acting_weights()
@@ -215,7 +215,7 @@ class PerturbedModule:
         self._stddev = 0.0
 
     def draw(self, stddev: float, rows: NDArray[np.bool_], rng: np.random.Generator, layers: Sequence[Layer]) -> None:
-        """Draw noise for some rows, and set the deviation of all."""
+        """Draw noise for some rows, and set the standard deviation for all."""
         for noise in self._noise.values():
             drawn = rng.standard_normal((int(rows.sum()), *noise.shape[1:]), dtype=np.float32)
             noise[torch.from_numpy(rows)] = torch.from_numpy(drawn)
@@ -242,7 +242,7 @@ Perturbed = PerturbedLayers | PerturbedModule
 
 
 class _Policy(nn.Module):
-    """A module whose `forward` is another one's policy, which is what torch can call with other weights."""
+    """A module whose `forward` is the policy of another module, so that torch can call it with other weights."""
 
     def __init__(self, module: Module) -> None:
         super().__init__()
@@ -257,17 +257,17 @@ def _as_tensor(array: NDArray[Any]) -> torch.Tensor:
 
 
 def _affine(layer: Any) -> tuple[FloatArray, FloatArray]:
-    """Return copies of weight `[in, out]` and bias `[out]` of a linear layer, or of one that is linear in effect."""
+    """Return copies of the weight `[in, out]` and bias `[out]` of a layer that computes a linear function."""
     weight, bias = layer.affine() if hasattr(layer, "affine") else (layer.weight, layer.bias)
     return weight.detach().numpy().T.copy(), bias.detach().numpy().copy()
 
 
 Stack = list[tuple[nn.Module, type[nn.Module] | None]]
-"""Layers that are linear, or so in effect, each with the type of the activation after it."""
+"""Layers that compute a linear function, each with the type of the activation after it, or `None`."""
 
 
 def numpy_layers(layers: Sequence[nn.Module]) -> Stack | None:
-    """Pair each linear layer with the activation after it, or return `None` if NumPy should not compute them."""
+    """Return each linear layer with the activation after it, or `None` if NumPy should not compute the layers."""
     stack: Stack = []
     for layer in layers:
         if isinstance(layer, nn.Linear) and layer.bias is not None and layer.out_features <= MAX_NUMPY_WIDTH:
@@ -282,7 +282,7 @@ def numpy_layers(layers: Sequence[nn.Module]) -> Stack | None:
 
 
 def _numpy_stack(module: Module) -> tuple[Stack, nn.Parameter | None] | None:
-    """Return the layers of a module's policy and what it appends, or `None` if NumPy should not compute it."""
+    """Return the layers of a policy and the vector it appends, or `None` if NumPy should not compute the policy."""
     policy = module.policy_layers()
     stack = None if policy is None else numpy_layers(policy[0])
     return None if policy is None or stack is None else (stack, policy[1])

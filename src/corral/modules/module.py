@@ -1,4 +1,4 @@
-"""Modules: `nn.Module`s with a policy and a value. The default one is built from the spaces."""
+"""Modules: `nn.Module`s with a policy and a value. The default module is built from the spaces."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ class NetworkConfig:
 
 
 class Module(nn.Module):
-    """What a runner and a learner need of a network. Subclass it and give `policy` and `value`.
+    """The base of all modules: what runners and learners call. Subclasses define `policy` and `value`.
 
     Attributes:
-        distribution: Reads what `policy` returns; made from the action space and `action_bounds`.
-        MUST_DEFINE: What a subclass of one's own has to define.
-        CONFIG: The settings of `model_config` that the class takes; `None` leaves them to it.
+        distribution: Distribution over actions whose parameters `policy` returns; built from the action space and
+            `action_bounds`.
+        MUST_DEFINE: Names of the methods that a custom subclass must define.
+        CONFIG: Dataclass of the settings in `model_config`; with `None` the class reads `model_config` itself.
     """
 
     MUST_DEFINE: ClassVar[tuple[str, ...]] = ("policy", "value")
@@ -64,7 +65,7 @@ class Module(nn.Module):
         action_space: spaces.Space[Any],
         model_config: Mapping[str, Any],
     ) -> None:
-        """Keep the spaces and make the action distribution.
+        """Store the spaces and build the action distribution.
 
         Args:
             observation_space: Space of one observation.
@@ -85,34 +86,35 @@ class Module(nn.Module):
         raise TypeError(f"{type(self).__name__} has no method value(obs) -> values [B].")
 
     def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
-        """Return both at once; override it where they share layers."""
+        """Return `policy(obs)` and `value(obs)`; override it if they share layers."""
         return self.policy(obs), self.value(obs)
 
     def acting_weights(self) -> dict[str, Tensor]:
-        """Return the part of `state_dict` that `policy` reads, which travels to the runners; all of it by default."""
+        """Return the part of `state_dict` that `policy` needs, which is sent to the runners; all of it by default."""
         return self.state_dict()
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Return the parameters by group; each may have a learning rate of its own, and is clipped by itself."""
+        """Return the parameters by group; each group is clipped separately and may have its own learning rate."""
         return {"default": list(self.parameters())}
 
     @property
     def is_noisy(self) -> bool:
-        """Whether layers have noise that `draw_noise` draws."""
+        """Whether the module has noisy layers."""
         return False
 
     def draw_noise(self, rng: np.random.Generator | None = None) -> None:
-        """Draw the noise of noisy layers anew; without a generator, from torch's own."""
+        """Draw new noise for noisy layers, from torch's global generator if `rng` is `None`."""
 
     def silence_noise(self) -> None:
-        """Go on without the noise of noisy layers."""
+        """Set the noise of noisy layers to zero."""
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
-        """Return the policy as a plain stack of `Linear` and activation layers on a flat observation, or `None`.
+        """Return the policy as a stack of linear and activation layers on a flat observation, or `None`.
 
-        A stack lets the runner compute it in NumPy, which for small nets is several times faster than torch. A layer
-        that is linear in effect has a method `affine` that returns its weight `[out, in]` and bias `[out]`. The second
-        part is a vector that the policy appends to the stack's output, such as a learned log standard deviation.
+        Runners compute such a stack in NumPy, which is several times faster than torch for small networks. Hooks of the
+        layers do not fire then. A layer of another class that computes a linear function must have a method `affine`
+        that returns its weight `[out, in]` and bias `[out]`. The second entry of the result is a vector that the policy
+        appends to the output of the stack, such as a learned log standard deviation.
         """
         return None
 
@@ -137,10 +139,10 @@ class ModelConfig(NetworkConfig):
 
 
 class ActorCritic(Module):
-    """The default module: an encoder, a policy head and a value head.
+    """The default module of policy-gradient algorithms: an encoder, a policy head and a value head.
 
     Hidden layers start orthogonal with gain sqrt(2), the policy head with gain 0.01 and the value head with 1
-    (Andrychowicz et al. 2021, arXiv:2006.05990): the first policy is close to uniform.
+    (Andrychowicz et al. 2021, arXiv:2006.05990), so the initial policy is close to uniform.
     """
 
     CONFIG = ModelConfig
@@ -188,7 +190,7 @@ class ActorCritic(Module):
         return values
 
     def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
-        """Return both; shared layers run once, unless a subclass has a policy or value of its own."""
+        """Return both; shared layers run once, unless a subclass overrides `policy` or `value`."""
         changed = type(self).policy is not ActorCritic.policy or type(self).value is not ActorCritic.value
         if changed or self.value_encoder is not self.policy_encoder:
             return super().policy_and_value(obs)
@@ -196,7 +198,7 @@ class ActorCritic(Module):
         return self._with_log_std(self.policy_head(features)), self.value_head(features).squeeze(-1)
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
-        """Return the stack of the policy if the observation is one flat vector and no subclass has another policy."""
+        """Return the layers of the policy, if observations are flat and no subclass overrides `policy`."""
         if type(self).policy is not ActorCritic.policy:
             return None
         parts = self.policy_encoder.parts

@@ -26,10 +26,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 # Haarnoja et al. 2018 (arXiv:1801.01290) keep the log standard deviation in this range.
 MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
 
-ConvFilters = Sequence[tuple[int, int, int]]  # (out_channels, kernel size, stride) a layer
+ConvFilters = Sequence[tuple[int, int, int]]  # (out_channels, kernel size, stride) per layer
 
-# By the shorter side of the image in pixels: Mnih et al. 2015 (doi:10.1038/nature14236) for large frames, strided
-# layers below that, and Young and Tian 2019 (arXiv:1903.03176) for boards as small as MinAtar's.
+# Filters by the shorter side of the image in pixels: Mnih et al. 2015 (doi:10.1038/nature14236) for large frames,
+# smaller strided layers for medium ones, and Young and Tian 2019 (arXiv:1903.03176) for boards as small as MinAtar's.
 MIN_IMAGE_PIXELS = 8
 DEFAULT_FILTERS: tuple[tuple[int, ConvFilters], ...] = (
     (64, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),
@@ -39,7 +39,7 @@ DEFAULT_FILTERS: tuple[tuple[int, ConvFilters], ...] = (
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Linear | nn.Conv2d:
-    """Initialise a layer orthogonally with zero bias (Andrychowicz et al. 2021, arXiv:2006.05990), and return it."""
+    """Initialise a layer orthogonally with zero bias (Andrychowicz et al. 2021, arXiv:2006.05990) and return it."""
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -56,7 +56,7 @@ def mlp(num_inputs: int, hiddens: Sequence[int], activation: str) -> nn.Sequenti
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Say whether a space holds images: a Box of rank 3, at least 8 pixels high and wide."""
+    """Return whether a space holds images: a Box of rank 3, at least 8 pixels high and wide."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 3:
         return False
     return min(_image_size(space)[:2]) >= MIN_IMAGE_PIXELS
@@ -75,7 +75,7 @@ def _image_size(space: spaces.Box) -> tuple[int, int, int]:
 class ImageEncoder(nn.Module):
     """Convolutions over images `[B, H, W, C]` or `[B, C, H, W]`, flattened to `[B, num_outputs]`.
 
-    The axis with the fewest entries, first or last, is taken as the channels; uint8 images are scaled to [0, 1].
+    The first or last axis, whichever has fewer entries, holds the channels; uint8 images are scaled to [0, 1].
     """
 
     def __init__(self, space: spaces.Box, filters: ConvFilters | None, activation: str) -> None:
@@ -107,7 +107,7 @@ class ImageEncoder(nn.Module):
 
 
 class OneHot(nn.Module):
-    """One-hot vectors for Discrete `[B]` and MultiDiscrete `[B, ...]` observations, side by side."""
+    """Encodes Discrete `[B]` and MultiDiscrete `[B, ...]` observations as concatenated one-hot vectors."""
 
     def __init__(self, sizes: Sequence[int], starts: Sequence[int]) -> None:
         """Take the number of values of each entry, and the smallest value of each."""
@@ -126,7 +126,7 @@ class OneHot(nn.Module):
 
 
 class Flat(nn.Module):
-    """Numbers of any shape and dtype as float32 `[B, num_outputs]`."""
+    """Flattens numbers of any shape and dtype to float32 `[B, num_outputs]`."""
 
     def __init__(self, num_outputs: int) -> None:
         """Take the number of entries of one observation."""
@@ -139,7 +139,7 @@ class Flat(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Turns observations of any supported space into features: one part a leaf, side by side, then an MLP."""
+    """Encodes observations of any supported space: one part per leaf, concatenated, then an MLP."""
 
     def __init__(
         self, space: spaces.Space[Any], hiddens: Sequence[int], activation: str, filters: ConvFilters | None
@@ -160,24 +160,24 @@ class Encoder(nn.Module):
 
 
 class LogStdClamp(nn.Module):
-    """Keeps the second half of `[B, 2d]`, log standard deviations, within `MIN_LOG_STD` and `MAX_LOG_STD`.
+    """Clamps the second half of `[B, 2d]`, log standard deviations, to `MIN_LOG_STD` and `MAX_LOG_STD`.
 
-    What lies outside gets no gradient.
+    Clamped entries have no gradient.
     """
 
     def forward(self, dist_inputs: Tensor) -> Tensor:
-        """Return a tensor of the same shape."""
+        """Return the clamped tensor `[B, 2d]`."""
         mean, log_std = dist_inputs.chunk(2, -1)
         return torch.cat([mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)], -1)
 
 
 def num_outputs(parts: nn.ModuleList) -> int:
-    """Return the width of the parts' outputs side by side."""
+    """Return the width of the concatenated outputs of the parts."""
     return sum(cast(int, part.num_outputs) for part in parts)
 
 
 def space_tree(space: spaces.Space[Any]) -> Tree:
-    """Return a space as a tree whose leaves are plain spaces, nested as its observations are."""
+    """Return a space as a tree of plain spaces, nested like the observations of the space."""
     if isinstance(space, spaces.Dict):
         return {key: space_tree(part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -196,5 +196,5 @@ def _leaf_encoder(space: spaces.Space[Any], filters: ConvFilters | None, activat
         return OneHot(space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist())
     raise ConfigError(
         f"Unsupported observation space {space}: use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple "
-        "of those, or give a module of your own with .rl_module(...)."
+        "of these spaces, or give a custom module with .rl_module(...)."
     )

@@ -1,4 +1,4 @@
-"""Modules that value actions: a Q-network, its target, and the forms that both may have."""
+"""Modules with action values: a Q-network, its target network, and their dueling, noisy and distributional forms."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from corral.modules.networks import ACTIVATIONS, Encoder, Flat, num_outputs, ort
 
 @dataclass
 class QForm:
-    """What a Q-network is made of, besides its layers; the settings of the algorithm.
+    """Settings of the algorithm that decide which parts a Q-network has.
 
     Attributes:
-        dueling: See `DuelingHead`.
-        noisy: Whether the layers behind the encoder are `NoisyLinear`.
-        sigma0: Their initial noise.
-        num_atoms: Atoms of the distribution of returns; 1 is its mean.
-        v_min: The smallest of them.
-        v_max: The largest.
+        dueling: Whether the head is a `DuelingHead`.
+        noisy: Whether the layers after the encoder are `NoisyLinear`.
+        sigma0: Initial noise of these layers.
+        num_atoms: Number of atoms of the distribution of returns; 1 learns the mean return.
+        v_min: Smallest atom.
+        v_max: Largest atom.
     """
 
     dueling: bool = False
@@ -45,7 +45,7 @@ class NoisyLinear(nn.Module):
     """A linear layer with learned, factorised Gaussian noise (Fortunato et al. 2018, arXiv:1706.10295, eq. 10)."""
 
     def __init__(self, num_inputs: int, num_outputs: int, sigma0: float) -> None:
-        """Initialise as section 3.2 of the paper says; the noise is silent until it is drawn."""
+        """Initialise as in section 3.2 of the paper; the noise is zero until it is drawn."""
         super().__init__()
         bound = 1 / math.sqrt(num_inputs)
         self.weight_mean = nn.Parameter(torch.empty(num_outputs, num_inputs).uniform_(-bound, bound))
@@ -56,20 +56,20 @@ class NoisyLinear(nn.Module):
         self.register_buffer("noise_out", torch.zeros(num_outputs), persistent=False)
 
     def draw(self, rng: np.random.Generator | None) -> None:
-        """Draw the noise anew, from torch's own generator without `rng`."""
+        """Draw new noise, from torch's global generator if `rng` is `None`."""
         for noise in (self.noise_in, self.noise_out):
             assert isinstance(noise, Tensor)
             normal = torch.randn(noise.shape) if rng is None else torch.from_numpy(rng.standard_normal(noise.shape))
             noise.copy_(normal.sign() * normal.abs().sqrt())
 
     def silence(self) -> None:
-        """Use the means alone."""
+        """Set the noise to zero."""
         for noise in (self.noise_in, self.noise_out):
             assert isinstance(noise, Tensor)
             noise.zero_()
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """Return weight `[out, in]` and bias `[out]` with the noise as it is."""
+        """Return the weight `[out, in]` and bias `[out]` with the current noise."""
         weight = self.weight_mean + self.weight_sigma * torch.outer(self.noise_out, self.noise_in)  # type: ignore[arg-type]
         return weight, self.bias_mean + self.bias_sigma * self.noise_out  # type: ignore[operator]
 
@@ -79,18 +79,18 @@ class NoisyLinear(nn.Module):
 
 
 class DuelingHead(nn.Module):
-    """Values and advantages, summed with the mean advantage taken off (Wang et al. 2016, arXiv:1511.06581, eq. 9).
+    """Sums values and advantages, minus the mean advantage (Wang et al. 2016, arXiv:1511.06581, eq. 9).
 
-    The first half of the features goes to the value, the other half to the advantages.
+    The value reads the first half of the features, the advantages read the second half.
     """
 
     def __init__(self, value: nn.Module, advantage: nn.Module, num_actions: int) -> None:
-        """Take two linear layers, from half of the features each."""
+        """Take the two linear layers, each for half of the features."""
         super().__init__()
         self.value, self.advantage, self.num_actions = value, advantage, num_actions
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """Return weight `[n, in]` and bias `[n]`, for one atom."""
+        """Return the weight `[n, in]` and bias `[n]` of the whole head, with one atom."""
         (value, value_bias), (advantage, bias) = _affine(self.value), _affine(self.advantage)
         weight = torch.cat([value.expand_as(advantage), advantage - advantage.mean(0)], -1)
         return weight, value_bias + bias - bias.mean()
@@ -110,7 +110,7 @@ def _affine(layer: Any) -> tuple[Tensor, Tensor]:
 
 
 class QNetwork(nn.Module):
-    """An encoder, one more hidden layer (or two side by side, of the two streams), and a head: `[B, n * atoms]`."""
+    """An encoder, one more hidden layer (one per stream in a dueling network), and a head: `[B, n * atoms]`."""
 
     def __init__(self, observation_space: spaces.Space[Any], num_actions: int, config: NetworkConfig, form: QForm):
         """Build the layers; the last of `fcnet_hiddens` is the width of each stream."""
@@ -143,14 +143,14 @@ class QNetwork(nn.Module):
 
 
 class QModule(Module):
-    """Action values of Discrete actions, and their slowly moving copy, the target.
+    """Values of Discrete actions, from a network and from its target network, which follows it slowly.
 
-    For a network of one's own, subclass it and give `make_network`.
+    For a custom network, define `make_network` in a subclass.
 
     Attributes:
-        q: The network, from observations to `[B, n * atoms]`.
-        target_q: The target network, which no gradient reaches.
-        atoms: float32 `[atoms]`, the returns that the atoms stand for.
+        q: Network from observations to `[B, n * atoms]`.
+        target_q: Target network, without gradients.
+        atoms: Returns that the atoms represent, float32 `[atoms]`.
     """
 
     MUST_DEFINE = ()
@@ -187,7 +187,7 @@ class QModule(Module):
         return QNetwork(self.observation_space, self.num_actions, config, self.form)
 
     def logits(self, obs: Tree, *, target: bool = False) -> Tensor:
-        """Return the log-odds of the atoms of each action's return, `[B, n, atoms]`."""
+        """Return the logits of the atoms of each action's return, `[B, n, atoms]`."""
         outputs: Tensor = (self.target_q if target else self.q)(obs)
         return outputs.reshape(len(outputs), self.num_actions, -1)
 
@@ -207,32 +207,32 @@ class QModule(Module):
         return self.q_values(obs).amax(-1)
 
     def update_target(self, tau: float) -> None:
-        """Move the target towards the network by a share `tau`; 1 makes it a copy."""
+        """Move the target network towards the network by a fraction `tau`; 1 copies the network."""
         torch._foreach_lerp_(list(self.target_q.parameters()), list(self.q.parameters()), tau)
         for target, buffer in zip(self.target_q.buffers(), self.q.buffers(), strict=True):
             target.copy_(buffer)
 
     def acting_weights(self) -> dict[str, Tensor]:
-        """Return the weights of the network, without those of the target."""
+        """Return the weights of the network, without the weights of the target network."""
         return {name: value for name, value in self.state_dict().items() if name.startswith("q.")}
 
     @property
     def is_noisy(self) -> bool:
-        """Whether there are `NoisyLinear` layers."""
+        """Whether the networks have `NoisyLinear` layers."""
         return bool(self._noisy)
 
     def draw_noise(self, rng: np.random.Generator | None = None) -> None:
-        """Draw the noise of all layers anew; without a generator, from torch's own."""
+        """Draw new noise for all noisy layers, from torch's global generator if `rng` is `None`."""
         for layer in self._noisy:
             layer.draw(rng)
 
     def silence_noise(self) -> None:
-        """Use the means of noisy layers alone."""
+        """Set the noise of all noisy layers to zero."""
         for layer in self._noisy:
             layer.silence()
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
-        """Return the network as a stack if it is one, of a flat observation and without atoms."""
+        """Return the layers of the network, if it is a plain stack on flat observations with one atom."""
         layers = self._layers(self.q)
         return None if layers is None else (layers, None)
 

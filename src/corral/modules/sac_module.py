@@ -1,4 +1,4 @@
-"""Modules with an actor and critics: soft actor-critic's networks, and the targets of the critics."""
+"""The module of soft actor-critic: an actor, critics, target critics and a temperature."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from corral.modules.distributions import SquashedGaussian
 from corral.modules.module import Module, NetworkConfig
 from corral.modules.networks import Encoder, Flat, LogStdClamp, mlp, num_outputs, orthogonal
 
-# What "auto" takes of the largest entropy of Discrete actions; see `SACModule.auto_target_entropy`.
+# Fraction of the largest entropy of Discrete actions that "auto" aims at; see `SACModule.auto_target_entropy`.
 TARGET_ENTROPY_SHARE = 0.5
 
 
 @dataclass
 class SACNetworkConfig(NetworkConfig):
-    """Settings of the default module of SAC; its networks are all of this form, and share nothing."""
+    """Settings of the default module of SAC, for each of its networks; the networks share no layers."""
 
     fcnet_hiddens: tuple[int, ...] = (256, 256)
 
 
 class Actor(nn.Module):
-    """An encoder and a head: from observations to `dist_inputs`, `[B, D]`."""
+    """A network from observations to `dist_inputs`, `[B, D]`: an encoder and a head."""
 
     def __init__(
         self, observation_space: spaces.Space[Any], num_inputs: int, config: NetworkConfig, *, clamp_log_std: bool
     ) -> None:
-        """Build the layers; the head starts small, so that the first policy is nearly the same everywhere."""
+        """Build the layers; the weights of the head start small, so the initial policy is almost constant."""
         super().__init__()
         hiddens = list(config.fcnet_hiddens)
         self.encoder = Encoder(observation_space, hiddens, config.fcnet_activation, config.conv_filters)
@@ -52,12 +52,12 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """What an action is worth: of Box actions a number, `[B]`; of Discrete ones a number for each, `[B, n]`."""
+    """A network of action values: `[B]` for given Box actions, `[B, n]` for all Discrete actions."""
 
     def __init__(
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: NetworkConfig
     ) -> None:
-        """Build the layers; Box actions join the encoded observation before the first hidden layer."""
+        """Build the layers; the first hidden layer reads the encoded observation and the Box action."""
         super().__init__()
         hiddens = list(config.fcnet_hiddens)
         self.encoder = Encoder(observation_space, [], config.fcnet_activation, config.conv_filters)
@@ -80,18 +80,18 @@ class Critic(nn.Module):
 
 
 class SACModule(Module):
-    """An actor, one or two critics with their slowly moving copies, and a temperature.
+    """An actor, one or two critics with target critics that follow them slowly, and a temperature.
 
-    For networks of one's own, subclass it and give `make_actor` or `make_critic`, or both. They are called while this
-    class is made, when `observation_space`, `action_space`, `distribution`, `is_discrete` and `model_config` are there.
-    No parameter may be part of two of the networks: each group has an optimizer and a loss of its own.
+    For custom networks, define `make_actor` or `make_critic`, or both, in a subclass. The constructor calls them; they
+    may read `observation_space`, `action_space`, `distribution`, `is_discrete` and `model_config`. No parameter may
+    belong to two of the networks: each group of parameters has its own optimizer settings and its own loss.
 
     Attributes:
-        actor: From observations to `dist_inputs`.
-        q: The critics.
-        target_q: Their targets, which no gradient reaches.
-        log_alpha: Log of the temperature, float32 `[]`.
-        is_discrete: Whether actions are Discrete, rather than Box.
+        actor: Network from observations to `dist_inputs`.
+        q: Critics.
+        target_q: Target critics, without gradients.
+        log_alpha: Logarithm of the temperature, float32 `[]`.
+        is_discrete: Whether actions are Discrete; otherwise they are Box.
     """
 
     MUST_DEFINE = ()
@@ -108,7 +108,7 @@ class SACModule(Module):
         Args:
             observation_space: Space of one observation.
             action_space: Space of one action.
-            model_config: `twin_q` and `initial_alpha`, the settings of the algorithm; the others are for the networks.
+            model_config: The algorithm's settings `twin_q` and `initial_alpha`, and the settings of the networks.
 
         Raises:
             ConfigError: The actions are neither Discrete nor floats with finite bounds.
@@ -129,26 +129,26 @@ class SACModule(Module):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
         self._followed: list[tuple[list[Any], list[Any]]] | None = None
 
-    # What a subclass may give.
+    # Methods that a subclass may define.
 
     def make_actor(self) -> nn.Module:
         """Return a new network from observations (a tree of `[B, ...]`) to `[B, distribution.num_inputs]`.
 
-        Of Box actions, these are means and log standard deviations before the tanh, which should be kept in a range, as
-        `LogStdClamp` does; of Discrete ones, logits.
+        For Box actions the outputs are means and log standard deviations before the tanh; `LogStdClamp` keeps the
+        latter in a safe range. For Discrete actions they are logits.
         """
         config = SACNetworkConfig.parse(self.model_config)
         return Actor(self.observation_space, self.distribution.num_inputs, config, clamp_log_std=not self.is_discrete)
 
     def make_critic(self) -> nn.Module:
-        """Return a new network of values.
+        """Return a new critic.
 
-        For Box actions it is called as `critic(obs, actions)`, with float32 `[B, d]` in [-1, 1], and returns `[B]`; for
-        Discrete ones as `critic(obs)`, and returns `[B, n]`.
+        For Box actions it is called as `critic(obs, actions)`, with actions float32 `[B, d]` in [-1, 1], and returns
+        `[B]`. For Discrete actions it is called as `critic(obs)` and returns `[B, n]`.
         """
         return Critic(self.observation_space, self.action_space, SACNetworkConfig.parse(self.model_config))
 
-    # What the algorithm calls.
+    # Methods that the algorithm calls.
 
     def policy(self, obs: Tree) -> Tensor:
         """Map observations to `dist_inputs`, float32 `[B, D]`."""
@@ -156,20 +156,20 @@ class SACModule(Module):
         return outputs
 
     def sample(self, obs: Tree, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the Box actions that noise `[B, d]` picks, float32 `[B, d]` in [-1, 1], and their log-density `[B]`.
+        """Return the Box actions for noise `[B, d]`, float32 `[B, d]` in [-1, 1], and their log-density `[B]`.
 
-        Gradients of both reach the actor: the reparameterisation of Haarnoja et al. 2018, eq. 11, with appendix C.
+        Both are differentiable in the actor (reparameterisation, Haarnoja et al. 2018, eq. 11 and appendix C).
         """
         assert isinstance(self.distribution, SquashedGaussian)
         return self.distribution.squashed_sample(self.policy(obs), noise)
 
     def q_values(self, obs: Tree, actions: Tensor | None = None, *, target: bool = False) -> Tensor:
-        """Return the values of all critics: `[C, B]` of Box actions in [-1, 1], `[C, B, n]` of all Discrete ones."""
+        """Return the values of all critics: `[C, B]` for Box actions in [-1, 1], `[C, B, n]` for Discrete ones."""
         arguments = (obs,) if actions is None else (obs, actions)
         return torch.stack([critic(*arguments) for critic in (self.target_q if target else self.q)])
 
     def value(self, obs: Tree) -> Tensor:
-        """Return what the most likely action is worth to the critic that values it least, float32 `[B]`."""
+        """Return the lowest of the critics' values of the most likely action, float32 `[B]`."""
         outputs = self.policy(obs)
         if self.is_discrete:
             best = outputs.argmax(-1, keepdim=True)
@@ -179,7 +179,7 @@ class SACModule(Module):
 
     @contextmanager
     def frozen_critics(self) -> Iterator[None]:
-        """Compute values whose gradients reach the actions and not the critics, which saves a quarter of the work."""
+        """Make values differentiable in the actions but not in the critics inside the block, which saves work."""
         trainable = [parameter for parameter in self.q.parameters() if parameter.requires_grad]
         for parameter in trainable:
             parameter.requires_grad_(False)
@@ -191,19 +191,19 @@ class SACModule(Module):
 
     @property
     def auto_target_entropy(self) -> float:
-        """The entropy that the temperature aims at by default, in nats.
+        """Default target of the entropy, in nats.
 
-        Of Box actions minus their dimensions (Haarnoja et al. 2018b, arXiv:1812.05905, appendix D); of Discrete ones
-        `TARGET_ENTROPY_SHARE` of the largest, log n. Christodoulou 2019 (arXiv:1910.07207) takes 0.98 of it, which
-        keeps the policy close to even.
+        For Box actions it is minus the number of dimensions (Haarnoja et al. 2018b, arXiv:1812.05905, appendix D). For
+        n Discrete actions it is `TARGET_ENTROPY_SHARE` of the largest entropy, log n. Christodoulou 2019
+        (arXiv:1910.07207) uses 0.98 of it, which keeps the policy close to uniform.
         """
         if isinstance(self.action_space, spaces.Discrete):
             return TARGET_ENTROPY_SHARE * math.log(int(self.action_space.n))
         return -float(self.distribution.num_noise)
 
     def update_target(self, tau: float) -> None:
-        """Move the targets towards the critics by a share `tau`; 1 makes them copies."""
-        if self._followed is None:  # finding them takes longer than moving them
+        """Move the target critics towards the critics by a fraction `tau`; 1 copies the critics."""
+        if self._followed is None:  # to find them takes longer than to move them
             self._followed = [
                 (list(self.target_q.parameters()), list(self.q.parameters())),
                 (list(self.target_q.buffers()), list(self.q.buffers())),
@@ -226,7 +226,7 @@ class SACModule(Module):
         return {f"actor.{name}": value for name, value in self.actor.state_dict().items()}
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
-        """Return the actor as a stack if it is the default one, of a flat observation."""
+        """Return the layers of the actor, if it is the default actor on flat observations."""
         if type(self).policy is not SACModule.policy or type(self.actor) is not Actor:
             return None
         if not self._is_flat(self.actor.encoder):

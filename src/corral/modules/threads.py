@@ -1,4 +1,4 @@
-"""Torch's intra-op threads, set around a piece of work and put back after it."""
+"""Torch's intra-op threads: set for a block of code and restored after it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-# Below this many parameters, handing an op to a second thread costs more than the op (see benchmarks/).
+# With fewer parameters, handing an op to a second thread costs more than the op (see benchmarks/).
 SMALL_MODULE_PARAMETERS = 500_000
 
 
 @contextmanager
 def torch_threads(num_threads: int | None) -> Iterator[None]:
-    """Run a block with `num_threads` intra-op threads; `None` leaves torch's own choice."""
+    """Run a block with `num_threads` intra-op threads; `None` keeps torch's choice."""
     before = torch.get_num_threads()
     if num_threads is None or num_threads == before:
         yield
@@ -27,7 +27,7 @@ def torch_threads(num_threads: int | None) -> Iterator[None]:
 
 
 def num_threads_for(module: nn.Module, setting: int | str) -> int | None:
-    """Resolve the setting `num_threads`: an int as it is, `"auto"` to 1 for a small net without convolutions."""
+    """Return the threads for a setting: an int itself; `"auto"` is 1 for small nets without convolutions."""
     if isinstance(setting, int):
         return setting
     small = sum(parameter.numel() for parameter in module.parameters()) < SMALL_MODULE_PARAMETERS
