@@ -233,10 +233,14 @@ class MetricsLogger:
     def reduce(self) -> dict[str, Any]:
         """Return all results as a nested dict, and forget the values that count only for one iteration."""
         result: dict[str, Any] = self.peek()
+        self.start_period()
+        return result
+
+    def start_period(self) -> None:
+        """Forget the values that count only for one iteration, as `reduce` does, without computing results."""
         for entry in self._entries.values():
             entry.start_period()
         self._period_start = self._clock()
-        return result
 
     def mark(self) -> None:
         """Set the time from which on `peek_new` counts values as new."""
