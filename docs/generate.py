@@ -167,7 +167,7 @@ def suits(algorithm: str, kind: str) -> str:
     config.exploration(exploration_config={"type": kind})
     for space in ACTION_SPACES:
         try:
-            config.build_module(spaces.Box(-1.0, 1.0, (1,)), space)
+            config.module_spec(spaces.Box(-1.0, 1.0, (1,)), space).build()
             check_exploration(config, space)
         except ConfigError:
             continue
