@@ -31,7 +31,7 @@ class ActorHandle:
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method, wait, and return what it returns.
 
-        Calls of one actor run one after another, so a method is atomic; those of different actors do not wait for each
+        Calls of one actor run one after another, so a method is atomic; calls of different actors do not wait for each
         other. Arguments and results are copies, in the driver too.
 
         Args:
@@ -79,7 +79,7 @@ def get(name: str) -> ActorHandle:
 
 
 def remove(name: str) -> None:
-    """End the actor of this name. A call under way goes on to its end, unless Ray runs it: then it fails.
+    """End the actor of this name. A call under way continues to its end, unless Ray runs it: then it fails.
 
     Raises:
         CoordinationError: There is none; the nearest name is given, or all.

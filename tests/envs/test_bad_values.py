@@ -150,7 +150,7 @@ class NestedEnv(gym.Env[Any, Any]):
 
 
 NESTED = {
-    "outside": ((5, np.zeros(2, np.float32)), "arm/0 lies outside Discrete(3)"),
+    "outside": ((5, np.zeros(2, np.float32)), "arm/0 is outside Discrete(3)"),
     "NaN": ((1, np.full(2, np.nan, np.float32)), "arm/1 holds NaN or infinity"),
     "shape": ((1, np.zeros(1, np.float32)), "arm/1 must have shape (2,), got (1,)"),
     "missing": ((1,), "arm must be a tuple of 2"),

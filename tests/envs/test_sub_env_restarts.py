@@ -1,4 +1,4 @@
-"""Sub-envs that fail and are made anew: what is in the columns, the statistics and the events."""
+"""Sub-envs that fail and are restarted: what is in the columns, the statistics and the events."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ class TestMakingAnew:
             runner.sample(num_timesteps=20)
         for word in (
             "env 'TroubleEnv', sub-env 0, step 2: raised in step(): OSError: fault 3 in step",
-            "could not be made anew in 3 attempts: OSError: fault 4 in reset",
+            "could not be restarted in 3 attempts: OSError: fault 4 in reset",
         ):
             assert word in str(caught.value)
 
@@ -312,7 +312,7 @@ class TestMakingAnew:
     def test_a_sub_env_that_fails_in_every_first_step(self, make: Make, vectorization: str) -> None:
         runner = make(num_envs=2, vectorization=vectorization, step_faults=range(2, 100), episode_length=9)
         with pytest.raises(
-            EnvError, match=r"sub-env 0, step 3: .*fault 4 in step; it was made anew, and failed 3 times"
+            EnvError, match=r"sub-env 0, step 3: .*fault 4 in step; it was restarted, and failed 3 times"
         ):
             for _ in range(10):
                 runner.sample(num_timesteps=1)

@@ -39,7 +39,7 @@ def level() -> tuple[int, int, int]:
 )
 def test_a_run_survives_hundreds_of_faults_and_counts_every_step_once(engine: str, record: Path) -> None:
     rollouts: list[Rollout] = []
-    mended: Counter[int] = Counter()
+    restarted: Counter[int] = Counter()
     config = (
         PPOConfig()
         .environment(FaultyEnv, env_config={"record": str(record), "rates": RATES[engine]}, disable_env_checking=True)
@@ -51,7 +51,7 @@ def test_a_run_survives_hundreds_of_faults_and_counts_every_step_once(engine: st
             delay_between_env_runner_restarts_s=0.01,
             num_consecutive_env_runner_failures_tolerance=50,
         )
-        .callbacks(on_env_runners_recreated=lambda env_runner_indices: mended.update(env_runner_indices))
+        .callbacks(on_env_runners_recreated=lambda env_runner_indices: restarted.update(env_runner_indices))
         .engine(engine)
     )
     num_faults = int(os.environ.get("NUM_FAULTS", NUM_FAULTS[engine]))
@@ -84,7 +84,7 @@ def test_a_run_survives_hundreds_of_faults_and_counts_every_step_once(engine: st
         assert taken == kept + lost
     else:  # of a runner that was killed, what it was asked for counts as lost
         assert kept < taken <= kept + lost + in_flight
-    assert health["num_remote_worker_restarts"] >= mended.total() >= num_faults - 4
+    assert health["num_remote_worker_restarts"] >= restarted.total() >= num_faults - 4
     assert health["num_env_runner_failures"] >= num_faults - 4
 
     assert wait_until_gone(pids(record)) == set()

@@ -40,7 +40,7 @@ def order(record: Path, kind: str, runner: int = 1) -> None:
     (record / f"{kind}-{runner}").touch()
 
 
-def train_until_mended(algo: Algorithm, num_restarts: int = 1) -> dict[str, Any]:
+def train_until_restarted(algo: Algorithm, num_restarts: int = 1) -> dict[str, Any]:
     deadline_s = time.monotonic() + DEADLINE_S
     while True:
         result = algo.train()
@@ -85,7 +85,7 @@ def test_a_runner_that_fails_is_replaced_and_goes_on_where_the_others_are(
         for count, kind in enumerate(kinds, 1):
             algo.env_runner_group.foreach_env(lambda env, task=count: env.set_task(task))
             order(record, kind)
-            result = train_until_mended(algo, count)
+            result = train_until_restarted(algo, count)
             health = result["fault_tolerance"]
             assert (health["num_remote_worker_restarts"], health["num_env_runner_failures"]) == (count, count)
             assert health["num_env_steps_lost"] <= 20 * count
@@ -156,14 +156,14 @@ def test_failures_can_be_ignored_until_no_runner_is_left(record: Path) -> None:
         order(record, "raise", runner=2)
         with pytest.raises(EnvError) as caught:
             algo.train()
-        assert "the last runner that was left" in caught.value.__notes__[-1]
+        assert "the last runner" in caught.value.__notes__[-1]
 
 
 def test_restarts_are_limited(record: Path) -> None:
     with config("local", record, max_num_env_runner_restarts=2).build() as algo:
         for num_restarts in (1, 2):
             order(record, "raise")
-            train_until_mended(algo, num_restarts)
+            train_until_restarted(algo, num_restarts)
         order(record, "raise")
         with pytest.raises(EnvError) as caught:
             algo.train()

@@ -1,4 +1,4 @@
-"""The algorithm: one way round the ring an iteration, and the loop over iterations."""
+"""The algorithm: one iteration is a round of sampling, learning and handing out weights; `fit` is the loop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("corral")
 NAN = float("nan")
 
-# What the result has from the algorithm itself, so that no metric can have it.
+# Keys of the result that the algorithm sets itself, so that no metric can have them.
 _FIXED_KEYS = frozenset(
     {
         "evaluation",
@@ -58,7 +58,7 @@ _FIXED_KEYS = frozenset(
     }
 )
 
-# What `result["evaluation"]` holds as long as no evaluation has run.
+# Contents of `result["evaluation"]` while no evaluation has run.
 _EPISODE_KEYS = tuple(f"episode_{name}_{how}" for name in ("return", "len") for how in ("mean", "min", "max"))
 _NO_EVALUATION = {
     "env_runners": dict.fromkeys((*_EPISODE_KEYS, "episode_duration_sec_mean", "num_episodes"), NAN),
@@ -68,24 +68,24 @@ _NO_EVALUATION = {
 
 
 class Algorithm(ABC):
-    """Trains modules on an env. Subclasses give `make_loss` and `training_step`.
+    """Trains modules on an env. Subclasses define `make_loss` and `training_step`.
 
     Use it as a context manager, or call `stop()` at the end.
 
     Attributes:
-        config: The frozen, resolved config.
-        metrics: The logger whose numbers become the result.
-        engine: What runs the workers; made when the first one starts. All groups share it.
-        env_runner_group: The runners.
-        learner_group: The learners.
-        weight_providers: Functions that give the parts of what runners act by; runners have a receiver for each part
-            in `EnvRunner.weight_receivers`.
+        config: Frozen config.
+        metrics: Logger whose numbers become the result.
+        engine: Engine of all runners and learners; made when the first worker starts.
+        env_runner_group: Group of the runners.
+        learner_group: Group of the learners.
+        weight_providers: Functions that return the parts of the weights that runners need; runners have a receiver for
+            each part in `EnvRunner.weight_receivers`.
         training_iteration: Finished calls of `train()`.
         num_env_steps_sampled_lifetime: Env steps sampled so far.
-        round_size: Env steps that all runners sample in one round; `None` where the batch is one round.
-        METRICS: What the learners report from the first iteration on, even if they have not learned yet.
-        STATE: Attributes of plain data that an algorithm keeps between iterations, for checkpoints.
-        FIXED_SETTINGS: Settings of `training` that only building applies.
+        round_size: Env steps that all runners sample in one round; `None` if the whole batch is one round.
+        METRICS: Metrics of the learners that are in the result from the first iteration, even if nothing was learned.
+        STATE: Names of attributes with plain data that an algorithm keeps between iterations; checkpoints hold them.
+        FIXED_SETTINGS: Settings of `training` that cannot change after building.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("training_iteration", "num_env_steps_sampled_lifetime", "_time_total_s")
@@ -110,7 +110,7 @@ class Algorithm(ABC):
         self.training_iteration = 0
         self.num_env_steps_sampled_lifetime = 0
         self._time_total_s = 0.0
-        self._num_exploration_versions = 0  # times that the exploration changed what runners act by
+        self._num_exploration_versions = 0  # times that the exploration changed its weights
         self._stopped = False
         self._shown: BaseException | None = None  # the exception that on_exception saw
         self._running = False  # from on_algorithm_init to on_algorithm_stop
@@ -151,10 +151,10 @@ class Algorithm(ABC):
             self.stop()
             raise
 
-    # What an algorithm's file gives.
+    # Defined by each algorithm.
 
     def setup(self) -> None:
-        """Prepare what the training step keeps between iterations."""
+        """Prepare the state that the training step keeps between iterations."""
         return
 
     @abstractmethod
@@ -163,7 +163,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def training_step(self) -> dict[str, dict[str, float]]:
-        """Go once round the ring: sample, learn, hand out weights. Return learner metrics by module id."""
+        """Sample, learn, and hand out the new weights. Return metrics of the learners by module id."""
 
     # Pieces of a training step.
 
@@ -187,7 +187,7 @@ class Algorithm(ABC):
         return rollouts
 
     def sync_weights(self) -> None:
-        """Give the runners what they act by, from every provider, if it changed."""
+        """Give the runners the parts of the weights from every provider, if the version changed."""
         with self.timers.time("syncing"):
             parts = {name: arrays for name, provide in self.weight_providers.items() if (arrays := provide())}
             version = self.learner_group.weights_version + self._num_exploration_versions
@@ -235,17 +235,17 @@ class Algorithm(ABC):
             self._set_costs(result, time.perf_counter() - start)
             with self.timers.time("callbacks"):
                 self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
-            merge_nested(result, self.metrics.peek_new())  # what the callbacks of this very event logged
+            merge_nested(result, self.metrics.peek_new())  # metrics that the callbacks of this event logged
             self.metrics.reduce()
             iteration_s = time.perf_counter() - start
-            self._set_costs(result, iteration_s)  # again, with theirs
+            self._set_costs(result, iteration_s)  # again, with the time of the callbacks
             self._time_total_s += iteration_s
             self.timers.take()
             return result
 
     @contextmanager
     def _exceptions_shown(self) -> Iterator[None]:
-        """Fire `on_exception` for what the block raises; once, however deep the blocks lie."""
+        """Fire `on_exception` for an exception of the block; once, also if blocks are nested."""
         try:
             yield
         except BaseException as error:
@@ -254,11 +254,11 @@ class Algorithm(ABC):
                 try:
                     self._callbacks.fire("on_exception", algorithm=self, exception=error)
                 except Exception:
-                    log.exception("A callback raised at on_exception; the first exception goes on.")
+                    log.exception("A callback raised at on_exception; the first exception is raised further.")
             raise
 
     def _set_costs(self, result: dict[str, Any], iteration_s: float) -> None:
-        """Put into a result what the callbacks of `on_train_result` add to: times, and errors that were logged."""
+        """Put times and callback errors into a result; callbacks of `on_train_result` add to both."""
         parts = (self, self.env_runner_group, self.learner_group)
         timers, bottleneck = timer_results(self.timers.seconds, iteration_s)
         costs = {
@@ -270,7 +270,7 @@ class Algorithm(ABC):
         merge_nested(result, costs)
 
     def _result(self) -> dict[str, Any]:
-        """Return the result of an iteration, but for its costs."""
+        """Return the result of an iteration without its costs."""
         group = self.env_runner_group
         result = {
             "evaluation": {**_NO_EVALUATION, "env_runners": dict(_NO_EVALUATION["env_runners"])},  # type: ignore[call-overload]
@@ -329,7 +329,7 @@ class Algorithm(ABC):
         """Change settings of `training`, such as `lr`, from the next iteration on.
 
         Raises:
-            ConfigError: A setting is unknown, contradicts another one, or only building applies it.
+            ConfigError: A setting is unknown, contradicts another one, or cannot change after building.
         """
         config = reconfigured(self.config, settings, fixed=self.FIXED_SETTINGS)
         self.round_size = round_size(config, self.env_runner_group.num_envs)
@@ -339,7 +339,7 @@ class Algorithm(ABC):
     # State and checkpoints.
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of what training goes on from: plain data and arrays, without config and envs."""
+        """Return a copy of the state from which training continues: plain data and arrays, without config and envs."""
         return {
             "attributes": {name.lstrip("_"): getattr(self, name) for name in self.STATE},
             "metrics": self.metrics.get_state(),
@@ -348,7 +348,7 @@ class Algorithm(ABC):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where the algorithm of this state was, with its weights in all runners and the envs as they are.
+        """Continue where the algorithm of this state was, with its weights in all runners; the envs stay as they are.
 
         Raises:
             CheckpointError: The state is of other modules or another optimizer; nothing was changed.
@@ -368,12 +368,12 @@ class Algorithm(ABC):
         """Write a checkpoint, a directory, and return where; `None` is `checkpoints/<algo>-<env>-<time>-<iteration>`.
 
         Raises:
-            CheckpointError: Something else lies there, or the state holds what cannot be saved.
+            CheckpointError: The path holds something else, or the state holds an object that cannot be saved.
         """
         return save_algorithm(self, path)
 
     def restore_from_path(self, path: str | Path) -> None:
-        """Go on from a checkpoint; see `set_state`. No code from it is run. Fires `on_checkpoint_loaded`.
+        """Continue from a checkpoint; see `set_state`. No code from it is run. Fires `on_checkpoint_loaded`.
 
         Raises:
             CheckpointError: There is none, it is damaged, or it is of another algorithm, module or optimizer.
@@ -390,7 +390,7 @@ class Algorithm(ABC):
 
         Raises:
             CheckpointError: The checkpoint is of another algorithm.
-            ConfigError: The config holds what no file can name, or names a class that cannot be imported.
+            ConfigError: The config holds an object that no file can name, or names a class that cannot be imported.
         """
         return load_algorithm(path, cls)
 

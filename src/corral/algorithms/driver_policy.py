@@ -1,4 +1,4 @@
-"""Acting in the algorithm's own process: what `compute_actions` does."""
+"""The policy in the algorithm's own process, for `compute_actions`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class DriverPolicy:
-    """A copy of the module that acts, and an exploration of its own.
+    """A copy of the module, and an exploration that chooses actions with it.
 
     Attributes:
-        exploration: The algorithm's; it learns from all rollouts, too.
+        exploration: Exploration of the algorithm, which also learns from all rollouts.
     """
 
     def __init__(self, config: AlgorithmConfig, spec: ModuleSpec, num_envs: int) -> None:
-        """Make both; `num_envs` is N of a runner."""
+        """Make the module and the exploration; `num_envs` is N of a runner."""
         self._inference = Inference(spec.build())
         self._version = -1
         self._spaces = space_tree(spec.observation_space)

@@ -1,4 +1,4 @@
-"""Engines: where workers run. The only rooms that know of processes."""
+"""Engines: they start workers, and are the only package that knows processes."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one worker needs. Ray reserves it; in processes of this machine workers share what there is.
+    """Resources that one worker needs. Ray reserves them; processes of this machine share what there is.
 
     Attributes:
         num_cpus: CPUs; a fraction shares one.
         num_gpus: GPUs; a fraction shares one.
-        custom: Others, by name.
+        custom: Amounts of other resources, by name.
     """
 
     num_cpus: float = 1
@@ -29,29 +29,29 @@ class Resources:
 
 
 def resources_of_runner(config: AlgorithmConfig) -> Resources:
-    """Return what the config says that each env runner needs."""
+    """Return the resources that each env runner needs."""
     return Resources(
         config.num_cpus_per_env_runner, config.num_gpus_per_env_runner, config.custom_resources_per_env_runner
     )
 
 
 def resources_of_learner(config: AlgorithmConfig) -> Resources:
-    """Return what the config says that each learner needs."""
+    """Return the resources that each learner needs."""
     return Resources(config.num_cpus_per_learner, config.num_gpus_per_learner)
 
 
 def resources_of_workers(config: AlgorithmConfig) -> list[Resources]:
-    """Return what each worker of an algorithm needs: its env runners, then its learners."""
+    """Return the resources of each worker of an algorithm: its env runners, then its learners."""
     runners = [resources_of_runner(config)] * config.num_env_runners
     return runners + [resources_of_learner(config)] * config.num_learners
 
 
 @dataclass(frozen=True)
 class EngineTraits:
-    """What can be said of an engine without starting it.
+    """Traits of an engine that are known without starting it.
 
     Attributes:
-        name: As in the setting `engine_name`.
+        name: Name in the setting `engine_name`.
         own_process: Whether each worker has a process of its own, so that workers can wait for each other.
         is_on_one_machine: Whether all workers run on this machine, and share its CPUs and GPUs.
     """
@@ -73,20 +73,20 @@ TRAITS = {
 
 
 class WorkerHandle(Protocol):
-    """A running worker, wherever it runs. Its calls run one after another, in the order they were made."""
+    """A running worker. Its calls run one after another, in the order in which they were made."""
 
     def call(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a method of the worker by name, or `method(worker, *args, **kwargs)`, and return at once.
 
         The future holds the result, or the exception with the worker's traceback as a note. It holds a
-        `WorkerDiedError` if the worker died before or during the call, and what the factory raised if it did.
+        `WorkerDiedError` if the worker died before or during the call, and the factory's exception if it raised one.
 
         Raises:
-            SerializationError: Something that was given cannot be pickled.
+            SerializationError: An argument cannot be pickled.
         """
 
     def alive(self) -> bool:
-        """Say whether the worker can still take calls."""
+        """Return whether the worker can still answer calls."""
 
     def kill(self) -> None:
         """End the worker, and every process that it started, now; calls under way and further ones fail."""
@@ -96,7 +96,7 @@ class Engine(Protocol):
     """Starts workers.
 
     Attributes:
-        traits: What can be said of the engine without starting it.
+        traits: Traits of the engine.
     """
 
     @property
@@ -116,26 +116,26 @@ class Engine(Protocol):
         """Start a worker whose state is what `factory()` returns, and return before it has run.
 
         Args:
-            factory: Goes to where the worker runs.
-            name: For messages and process lists, such as `env runner 2`.
-            resources: What the worker needs.
+            factory: Function that is called where the worker runs.
+            name: Name in messages and process lists, such as `env runner 2`.
+            resources: Resources that the worker needs.
 
         Raises:
             SerializationError: The factory holds something that cannot be pickled; the attribute is named.
         """
 
     def share(self, value: Any) -> Any:
-        """Prepare a value that several calls are given, as a positional argument: it is copied and packed once."""
+        """Prepare a value that is passed to several calls as a positional argument: it is copied and packed once."""
 
     def describe_available(self) -> str:
-        """Say what there is room for, for the message when workers do not start."""
+        """Return a sentence about what there is room for, for the message when workers do not start."""
 
     def stop(self) -> None:
         """End what the engine itself started, such as a Ray runtime; workers are ended by their handles."""
 
 
 def require_on_this_machine(resources: Sequence[Resources]) -> None:
-    """Refuse what workers of this machine can never get: GPUs that it does not have, and what only a cluster names.
+    """Refuse GPUs that this machine does not have, and custom resources, which only a cluster has.
 
     Raises:
         ConfigError: Says what was asked, and what there is.

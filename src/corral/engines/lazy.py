@@ -10,7 +10,7 @@ from corral.engines.base import TRAITS, Engine, Resources, WorkerHandle
 
 
 class LazyEngine:
-    """An engine that is made when something first runs on it; see `Engine` for the contract.
+    """Makes an engine when something first runs on it; see `Engine` for the contract.
 
     An algorithm makes one and hands it to all its groups of runners and learners. If nothing ever runs on it, no
     process starts and no cluster is joined.
@@ -54,7 +54,7 @@ class LazyEngine:
         return self._get().share(value)
 
     def describe_available(self) -> str:
-        """Say what there is room for."""
+        """Return a sentence about what there is room for."""
         return self._get().describe_available()
 
     def stop(self) -> None:

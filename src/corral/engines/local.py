@@ -37,7 +37,7 @@ class LocalHandle:
         return future
 
     def alive(self) -> bool:
-        """Say whether the worker was made, and `kill` has not been called."""
+        """Return whether the worker was made and `kill` has not been called."""
         return self._problem is None
 
     def kill(self) -> None:
@@ -52,7 +52,7 @@ class LocalEngine:
     traits = TRAITS["local"]
 
     def require(self, resources: Sequence[Resources]) -> None:
-        """Refuse what this machine does not have, but for cores: workers take turns."""
+        """Refuse resources that this machine does not have; cores do not matter, because workers take turns."""
         require_on_this_machine(resources)
 
     def start(
@@ -62,11 +62,11 @@ class LocalEngine:
         return LocalHandle(factory, name)
 
     def share(self, value: Any) -> Any:
-        """Return a copy, so that the value can go on changing."""
+        """Return a copy, so that later changes of the value do not matter."""
         return copy.deepcopy(value)
 
     def describe_available(self) -> str:
-        """Say that there is always room."""
+        """Return a sentence: there is always room."""
         return "Runners of this engine start in turn, in this process."
 
     def stop(self) -> None:

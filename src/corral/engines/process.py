@@ -116,7 +116,7 @@ class ProcessHandle:
         return future
 
     def alive(self) -> bool:
-        """Say whether the worker can still take calls."""
+        """Return whether the worker can still answer calls."""
         return self._problem is None and self._process.poll() is None
 
     def kill(self) -> None:
@@ -222,7 +222,7 @@ class ProcessEngine:
     traits = TRAITS["process"]
 
     def require(self, resources: Sequence[Resources]) -> None:
-        """Refuse what this machine does not have, but for cores: processes share them, and are told so."""
+        """Refuse resources that this machine does not have; for cores, which processes share, log a warning."""
         require_on_this_machine(resources)
         asked, there = sum(part.num_cpus for part in resources), _num_cpus()
         if asked > there:
@@ -237,12 +237,12 @@ class ProcessEngine:
         return ProcessHandle(factory, name, resources or Resources())
 
     def share(self, value: Any) -> Packed:
-        """Pack the value; arrays are copied, so that it can go on changing."""
+        """Pack the value; arrays are copied, so that later changes of the value do not matter."""
         frames = pack(value, "a shared value")
         return Packed([frames[0], *(bytearray(frame) for frame in frames[1:])])
 
     def describe_available(self) -> str:
-        """Say how many cores they share."""
+        """Return a sentence about the cores that the processes share."""
         return f"This machine has {_num_cpus()} CPUs."
 
     def stop(self) -> None:

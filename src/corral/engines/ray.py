@@ -33,7 +33,7 @@ class RayHandle:
             factory: Makes the worker.
             name: For messages.
             answers: Where answers are unpacked and given to futures. On Ray's own thread, whatever waits for a future
-                could not call `ray.kill`, for one: that waits there for ever.
+                could not call `ray.kill`, for one: that waits there without end.
         """
         self._actor = actor
         self._name = name
@@ -59,7 +59,7 @@ class RayHandle:
         return self._submit(self._actor.call, False, Parcel(call, f"{self._name}: the call's "), *sent)
 
     def alive(self) -> bool:
-        """Say whether the worker can still take calls; a death is noticed by a call, and not before."""
+        """Return whether the worker can still answer calls; only a call notices that it died."""
         return self._problem is None
 
     def kill(self) -> None:
@@ -226,7 +226,7 @@ class RayEngine:
             return ray.put(Parcel(value, "a shared value"))
 
     def describe_available(self) -> str:
-        """Say what Ray could still place, and what there is."""
+        """Return a sentence about what Ray could still place, and what there is."""
         return describe_available()
 
     def stop(self) -> None:

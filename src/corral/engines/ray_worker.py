@@ -39,7 +39,7 @@ class Parcel:
 
 
 def _buffers(frames: Frames) -> list[pickle.PickleBuffer]:
-    """Make Ray carry the frames beside its own pickle."""
+    """Make Ray carry the frames next to its own pickle."""
     return [pickle.PickleBuffer(frame) for frame in frames]
 
 

@@ -1,4 +1,4 @@
-"""How values and exceptions travel between processes: pickled by cloudpickle, large arrays beside the pickle."""
+"""How values and exceptions travel between processes: pickled by cloudpickle, large arrays next to the pickle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pack(value: Any, name: str, dumps: Callable[..., bytes] = cloudpickle.dumps)
     Args:
         value: Anything; functions and classes that no module holds go by value.
         name: What the value is called, for the error.
-        dumps: cloudpickle's, or that of a library that brings its own.
+        dumps: `dumps` of cloudpickle, or of a library that brings its own.
 
     Raises:
         SerializationError: Part of it cannot be pickled; the message names the part.

@@ -28,12 +28,12 @@ from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
 from corral.envs.checks import check_obs
 from corral.envs.step_timeout import StepTimer
-from corral.envs.sub_envs import CLOSE_LIMIT_S, Restarts, problem_of, renew_env, renewal_error
+from corral.envs.sub_envs import CLOSE_LIMIT_S, Restarts, problem_of, restart_env, restart_error
 from corral.errors import EnvTimeoutError, SubEnvError
 from corral.modules.networks import space_tree
 
 _FAILURE = "corral_failure"
-"""Key in the info of a sub-env that failed and waits to be made anew: method, problem and traceback."""
+"""Key in the info of a sub-env that failed and waits to be restarted: method, problem and traceback."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class AsyncLimits:
     """Time limits of sub-envs in processes of their own.
 
     Attributes:
-        step_timeout_s: Seconds that one `step` or `reset` may take; `None` waits for ever.
-        start_timeout_s: Seconds that making a failed sub-env anew may take, if there is the other limit.
+        step_timeout_s: Seconds that one `step` or `reset` may take; `None` waits without limit.
+        start_timeout_s: Seconds that restarting a failed sub-env may take, if `step_timeout_s` is set.
     """
 
     step_timeout_s: float | None = None
@@ -68,7 +68,7 @@ def make_async(
         num_envs: N.
         mode: When sub-envs are reset.
         first: An env made here, for its spaces.
-        seed: Of the processes' global generators, which would otherwise all go on from this process's.
+        seed: Seed of the processes' global generators, which would otherwise all continue from this process's.
         limits: How long sub-envs may take.
         restarts: What to do about a sub-env that fails; with `None` its failure is raised.
 
@@ -152,10 +152,10 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
             return self._timer.call(function, *args, **kwargs)
 
     def renew(self, seed: int) -> tuple[Any, ...]:
-        """Make the env anew; return its first observation and info, or what went wrong."""
+        """Restart the env; return its first observation and info, or what went wrong."""
         try:
             with _portable_errors():
-                self.env, obs, info = renew_env(self.env, self._make, seed=seed, call=self._call)
+                self.env, obs, info = restart_env(self.env, self._make, seed=seed, call=self._call)
         except Exception as error:
             error.add_note("".join(traceback.format_exception(error)))
             return (error,)
@@ -232,7 +232,7 @@ class _ProcessEnded(Exception):
 
 
 class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
-    """Gymnasium's asynchronous vector env, which says which sub-env failed, waits for none for ever, and ends cleanly.
+    """Gymnasium's asynchronous vector env, which names the sub-env that failed, limits every wait, and ends cleanly.
 
     Args:
         env_fns: Make the sub-envs, each in its process.
@@ -342,7 +342,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
         return True
 
     def _restart_failed(self, obs: Tree, infos: dict[str, Any]) -> None:
-        """Have the sub-envs that report a failure made anew, and put their first observations into the batch."""
+        """Restart the sub-envs that report a failure, and put their first observations into the batch."""
         failed, reported = infos.pop(f"_{_FAILURE}", None), infos.pop(_FAILURE, None)
         if failed is None or reported is None or self._restarts is None:
             return
@@ -358,10 +358,10 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
         try:
             answers = self._call_each("renew", arguments, limit_s)
         except SubEnvError as error:
-            raise renewal_error(next(f for f in failures if f.env_index == error.env_index), error) from None
+            raise restart_error(next(f for f in failures if f.env_index == error.env_index), error) from None
         for failure, answer in zip(failures, answers, strict=True):
             if len(answer) == 1:
-                raise renewal_error(failure, answer[0])
+                raise restart_error(failure, answer[0])
             new_obs, info = answer
             map_tree(partial(_write_row, failure.env_index), obs, new_obs)
             self._add_info(infos, info, failure.env_index)
@@ -386,7 +386,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
     # The end.
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """End the processes: ask them, wait for `timeout` seconds or for ever, and kill those that are left."""
+        """End the processes: ask them, wait for `timeout` seconds or without limit, and kill those that are left."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
             if self._interrupted or terminate:

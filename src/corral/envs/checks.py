@@ -154,7 +154,7 @@ def bad_values(space: spaces.Space[Any], values: NDArray[Any], path: str) -> str
     else:
         return None
     if (values < low).any() or (values > high).any():
-        return f"{path} lies outside {space}"
+        return f"{path} is outside {space}"
     return None
 
 

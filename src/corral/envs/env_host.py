@@ -208,7 +208,7 @@ class EnvHost:
     # Sub-envs and their tasks.
 
     def foreach(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Return `fn(sub_env)` for every sub-env, wherever it lives; see `foreach_sub_env`."""
+        """Return `fn(sub_env)` for every sub-env, in its process; see `foreach_sub_env`."""
         results = foreach_sub_env(self.env, self.name, fn)
         self.get_tasks()
         return results

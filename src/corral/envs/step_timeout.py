@@ -44,7 +44,7 @@ class StepOverdue(BaseException):
 class StepTimer:
     """Interrupts calls that take too long. Works in the main thread alone, which is where Python handles signals.
 
-    The system's timer is not set anew for every call, which would cost two system calls: it rings once in a while, and
+    The system's timer is not set again for every call, which would cost two system calls: it rings once in a while, and
     is set to the end of the call's time if that has not come.
 
     Args:

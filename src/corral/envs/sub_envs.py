@@ -1,4 +1,4 @@
-"""The sub-envs of a vector env one by one: functions run on each, their tasks, and new ones for those that failed."""
+"""The sub-envs of a vector env one by one: call functions on each, keep their tasks, restart those that failed."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from corral.errors import CallbackError, CorralError, EnvError, EnvTimeoutError,
 log = logging.getLogger("corral")
 
 MAX_FAILURES = 3
-"""Attempts to make and reset a sub-env anew; and its failures in a row, without a step in between, that are mended."""
+"""Attempts to restart a sub-env, and failures in a row, without a step in between, after which it is restarted."""
 
 CLOSE_LIMIT_S = 5.0
-"""Seconds that a vector env has to close that failed, or that takes part in closing one."""
+"""Seconds that a vector env that failed has to close."""
 
 
 class Restarts:
-    """What a vector env needs to make a failed sub-env anew, and whom it tells.
+    """Counts the restarts of sub-envs, and holds what a vector env needs to restart one.
 
     Args:
-        timer: Limits resets of new sub-envs; does not limit how long one takes to be made.
-        next_seed: Gives the seed of a new sub-env's first reset.
-        created: Told of sub-env i, made but not yet reset, if it lives in this process.
-        restarted: Told of the failure once a new sub-env is in place.
+        timer: Timer that limits the resets of new sub-envs; making one has no limit.
+        next_seed: Function that returns the seed of a new sub-env's first reset.
+        created: Function that is called with the index and the new sub-env, before its reset, if it is in this process.
+        restarted: Function that is called with the failure when the new sub-env is in place.
 
     Attributes:
-        num_restarts: Sub-envs that were made anew so far.
+        num_restarts: Restarts of sub-envs so far.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Restarts:
         created: Callable[[int, gym.Env[Any, Any]], None],
         restarted: Callable[[SubEnvError], None],
     ) -> None:
-        """Keep them."""
+        """Keep the functions, and start counting at 0."""
         self.next_seed, self.created, self.restarted = next_seed, created, restarted
         self.call = call_directly if timer is None else timer.call
         self.paused: Callable[[], AbstractContextManager[None]] = nullcontext if timer is None else timer.paused
@@ -52,12 +52,12 @@ class Restarts:
         self._latest: dict[int, tuple[int, int]] = {}  # row of the sub-env's latest failure, and how many in a row
 
     def count(self, failure: SubEnvError, name: str, row: int) -> None:
-        """Count and log a sub-env that was made anew.
+        """Count and log a sub-env that was restarted.
 
         Args:
-            failure: What was wrong with the old one.
-            name: The env's.
-            row: The runner's row in which it failed, over its lifetime.
+            failure: Failure of the old sub-env.
+            name: Name of the env.
+            row: Row in which the sub-env failed, over the runner's lifetime.
 
         Raises:
             SubEnvError: It fails again and again, without a single step in between.
@@ -67,11 +67,11 @@ class Restarts:
         streak = streak + 1 if row == last_row + 1 else 1
         self._latest[index] = row, streak
         if streak == MAX_FAILURES:
-            problem = f"{failure.problem}; it was made anew, and failed {streak} times in a row"
+            problem = f"{failure.problem}; it was restarted, and failed {streak} times in a row"
             raise SubEnvError(index, failure.method, problem) from failure.__cause__
         self.num_restarts += 1
         log.warning(
-            "env %r, sub-env %d, step %d: failed in %s(): %s. It was made anew.",
+            "env %r, sub-env %d, step %d: failed in %s(): %s. It was restarted.",
             *(name, index, row, failure.method, failure.problem),
             exc_info=failure,
         )
@@ -82,7 +82,7 @@ def call_directly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     return function(*args, **kwargs)
 
 
-def renew_env(
+def restart_env(
     old: gym.Env[Any, Any],
     make: Callable[[], gym.Env[Any, Any]],
     *,
@@ -90,22 +90,22 @@ def renew_env(
     call: Callable[..., Any] = call_directly,
     created: Callable[[gym.Env[Any, Any]], None] = lambda env: None,
 ) -> tuple[gym.Env[Any, Any], Any, dict[str, Any]]:
-    """Close a sub-env that failed and make another one, with the task of the old one.
+    """Close a sub-env that failed, make another one, give it the task of the old one, and reset it.
 
     Args:
-        old: The sub-env that failed.
-        make: Makes another.
-        seed: Of its first reset; further attempts take the numbers after it.
-        call: Calls the env's methods, within a time limit if there is one.
-        created: Told of the new one before its reset.
+        old: Sub-env that failed.
+        make: Function that makes another.
+        seed: Seed of its first reset; further attempts take the numbers after it.
+        call: Function that calls the env's methods, within a time limit if there is one.
+        created: Function that is called with the new sub-env before its reset.
 
     Returns:
         The new sub-env, and the observation and info of its reset.
 
     Raises:
-        Exception: What the last attempt raised.
+        Exception: Exception of the last attempt.
     """
-    task = _quietly("tell its task", call, task_of, old)
+    task = _quietly("return its task", call, task_of, old)
     _quietly("be closed", call, old.close)
     for attempt in range(MAX_FAILURES):
         new = None
@@ -127,27 +127,27 @@ def renew_env(
     raise AssertionError("the last attempt returns or raises")
 
 
-def renewal_error(failure: SubEnvError, error: BaseException) -> SubEnvError:
-    """Return the error for a failed sub-env that could not be made anew either, with the first failure as its cause."""
+def restart_error(failure: SubEnvError, error: BaseException) -> SubEnvError:
+    """Return the error for a failed sub-env that could not be restarted, with the first failure as its cause."""
     whole = SubEnvError(
         failure.env_index,
         failure.method,
-        f"{failure.problem}; and it could not be made anew in {MAX_FAILURES} attempts: {problem_of(error)}",
+        f"{failure.problem}; and it could not be restarted in {MAX_FAILURES} attempts: {problem_of(error)}",
     )
     whole.__cause__ = failure.__cause__ or error
     if error is not whole.__cause__:
-        whole.__cause__.add_note(f"It could not be made anew:\n{''.join(traceback.format_exception(error))}")
+        whole.__cause__.add_note(f"It could not be restarted:\n{''.join(traceback.format_exception(error))}")
     return whole
 
 
 def problem_of(error: BaseException) -> str:
-    """Return an exception in words; messages of Corral's own, such as a timeout's, say it all."""
-    says_it_all = isinstance(error, (CorralError, StepOverdue))
-    return str(error) if says_it_all else f"{type(error).__name__}: {error}"
+    """Return an exception in words: only the message, if it is an error of Corral, such as a timeout."""
+    is_own = isinstance(error, (CorralError, StepOverdue))
+    return str(error) if is_own else f"{type(error).__name__}: {error}"
 
 
 def env_error(name: str, step: int, method: str, error: Exception) -> Exception:
-    """Return the error that says which env failed, in which step of the runner, and how; or a callback's, as it is."""
+    """Return an error that names the env, the step of the runner and the problem, or a `CallbackError` as it is."""
     if isinstance(error, CallbackError):
         return error
     where, problem = "", problem_of(error)
@@ -159,14 +159,14 @@ def env_error(name: str, step: int, method: str, error: Exception) -> Exception:
 
 
 def original(error: Exception) -> BaseException | None:
-    """Return the env's own exception, without the layer that said which sub-env it was; or a callback's."""
+    """Return the exception of the env or the callback itself, without the layers that were put around it."""
     if isinstance(error, CallbackError):
         return error.__cause__
     return error.__cause__ if isinstance(error, SubEnvError) and error.__cause__ is not None else error
 
 
 def _quietly(what: str, call: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function of an env that may be beyond help; return `None` if it raises."""
+    """Call a function of an env that failed before; return `None` if it raises."""
     try:
         return call(function, *args)
     except Exception:
@@ -175,7 +175,7 @@ def _quietly(what: str, call: Callable[..., Any], function: Callable[..., Any], 
 
 
 def close_quietly(env: VectorEnv[Any, Any, Any]) -> None:
-    """Close a vector env that may be beyond help, whatever it raises, within `CLOSE_LIMIT_S`."""
+    """Close a vector env that failed before, whatever it raises, within `CLOSE_LIMIT_S`."""
     try:
         with limited(CLOSE_LIMIT_S + 1, "the limit of close()"):
             # Gymnasium's own vector envs in one process take no time limit.
@@ -184,7 +184,7 @@ def close_quietly(env: VectorEnv[Any, Any, Any]) -> None:
         log.warning("A vector env that failed could not be closed.", exc_info=True)
 
 
-# Tasks: any env that has `get_task` and `set_task`, itself or under its wrappers.
+# Tasks of envs that have `get_task` and `set_task`, themselves or under their wrappers.
 
 
 def task_of(env: gym.Env[Any, Any]) -> Any:
@@ -202,13 +202,13 @@ def _has_tasks(env: gym.Env[Any, Any]) -> bool:
     return env.has_wrapper_attr("get_task") and env.has_wrapper_attr("set_task")
 
 
-# All of them.
+# All sub-envs of a vector env.
 
 
 def foreach_sub_env(
     env: VectorEnv[Any, Any, Any], name: str, fn: Callable[..., Any], each: Sequence[Any] | None = None
 ) -> list[Any]:
-    """Return `fn(sub_env)`, or `fn(sub_env, each[i])`, for every sub-env, in its own process if it has one.
+    """Return `fn(sub_env)`, or `fn(sub_env, each[i])`, for every sub-env; the call runs in the process of the sub-env.
 
     Raises:
         EnvError: The vector env has no sub-envs, or none that can be reached.
@@ -227,16 +227,16 @@ def foreach_sub_env(
 
 
 def takes_tasks(env: VectorEnv[Any, Any, Any]) -> bool:
-    """Say whether the sub-envs have tasks and can be reached."""
+    """Return whether the sub-envs have tasks and can be reached."""
     reached = hasattr(env.unwrapped, "envs") or hasattr(env.unwrapped, "foreach")
     return reached and any(foreach_sub_env(env, "", _has_tasks))
 
 
 def known_tasks(env: VectorEnv[Any, Any, Any], before: list[Any] | None) -> list[Any] | None:
-    """Return the tasks of all sub-envs that take tasks, or what was known before, if they cannot say."""
+    """Return the tasks of all sub-envs, or the tasks known before, if the sub-envs fail to answer."""
     try:
         with limited(CLOSE_LIMIT_S, "the limit of get_task()"):
             return foreach_sub_env(env, "", task_of)
     except Exception:
-        log.warning("The sub-envs of a vector env that failed could not tell their tasks.", exc_info=True)
+        log.warning("The sub-envs of a vector env that failed could not return their tasks.", exc_info=True)
         return before

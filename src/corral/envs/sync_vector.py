@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from corral.core.tree import Tree, map_tree
 from corral.envs.checks import check_obs
 from corral.envs.step_timeout import StepOverdue
-from corral.envs.sub_envs import Restarts, problem_of, renew_env, renewal_error
+from corral.envs.sub_envs import Restarts, problem_of, restart_env, restart_error
 from corral.errors import CallbackError, SubEnvError
 from corral.modules.networks import space_tree
 
@@ -28,7 +28,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
     Args:
         env_fns: Make the sub-envs.
         autoreset_mode: When sub-envs are reset.
-        make: Makes sub-env i anew, if `restarts` are given.
+        make: Function that makes sub-env i again, if `restarts` are given.
         restarts: What to do about a sub-env that fails; with `None` its failure is raised.
     """
 
@@ -109,7 +109,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
         """Put a new sub-env in the place of one that failed, its first observation into the batch, and return its info.
 
         Raises:
-            SubEnvError: Sub-envs are not made anew here, or this one could not be.
+            SubEnvError: Sub-envs are not restarted here, or this one could not be.
         """
         failure = SubEnvError(i, method, problem_of(error))
         failure.__cause__ = error
@@ -124,13 +124,13 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
         with restarts.paused():
             try:
                 seed = restarts.next_seed()
-                _, env_obs, info = renew_env(
+                _, env_obs, info = restart_env(
                     self.envs[i], partial(make, i), seed=seed, call=restarts.call, created=created
                 )
             except CallbackError:
                 raise
             except Exception as second:
-                raise renewal_error(failure, second) from failure.__cause__
+                raise restart_error(failure, second) from failure.__cause__
         self._write(obs, i, env_obs)
         restarts.restarted(failure)
         return info

@@ -81,7 +81,7 @@ class LinearBandit(Exploration, ABC):
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
     ) -> Choice:
-        """Take the arm of the best score, a random one of several; without exploration, that of the best reward."""
+        """Take an arm of the best score, any of several; without exploration, the arm of the best reward."""
         features, rng = self.features(action_distribution.obs), action_distribution.rng
         if not explore:
             return self.expected(features).argmax(-1), None

@@ -1,4 +1,4 @@
-"""What every exploration has: how actions are chosen while sampling, and what may be added to rewards for it."""
+"""The base class of explorations: they choose actions while sampling, and may add to the rewards."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 NOISE_ROWS = 64
 
 Choice = tuple[NDArray[Any], NDArray[np.float32] | None]
-"""Module actions `[N, ...]`, and their log-likelihood `[N]`; `None` stands for that under the policy's distribution."""
+"""Module actions `[N, ...]` and their log-likelihood `[N]`, or `None` for the likelihood under the policy."""
 
 
 class RowDistribution:
     """The policy's action distribution for one row: N sub-envs at once.
 
-    There is one object for all rows, so keep its numbers and not the object.
+    One object serves all rows, so keep its numbers and not the object.
 
     Attributes:
         inputs: The policy's outputs, float32 `[N, D]`: logits, Q-values, or means and log standard deviations.
-        obs: The observations that they were computed from, a tree of `[N, ...]`.
-        distribution: How to read the inputs.
-        rng: Of everything that is drawn here.
+        obs: Observations that the inputs were computed from, a tree of `[N, ...]`.
+        distribution: Distribution whose parameters the inputs are.
+        rng: Generator for everything that is drawn here.
     """
 
     __slots__ = ("_noise", "_row", "distribution", "inputs", "obs", "rng")
@@ -82,25 +82,25 @@ class RowDistribution:
 
 
 class Exploration:
-    """How actions are chosen while sampling. Subclass it, and give `get_exploration_action`.
+    """How actions are chosen while sampling. Subclasses define `get_exploration_action`.
 
-    Every runner has one for its sub-envs, and the algorithm has one for `compute_actions` and for what is learned from
-    all rollouts. The keyword arguments of a subclass's own `__init__` are the settings that `exploration_config` takes;
-    it hands the others on with `**kwargs`.
+    Every runner has one for its sub-envs, and the algorithm has one for `compute_actions` and for learning from all
+    rollouts. The keyword arguments of a subclass's own `__init__` are the settings that `exploration_config` takes;
+    it passes the others on in `**kwargs`.
 
     Attributes:
-        action_space: Of one sub-env.
-        config: The algorithm's config.
-        model: The module that acts.
-        inference: What computes its outputs, or `None` where nothing acts.
+        action_space: Action space of one sub-env.
+        config: Config of the algorithm.
+        model: Module whose outputs the actions are chosen from.
+        inference: Inference that computes the outputs, or `None` where no actions are chosen.
         num_workers: Runners besides the embedded one.
         worker_index: 0 for the embedded runner and in the algorithm, 1 and up for others.
         num_envs: N.
-        rng: Of what is drawn here.
-        on_policy: Whether its actions suit an algorithm that learns from those of its own policy only: they are drawn
+        rng: Generator for everything that is drawn here.
+        on_policy: Whether an algorithm that learns from its own policy's actions only can use it: the actions are drawn
             from the policy's distribution, or come with their log-likelihood.
-        action_spaces: Spaces that it takes.
-        paper: Where it comes from.
+        action_spaces: Types of action spaces that it supports.
+        paper: Source of the method.
     """
 
     on_policy: ClassVar[bool] = True
@@ -125,7 +125,7 @@ class Exploration:
         rng: np.random.Generator | None = None,
         framework: str = "torch",
     ) -> None:
-        """Keep what the runner gives; subclasses get it in `**kwargs`."""
+        """Keep the arguments of the runner; subclasses receive them in `**kwargs`."""
         self.action_space = action_space
         self.config = policy_config
         self.model = model
@@ -140,12 +140,12 @@ class Exploration:
         """Choose the actions of one row.
 
         Args:
-            action_distribution: Of the N sub-envs.
+            action_distribution: Action distribution of the N sub-envs.
             timestep: Env steps sampled so far by all runners over the lifetime of the run.
             explore: False asks for the deterministic choice.
 
         Returns:
-            Module actions `[N, ...]` and their log-likelihood `[N]`, each an array or a tensor; `None` stands for the
+            Module actions `[N, ...]` and their log-likelihood `[N]`, each an array or a tensor; `None` means the
             log-likelihood under the policy's distribution.
         """
         raise TypeError(f"{type(self).__name__} has no method get_exploration_action.")
@@ -159,8 +159,7 @@ class Exploration:
     def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
         """Learn from what all runners sampled, in the algorithm's process, before anything else does.
 
-        Rewards may be added to here: `rollout.rewards = ...` puts other ones in their place. What came from another
-        process may not be written to.
+        Rewards may be changed here: `rollout.rewards = ...` replaces them. Arrays from another process are read-only.
 
         Returns:
             Numbers to report under `exploration/` in the result.
@@ -168,29 +167,29 @@ class Exploration:
         return {}
 
     def get_metrics(self, timestep: int) -> dict[str, float]:
-        """Return what to report under `env_runners/`, such as `epsilon`; the same names every time."""
+        """Return numbers to report under `env_runners/`, such as `epsilon`; the same names every time."""
         return {}
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
-        """Return arrays that `learn` changes and runners act by; they travel with the module's weights."""
+        """Return arrays that `learn` changes and runners need to act; they travel with the module's weights."""
         return {}
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Take over what the algorithm's own exploration gave in `get_weights`."""
+        """Receive the arrays that `get_weights` of the algorithm's exploration returned."""
 
     def get_state(self) -> dict[str, Any]:
-        """Return what exploring goes on from, besides the timestep: plain data and arrays."""
+        """Return the state from which exploring continues, without the timestep: plain data and arrays."""
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where the exploration of this state was."""
+        """Continue where the exploration of this state was."""
 
 
 class Delegating(Exploration):
-    """Chooses its actions, and keeps what goes with them, by another exploration.
+    """Delegates the choice of actions, and everything that belongs to it, to another exploration.
 
     Attributes:
-        sub: That other one, which a subclass's `__init__` makes.
+        sub: The other exploration, which a subclass's `__init__` makes.
     """
 
     sub: Exploration
@@ -208,7 +207,7 @@ class Delegating(Exploration):
         self.sub.begin_episodes(begins, timestep=timestep, explore=explore)
 
     def end_sample(self, rollout: Rollout, *, timestep: int, explore: bool) -> None:
-        """Let `sub` look."""
+        """Let `sub` look at the rollout."""
         self.sub.end_sample(rollout, timestep=timestep, explore=explore)
 
     def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
@@ -216,15 +215,15 @@ class Delegating(Exploration):
         return self.sub.learn(rollouts, timestep=timestep)
 
     def get_metrics(self, timestep: int) -> dict[str, float]:
-        """Return what `sub` reports."""
+        """Return the metrics of `sub`."""
         return self.sub.get_metrics(timestep)
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
-        """Return what `sub` hands out."""
+        """Return the weights of `sub`."""
         return self.sub.get_weights()
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Hand weights on to `sub`."""
+        """Pass the weights on to `sub`."""
         self.sub.set_weights(weights)
 
     def get_state(self) -> dict[str, Any]:
@@ -233,13 +232,13 @@ class Delegating(Exploration):
         return {"sub": state} if state else {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Let `sub` go on from its state."""
+        """Let `sub` continue from its state."""
         if "sub" in state:
             self.sub.set_state(state["sub"])
 
 
 def overrides_method(exploration: Exploration, method: str) -> bool:
-    """Say whether an exploration has a method of its own, or delegates it to one that has."""
+    """Return whether an exploration overrides a method, itself or by an exploration that it delegates to."""
     own = getattr(type(exploration), method)
     if isinstance(exploration, Delegating) and own is getattr(Delegating, method):
         return overrides_method(exploration.sub, method)

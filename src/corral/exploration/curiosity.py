@@ -32,8 +32,8 @@ class Curiosity(IntrinsicReward):
 
     An inverse model predicts the action from the features of an observation and the next one, a forward model the next
     features from the features and the action. The reward of a step is `eta / 2` times the squared error of the forward
-    model, before it learns from that step; the loss is `(1 - beta)` times that of the inverse model (cross-entropy, or
-    half the squared error of continuous actions) plus `beta` times that of the forward model.
+    model, before it learns from that step; the loss is `(1 - beta)` times the loss of the inverse model (cross-entropy,
+    or half the squared error of continuous actions) plus `beta` times the loss of the forward model.
 
     Args:
         feature_dim: Width of the features.
@@ -87,7 +87,7 @@ class Curiosity(IntrinsicReward):
         return self.eta * forward_errors, losses
 
     def errors(self, steps: Steps) -> tuple[Tensor, ...]:
-        """Return those of the forward and of the inverse model."""
+        """Return the errors of the forward and of the inverse model."""
         errors: tuple[Tensor, Tensor] = self.net(*steps.columns)
         return errors
 

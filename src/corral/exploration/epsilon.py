@@ -20,8 +20,8 @@ class EpsilonGreedy(Exploration):
     """Takes a random action with probability epsilon, and the best one otherwise; each sub-env for itself.
 
     Args:
-        initial_epsilon: At the start, and for `warmup_timesteps`.
-        final_epsilon: In the end.
+        initial_epsilon: Epsilon at the start, and for `warmup_timesteps`.
+        final_epsilon: Epsilon in the end.
         warmup_timesteps: Env steps before epsilon begins to fall.
         epsilon_timesteps: Env steps that it takes to fall, along a straight line.
         epsilon_schedule: A number or `[[timestep, epsilon], ...]` in place of all of these.
@@ -80,8 +80,8 @@ class EpsilonGreedy(Exploration):
 class PerWorkerEpsilonGreedy(EpsilonGreedy):
     """A constant epsilon for each actor: `0.4 ** (1 + 7 * i / (n - 1))` for actor i of n.
 
-    An actor is a sub-env, counted over all runners: with one sub-env each, a runner. With a single actor epsilon is
-    that of `EpsilonGreedy`, whose settings it takes.
+    An actor is a sub-env, counted over all runners: with one sub-env each, a runner. With a single actor epsilon
+    follows the settings of `EpsilonGreedy`.
     """
 
     paper = "Horgan et al. 2018, arXiv:1803.00933, section 4.1"
@@ -93,7 +93,7 @@ class PerWorkerEpsilonGreedy(EpsilonGreedy):
 
 
 def per_actor(exploration: Exploration) -> NDArray[np.float64] | None:
-    """Return the factors `[N]` of a runner's sub-envs among those of all runners, or `None` if there is only one actor.
+    """Return the factors `[N]` of a runner's sub-envs among all sub-envs, or `None` if there is only one actor.
 
     From 0.4 for the first to 0.4 ** 8 for the last, evenly in the exponent (Horgan et al. 2018, arXiv:1803.00933).
     """

@@ -39,7 +39,7 @@ NET_SETTINGS = ("fcnet_hiddens", "fcnet_activation", "conv_filters")
 
 
 class IntrinsicReward(Delegating, ABC):
-    """Adds a reward of its own to those of the env. A subclass gives `make_net` and `judge`; to `train`, `errors` too.
+    """Adds an intrinsic reward to the env's reward. A subclass defines `make_net`, `judge` and, to `train`, `errors`.
 
     Args:
         random_timesteps: Env steps at the beginning whose actions are drawn evenly from the action space.
@@ -212,7 +212,7 @@ def join_steps(parts: Sequence[Steps]) -> Steps:
 
 
 class Share:
-    """Where the valid steps of a rollout lie among those of all."""
+    """Positions of the valid steps of a rollout among the valid steps of all."""
 
     def __init__(self, rollout: Rollout, rows: slice) -> None:
         """Take the rollout and the rows of its steps, in the order of `rollout.valid_rows`."""

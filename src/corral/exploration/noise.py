@@ -1,4 +1,4 @@
-"""Noise on continuous actions: drawn anew at every step, or one that drifts."""
+"""Noise on continuous actions: drawn again at every step, or drifting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FloatArray = NDArray[np.float64]
 class ActionNoise(Exploration, ABC):
     """Adds noise to the policy's most likely action. A subclass gives `noise`.
 
-    The unit is that of `DiagGaussian.to_unit`: [-1, 1] along bounded dimensions, the env's own along others. What
+    The unit is the unit of `DiagGaussian.to_unit`: [-1, 1] along bounded dimensions, the env's own along others. What
     leaves the bounds is clipped.
 
     Args:
@@ -90,7 +90,7 @@ class ActionNoise(Exploration, ABC):
 
 
 class GaussianNoise(ActionNoise):
-    """Adds Gaussian noise, drawn anew at every step.
+    """Adds Gaussian noise, drawn again at every step.
 
     Args:
         stddev: Of the noise, before it is scaled.
@@ -112,7 +112,7 @@ class GaussianNoise(ActionNoise):
 class PerWorkerGaussianNoise(GaussianNoise):
     """Gaussian noise with a constant scale for each actor, as `PerWorkerEpsilonGreedy` spreads its epsilon.
 
-    With a single actor the scale is that of `GaussianNoise`, whose settings it takes.
+    With a single actor the scale follows the settings of `GaussianNoise`.
     """
 
     per_worker = True
@@ -170,7 +170,7 @@ class OrnsteinUhlenbeckNoise(ActionNoise):
         return {"ou_state": self.state.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of as many sub-envs; that of fewer or more is ignored."""
+        """Continue from a state of as many sub-envs; a state of fewer or more is ignored."""
         if state["ou_state"].shape == self.state.shape:
             self.state = state["ou_state"].copy()
 
@@ -178,7 +178,7 @@ class OrnsteinUhlenbeckNoise(ActionNoise):
 class PerWorkerOrnsteinUhlenbeckNoise(OrnsteinUhlenbeckNoise):
     """Ornstein-Uhlenbeck noise with a constant scale for each actor, as `PerWorkerEpsilonGreedy` spreads its epsilon.
 
-    With a single actor the scale is that of `OrnsteinUhlenbeckNoise`, whose settings it takes.
+    With a single actor the scale follows the settings of `OrnsteinUhlenbeckNoise`.
     """
 
     per_worker = True
@@ -189,7 +189,7 @@ def between(exploration: Exploration, name: str, value: Any, low: float, high: f
     """Return a number of at least `low` and below `high`.
 
     Raises:
-        ConfigError: It lies outside, or it is no number.
+        ConfigError: It is outside, or it is no number.
     """
     if not isinstance(value, (int, float)) or not low <= value < high:
         raise ConfigError(

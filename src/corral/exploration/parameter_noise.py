@@ -68,7 +68,7 @@ class ParameterNoise(Delegating):
         self._due = np.ones(self.num_envs, np.bool_)  # sub-envs that act with noise of an earlier episode, or none
 
     def begin_episodes(self, begins: NDArray[np.bool_], *, timestep: int, explore: bool) -> None:
-        """Perturb the weights anew where an episode begins."""
+        """Draw new noise for the weights where an episode begins."""
         self.sub.begin_episodes(begins, timestep=timestep, explore=explore)
         self._due |= begins
         if explore and self.inference is not None and self._due.any():
@@ -116,7 +116,7 @@ class ParameterNoise(Delegating):
         return {**super().get_state(), "stddev": self.stddev}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with the deviation of a state; the noise itself is drawn anew."""
+        """Continue with the deviation of a state; the noise itself is drawn again."""
         super().set_state(state)
         self.stddev = state["stddev"]
         self._due[:] = True

@@ -1,4 +1,4 @@
-"""State entropy: rewards for what lies far from everything else that was seen."""
+"""State entropy: rewards for observations far from everything else that was seen."""
 
 from __future__ import annotations
 

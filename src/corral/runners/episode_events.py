@@ -1,4 +1,4 @@
-"""The episode events of a runner. None of this exists unless someone subscribed to one of them."""
+"""The episode events of a runner; used only if somebody subscribed to one of them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ EPISODE_EVENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "
 class EpisodeEvents:
     """Keeps one episode for each sub-env and fires its events in the order of the contract.
 
-    In a row, sub-env by sub-env: a reset fires start; a step fires step, and if it ended the episode, end and then
-    created for the successor. With same-step autoreset the successor starts at once. If the sub-env failed, and was
-    made anew, there is neither step nor end, but created and start for the successor.
+    For each row, sub-env by sub-env: a reset fires start; a step fires step, and if it ended the episode, end and then
+    created for the successor. With same-step autoreset the successor starts at once. If the sub-env failed and was
+    restarted, neither step nor end fires, but created and start for the successor.
 
     Args:
-        runner: Whose events these are.
-        callbacks: The subscribers.
+        runner: Runner that fires the events.
+        callbacks: Dispatcher of the subscribers.
         same_step: Whether the vector env resets in the step that ends an episode.
     """
 
@@ -39,7 +39,7 @@ class EpisodeEvents:
         self._counts = [0] * runner.num_envs  # episodes of the sub-env before the current one
         self._waiting: set[int] = set()  # sub-envs whose next row is only a reset
         self._every_row = callbacks.subscribed("on_episode_step")
-        # Chunks hold on to their rollouts, so they are kept only for who asks.
+        # Chunks keep their rollouts in memory, so they are kept only if a subscriber asks for them.
         self._keeps_chunks = callbacks.wanted("on_episode_end", "prev_episode_chunks")
         self._chunks: list[list[SingleAgentEpisode]] = [[] for _ in range(runner.num_envs)]
         # The arguments are dicts that stay; a new episode is put into them. A step then only makes the call.
@@ -97,7 +97,7 @@ class EpisodeEvents:
             self._create(i, rollout)
 
     def _enter(self, rollout: Rollout) -> EpisodeCarry:
-        """Take over what a rollout begins with."""
+        """Read the carry that a rollout begins with."""
         assert rollout.carry is not None  # a runner's rollouts have one
         self._rollout, self._id_prefix = rollout, rollout.carry.id_prefix
         self._counts = rollout.carry.counts.tolist()
@@ -109,7 +109,7 @@ class EpisodeEvents:
             self._start(i, 0, rollout)
 
     def continue_all(self, rollout: Rollout) -> None:
-        """Go on with the unfinished episodes as chunks in another rollout."""
+        """Continue the unfinished episodes as chunks in another rollout."""
         last_time_s = float(self._rollout.row_times_s[-1])
         returns = self._enter(rollout).returns.tolist()
         for i, episode in enumerate(self._episodes):
@@ -126,10 +126,10 @@ class EpisodeEvents:
         """Fire the events of one row.
 
         Args:
-            rollout: With row t written.
-            t: The row.
-            episodes_left: Ends that are still wanted; the events of the row stop with the last of them.
-            playing: Bool `[N]`, the sub-envs whose episodes are still wanted; `None` is all.
+            rollout: Rollout in which row t is written.
+            t: Row.
+            episodes_left: Ends of episodes that are still wanted; the events of the row stop with the last of them.
+            playing: Sub-envs whose episodes are still wanted, bool `[N]`; `None` is all.
         """
         terminated, truncated = rollout.terminated[t], rollout.truncated[t]
         ended = set(np.flatnonzero(terminated | truncated).tolist())
@@ -155,7 +155,7 @@ class EpisodeEvents:
                 self._start(i, t + 1, rollout)
 
     def _break(self, rollout: Rollout, t: int, env_index: int) -> None:
-        """Leave an episode where its sub-env failed, and make its successor."""
+        """End an episode where its sub-env failed, and create its successor."""
         self._episodes[env_index].end(False, False, t)
         self._counts[env_index] += 1
         self._create(env_index, rollout)

@@ -1,4 +1,4 @@
-"""A runner of the engine as the group sees it: its handle, what it is doing, what it did and what that cost."""
+"""A runner of the engine as the group sees it: its handle, its pending calls, its failures and its costs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from corral.engines import Engine, WorkerHandle
 from corral.engines.base import resources_of_runner
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.runner import EnvRunner
-from corral.runners.worker_calls import revive, sample_and_report
+from corral.runners.worker_calls import restore_runner, sample_and_report
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
     from corral.modules.spec import ModuleSpec
 
-# How fast a runner is counts as the mean over its latest fragments, each weighing half of the one after it.
+# The speed of a runner is a mean over its latest fragments; each fragment has half the weight of the next one.
 SPEED_COEFF = 0.5
 
 
@@ -54,7 +54,7 @@ class PendingSample(PendingCall):
 
 @dataclass
 class Costs:
-    """What a runner cost since the last `take`: sums over fragments and over weight syncs."""
+    """Costs of a runner since they were last taken: sums over fragments and over weight syncs."""
 
     num_fragments: int = 0
     num_env_steps: int = 0
@@ -67,11 +67,11 @@ class Costs:
     sync_bytes: int = 0
 
     def __add__(self, other: Costs) -> Costs:
-        """Return the sums."""
+        """Return the sums of both, field by field."""
         return Costs(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
     def result(self) -> dict[str, float]:
-        """Return what the result shows; a mean over nothing is NaN."""
+        """Return the numbers that the result shows; a mean over nothing is NaN."""
         return {
             "num_env_steps_sampled": self.num_env_steps,
             "sample_ms_mean": _mean(1e3 * self.sample_s, self.num_fragments),
@@ -93,22 +93,25 @@ class RemoteRunner:
 
     Attributes:
         index: 1 and up.
-        config: The config that it is made from.
-        engine: What runs it.
-        module_spec: Spec of its module; `None` until the driver has made it, which then calls `make_module`.
-        handle: The worker.
-        sampling: The call for a fragment that it has not answered yet, if any.
-        syncs: Weights that were sent to it.
-        starting: Finished when the runner is ready, while it starts or is mended.
-        failure: Why it cannot be used, if it cannot.
-        mend_at_s: Clock reading when it may be mended; `None` if it will not be.
+        config: Config that the runner is made from.
+        engine: Engine that runs it.
+        module_spec: Spec of its module; `None` until the driver has made the spec and calls `make_module`.
+        handle: Handle of the worker.
+        sampling: Call for a fragment that the runner has not answered yet, if any.
+        syncs: Calls that sent weights to it.
+        starting: Future that is done when the runner is ready, while it starts or restarts; otherwise `None`.
+        started_s: Clock reading when it last began to start or restart.
+        failure: Exception because of which the runner cannot be used, if any.
+        restart_at_s: Clock reading when it may be restarted; `None` if it will not be.
         num_failures_in_row: Failures since its last fragment.
-        num_restarts: How often it was mended.
-        state: What a replacement goes on from.
-        weights_version: Of the weights that were sent to it last.
-        costs: Since they were last taken.
-        seconds_per_step: How fast it samples; NaN before its first fragment.
-        excess_wait_s: What the others waited for it because it is slow, since it was last as fast as they are.
+        num_restarts: Restarts so far, in place or in a new worker.
+        state: State from which a replacement continues; see `EnvRunner.get_state`.
+        weights_version: Version of the weights that were sent to it last.
+        costs: Costs since they were last taken.
+        seconds_per_step: Seconds per env step while it samples; NaN before its first fragment.
+        excess_wait_s: Seconds that the others waited because it is slow, since it was last as fast as they are.
+        num_callback_errors: Exceptions in callbacks that were logged, over all workers in this place.
+        num_sub_env_restarts: Sub-envs that were restarted, over all workers in this place.
     """
 
     index: int
@@ -121,7 +124,7 @@ class RemoteRunner:
     started_s: float = 0.0
     syncs: list[PendingCall] = field(default_factory=list)
     failure: BaseException | None = None
-    mend_at_s: float | None = None
+    restart_at_s: float | None = None
     num_failures_in_row: int = 0
     num_restarts: int = 0
     state: dict[str, Any] = field(default_factory=dict)
@@ -135,7 +138,7 @@ class RemoteRunner:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         return f"env runner {self.index}"
 
     @property
@@ -144,7 +147,7 @@ class RemoteRunner:
         return self.starting is None and self.failure is None
 
     def start(self) -> None:
-        """Start a worker for it, and return before it is there."""
+        """Start a worker for the runner, and return before it is ready."""
         config = self.config
         factory = partial(
             EnvRunner,
@@ -161,26 +164,26 @@ class RemoteRunner:
         self.started_s = time.perf_counter()
 
     def begin_start(self) -> None:
-        """Start it for the first time; its description of the env says that it is ready."""
+        """Start the runner for the first time; its description of the env says that it is ready."""
         self.start()
         self.starting = self.handle.call("describe_env")
 
     def begin_make_module(self, module_spec: ModuleSpec) -> None:
-        """Have it make its module, now and whenever it is restarted."""
+        """Let the runner make its module, now and whenever it is restarted."""
         self.module_spec = module_spec
         self.starting = self.handle.call("make_module", module_spec)
 
-    def begin_mending(self, weights: Any, version: int) -> None:
-        """Make it ready again: where it is after a first failure that it survived, else in a new worker."""
+    def begin_restart(self, weights: Any, version: int) -> None:
+        """Restart the runner: in its worker after a first failure that the worker survived, else in a new worker."""
         in_place = self.handle.alive() and self.num_failures_in_row == 1
         self.num_restarts += 1
-        self.mend_at_s = None
+        self.restart_at_s = None
         if not in_place:
             self.handle.kill()
             self.start()
         self.started_s = time.perf_counter()
         self.syncs = []
-        self.starting = self.handle.call(revive, weights, version, self.state, in_place)
+        self.starting = self.handle.call(restore_runner, weights, version, self.state, in_place)
         self.weights_version = version
 
     def ask(self, request: SampleRequest) -> None:
@@ -189,45 +192,45 @@ class RemoteRunner:
         self.sampling = PendingSample(self.handle.call(sample_and_report, request), start, request=request)
 
     def send_weights(self, weights: Any, version: int, num_bytes: int) -> None:
-        """Send weights, and note how long it takes until they are there."""
+        """Send weights, and note the call, which tells how long they take to arrive."""
         start = time.perf_counter()
         self.syncs.append(PendingCall(self.handle.call("set_weight_parts", weights, version), start))
         self.costs.sync_bytes += num_bytes
         self.weights_version = version
 
     def sync_error(self) -> BaseException | None:
-        """Return what the runner raised when it was sent weights, if it did."""
+        """Return the exception that the runner raised when it received weights, if any."""
         return next((error for sync in self.syncs if sync.future.done() and (error := sync.future.exception())), None)
 
     def take(self, call: PendingSample, version: int) -> SampleReply:
         """Receive a fragment that has arrived, and count what it cost; `version` is the version of the latest weights.
 
         Raises:
-            Exception: What the runner raised instead.
+            Exception: Exception that the runner raised instead.
         """
         self.sampling = None
-        report: SampleReply = call.future.result()
-        rollout, costs, now = report.rollout, self.costs, time.perf_counter()
+        reply: SampleReply = call.future.result()
+        rollout, costs, now = reply.rollout, self.costs, time.perf_counter()
         self.num_failures_in_row = 0
-        self.state = report.state
+        self.state = reply.state
         costs.num_fragments += 1
         costs.num_env_steps += rollout.num_env_steps
-        costs.sample_s += report.sample_s
-        costs.idle_s += report.idle_s
+        costs.sample_s += reply.sample_s
+        costs.idle_s += reply.idle_s
         costs.queue_wait_s += now - call.arrived_s if call.arrived_s == call.arrived_s else 0.0
         costs.weights_version_lag += rollout.num_env_steps * (version - rollout.weights_version)
         if rollout.num_env_steps:
-            new = report.sample_s / rollout.num_env_steps
+            new = reply.sample_s / rollout.num_env_steps
             old = self.seconds_per_step
             self.seconds_per_step = new if old != old else SPEED_COEFF * new + (1 - SPEED_COEFF) * old
-        counted = (report.num_callback_errors, report.num_sub_env_restarts)
+        counted = (reply.num_callback_errors, reply.num_sub_env_restarts)
         self.num_callback_errors += counted[0] - self._counted[0]
         self.num_sub_env_restarts += counted[1] - self._counted[1]
         self._counted = counted
-        return report
+        return reply
 
     def take_costs(self) -> Costs:
-        """Return the costs, and start again at zero; a sync that is under way counts the next time."""
+        """Return the costs, and start again at zero; a sync that has not arrived yet counts the next time."""
         finished = [sync for sync in self.syncs if sync.arrived_s == sync.arrived_s]
         self.syncs = [sync for sync in self.syncs if sync not in finished]
         self.costs.num_syncs = len(finished)

@@ -1,4 +1,4 @@
-"""What a failure of a runner means: mend it, go on without it, or end the run."""
+"""Decide what follows from the failure of a runner: restart it, continue without it, or end the run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("corral")
 
-# Failures of the user's own code and settings: another runner would fail in the same way.
+# Failures of the user's own code and settings: a restarted runner would fail in the same way.
 NOT_FAULTS = (CallbackError, ConfigError, SerializationError, WeightsError)
 
 LONGEST_DELAY_S = 60.0
 
 
-def mend_delay_s(num_failures_in_row: int, delay_s: float) -> float:
-    """Return how long to wait before mending: not at all the first time, then `delay_s`, doubled each time."""
+def restart_delay_s(num_failures_in_row: int, delay_s: float) -> float:
+    """Return seconds to wait before a restart: 0 the first time, then `delay_s`, doubled each time."""
     return 0.0 if num_failures_in_row == 1 else min(LONGEST_DELAY_S, delay_s * 2.0 ** (num_failures_in_row - 2))
 
 
@@ -32,39 +32,42 @@ def note_failure(
 
     Args:
         runner: The runner that failed.
-        error: How.
-        config: The settings of fault tolerance.
-        num_restarts_of_all: How often runners of the group were mended so far.
+        error: Exception that it raised, or that says how it died.
+        config: Config with the settings of fault tolerance.
+        num_restarts_of_all: Restarts of all runners of the group so far.
 
     Returns:
-        What ends the run, or `None` if the run goes on.
+        The exception that ends the run, or `None` if the run continues.
     """
     runner.sampling = runner.starting = None
     if isinstance(error, NOT_FAULTS):
         return error
     runner.failure = error
     runner.num_failures_in_row += 1
-    runner.mend_at_s = None
+    runner.restart_at_s = None
     if not (config.restart_failed_env_runners or config.ignore_env_runner_failures):
         return error
     limit = _limit(runner, config, num_restarts_of_all)
     if limit is None:
-        delay_s = mend_delay_s(runner.num_failures_in_row, config.delay_between_env_runner_restarts_s)
-        runner.mend_at_s = time.perf_counter() + delay_s
-        log.warning("%s failed, and is mended in %.1f s: %s", runner.name, delay_s, describe(error))
+        delay_s = restart_delay_s(runner.num_failures_in_row, config.delay_between_env_runner_restarts_s)
+        runner.restart_at_s = time.perf_counter() + delay_s
+        log.warning("%s failed, and restarts in %.1f s: %s", runner.name, delay_s, describe(error))
         return None
     runner.handle.kill()
     if config.ignore_env_runner_failures:
         log.error(
-            "%s failed, and is not mended (%s): the run goes on without it. %s", runner.name, limit, describe(error)
+            "%s failed, and is not restarted (%s): the run continues without it. %s",
+            runner.name,
+            limit,
+            describe(error),
         )
         return None
-    error.add_note(f"{runner.name} is not mended: {limit}.")
+    error.add_note(f"{runner.name} is not restarted: {limit}.")
     return error
 
 
 def _limit(runner: RemoteRunner, config: AlgorithmConfig, num_restarts_of_all: int) -> str | None:
-    """Return why a failed runner is not mended, or `None` if it is."""
+    """Return the reason not to restart a failed runner, or `None` if it restarts."""
     if not config.restart_failed_env_runners:
         return "restart_failed_env_runners=False"
     if num_restarts_of_all >= config.max_num_env_runner_restarts:

@@ -1,4 +1,4 @@
-"""What is worked out of a rollout when it is complete."""
+"""Compute what needs the whole rollout: the log-probabilities of its actions, and the metrics of its episodes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def fill_logp(rollout: Rollout, distribution: ActionDistribution, *, needed: boo
     """Fill the column `logp`, where the exploration gave none, from the outputs of the policy.
 
     Args:
-        rollout: Complete but for it.
-        distribution: How to read the outputs.
-        needed: Whether the algorithm learns from it; otherwise what is not given stays NaN.
+        rollout: Rollout that is complete except for this column.
+        distribution: Distribution whose parameters the policy's outputs are.
+        needed: Whether the algorithm learns from the column; otherwise entries that the exploration did not give are
+            NaN.
     """
     given: NDArray[Any] | None = rollout.columns.get("logp")
     if not needed or not rollout.num_rows:
@@ -35,7 +36,7 @@ def fill_logp(rollout: Rollout, distribution: ActionDistribution, *, needed: boo
 
 
 def log_episodes(metrics: MetricsLogger, statistics: EpisodeStatistics, window: int) -> None:
-    """Log the returns, lengths and durations of the episodes that ended; of none, only make the keys known."""
+    """Log the returns, lengths and durations of the episodes that ended; if none ended, only create the keys."""
     for name, values in (("return", statistics.returns), ("len", statistics.lengths)):
         for reduce in ("mean", "min", "max"):
             metrics.log_values(f"episode_{name}_{reduce}", values, reduce=reduce, window=window)

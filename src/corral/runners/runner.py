@@ -1,4 +1,4 @@
-"""The runner: one vector env, one copy of the module, columns out."""
+"""The runner: steps one vector env with one copy of the module, and returns columns."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class EnvRunner:
     """Steps a vector env with the current policy and records what happened.
 
     Attributes:
-        config: The (frozen) config.
+        config: Frozen config.
         host: Host of the envs, which makes, steps and restarts them.
         module: This runner's own copy of the module.
         worker_index: 0 for the embedded runner, 1 and up for others.
-        metrics: The logger that callbacks get; aggregated into `result["env_runners"]`.
-        weights_version: Version of the weights that act.
+        metrics: Logger that callbacks receive; aggregated into `result["env_runners"]`.
+        weights_version: Version of the weights that choose the actions.
         weight_receivers: Functions that receive what the algorithm's `weight_providers` of the same names give. A
             callback of `on_environment_created` may add one.
-        num_env_steps_sampled_lifetime: Env steps of all rollouts so far, those of a runner that this one replaces too.
+        num_env_steps_sampled_lifetime: Env steps of all rollouts so far, also of the runners that this one replaced.
     """
 
     module: Module
@@ -71,9 +71,9 @@ class EnvRunner:
         """Make the env and the module.
 
         Args:
-            config: The config.
+            config: Config of the algorithm, or of its evaluation.
             worker_index: 0 for the embedded runner, 1 and up for others.
-            num_restarts: How many runners this one comes after in its place; each draws random numbers of its own.
+            num_restarts: How many runners this one replaces, one after another; each draws its own random numbers.
             own_process: Whether this process may be ended where `env_step_timeout_s` cannot interrupt the env.
             module_spec: Spec of the module; `None` is the spec that the config and the spaces of this env give.
             makes_module: Whether to make the module now. Otherwise `make_module` comes later, when the driver has made
@@ -81,7 +81,7 @@ class EnvRunner:
 
         Raises:
             ConfigError: The env id is unknown, or a setting contradicts the env or the thread.
-            EnvError: The env raised, or gave what its spaces do not allow.
+            EnvError: The env raised, or gave values that its spaces do not allow.
         """
         self.config = config
         self.worker_index = worker_index
@@ -92,7 +92,7 @@ class EnvRunner:
         self.num_env_steps_sampled_lifetime = 0
         self.idle_since = time.perf_counter()
         self._callbacks = make_dispatcher(config)
-        # Infos are kept for the callbacks that see episodes or rollouts: nobody else could ask for them.
+        # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
         self._keeps_infos = self._callbacks.subscribed(*EPISODE_EVENTS, "on_postprocess_trajectory", "on_sample_end")
         env_seeds, noise_seed, id_seed = runner_seeds(
             config.seed or 0, worker_index, num_restarts, config.in_evaluation
@@ -109,7 +109,7 @@ class EnvRunner:
             own_process=own_process,
         )
         self.make_env()
-        self._timestep = 0  # env steps of all runners when the current sample began, as far as this one knows
+        self._timestep = 0  # env steps of all runners when the current sample began, where known
         self._num_samplers = max(1, config.num_env_runners)
         self._last_num_rows = 0
         self._logged_episodes = False
@@ -125,7 +125,7 @@ class EnvRunner:
                 raise
 
     def make_module(self, module_spec: ModuleSpec) -> None:
-        """Make this runner's copy of the module, and what chooses actions with it.
+        """Make this runner's copy of the module, and the exploration that chooses actions with it.
 
         Raises:
             ConfigError: The module or the exploration does not fit the spaces.
@@ -151,12 +151,12 @@ class EnvRunner:
         self._row_distribution = RowDistribution(self._distribution, self._rng)
 
     def make_env(self) -> None:
-        """Make the vector env, in place of the one there is, and fire `on_environment_created`."""
+        """Make a vector env, which replaces the current one, and fire `on_environment_created`."""
         self._forget_sample()
         self.host.make()
 
     def _forget_sample(self) -> None:
-        """Let the next sample begin with a reset, in a vector env that nothing is known of yet."""
+        """Forget the episodes of the current vector env, so that the next sample begins with a reset."""
         self._needs_reset = True
         self._events: EpisodeEvents | None = None  # made at the first reset
         self._rollout: Rollout | None = None  # the one that is being written
@@ -179,7 +179,7 @@ class EnvRunner:
         )
 
     def _note_restart(self, failure: SubEnvError) -> None:
-        """Count a sub-env that was restarted, and break off the episode in whose step the old one failed."""
+        """Count a sub-env that was restarted, and cut off the episode in whose step the old one failed."""
         row = 0 if self._rollout is None else self._rollout.num_rows
         self.host.count_restart(failure, row)
         if self._rollout is not None and failure.method == "step":
@@ -194,12 +194,12 @@ class EnvRunner:
 
     @property
     def num_envs(self) -> int:
-        """N."""
+        """Number of sub-envs N."""
         return self.host.num_envs
 
     @property
     def num_sub_env_restarts(self) -> int:
-        """Sub-envs that failed and were made anew, over the runner's lifetime."""
+        """Restarts of sub-envs over the runner's lifetime."""
         return self.host.restarts.num_restarts
 
     def sample(
@@ -233,7 +233,7 @@ class EnvRunner:
 
         Raises:
             EnvError: An env raised, gave NaN, or hung (`EnvTimeoutError`); the message names env, sub-env, step and
-                field. Call `recover` before the next `sample`. Whatever is raised has an attribute
+                field. Call `recover` before the next `sample`. Every exception has an attribute
                 `num_env_steps_lost`: the steps that were taken for this rollout.
             CallbackError: A callback raised, or gave a column another shape or dtype; the message names event, callback
                 and episode.
@@ -251,9 +251,9 @@ class EnvRunner:
         try:
             with self.host.sampling(), torch_threads(self._num_threads):
                 if wanted:
-                    starts_anew = self._needs_reset or request.force_reset or whole_episodes
-                    self._needs_reset = True  # until `_finish`: what raises leaves the envs ahead of the columns
-                    if starts_anew:
+                    begins_with_reset = self._needs_reset or request.force_reset or whole_episodes
+                    self._needs_reset = True  # until `_finish`: an exception leaves the envs ahead of the columns
+                    if begins_with_reset:
                         self._reset(rollout)
                     else:
                         self._continue(rollout)
@@ -282,8 +282,8 @@ class EnvRunner:
         return rollout
 
     def _reset(self, rollout: Rollout) -> None:
-        """Start all sub-envs anew, into row 0."""
-        # An exception may have cut off what the last carry does not know of: new episodes get ids of their own.
+        """Reset all sub-envs, and write the first observations into row 0."""
+        # After an exception the last carry may not count all episodes, so new episodes get ids with a new prefix.
         self._carry = EpisodeCarry.fresh(self.host.num_envs, time.perf_counter(), next(self._id_prefixes))
         rollout.carry = self._carry
         if self._events is None and self._callbacks.subscribed(*EPISODE_EVENTS):
@@ -304,7 +304,7 @@ class EnvRunner:
                 self._events.start_all(rollout)
 
     def _continue(self, rollout: Rollout) -> None:
-        """Go on where the last rollout stopped: its last row is the first of this one."""
+        """Continue where the last rollout stopped: its last row is the first row of this one."""
         rollout.continues = True
         map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, self._last_obs)
         self._keep_infos(rollout, 0, self._last_infos)
@@ -353,7 +353,7 @@ class EnvRunner:
             try:
                 dist_inputs[t] = outputs = infer(row)
             except Exception:
-                self._check_block(rollout, start, t)  # a module may choke on what the env should not have given
+                self._check_block(rollout, start, t)  # a bad value of the env may be why the module raised
                 raise
             row_distribution.inputs, row_distribution.obs = outputs, row
             if random_actions:
@@ -370,7 +370,7 @@ class EnvRunner:
                 write_row(obs, t + 1, next_obs)
             except Exception as error:
                 rollout.num_rows = t
-                self._check_block(rollout, start, t)  # a NaN that went in is the better explanation
+                self._check_block(rollout, start, t)  # a NaN in an earlier row explains the failure better
                 raise self.host.error("step", t, error) from original(error)
             rollout.num_rows = t + 1
             done = terminated[t] | truncated[t]
@@ -395,12 +395,12 @@ class EnvRunner:
         seconds["storage"] += storage_s + clock() - now
 
     def _keep_infos(self, rollout: Rollout, row: int, infos: Mapping[str, Any]) -> None:
-        """Keep the infos that came with a row of observations, if there are any and somebody may ask for them."""
+        """Keep the infos that came with a row of observations, if a callback may read them."""
         if infos and self._keeps_infos:
             rollout.info_rows[row] = infos if self.host.gives_new_infos else copied(infos)
 
     def _keep_final_obs(self, rollout: Rollout, t: int, infos: Mapping[str, Any]) -> None:
-        """Keep the final observations that a same-step autoreset takes out of row t + 1."""
+        """Keep the final observations that a same-step autoreset overwrites in row t + 1."""
         if not self.host.is_same_step:
             return
         for i in np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]):
@@ -414,7 +414,7 @@ class EnvRunner:
             rollout.add_final_obs(t, int(i), leaf)
 
     def _finish(self, rollout: Rollout, whole_episodes: bool, explore: bool) -> None:
-        """Trim the columns, work out what whole columns give, and log it."""
+        """Trim the columns, compute log-probabilities and statistics of episodes from them, and log the metrics."""
         tic = time.perf_counter()
         rollout.resize(rollout.num_rows)
         rollout.num_env_steps = int(np.count_nonzero(rollout.valid))
@@ -443,23 +443,23 @@ class EnvRunner:
     # Checks, state and metrics.
 
     def _check_block(self, rollout: Rollout, start: int, stop: int) -> None:
-        """Refuse NaN and values outside the spaces in the rows that were just written; the earliest is named."""
+        """Raise for NaN or a value outside the spaces in the rows that were just written; the earliest is named."""
         if bad := first_bad_value(rollout, self.host.space, start, stop, callbacks=self._events is not None):
             raise self.host.bad_value(*bad)
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
-        """Copy weights of modules in, by module id and parameter name, and note their version."""
+        """Set the weights of modules, by module id and parameter name, and note their version."""
         self.set_weight_parts({"modules": weights}, version)
 
     def set_weight_parts(self, parts: Mapping[str, Mapping[str, Any]], version: int) -> None:
-        """Hand everything that runners act by to its receivers, and note the version.
+        """Give each part of the weights to its receiver, and note the version.
 
         Args:
-            parts: By the name of a receiver, arrays: `{"modules": {module_id: {name: array}}, "exploration": {...}}`.
+            parts: Arrays by name of receiver: `{"modules": {module_id: {name: array}}, "exploration": {...}}`.
             version: Version of all of them together.
 
         Raises:
-            WeightsError: A part has no receiver here; no part was handed over.
+            WeightsError: A part has no receiver here; no receiver was called.
         """
         for name in parts:
             if name not in self.weight_receivers:
@@ -476,7 +476,7 @@ class EnvRunner:
         self.inference.load_weights(weights[DEFAULT_MODULE_ID])
 
     def get_metrics(self) -> tuple[Parts, dict[str, float], int]:
-        """Return the metrics and the timers' seconds since the last call, and how many callbacks have raised so far."""
+        """Return metrics and seconds of the timers since the last call, and the number of callback errors so far."""
         return self.metrics.take(), self.timers.take(), self._callbacks.num_errors
 
     def describe_env(self) -> tuple[Any, Any, int]:
@@ -484,7 +484,7 @@ class EnvRunner:
         return self.env.single_observation_space, self.env.single_action_space, self.num_envs
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Return `fn(sub_env)` for every sub-env, wherever it lives, as in `lambda env: env.set_task(3)`.
+        """Return `fn(sub_env)` for every sub-env, called in its process, as in `lambda env: env.set_task(3)`.
 
         Raises:
             EnvError: The vector env has no sub-envs, or none that can be reached.
@@ -493,7 +493,7 @@ class EnvRunner:
         return self.host.foreach(fn)
 
     def get_state(self) -> dict[str, Any]:
-        """Return what a runner that takes this one's place has to know, besides the weights.
+        """Return the state from which a replacement of this runner continues, without the weights.
 
         `weights_version`, `num_env_steps_sampled_lifetime`, `exploration`, and `tasks`: what `get_task` of each sub-env
         returns, or `None` where there is no such method.
@@ -506,7 +506,7 @@ class EnvRunner:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `get_state` gave; weights and their version come through `set_weight_parts`."""
+        """Continue from a state of `get_state`; weights and their version come through `set_weight_parts`."""
         self.num_env_steps_sampled_lifetime = state.get(
             "num_env_steps_sampled_lifetime", self.num_env_steps_sampled_lifetime
         )
@@ -516,9 +516,9 @@ class EnvRunner:
             self.host.set_tasks(state["tasks"])
 
     def recover(self) -> None:
-        """Go on after whatever `sample` raised: put a new vector env in the place of the old one, with the same tasks.
+        """Prepare for the next `sample` after an exception: make a new vector env with the tasks of the old one.
 
-        What was half done is forgotten; the metrics of finished rollouts stay.
+        The unfinished rollout is lost; the metrics of finished rollouts stay.
 
         Raises:
             EnvError: The env cannot be made.
@@ -532,7 +532,7 @@ class EnvRunner:
         return self._callbacks.num_errors
 
     def ping(self) -> bool:
-        """Answer that the runner is there."""
+        """Return True: the runner can answer."""
         return True
 
     def stop(self) -> None:

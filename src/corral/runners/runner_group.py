@@ -19,7 +19,7 @@ from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.restarts import note_failure
 from corral.runners.runner import EnvRunner
 from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
-from corral.runners.worker_calls import apply
+from corral.runners.worker_calls import call_runner
 
 log = logging.getLogger("corral")
 
@@ -33,24 +33,24 @@ CLOSE_S = 5.0
 
 
 class EnvRunnerGroup:
-    """Samples from the runners, keeps their weights in step, and mends them when they fail.
+    """Samples from the runners, gives all of them the same weights, and restarts them when they fail.
 
-    With `num_env_runners=0` there is one embedded runner. Otherwise the engine runs the runners 1, 2, ... and the
-    embedded one does not exist.
+    With `num_env_runners=0` there is one embedded runner. Otherwise the engine runs the runners 1, 2, ..., and there is
+    no embedded runner.
 
     Attributes:
         local_env_runner: The embedded runner, or `None`.
-        engine_name: Its name; `"embedded"` if there are no others.
+        engine_name: Name of the engine; `"embedded"` if there is only the embedded runner.
         module_spec: Spec of the module, the same object for all runners and for their replacements.
         num_envs: Sub-envs of one runner.
-        on_recreated: Called with the indices of runners that were mended, before they sample.
-        num_env_steps_lost: Env steps of fragments that never arrived; of a runner that died, as many as it was asked
-            for, and none if it was asked for episodes.
+        on_recreated: Function that is called with the indices of runners that were restarted, before they sample.
+        num_env_steps_lost: Env steps of fragments that never arrived. A runner that died counts with the env steps of
+            its request, and with none if the request was for episodes.
         num_failures: Failures of runners so far.
     """
 
     def __init__(self, config: AlgorithmConfig, engine: Engine, module_spec: ModuleSpec | None = None) -> None:
-        """Start the runners, all at once, and wait until they are there.
+        """Start the runners, all at once, and wait until they are ready.
 
         Args:
             config: Settings of the runners.
@@ -60,7 +60,7 @@ class EnvRunnerGroup:
 
         Raises:
             ConfigError: An env setting is wrong.
-            EnvError: The env cannot be made or is not what its spaces say.
+            EnvError: The env cannot be made, or gave values that its spaces do not allow.
             CorralError: A runner did not start within `start_timeout_s`.
         """
         self._engine = engine
@@ -126,40 +126,40 @@ class EnvRunnerGroup:
 
     @property
     def healthy_worker_ids(self) -> list[int]:
-        """Indices of the engine's runners that can take requests."""
+        """Indices of the engine's runners that can answer requests."""
         return [index for index, runner in self._runners.items() if runner.ready and runner.handle.alive()]
 
     @property
     def num_healthy_remote_workers(self) -> int:
-        """How many of the engine's runners can take requests."""
+        """Number of the engine's runners that can answer requests."""
         return len(self.healthy_worker_ids)
 
     @property
     def num_remote_workers(self) -> int:
-        """How many runners the engine was asked for."""
+        """Number of runners that the engine runs, ready or not."""
         return len(self._runners)
 
     @property
     def num_remote_worker_restarts(self) -> int:
-        """How often a runner of the engine was mended or replaced."""
+        """Restarts of runners of the engine so far, in place or in a new worker."""
         return sum(runner.num_restarts for runner in self._runners.values())
 
     @property
     def num_sub_environment_restarts(self) -> int:
-        """How often a sub-env was made anew, as far as reported."""
+        """Restarts of sub-envs so far, where known: a runner of the engine reports them with its fragments."""
         if self.local_env_runner is not None:
             return self.local_env_runner.num_sub_env_restarts
         return sum(runner.num_sub_env_restarts for runner in self._runners.values())
 
     @property
     def num_callback_errors(self) -> int:
-        """Exceptions so far that `on_error="log"` kept from ending the run, as far as reported."""
+        """Exceptions so far that `on_error="log"` kept from ending the run, where known."""
         if self.local_env_runner is not None:
             return self.local_env_runner.num_callback_errors
         return sum(runner.num_callback_errors for runner in self._runners.values())
 
     def fault_results(self) -> dict[str, int]:
-        """Return what the result's `fault_tolerance` shows of the runners."""
+        """Return the numbers about runners that the result shows under `fault_tolerance`."""
         return {
             "num_healthy_workers": self.num_healthy_remote_workers,
             "num_remote_worker_restarts": self.num_remote_worker_restarts,
@@ -169,7 +169,7 @@ class EnvRunnerGroup:
         }
 
     def _fail(self, runner: RemoteRunner, error: BaseException) -> None:
-        """Count a failure, and have it mended unless it ends the run.
+        """Count a failure, and plan a restart unless the failure ends the run.
 
         Raises:
             Exception: The failure, if it ends the run.
@@ -181,29 +181,29 @@ class EnvRunnerGroup:
         problem = note_failure(runner, error, self._config, self.num_remote_worker_restarts)
         if problem is not None:
             raise problem
-        if all(other.failure is not None and other.mend_at_s is None for other in self._runners.values()):
-            error.add_note("It was the last runner that was left.")
+        if all(other.failure is not None and other.restart_at_s is None for other in self._runners.values()):
+            error.add_note("It was the last runner.")
             raise error
 
     def restore_runners(self) -> list[int]:
-        """Mend the failed runners that are due, as far as that goes without waiting; `sample` does it by itself.
+        """Restart the failed runners that are due, without waiting for any of them; `sample` does this by itself.
 
         Returns:
-            The indices of those that are ready now; `on_recreated` was called with them.
+            Indices of the runners that became ready; `on_recreated` was called with them.
         """
-        mended = [runner.index for runner in self._runners.values() if self._mend(runner)]
-        if mended:
-            log.info("Ready again: env runners %s.", mended)
-            self.on_recreated(mended)
-        return mended
+        restarted = [runner.index for runner in self._runners.values() if self._continue_restart(runner)]
+        if restarted:
+            log.info("Ready again: env runners %s.", restarted)
+            self.on_recreated(restarted)
+        return restarted
 
-    def _mend(self, runner: RemoteRunner) -> bool:
-        """Take the next step of mending a runner, if it failed; say whether it became ready."""
+    def _continue_restart(self, runner: RemoteRunner) -> bool:
+        """Take the next step of restarting a runner, if it failed; return whether it became ready."""
         now = time.perf_counter()
         if runner.ready and runner.sampling is None and not runner.handle.alive():
             self._fail(runner, runner.handle.call("ping").exception() or WorkerDiedError(f"{runner.name} died."))
-        if runner.mend_at_s is not None and now >= runner.mend_at_s:
-            runner.begin_mending(self._weights, self._weights_version)
+        if runner.restart_at_s is not None and now >= runner.restart_at_s:
+            runner.begin_restart(self._weights, self._weights_version)
         if runner.starting is None:
             return False
         if runner.starting.done():
@@ -233,7 +233,7 @@ class EnvRunnerGroup:
             timers: Timers that count how long this process waits for runners of the engine.
 
         Raises:
-            Exception: What a runner raised, unless the settings of fault tolerance say that the run goes on.
+            Exception: What a runner raised, unless the settings of fault tolerance let the run continue.
         """
         if self.local_env_runner is not None:
             return [self.local_env_runner.collect(request)]
@@ -246,7 +246,7 @@ class EnvRunnerGroup:
         with timers.time("waiting"):
             deadline_s = time.perf_counter() + self._config.sample_timeout_s
             if not taken and not any(runner.ready for runner in self._runners.values()):
-                self._await_mending(deadline_s)
+                self._await_restart(deadline_s)
             while calls := self._worth_waiting_for(bool(taken)):
                 now = time.perf_counter()
                 timeout_s = min(deadline_s, min(until_s for _, until_s in calls)) - now
@@ -279,7 +279,7 @@ class EnvRunnerGroup:
         return self._num_env_steps + sum(call.request.num_timesteps or 0 for call in calls)
 
     def fetch_samples(self, timeout_seconds: float = 0.0) -> list[Rollout]:
-        """Return the fragments that have arrived; if there is none, wait so long for one.
+        """Return the fragments that have arrived; if there is none, wait up to `timeout_seconds` for one.
 
         Raises:
             Exception: As `sample` does.
@@ -314,11 +314,11 @@ class EnvRunnerGroup:
             taken.append((runner.index, reply.rollout))
         return taken
 
-    def _await_mending(self, deadline_s: float) -> None:
-        """Wait until a runner is ready again, when all have failed: for one that starts, or until one is due."""
+    def _await_restart(self, deadline_s: float) -> None:
+        """Wait until a runner is ready again, when all have failed: one that starts, or one whose restart is due."""
         while not self.restore_runners() and (now := time.perf_counter()) < deadline_s:
             starting = [runner.starting for runner in self._runners.values() if runner.starting is not None]
-            due_s = [runner.mend_at_s for runner in self._runners.values() if runner.mend_at_s is not None]
+            due_s = [runner.restart_at_s for runner in self._runners.values() if runner.restart_at_s is not None]
             timeout_s = max(0.0, min([deadline_s, *due_s]) - now)
             if starting:
                 wait(starting, timeout_s, FIRST_COMPLETED)
@@ -329,7 +329,7 @@ class EnvRunnerGroup:
         late = [runner.name for runner in self._runners.values() if runner.sampling is not None]
         if late:
             log.warning(
-                "No fragment within sample_timeout_s=%s from %s; what comes later counts later. "
+                "No fragment within sample_timeout_s=%s from %s; a fragment that arrives later counts later. "
                 "If an env may hang, set fault_tolerance(env_step_timeout_s=...).",
                 self._config.sample_timeout_s,
                 ", ".join(late),
@@ -375,9 +375,9 @@ class EnvRunnerGroup:
         runner.send_weights(self._weights, self._weights_version, self._weights_bytes)
 
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
-        """Take in what the runners logged since the last call: metrics under `env_runners`, seconds into the timers.
+        """Collect what the runners logged since the last call: metrics under `env_runners`, seconds into the timers.
 
-        What a runner of the engine logs comes with its fragments.
+        The metrics of a runner of the engine arrive with its fragments.
         """
         if self.local_env_runner is not None:
             parts, seconds, _ = self.local_env_runner.get_metrics()
@@ -389,7 +389,7 @@ class EnvRunnerGroup:
             timers.add(seconds)
 
     def take_costs(self) -> dict[str, Any]:
-        """Return what running the runners cost since the last call, in all and for each of the engine's runners."""
+        """Return the costs of the runners since the last call, in total and for each of the engine's runners."""
         costs = {runner.index: runner.take_costs() for runner in self._runners.values()}
         runners = {
             str(index): {"num_restarts": self._runners[index].num_restarts, **part.result()}
@@ -400,13 +400,13 @@ class EnvRunnerGroup:
     # Exploration.
 
     def exploration_states(self) -> list[dict[str, Any]]:
-        """Return the state of each runner's exploration, in the order of indices, as far as reported."""
+        """Return the state of each runner's exploration, in the order of indices; an empty dict where not known."""
         if self.local_env_runner is not None:
             return [self.local_env_runner.exploration.get_state()]
         return [runner.state.get("exploration", {}) for runner in self._runners.values()]
 
     def set_exploration_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Let the runners' explorations go on from states, as many as there are."""
+        """Let the runners' explorations continue from states, one for each runner; more or fewer states are fine."""
         if self.local_env_runner is not None:
             for state in states[:1]:
                 self.local_env_runner.set_state({"exploration": state})
@@ -428,23 +428,23 @@ class EnvRunnerGroup:
         """Call a method by name, or `fn(env_runner)`, on the runners, and return the results.
 
         Args:
-            fn: What to call; a function goes to where the runner lives.
-            kwargs: Further arguments.
-            local_env_runner: Whether the embedded runner, if there is one, takes part; its result is the first.
-            remote_worker_ids: Which of the engine's runners take part; `None` is all that are healthy.
-            timeout_seconds: How long to wait for all results; those that come later are dropped. `None` waits.
+            fn: Name of a method, or a function, which is sent to the process of the runner.
+            kwargs: Further keyword arguments.
+            local_env_runner: Whether to include the embedded runner, if there is one; its result is the first.
+            remote_worker_ids: Indices of the engine's runners to call; `None` is all that are healthy.
+            timeout_seconds: Seconds to wait for all results; later results are dropped. `None` waits without limit.
 
         Returns:
-            The results in the order of indices; a runner that failed or is late has none.
+            The results in the order of indices; a runner that failed or is late has no result.
 
         Raises:
-            ValueError: An id is not that of a runner.
+            ValueError: No runner has one of the ids.
             SerializationError: `fn` cannot be pickled.
-            Exception: What the function raised.
+            Exception: Exception that the function raised.
         """
         results = []
         if local_env_runner and self.local_env_runner is not None:
-            results.append(apply(self.local_env_runner, fn, kwargs or {})[0])
+            results.append(call_runner(self.local_env_runner, fn, kwargs or {})[0])
         futures = self._call(fn, kwargs, remote_worker_ids)
         _, late = wait(futures, timeout_seconds)
         if late:
@@ -454,7 +454,7 @@ class EnvRunnerGroup:
         return results
 
     def foreach_env(self, fn: Callable[[Any], Any], **selection: Any) -> list[list[Any]]:
-        """Call `fn(env)` on every sub-env of the runners, where they live; see `foreach_env_runner` for the arguments.
+        """Call `fn(env)` on every sub-env of the runners, in its process; see `foreach_env_runner` for the arguments.
 
         Returns:
             A list for each runner, with a result for each sub-env.
@@ -468,23 +468,23 @@ class EnvRunnerGroup:
         kwargs: Mapping[str, Any] | None = None,
         remote_worker_ids: Iterable[int] | None = None,
     ) -> int:
-        """Call something on the engine's runners without waiting; `fetch_ready` gives the results.
+        """Call a method or a function on the engine's runners without waiting; `fetch_ready` returns the results.
 
         Returns:
-            How many runners were called.
+            The number of runners that were called.
         """
         futures = self._call(fn, kwargs, remote_worker_ids)
         self._calls |= futures
         return len(futures)
 
     def fetch_ready(self, timeout_seconds: float = 0.0) -> list[tuple[int, Any]]:
-        """Return what is there of the calls of `foreach_env_runner_async`: pairs of a runner's index and its result.
+        """Return the results of `foreach_env_runner_async` that have arrived: pairs of a runner's index and its result.
 
         Args:
-            timeout_seconds: How long to wait for one, if there is none yet.
+            timeout_seconds: Seconds to wait for one, if there is none yet.
 
         Raises:
-            Exception: What the function raised.
+            Exception: Exception that the function raised.
         """
         done, _ = wait(self._calls, timeout_seconds, FIRST_COMPLETED)
         finished = {future: index for future, index in self._calls.items() if future in done}
@@ -498,11 +498,11 @@ class EnvRunnerGroup:
         chosen = healthy if ids is None else list(ids)
         unknown = sorted(set(chosen) - self._runners.keys())
         if unknown:
-            raise ValueError(f"remote_worker_ids: {unknown} are no runners of this group; it has {[*self._runners]}.")
-        return {self._runners[i].handle.call(apply, fn, dict(kwargs or {})): i for i in chosen if i in healthy}
+            raise ValueError(f"remote_worker_ids: this group has no runners {unknown}; it has {[*self._runners]}.")
+        return {self._runners[i].handle.call(call_runner, fn, dict(kwargs or {})): i for i in chosen if i in healthy}
 
     def _results(self, futures: Mapping[Future[Any], int], done: Iterable[Future[Any]]) -> list[tuple[int, Any]]:
-        """Return index and result of calls that are done; a runner that died in between has failed."""
+        """Return index and result of calls that are done, and note the failure of runners that died."""
         finished = set(done)
         results = []
         for future, index in futures.items():

@@ -1,8 +1,8 @@
-"""Runners that are many times slower than the others: how long they are waited for, and how much they are asked for.
+"""Limit how long a group waits for runners that are many times slower than the others, and how much it asks of them.
 
-A slow runner may keep the others waiting for `PATIENCE_S` in all, on top of `straggler_factor` times what they need
-themselves. From then on it gets shares that it can do in the time of the others, and its fragments count when they
-arrive. As soon as it is as fast as the others again it is treated as they are.
+A slow runner may keep the others waiting for `PATIENCE_S` in total, on top of `straggler_factor` times the time that
+they need themselves. From then on it gets shares that it can finish in the time of the others, and its fragments count
+when they arrive. As soon as it is as fast as the others again, it is treated like them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PATIENCE_S = 0.5
 
 
 def usual_seconds_per_step(runner: RemoteRunner, runners: Collection[RemoteRunner]) -> float:
-    """Return the median of the other runners' seconds a step; NaN as long as they have sampled nothing."""
+    """Return the median of the other runners' seconds per env step; NaN while they have sampled nothing."""
     known = [
         other.seconds_per_step for other in runners if other is not runner and not math.isnan(other.seconds_per_step)
     ]
@@ -27,13 +27,13 @@ def usual_seconds_per_step(runner: RemoteRunner, runners: Collection[RemoteRunne
 def add_excess_wait(
     runner: RemoteRunner, runners: Collection[RemoteRunner], factor: float | None, num_env_steps: int
 ) -> None:
-    """Add to what a slow runner cost the others with a fragment; one that is as fast as they are has cost nothing.
+    """Add the time that a slow runner cost the others with a fragment; a runner as fast as they are starts at 0 again.
 
     Args:
-        runner: The runner whose fragment has arrived.
-        runners: All of them.
-        factor: The setting `straggler_factor`.
-        num_env_steps: Of the fragment.
+        runner: Runner whose fragment has arrived.
+        runners: All runners of the group.
+        factor: Setting `straggler_factor`; `None` counts nothing.
+        num_env_steps: Env steps of the fragment.
     """
     usual = usual_seconds_per_step(runner, runners)
     if factor is None or math.isnan(usual) or runner.seconds_per_step <= factor * usual:
@@ -43,12 +43,12 @@ def add_excess_wait(
 
 
 def is_straggler(runner: RemoteRunner) -> bool:
-    """Say whether a runner has used up its patience."""
+    """Return whether a runner has used up the patience of the others."""
     return runner.excess_wait_s > PATIENCE_S
 
 
 def patience_ends_s(runner: RemoteRunner, runners: Collection[RemoteRunner], factor: float | None) -> float:
-    """Return the clock reading until which a requested fragment is worth waiting for; infinity if not known."""
+    """Return the clock reading until which a requested fragment is worth waiting for; infinity where not known."""
     usual, call = usual_seconds_per_step(runner, runners), runner.sampling
     if factor is None or math.isnan(usual) or call is None or call.request.num_timesteps is None:
         return math.inf
@@ -57,14 +57,14 @@ def patience_ends_s(runner: RemoteRunner, runners: Collection[RemoteRunner], fac
 
 
 def shares(num_wanted: int, idle: Sequence[RemoteRunner]) -> list[tuple[RemoteRunner, int]]:
-    """Spread env steps, or episodes, over runners: evenly, and on top of that what stragglers can do in the same time.
+    """Spread env steps, or episodes, evenly over runners; stragglers get what they can finish in the same time, on top.
 
     Args:
-        num_wanted: How many the runners that are no stragglers take in all.
-        idle: The runners that can be asked.
+        num_wanted: Env steps or episodes that the other runners take in total.
+        idle: Runners that can be asked.
 
     Returns:
-        Runners, and how many each is asked for; no runner that is asked for none.
+        Runners, each with its share; runners with a share of 0 are left out.
     """
     slow = [runner for runner in idle if is_straggler(runner)]
     others = [runner for runner in idle if not is_straggler(runner)]

@@ -29,20 +29,22 @@ def sample_and_report(runner: EnvRunner, request: SampleRequest) -> SampleReply:
     )
 
 
-def apply(runner: EnvRunner, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Call a method by name, or a function with the runner; return the result, and the runner's state after it."""
+def call_runner(
+    runner: EnvRunner, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Call a method by name, or a function with the runner; return the result and the state of the runner after it."""
     result = getattr(runner, fn)(**kwargs) if isinstance(fn, str) else fn(runner, **kwargs)
     return result, runner.get_state()
 
 
-def revive(
+def restore_runner(
     runner: EnvRunner,
     weights: Mapping[str, Mapping[str, Any]],
     version: int,
     state: Mapping[str, Any],
     in_place: bool,
 ) -> None:
-    """Make a runner ready that failed, or the one that replaces it."""
+    """Make a runner ready again that failed, or make its replacement ready."""
     if in_place:
         runner.recover()
     if state:

@@ -178,8 +178,8 @@ class FaultyEnv(CountingEnv):
 class DeepSea(gym.Env[NDArray[np.float32], int]):
     """A sea of `size` rows and columns, in which one course of actions out of `2 ** size` finds the treasure.
 
-    It starts at the top left, and sinks one row a step. Action 1 goes right and costs `0.01 / size`, action 0 goes left
-    for nothing, and in the last row at the far right lies a treasure of 1. So whoever follows the rewards that are
+    It starts at the top left, and sinks one row per step. Action 1 goes right and costs `0.01 / size`, action 0 goes
+    left for nothing, and in the last row at the far right is a treasure of 1. So whoever follows the rewards that are
     easily found learns to go left. The observation is one-hot over the cells (Osband et al. 2019, arXiv:1703.07608).
     """
 
@@ -217,8 +217,8 @@ class PoorHabit(gym.Env[NDArray[np.float32], Any]):
     """One state that pays 1 for what was done there first, and 2 for anything else.
 
     What is done first is the very first action of the env's life, so set `disable_env_checking`, lest it be one of the
-    check's. Whoever always takes what seems best goes on with it, as it pays more than nothing. Of a Box, "first" is
-    what lies within a third of the half width of the first action, and there it pays 1 minus the distance from it: the
+    check's. Whoever always takes what seems best keeps doing it, as it pays more than nothing. Of a Box, "first" is
+    what is within a third of the half width of the first action, and there it pays 1 minus the distance from it: the
     first action is a local optimum.
     """
 
