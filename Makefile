@@ -27,11 +27,12 @@ $(READY): requirements/torch.txt requirements/base.txt requirements/dev.txt pypr
 train: $(READY) ## train PPO on CartPole-v1 to a mean return of 450
 	$(BIN)/corral train --algo PPO --env CartPole-v1 --stop episode_return_mean=450 --stop num_env_steps=500000
 
-check: $(READY) ## lint, types and spelling
+check: $(READY) ## lint, types, spelling and plain English
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
+	$(BIN)/python tools/check_english.py
 
 test: check ## check, then all tests
 	$(BIN)/python -m pytest -n 3

@@ -39,7 +39,7 @@ def attribute_docs(cls: type, heading: str = "Attributes") -> dict[str, str]:
 
     Args:
         cls: A class with a Google-style docstring.
-        heading: Of the section.
+        heading: Heading of the section.
     """
     _, found, section = inspect.cleandoc(cls.__doc__ or "").partition(f"{heading}:\n")
     texts: dict[str, list[str]] = {}

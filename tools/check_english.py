@@ -18,7 +18,7 @@ HEADING = "## Plain English"
 FOLDERS = ("src", "docs", "examples", "benchmarks", "tools")
 TEXT_TOKENS = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 # "Attributes:" and "Args:" are noun phrases: "seed: Seed of the shuffling.", not "seed: Of the shuffling."
-OF_ENTRY = re.compile(r"^ +\*{0,2}\w+: (Of|Likewise)\b", re.MULTILINE)
+OF_ENTRY = re.compile(r"^ +\*{0,2}\w+: Of\b", re.MULTILINE)
 
 
 def read_phrases(contributing: str) -> dict[str, str]:

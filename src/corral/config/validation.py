@@ -139,7 +139,7 @@ def reconfigured(config: ConfigT, settings: Mapping[str, Any], *, fixed: Collect
 
 def _validate_module(config: AlgorithmConfig) -> None:
     base, module_class = config.default_module_class, config.module_class or config.default_module_class
-    own = Module if base is ActorCritic else base  # what a class of one's own has to be
+    own = Module if base is ActorCritic else base  # the base of a user's class
     if not (inspect.isclass(module_class) and issubclass(module_class, own)):
         name = "corral.Module" if own is Module else f"{own.__module__}.{own.__name__}"
         raise ConfigError(f"rl_module: module_class must be a subclass of {name}, got {module_class!r}.")

@@ -27,7 +27,7 @@ def runner_seeds(seed: int, worker_index: int, num_restarts: int, in_evaluation:
         in_evaluation: Whether the runner evaluates, rather than collects steps to train on.
     """
     entropy = [seed, worker_index, num_restarts, int(in_evaluation)]
-    # Zeros at the end would not change the numbers of a seed below 2**32, but those of a larger one.
+    # Zeros at the end would not change the numbers of a seed below 2**32, but the numbers of a larger seed.
     while entropy[-1] == 0 and len(entropy) > 2:
         entropy.pop()
     return np.random.SeedSequence(entropy).spawn(3)

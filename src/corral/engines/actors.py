@@ -72,10 +72,10 @@ class _Actor:
 
 
 class Host:
-    """The actors of this process, those of Ray if it is in use, and a thread that serves them to other processes.
+    """The actors of this process, the actors of Ray if it is in use, and a thread that serves them to other processes.
 
     Attributes:
-        pid: Of this process.
+        pid: Id of this process.
         location: What other processes need in `ENVIRONMENT_VARIABLE`.
     """
 

@@ -1,8 +1,8 @@
 """The process engine: each worker in a process of its own on this machine.
 
-A process is started afresh (no fork: torch's threads and locks do not survive one) and does not import the main module
-again, so that a script needs no `if __name__ == "__main__"`. Each handle has a thread here that sends one call at a
-time and waits for its answer.
+Each process starts a new interpreter (no fork: torch's threads and locks do not survive one) and does not import the
+main module again, so that a script needs no `if __name__ == "__main__"`. Each handle has a thread here that sends one
+call at a time and waits for its answer.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def _buffers(frames: Frames) -> list[pickle.PickleBuffer]:
 
 
 def unpack_copy(frames: Sequence[Any]) -> Any:
-    """Unpack frames that lie in Ray's store: read-only, and there as long as anybody refers to them."""
+    """Unpack frames in Ray's store, which are read-only and stay there as long as something refers to them."""
     return unpack([frames[0], *map(bytearray, frames[1:])])
 
 

@@ -68,7 +68,7 @@ def check_spaces(env: Any, name: str, prefix: str = "") -> None:
     Args:
         env: A single env, or a vector env with `prefix="single_"`.
         name: What to call it in errors.
-        prefix: Of the attributes' names.
+        prefix: Prefix of the names of the attributes.
     """
     for field in ("observation_space", "action_space"):
         space = getattr(env, prefix + field, None)
@@ -107,7 +107,7 @@ def mismatch(
         space: A tree of spaces without Dict and Tuple.
         value: The observation.
         path: What to call it.
-        cast: Which dtypes pass for that of the space, as in `np.can_cast`.
+        cast: Which dtypes are accepted for the dtype of the space, as in `np.can_cast`.
         values: Whether to look at the values too, besides nesting, shapes and dtypes.
     """
     inside = partial(mismatch, cast=cast, values=values)

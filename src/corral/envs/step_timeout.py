@@ -1,7 +1,7 @@
 """The limit `env_step_timeout_s`: env calls that take longer are interrupted where they hang.
 
 First stage: a timer of the system (SIGALRM), whose handler raises in the main thread from the very line that hangs. It
-interrupts sleeps, blocking reads, waits for locks and loops in Python, and costs about a microsecond a call. Second
+interrupts sleeps, blocking reads, waits for locks and loops in Python, and costs about one microsecond per call. Second
 stage, for C code that never comes back, with or without the GIL: a watchdog ends the process, if the runner has one of
 its own, and leaves the stacks of all threads.
 """

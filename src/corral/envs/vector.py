@@ -136,7 +136,7 @@ def make_vector_env(
         autoreset_mode: `"next_step"` or `"same_step"`.
         wrappers: Put around every sub-env, the first one innermost.
         check: Whether to check spaces, reset and first step.
-        seed: Of the global generators of async sub-envs' processes.
+        seed: Seed of the global generators in the processes of async sub-envs.
         needs_sub_envs: Whether somebody wants to see the sub-envs, which a native vector env does not have.
         limits: How long async sub-envs may take; the step's limit holds for the check too.
         restarts: What to do about a sub-env that fails; with `None` its failure is raised.

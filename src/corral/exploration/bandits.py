@@ -124,7 +124,7 @@ class LinearBandit(Exploration, ABC):
         return {"precision": self.precision.copy(), "sums": self.sums.copy()} if self._learns else {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from the statistics of a state, if they are of the same arms and features."""
+        """Restore the statistics of a state, if they are of the same arms and features."""
         if state["precision"].shape == self.precision.shape:
             self._take(state["precision"], state["sums"])
             self._learns = True

@@ -72,7 +72,7 @@ class Curiosity(IntrinsicReward):
         self.forward_layers = layers(self, "forward_net", forward_net_hiddens, forward_net_activation)
         self.beta = not_negative(self, "beta", beta)
         if beta > 1:
-            raise ConfigError(f"exploration_config of {type(self).__name__}: beta={beta} must lie in [0, 1].")
+            raise ConfigError(f"exploration_config of {type(self).__name__}: beta={beta} must be in [0, 1].")
         self.eta = not_negative(self, "eta", eta)
         self.lr = not_negative(self, "lr", lr)
 

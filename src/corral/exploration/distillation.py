@@ -112,7 +112,7 @@ class RND(IntrinsicReward):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state that `get_state` returned."""
         super().set_state(state)
         if "returns" in state:
             self._returns = {index: total.copy() for index, total in state["returns"].items()}
@@ -189,11 +189,11 @@ class Moments:
     """
 
     def __init__(self, mean: Any = 0.0, variance: Any = 0.0, count: float = 0.0) -> None:
-        """Go on from these."""
+        """Replace the statistics."""
         self.mean, self.variance, self.count = mean, variance, count
 
     def update(self, values: NDArray[Any]) -> None:
-        """Take in values `[B, ...]` (Chan et al. 1979, for the merging of variances)."""
+        """Add values `[B, ...]` (Chan et al. 1979, for the merging of variances)."""
         values = values.astype(np.float64)
         count = self.count + len(values)
         delta, share = values.mean(0) - self.mean, len(values) / count
@@ -206,7 +206,7 @@ class Moments:
         return {"mean": self.mean, "variance": self.variance, "count": self.count}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from these."""
+        """Restore what `get_state` returned."""
         self.mean, self.variance, self.count = state["mean"], state["variance"], state["count"]
 
 

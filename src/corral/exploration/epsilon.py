@@ -52,7 +52,7 @@ class EpsilonGreedy(Exploration):
         validate_schedule("exploration_config: epsilon", epsilon_schedule)
         values = [epsilon_schedule] if isinstance(epsilon_schedule, (int, float)) else [y for _, y in epsilon_schedule]
         if max(values) > 1:
-            raise ConfigError(f"exploration_config of {type(self).__name__}: an epsilon must lie in [0, 1]: {values}.")
+            raise ConfigError(f"exploration_config of {type(self).__name__}: an epsilon must be in [0, 1]: {values}.")
         self.schedule = epsilon_schedule
 
     def epsilons(self, timestep: int, num_envs: int) -> float | NDArray[np.float64]:

@@ -165,7 +165,7 @@ class IntrinsicReward(Delegating, ABC):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
+        """Restore a state that `get_state` returned.
 
         Raises:
             CheckpointError: It is of another net.

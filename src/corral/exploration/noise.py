@@ -93,7 +93,7 @@ class GaussianNoise(ActionNoise):
     """Adds Gaussian noise, drawn again at every step.
 
     Args:
-        stddev: Of the noise, before it is scaled.
+        stddev: Standard deviation of the noise, before it is scaled.
     """
 
     paper = "Fujimoto et al. 2018, arXiv:1802.09477, section 6.1"
@@ -193,6 +193,6 @@ def between(exploration: Exploration, name: str, value: Any, low: float, high: f
     """
     if not isinstance(value, (int, float)) or not low <= value < high:
         raise ConfigError(
-            f"exploration_config of {type(exploration).__name__}: {name}={value!r} must lie in [{low}, {high})."
+            f"exploration_config of {type(exploration).__name__}: {name}={value!r} must be in [{low}, {high})."
         )
     return value

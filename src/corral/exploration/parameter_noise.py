@@ -28,9 +28,10 @@ class ParameterNoise(Delegating):
     """Acts with weights to which Gaussian noise was added: drawn when an episode begins, other noise for each sub-env.
 
     The deviation adapts, by a factor of 1.01 after each rollout, to keep the perturbed policy at a distance from the
-    plain one. For discrete actions the distance is the KL divergence of the softmax of the outputs, and the target that
-    of epsilon-greedy from greedy action, `-log(1 - epsilon + epsilon / num_actions)`. For continuous ones it is the
-    root mean square of the difference between the most likely actions, in the unit of `DiagGaussian.to_unit`.
+    plain one. For discrete actions the distance is the KL divergence of the softmax of the outputs, and the target is
+    the divergence of epsilon-greedy from greedy action, `-log(1 - epsilon + epsilon / num_actions)`. For continuous
+    actions the distance is the root mean square of the difference between the most likely actions, in the unit of
+    `DiagGaussian.to_unit`.
 
     `compute_actions` knows no episodes, and goes by the plain weights.
 

@@ -69,7 +69,7 @@ class RE3(IntrinsicReward):
         if beta_schedule not in ("constant", "linear_decay"):
             raise ConfigError(f"{where}: beta_schedule={beta_schedule!r} must be 'constant' or 'linear_decay'.")
         if rho > 1:
-            raise ConfigError(f"{where}: rho={rho} must lie in [0, 1].")
+            raise ConfigError(f"{where}: rho={rho} must be in [0, 1].")
         self._decay = 1 - rho if beta_schedule == "linear_decay" else 1.0
         self._memory = np.zeros((0, embeds_dim), np.float32)
 
@@ -94,7 +94,7 @@ class RE3(IntrinsicReward):
         return {**state, "memory": self._memory, "beta": self.beta} if len(self._memory) else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state that `get_state` returned."""
         super().set_state(state)
         if "memory" in state:
             self._memory, self.beta = state["memory"][-self.memory_size :].copy(), state["beta"]

@@ -35,7 +35,7 @@ def total_loss(loss: Any, groups: Collection[str]) -> Any:
 def backward(
     loss: Tensor | Mapping[str, Tensor], groups: Mapping[str, Sequence[nn.Parameter]], module_id: str, num_groups: int
 ) -> None:
-    """Add gradients of a loss to those of the parameters of groups, and to no others.
+    """Add the gradients of a loss to the gradients of the parameters of groups, and of no others.
 
     Args:
         loss: One scalar for all groups, or one scalar per group, whose gradient only this group gets.

@@ -179,7 +179,7 @@ class ReplayBuffer:
         # From here on nothing can fail.
         start = first if joined else first + self.frame_stack - 1
         stop = start + kept + 1
-        # The gap is cleared, and so are those of the oldest rows whose older frames are overwritten.
+        # The gap is cleared, and so are the oldest rows whose older frames are overwritten.
         where = spans(first, stop + self.frame_stack - 1, self._num_rows)
         self._clear(where, lanes)
         self._observations.put(rows, start, lanes)
@@ -388,7 +388,7 @@ class ReplayBuffer:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `get_state` returned; later samples are the same as those of the saved buffer.
+        """Restore a state that `get_state` returned; later samples equal the samples of the saved buffer.
 
         Raises:
             CheckpointError: The state is from a buffer with other settings or columns, or damaged. Nothing is changed.

@@ -216,10 +216,10 @@ class DeepSea(gym.Env[NDArray[np.float32], int]):
 class PoorHabit(gym.Env[NDArray[np.float32], Any]):
     """One state that pays 1 for what was done there first, and 2 for anything else.
 
-    What is done first is the very first action of the env's life, so set `disable_env_checking`, lest it be one of the
-    check's. Whoever always takes what seems best keeps doing it, as it pays more than nothing. Of a Box, "first" is
-    what is within a third of the half width of the first action, and there it pays 1 minus the distance from it: the
-    first action is a local optimum.
+    What is done first is the very first action of the env's life, so set `disable_env_checking`: the check would make
+    it otherwise. A greedy agent keeps doing it, because it pays more than nothing. For a Box, the first action stands
+    for all actions within a third of the half width of it, and they pay 1 minus their distance from it: the first
+    action is a local optimum.
     """
 
     observation_space: Any = spaces.Box(0.0, 1.0, (1,), np.float32)
