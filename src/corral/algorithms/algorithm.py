@@ -103,7 +103,7 @@ class Algorithm(ABC):
         config.validate()
         if config.seed is None:
             config.seed = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
-        self.config = config.freeze()
+        self._use_config(config)
         seed_everything(config.seed)
         self.metrics = MetricsLogger(reserved=_FIXED_KEYS)
         self.timers = Timers()
@@ -232,13 +232,15 @@ class Algorithm(ABC):
             self.learner_group.collect_metrics(self.metrics, self.timers)
             self.training_iteration += 1
             result = self._result()
-            self._set_costs(result, time.perf_counter() - start)
-            with self.timers.time("callbacks"):
-                self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
-            merge_nested(result, self.metrics.peek_new())  # metrics that the callbacks of this event logged
-            self.metrics.reduce()
+            if self._callbacks.subscribed("on_train_result"):
+                self._set_costs(result, time.perf_counter() - start)
+                self.metrics.mark()
+                with self.timers.time("callbacks"):
+                    self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
+                merge_nested(result, self.metrics.peek_new())  # metrics that the callbacks of this event logged
+            self.metrics.start_period()
             iteration_s = time.perf_counter() - start
-            self._set_costs(result, iteration_s)  # again, with the time of the callbacks
+            self._set_costs(result, iteration_s)  # with the time of the callbacks
             self._time_total_s += iteration_s
             self.timers.take()
             return result
@@ -272,18 +274,22 @@ class Algorithm(ABC):
     def _result(self) -> dict[str, Any]:
         """Return the result of an iteration without its costs."""
         group = self.env_runner_group
-        result = {
+        result: dict[str, Any] = {
             "evaluation": {**_NO_EVALUATION, "env_runners": dict(_NO_EVALUATION["env_runners"])},  # type: ignore[call-overload]
             "fault_tolerance": group.fault_results(),
             "runner_group": group.take_costs(),
             "training_iteration": self.training_iteration,
             "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
             "engine": group.engine_name,
-            "config": self.config.to_dict(),
+            "config": self._config_dict,
         }
         result |= self.metrics.peek()
-        self.metrics.mark()
         return result
+
+    def _use_config(self, config: AlgorithmConfig) -> None:
+        """Freeze a config and use it from now on; all results share one dict of its settings."""
+        self.config = config.freeze()
+        self._config_dict = config.to_dict()
 
     def fit(
         self,
@@ -333,7 +339,7 @@ class Algorithm(ABC):
         """
         config = reconfigured(self.config, settings, fixed=self.FIXED_SETTINGS)
         self.round_size = round_size(config, self.env_runner_group.num_envs)
-        self.config = config.freeze()
+        self._use_config(config)
         self.learner_group.set_losses({DEFAULT_MODULE_ID: self.make_loss()})
 
     # State and checkpoints.

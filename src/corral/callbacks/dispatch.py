@@ -76,6 +76,8 @@ class Dispatcher:
         Raises:
             CallbackError: One of them raised.
         """
+        if not self._subscribers[event]:
+            return
         for function, chosen in self.bind(event, arguments):
             try:
                 function(**chosen)

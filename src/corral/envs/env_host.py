@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +166,7 @@ class EnvHost:
 
     def sampling(self) -> AbstractContextManager[None]:
         """Return a context in which `reset` and `step` are limited to `env_step_timeout_s`, if that is set."""
-        return sampling(self._timer, own_process=self._own_process)
+        return nullcontext() if self._timer is None else sampling(self._timer, own_process=self._own_process)
 
     @property
     def step(self) -> Callable[..., Any]:

@@ -17,7 +17,6 @@ from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
 from corral.core.tree import Tree, map_tree, num_rows
 from corral.errors import ColumnError, ConfigError, LossError
-from corral.learners.acting_weights import ActingWeights
 from corral.learners.distributed import Peers
 from corral.learners.gradients import backward, clip_gradients, total_loss
 from corral.learners.learner_state import get_learner_state, set_learner_state
@@ -27,6 +26,7 @@ from corral.learners.numpy_q_learning import fast_form
 from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import LearningSpec, Stop, UpdateSettings
 from corral.metrics.logger import MetricsLogger
+from corral.modules.inference import ActingWeights
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
 
@@ -220,7 +220,7 @@ class Learner:
     def _loss_and_columns(self, module_id: str, batch: Batch, num_gradient_steps: int) -> tuple[Any, Batch]:
         """Return the form of the loss that suits this update, and the batch as arrays or tensors for this form."""
         loss, optimizer = self._losses[module_id], self._optimizers[module_id].torch_optimizer
-        fast = fast_form(loss, self.modules[module_id], optimizer, batch, num_gradient_steps)
+        fast = fast_form(loss, self.modules[module_id], optimizer, batch) if num_gradient_steps == 1 else None
         return (loss, map_tree(self._to_device, batch)) if fast is None else (fast, batch)
 
     def _asks_to_stop(self, stop: Stop, means: Mapping[str, float], weight: float) -> bool:

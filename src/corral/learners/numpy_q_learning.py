@@ -45,19 +45,16 @@ _DERIVATIVES: dict[type[nn.Module], Callable[[FloatArray, FloatArray], Any]] = {
 }
 
 
-def fast_form(
-    loss: Loss, module: Module, optimizer: torch.optim.Optimizer, batch: Batch, num_gradient_steps: int
-) -> FastForm | None:
-    """Return the loss in NumPy, or `None` where autograd has to do the update.
+def fast_form(loss: Loss, module: Module, optimizer: torch.optim.Optimizer, batch: Batch) -> FastForm | None:
+    """Return the loss in NumPy for an update of one gradient step, or `None` where autograd has to compute it.
 
     Args:
         loss: The loss.
         module: The module that the update trains.
         optimizer: The optimizer of the module.
         batch: Columns of the update, as arrays.
-        num_gradient_steps: Gradient steps of the update. Autograd does updates of more than one.
     """
-    if num_gradient_steps != 1 or not isinstance(loss, partial):
+    if not isinstance(loss, partial):
         return None
     if type(module) is not QModule or module.form.num_atoms != 1:
         return None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
@@ -18,19 +19,18 @@ from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
 from corral.envs.sub_envs import original
 from corral.episodes.infos import copied
-from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.episodes.rollout import EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
 from corral.errors import EnvError, SubEnvError, WeightsError, nearest
 from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
-from corral.modules.distributions import module_action_space
+from corral.modules.distributions import ActionDistribution, module_action_space
 from corral.modules.inference import Inference
 from corral.modules.module import DEFAULT_MODULE_ID, Module
 from corral.modules.threads import num_threads_for, torch_threads
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest
-from corral.runners.rollout_completion import fill_logp, log_episodes
 from corral.runners.sample_modes import SampleMode, make_mode, mark_steps, num_valid
 from corral.runners.trajectory_events import postprocess_trajectories
 
@@ -426,11 +426,11 @@ class EnvRunner:
             self._last_num_rows = rollout.num_rows
             self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
             self._last_infos = rollout.info_rows.get(rollout.num_rows, {})
-        fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
+        _fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
         statistics, self._carry = episode_statistics(rollout, self._carry)
         metrics, num_episodes = self.metrics, len(statistics.returns)
         if num_episodes or not self._logged_episodes:
-            log_episodes(metrics, statistics, self.config.metrics_num_episodes_for_smoothing)
+            _log_episodes(metrics, statistics, self.config.metrics_num_episodes_for_smoothing)
             self._logged_episodes = True
         for name, count in (("num_episodes", num_episodes), ("num_env_steps_sampled", rollout.num_env_steps)):
             metrics.log_value(name, count, reduce="sum")
@@ -538,3 +538,33 @@ class EnvRunner:
     def stop(self) -> None:
         """Close the env."""
         self.host.close()
+
+
+def _fill_logp(rollout: Rollout, distribution: ActionDistribution, *, needed: bool) -> None:
+    """Fill the column `logp`, where the exploration gave none, from the outputs of the policy.
+
+    Args:
+        rollout: Rollout that is complete except for this column.
+        distribution: Distribution whose parameters the policy's outputs are.
+        needed: Whether the algorithm learns from the column; otherwise entries that the exploration did not give are
+            NaN.
+    """
+    given: NDArray[Any] | None = rollout.columns.get("logp")
+    if not needed or not rollout.num_rows:
+        if given is None:
+            rollout.columns["logp"] = np.full(rollout.rewards.shape, np.nan, np.float32)
+        return
+    flat = rollout.dist_inputs.reshape(-1, distribution.num_inputs)
+    actions = rollout.actions.reshape(-1, *distribution.action_shape)
+    with torch.inference_mode():
+        logp = distribution.logp(torch.from_numpy(flat), torch.from_numpy(actions)).numpy()
+    logp = logp.reshape(rollout.rewards.shape)
+    rollout.columns["logp"] = logp if given is None else np.where(np.isnan(given), logp, given)
+
+
+def _log_episodes(metrics: MetricsLogger, statistics: EpisodeStatistics, window: int) -> None:
+    """Log the returns, lengths and durations of the episodes that ended; if none ended, only create the keys."""
+    for name, values in (("return", statistics.returns), ("len", statistics.lengths)):
+        for reduce in ("mean", "min", "max"):
+            metrics.log_values(f"episode_{name}_{reduce}", values, reduce=reduce, window=window)
+    metrics.log_values("episode_duration_sec_mean", statistics.durations_s, reduce="mean", window=window)
