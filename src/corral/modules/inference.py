@@ -295,7 +295,7 @@ def numpy_layers(layers: Sequence[nn.Module]) -> Stack | None:
     """Return each linear layer with the activation after it, or `None` if NumPy should not compute the layers."""
     stack: Stack = []
     for layer in layers:
-        if isinstance(layer, nn.Linear) and layer.bias is not None and layer.out_features <= MAX_NUMPY_WIDTH:
+        if type(layer) is nn.Linear and layer.bias is not None and layer.out_features <= MAX_NUMPY_WIDTH:
             stack.append((layer, None))
         elif hasattr(layer, "affine"):
             stack.append((layer, None))
