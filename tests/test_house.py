@@ -20,8 +20,10 @@ ROOMS = tuple(f"corral.{path.name}" for path in sorted(SRC.iterdir()) if path.is
 FORBIDDEN = {
     "algorithms": ("corral.engines", "ray"),  # but for the contract and the holder of an engine; see ALLOWED
     "core": tuple(room for room in ROOMS if room != "corral.core"),
-    "envs": ("corral.learners", "corral.algorithms", "corral.runners"),
-    "episodes": ("corral.learners", "corral.algorithms", "corral.runners", "corral.envs", "corral.callbacks"),
+    "modules": tuple(room for room in ROOMS if room not in ("corral.core", "corral.modules")),
+    "envs": tuple(f"corral.{room}" for room in ("modules", "episodes", "runners", "learners", "algorithms")),
+    "episodes": tuple(room for room in ROOMS if room not in ("corral.core", "corral.episodes")),
+    "engines": tuple(room for room in ROOMS if room != "corral.engines"),
     "runners": ("corral.learners", "corral.algorithms"),
     "learners": ("corral.envs", "corral.algorithms", "corral.runners", "corral.episodes"),
 }

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from corral.core.tree import Tree, map_tree
+from corral.core.tree import Tree, map_tree, space_tree
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
 from corral.modules.distributions import action_distribution
-from corral.modules.networks import space_tree
 
 NESTED = spaces.Dict({"x": spaces.Box(-1, 1, (2,), np.float32), "y": spaces.Tuple((spaces.Discrete(9),))})
 

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral.core.tree import Tree, map_tree
+from corral.core.tree import Tree, map_tree, space_tree
 from corral.exploration import RowDistribution, make_exploration
 from corral.learners.learner_group import LearnerGroup
 from corral.modules.inference import Inference
 from corral.modules.module import DEFAULT_MODULE_ID
-from corral.modules.networks import space_tree
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig

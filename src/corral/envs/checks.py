@@ -11,9 +11,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.tree import Tree, leaves, map_tree, named_leaves
+from corral.core.tree import Tree, leaves, map_tree, named_leaves, space_tree
 from corral.errors import EnvError
-from corral.modules.networks import space_tree
 
 if TYPE_CHECKING:
     from corral.episodes.rollout import Rollout

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from corral.core.tree import Tree
+from corral.core.tree import Tree, space_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.step_timeout import StepTimer, require_signals, sampling
 from corral.envs.sub_envs import (
@@ -26,7 +26,6 @@ from corral.envs.sub_envs import (
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.errors import EnvError, SubEnvError
-from corral.modules.networks import space_tree
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig

@@ -14,13 +14,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from corral.core.tree import space_tree
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
 from corral.envs.checks import check_env, check_spaces, mismatch
 from corral.envs.step_timeout import limited
 from corral.envs.sub_envs import Restarts
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, nearest
-from corral.modules.networks import space_tree
 
 log = logging.getLogger("corral")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,9 @@ from corral.episodes.episode import Notes, SingleAgentEpisode
 from corral.episodes.infos import values_of
 from corral.episodes.step_columns import STANDARD_COLUMNS, ColumnAttribute, StepColumns
 from corral.errors import ColumnError
-from corral.modules.distributions import ActionDistribution
+
+if TYPE_CHECKING:
+    from corral.modules.distributions import ActionDistribution
 
 
 class Rollout(StepColumns):

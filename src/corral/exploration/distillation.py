@@ -11,7 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from corral.core.tree import Tree, leaves, map_tree
+from corral.core.tree import Tree, leaves, map_tree, space_tree
 from corral.exploration.intrinsic import (
     MINIBATCH_ROWS,
     FloatArray,
@@ -24,7 +24,6 @@ from corral.exploration.intrinsic import (
 )
 from corral.exploration.sampling import not_negative
 from corral.modules.module import ModelConfig
-from corral.modules.networks import space_tree
 
 
 class RND(IntrinsicReward):

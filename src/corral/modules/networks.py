@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
-from corral.core.tree import Tree, leaves, map_tree
+from corral.core.tree import Tree, leaves, map_tree, space_tree
 from corral.errors import ConfigError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -174,15 +174,6 @@ class LogStdClamp(nn.Module):
 def num_outputs(parts: nn.ModuleList) -> int:
     """Return the width of the concatenated outputs of the parts."""
     return sum(cast(int, part.num_outputs) for part in parts)
-
-
-def space_tree(space: spaces.Space[Any]) -> Tree:
-    """Return a space as a tree of plain spaces, nested like the observations of the space."""
-    if isinstance(space, spaces.Dict):
-        return {key: space_tree(part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(space_tree(part) for part in space.spaces)
-    return space
 
 
 def _leaf_encoder(space: spaces.Space[Any], filters: ConvFilters | None, activation: str) -> nn.Module:
