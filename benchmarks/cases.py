@@ -275,6 +275,24 @@ CASES = (
         ratio_budgets={"sb3": 2.0},
     ),
     Case(
+        name="q_learning_forms",
+        title="Q-learning in NumPy against autograd",
+        what=(
+            "How many times the updates per second of autograd the NumPy form of DQN's loss takes: a net of 64-64, "
+            "batches of 32, double Q-learning, Adam. Both take turns of 200 updates in one process."
+        ),
+        measure="q_learning_forms",
+        unit="times",
+        value="times",
+        digits=2,
+        higher_is_better=True,
+        systems=("corral",),
+        seconds=6.0,
+        threads=1,
+        floor=2.0,
+        has_ratio=False,
+    ),
+    Case(
         name="sac",
         title="SAC at equal hyperparameters",
         what=(

@@ -5,6 +5,7 @@ from typing import Any
 
 import large_nets
 import measuring
+import q_learning_forms
 import ray_runtime
 import replay_side
 import runner_groups
@@ -147,6 +148,7 @@ if __name__ == "__main__":
             "ppo_images": large_nets.ppo_images,
             "compiled": large_nets.compiled,
             "dqn": dqn,
+            "q_learning_forms": q_learning_forms.numpy_against_autograd,
             "sac": sac_side.sac,
             "sac_limit": sac_side.limit,
             "replay_sampling": replay_side.sampling,
