@@ -198,6 +198,7 @@ class Learner:
                 if settings.after_step is not None:
                     with torch.no_grad():
                         settings.after_step(module, groups)
+                    optimizer.sync()  # it may have frozen parameters, or replaced parameters and gradients
             if settings.stop is not None and self._asks_to_stop(settings.stop, report.epoch_means(), size / sum(sizes)):
                 break
         if self.peers is not None:

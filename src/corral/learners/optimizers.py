@@ -69,7 +69,7 @@ class ModuleOptimizer:
         self._waiting: dict[nn.Parameter, ParameterState] = {}  # state of frozen parameters
         self._bound: list[nn.Parameter] = []  # parameters that are parts of vectors
         self._grads: list[Tensor] = []  # gradients of these parameters
-        self._places: list[int] = []  # memory addresses of these parameters
+        self._places: list[int] = []  # memory addresses of these parameters and gradients
         self._rebuild()
 
     # Following the parameters.
@@ -78,12 +78,12 @@ class ModuleOptimizer:
         """Apply what happened to the parameters since the last call; cheap if nothing happened.
 
         `requires_grad` may have changed, and parameters and gradients may have been replaced by other tensors
-        (`p.data = ...`, `p.grad = None`, `module.zero_grad()`).
+        (`p.data = ...`, `p.grad = None`, `p.grad.data = ...`, `module.zero_grad()`).
         """
         if list(map(_requires_grad, self._all)) != self._requires_grad:
             self._rebuild()
         elif self.is_flat:
-            if list(map(Tensor.data_ptr, self._bound)) != self._places:
+            if self._addresses() != self._places:
                 self._rebuild()
             elif not all(map(is_, map(_grad, self._bound), self._grads)):
                 self._bind_gradients()
@@ -139,7 +139,10 @@ class ModuleOptimizer:
                     self.torch_optimizer.state[vector] = joined
         self._bound = [part for _, parts in self._vectors for part in parts]
         self._grads = [part.grad for part in self._bound if part.grad is not None]
-        self._places = list(map(Tensor.data_ptr, self._bound))
+        self._places = self._addresses()
+
+    def _addresses(self) -> list[int]:
+        return [*map(Tensor.data_ptr, self._bound), *map(Tensor.data_ptr, self._grads)]
 
     def _states(self) -> dict[nn.Parameter, ParameterState]:
         """Return the optimizer state of each parameter that has one, frozen parameters included."""
@@ -213,6 +216,7 @@ class ModuleOptimizer:
             for group in self.torch_optimizer.param_groups:
                 group.update(self._settings)
             return
+        self.sync()  # so that state of parameters that were unfrozen since then is not left out
         states = {
             self._all[index]: {key: value.to(self._all[index].device) for key, value in state.items()}
             for index, state in state_dict["state"].items()
