@@ -202,6 +202,13 @@ def test_clipping(limit: float | None, by: str, one: list[float], other: list[fl
     assert module.unused.grad is None
 
 
+def test_the_norm_of_one_gradient_that_is_not_contiguous() -> None:
+    parameter = nn.Parameter(torch.ones(2, 3).t())
+    parameter.grad = torch.full((2, 3), 2.0).t()
+    assert clip_gradients([parameter], 1.0, "global_norm") == pytest.approx(math.sqrt(24))
+    np.testing.assert_allclose(parameter.grad, np.full((3, 2), 2 / math.sqrt(24)), rtol=1e-6)
+
+
 def test_the_learner_clips_before_it_steps() -> None:
     module = Linear()
     before = weights_of(module)

@@ -259,9 +259,9 @@ class Learner:
     def _show_gradients(self, module_id: str, groups: Collection[str]) -> None:
         """Fire `on_gradients`; gradients that a callback replaced in the dict are copied to the parameters."""
         optimizer = self._optimizers[module_id]
-        stale = {id(p) for name in optimizer.groups if name not in groups for p in optimizer.groups[name]}
+        moving = {id(p) for name in groups for p in optimizer.groups[name]}
         named = self.modules[module_id].named_parameters()
-        gradients = {name: p.grad for name, p in named if p.grad is not None and id(p) not in stale}
+        gradients = {name: p.grad for name, p in named if p.grad is not None and id(p) in moving}
         shown = dict(gradients)
         self._fire("on_gradients", module_id, gradients=shown)
         if shown.keys() != gradients.keys():

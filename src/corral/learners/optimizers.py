@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from corral.errors import ConfigError
+
 # These optimizers treat every entry of a parameter alike, so they can step one vector that holds many parameters.
 ELEMENTWISE_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop)
 # This entry of their state is one number per parameter; all other entries are one number per entry of the parameter.
@@ -54,8 +56,13 @@ class ModuleOptimizer:
         optimizer_class: type[torch.optim.Optimizer],
         optimizer_config: Mapping[str, Any],
     ) -> None:
-        """Make the optimizer, and the vectors if it is elementwise."""
-        self.groups = {name: list(group) for name, group in groups.items()}
+        """Make the optimizer, and the vectors if it is elementwise.
+
+        Raises:
+            ConfigError: A parameter is in two groups.
+        """
+        self.groups = {name: list(dict.fromkeys(group)) for name, group in groups.items()}
+        _check_disjoint(self.groups)
         self.is_flat = optimizer_class in ELEMENTWISE_OPTIMIZERS
         self._settings = optimizer_settings(optimizer_class, optimizer_config)
         params: list[list[nn.Parameter]] = [[] if self.is_flat else group for group in self.groups.values()]
@@ -222,6 +229,15 @@ class ModuleOptimizer:
             for index, state in state_dict["state"].items()
         }
         self._join(states)
+
+
+def _check_disjoint(groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
+    for (name, one), (other_name, other) in itertools.combinations(groups.items(), 2):
+        if shared := sorted(list(parameter.shape) for parameter in {*one} & {*other}):
+            raise ConfigError(
+                f"parameter_groups: the groups {name!r} and {other_name!r} share parameters of shapes {shared}: put "
+                "each parameter in one group."
+            )
 
 
 def optimizer_settings(
