@@ -126,7 +126,7 @@ def test_a_parameter_in_two_groups_is_refused(optimizer: type[torch.optim.Optimi
         def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
             return {"critic": list(self.critic.parameters()), "actor": list(self.parameters())}
 
-    with pytest.raises(ConfigError, match=r"the groups 'critic' and 'actor' share parameters of shapes \[\[1\], \[1, 8"):
+    with pytest.raises(ConfigError, match="the groups 'critic' and 'actor' share parameters of shapes"):
         make_learner(Overlapping(), td3_loss, optimizer)
 
 
