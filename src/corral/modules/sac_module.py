@@ -211,7 +211,7 @@ class SACModule(Module):
         for target, part in self._followed_buffers:  # a forward pass may have assigned new tensors to the buffers
             for name, buffer in part._buffers.items():
                 if buffer is not None:
-                    target._buffers[name].copy_(buffer)
+                    target.get_buffer(name).copy_(buffer)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of `actor`, `critic` and `alpha`."""
