@@ -234,6 +234,18 @@ def test_targets_follow_by_tau() -> None:
         np.testing.assert_allclose(target.detach(), parameter.detach(), rtol=1e-6)
 
 
+def test_targets_follow_buffers_that_are_assigned_again() -> None:
+    module = make_module(BOX)
+    for networks in (module.q, module.target_q):
+        for critic in networks:
+            critic.register_buffer("mean", torch.zeros(2))
+    for number in (1.0, 2.0):
+        for critic in module.q:
+            critic.mean = torch.full((2,), number)
+        module.update_target(0.1)
+        assert all((critic.get_buffer("mean") == number).all() for critic in module.target_q)
+
+
 def test_values_are_those_of_the_most_likely_action() -> None:
     obs = torch.from_numpy(make_batch(BOX)["obs"])
     module = make_module(BOX)

@@ -267,6 +267,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"env": "CartPoll-v1"}, ["CartPoll-v1"]),
     ({"optimizer": "adm"}, ["'adm'", "Did you mean 'adam'"]),
     ({"optimizer": int}, ["optimizer"]),
+    ({"optimizer": torch.optim.LBFGS}, ["LBFGS.step(closure)", "such as Adam"]),
 ]
 
 # Each value out of bounds, and every word that the message of the setter must hold.

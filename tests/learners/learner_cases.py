@@ -62,6 +62,13 @@ def squares(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> 
     return errors.mean(), {"mean_y": batch["y"].mean()}
 
 
+def squares_and_large(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
+    """Report the mean of large `y` first, where there are any."""
+    loss, reported = squares(module, batch, coefficients)
+    large = batch["y"][batch["y"] > 5]
+    return loss, {"large_y": large.mean(), **reported} if len(large) else reported
+
+
 def roots(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
     """The loss is finite, and its gradient is not where `y` is 7: the root's slope at 0 is infinite."""
     values = module.value(batch["obs"])

@@ -152,8 +152,9 @@ def test_frozen_parameters_count_in_no_norm(optimizer: str, by: str) -> None:
         lambda module: module.zero_grad(),
         lambda module: [setattr(p, "grad", torch.full_like(p, 1e3)) for p in module.parameters() if p.requires_grad],
         lambda module: [setattr(p, "data", p.data.clone()) for p in module.parameters()],
+        lambda module: [setattr(p.grad, "data", 9 * p.grad.data) for p in module.parameters() if p.requires_grad],
     ],
-    ids=["zero_grad", "other gradients", "other data"],
+    ids=["zero_grad", "other gradients", "other data", "other data of gradients"],
 )
 def test_what_others_do_between_updates_stops_no_learning(disturb: Any, algorithm: str, optimizer: str) -> None:
     results = []
@@ -185,6 +186,64 @@ def test_a_callback_may_freeze_and_take_gradients_away(optimizer: str) -> None:
     update(learner, regression(9), lr=0.1)
     moved = {name for name, value in module.named_parameters() if not torch.equal(value, before[name])}
     assert moved == {"layers.2.bias", "scale", "rare"}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad"])
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        lambda module: module.zero_grad(),
+        lambda module: [setattr(p, "data", p.data.clone()) for p in module.parameters()],
+        lambda module: module.layers[0].weight.requires_grad_(False),
+    ],
+    ids=["zero_grad", "other data", "frozen"],
+)
+def test_what_happens_between_two_steps_of_an_update_counts_from_the_next_step(disturb: Any, optimizer: str) -> None:
+    """Two steps of one update are the steps of two updates, whatever was done to the parameters between them."""
+    batch, results = regression(8), []
+    for in_one_update in (True, False):
+        module = Net()
+        learner = make_learner(module, squares, *OPTIMIZERS[optimizer])
+        if in_one_update:
+            after_step = lambda module, groups: disturb(module)  # noqa: E731
+            update(learner, batch, lr=0.01, minibatch_size=4, shuffle=False, after_step=after_step)
+        else:
+            for rows in (slice(4), slice(4, 8)):
+                update(learner, {name: column[rows] for name, column in batch.items()}, lr=0.01)
+                disturb(module)
+        results.append(copies(module))
+    for name, value in results[1].items():
+        assert torch.equal(results[0][name], value), name
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_a_callback_may_replace_the_data_of_gradients(optimizer: str) -> None:
+    from corral.callbacks.dispatch import Dispatcher
+
+    def remove(gradients: dict[str, Tensor]) -> None:
+        for gradient in gradients.values():
+            gradient.data = torch.zeros_like(gradient)
+
+    module = Net()
+    callbacks = Dispatcher([], {"on_gradients": [remove]}, "raise")
+    learner = make_learner(module, squares, OPTIMIZERS[optimizer][0], callbacks=callbacks)
+    before = copies(module)
+    update(learner, regression(9), lr=0.1)
+    for name, value in module.named_parameters():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_state_that_is_loaded_right_after_unfreezing_keeps_what_was_learned() -> None:
+    module = Net()
+    learner = make_learner(module, squares)
+    for frozen in ([], ["scale"]):
+        freeze(module, frozen)
+        update(learner, regression(9), lr=0.01)
+    state = learner.get_state()
+    freeze(module, [])
+    learner.set_state(state)
+    update(learner, regression(9), lr=0.01)
+    assert learner.get_state()["optimizers"]["m"]["state"]["state"][0]["step"] == 2  # `scale` is the first parameter
 
 
 def test_a_module_that_is_frozen_as_a_whole_reports_and_stays() -> None:

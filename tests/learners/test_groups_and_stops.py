@@ -23,7 +23,7 @@ from learner_cases import (
     td3_update_at_once,
     update,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from corral.callbacks.dispatch import Dispatcher
 from corral.errors import ConfigError, LossError
@@ -99,6 +99,49 @@ def test_callbacks_get_the_gradients_of_the_groups_that_move() -> None:
     for groups in (None, ["critic"], ["actor"]):
         update(learner, td3_batch(0), lr=0.1, groups=groups)
     assert seen == [{"actor", "critic"}, {"critic"}, {"actor"}]
+
+
+def test_callbacks_get_no_gradients_of_parameters_outside_of_all_groups() -> None:
+    class CriticOnly(DeterministicActorCritic):
+        def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+            return {"critic": list(self.critic.parameters())}
+
+    def loss(module: Any, batch: Any, coefficients: Any) -> Any:
+        losses, reported = td3_loss(module, batch, coefficients)
+        return losses["critic"] + losses["actor"], reported
+
+    seen: list[set[str]] = []
+
+    def note(gradients: dict[str, Tensor]) -> None:
+        seen.append({name.partition(".")[0] for name in gradients})
+
+    learner = make_learner(CriticOnly(), loss, callbacks=Dispatcher([], {"on_gradients": [note]}, "raise"))
+    update(learner, td3_batch(0), lr=0.1)
+    assert seen == [{"critic"}]
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.NAdam])
+def test_a_parameter_in_two_groups_is_refused(optimizer: type[torch.optim.Optimizer]) -> None:
+    class Overlapping(DeterministicActorCritic):
+        def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+            return {"critic": list(self.critic.parameters()), "actor": list(self.parameters())}
+
+    with pytest.raises(ConfigError, match="the groups 'critic' and 'actor' share parameters of shapes"):
+        make_learner(Overlapping(), td3_loss, optimizer)
+
+
+def test_a_parameter_that_a_group_names_twice_is_stepped_once() -> None:
+    class Twice(DeterministicActorCritic):
+        def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+            return {name: 2 * group for name, group in super().parameter_groups().items()}
+
+    results = []
+    for make in (Twice, DeterministicActorCritic):
+        module = make()
+        results.append(update(make_learner(module, td3_loss), td3_batch(0), lr=0.1, grad_clip=0.01))
+        results[-1] |= copies(module)
+    for name, value in results[1].items():
+        torch.testing.assert_close(torch.as_tensor(results[0][name]), torch.as_tensor(value))
 
 
 def test_a_loss_that_is_not_finite_is_refused_in_any_group() -> None:

@@ -181,6 +181,42 @@ class Two(nn.Module):
         self.one.grad, self.other.grad = torch.tensor([3.0, -4.0]), torch.tensor([12.0])
 
 
+class Centered(Linear):
+    """Subtracts a running mean of the observations, which every training step assigns as a new tensor."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+
+    def value(self, obs: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * obs.mean(0)
+        return super().value(obs - self.mean)
+
+
+class Rounded(Linear):
+    """Sends copies of its weights to the runners."""
+
+    def acting_weights(self) -> dict[str, Tensor]:
+        return {name: value.half().float() for name, value in self.state_dict().items()}
+
+
+@pytest.mark.parametrize("make", [Linear, Centered, Rounded])
+def test_runners_get_the_weights_and_buffers_after_each_update(make: type[Linear]) -> None:
+    module = make()
+    learner = make_learner(module, squares)
+    seen = []
+    for _ in range(3):
+        weights = learner.get_acting_weights()["m"]
+        seen.append(np.concatenate([value.copy().ravel() for value in weights.values()]))
+        for name, value in module.acting_weights().items():
+            np.testing.assert_array_equal(weights[name], value)
+        update(learner, regression(8), lr=0.1)
+    assert not np.array_equal(seen[0], seen[1]) and not np.array_equal(seen[1], seen[2])
+
+
 @pytest.mark.parametrize(
     ("limit", "by", "one", "other"),
     [
@@ -200,6 +236,13 @@ def test_clipping(limit: float | None, by: str, one: list[float], other: list[fl
     np.testing.assert_allclose(module.one.grad, one, rtol=1e-5)
     np.testing.assert_allclose(module.other.grad, other, rtol=1e-5)
     assert module.unused.grad is None
+
+
+def test_the_norm_of_one_gradient_that_is_not_contiguous() -> None:
+    parameter = nn.Parameter(torch.ones(2, 3).t())
+    parameter.grad = torch.full((2, 3), 2.0).t()
+    assert clip_gradients([parameter], 1.0, "global_norm") == pytest.approx(math.sqrt(24))
+    np.testing.assert_allclose(parameter.grad, np.full((3, 2), 2 / math.sqrt(24)), rtol=1e-6)
 
 
 def test_the_learner_clips_before_it_steps() -> None:

@@ -38,6 +38,7 @@ from learner_cases import (
     rebuild,
     regression,
     roots,
+    squares_and_large,
     td3_batch,
     td3_loss,
     td3_reference,
@@ -316,6 +317,14 @@ def test_all_learners_stop_after_the_same_epoch(build: Build, limit: float, num_
     assert (results["num_epochs"], results["mean_y"]) == (num_epochs, pytest.approx(5))
     first, second = group._call_all(weights_of)
     assert_same_weights(first, second, 0)
+
+
+@pytest.mark.parametrize(("limit", "num_epochs"), [(10.0, 1), (12.0, 3)])
+def test_a_stop_gets_scalars_that_only_some_learners_report(build: Build, limit: float, num_epochs: int) -> None:
+    group, batch = build(MakeLearner(2, squares_and_large)), regression(8)
+    batch["y"] = np.where(np.arange(8) < 4, 0.0, 11.0).astype(np.float32)
+    results = update(group, batch, lr=0.01, num_epochs=3, stop=StopAbove("large_y", limit))
+    assert (results["num_epochs"], results["large_y"]) == (num_epochs, pytest.approx(11))
 
 
 @pytest.mark.parametrize(

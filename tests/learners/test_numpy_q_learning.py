@@ -383,6 +383,34 @@ class TestParameters:
         assert len(numpy_steps) == 1
         assert_equal_weights(learners[0].modules["p"], learners[1].modules["p"])
 
+    def test_other_trainable_parameters_are_left_to_autograd(self, numpy_steps: list[Module]) -> None:
+        """Their gradients are cleared in each update; here a callback adds weight decay to all gradients."""
+
+        def decay(gradients: dict[str, Tensor], policy: Module) -> None:
+            for name, parameter in policy.named_parameters():
+                if name in gradients:
+                    gradients[name].add_(0.1 * parameter.detach())
+
+        callbacks = Dispatcher([], {"on_gradients": [decay]})
+        module, _ = train_both(
+            lambda module: module.target_q.requires_grad_(True),
+            lr=0.1,
+            optimizer_class=torch.optim.SGD,
+            callbacks=callbacks,
+        )
+        assert numpy_steps == [module] * 3
+
+    def test_a_layer_that_registers_its_bias_first(self, numpy_steps: list[Module]) -> None:
+        modules = [make_module() for _ in range(2)]
+        for module, loss in zip(modules, (dqn(), autograd_only), strict=True):
+            layer = module.q.encoder.mlp[0]
+            weight = layer.weight.detach().clone()
+            del layer.weight
+            layer.weight = nn.Parameter(weight)
+            update(make_learner(module, loss), make_batch(), lr=0.01)
+        assert numpy_steps == [modules[0]]
+        assert_equal_weights(*modules)
+
 
 class Doubled(nn.Linear):
     def forward(self, features: Tensor) -> Tensor:

@@ -154,7 +154,7 @@ def optimizer_class(setting: Any) -> Any:
     """Return the optimizer class of the setting `optimizer`.
 
     Raises:
-        ConfigError: It names none.
+        ConfigError: It names none, or an optimizer that learners cannot step.
     """
     import torch
 
@@ -164,6 +164,12 @@ def optimizer_class(setting: Any) -> Any:
         except ConfigError as error:
             raise ConfigError(f"optimizer: {error}.") from error
     if inspect.isclass(setting) and issubclass(setting, torch.optim.Optimizer):
+        closure = inspect.signature(setting.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"optimizer: {setting.__name__}.step(closure) computes the loss several times per step, and a learner "
+                "computes it once: use an optimizer whose step() needs no closure, such as Adam."
+            )
         return setting
     if not isinstance(setting, str) or setting.lower() not in OPTIMIZERS:
         raise ConfigError(f"optimizer={setting!r} is not one. {nearest(str(setting), OPTIMIZERS)}")

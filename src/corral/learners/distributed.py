@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -85,17 +85,25 @@ class Peers:
         rows: list[list[int]] = table.tolist()
         return rows
 
-    def average_numbers(self, numbers: Sequence[float], weight: float) -> list[float]:
-        """Return the weighted sums of numbers over all learners, the same in all of them.
+    def average_scalars(self, scalars: Mapping[str, float], size: int) -> dict[str, float]:
+        """Return means over the rows of all learners, the same in all of them.
 
         Args:
-            numbers: Numbers of this learner, the same count in all learners.
-            weight: Weight of this learner's numbers; the weights of all learners sum to 1.
+            scalars: Means over the rows of this learner. A name that only some learners have is averaged over these.
+            size: Number of rows of this learner.
         """
-        sums = torch.tensor(numbers, dtype=torch.float64, device=self._device) * weight
-        _exchange(dist.all_reduce, sums)
-        means: list[float] = sums.tolist()
+        told = self._gather_objects((dict(scalars), size))
+        means = {}
+        for name in dict.fromkeys(name for theirs, _ in told for name in theirs):
+            values, sizes = zip(*((theirs[name], rows) for theirs, rows in told if name in theirs), strict=True)
+            means[name] = sum(value * rows for value, rows in zip(values, sizes, strict=True)) / sum(sizes)
         return means
+
+    def _gather_objects(self, own: Any) -> list[Any]:
+        """Return an object of every learner, by rank."""
+        objects: list[Any] = [None] * self.num_learners
+        _exchange(dist.all_gather_object, objects, own)
+        return objects
 
     def average(self, parameters: Sequence[nn.Parameter], weight: float, has_problem: bool) -> bool:
         """Replace each gradient by the weighted sum of the learners' gradients, in one exchange per dtype.
@@ -138,8 +146,7 @@ class Peers:
 
     def problems(self, error: LossError) -> LossError:
         """Return the error of the learners whose loss or gradients are not finite, the same in all learners."""
-        texts: list[str | None] = [None] * self.num_learners
-        _exchange(dist.all_gather_object, texts, str(error) if self._has_problem else None)
+        texts = self._gather_objects(str(error) if self._has_problem else None)
         told = [f"learner {rank}: {text}" for rank, text in enumerate(texts, 1) if text is not None]
         return LossError("\n".join(told)) if told else error
 

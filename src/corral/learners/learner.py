@@ -198,7 +198,8 @@ class Learner:
                 if settings.after_step is not None:
                     with torch.no_grad():
                         settings.after_step(module, groups)
-            if settings.stop is not None and self._asks_to_stop(settings.stop, report.epoch_means(), size / sum(sizes)):
+                    optimizer.sync()  # it may have frozen parameters, or replaced parameters and gradients
+            if settings.stop is not None and self._asks_to_stop(settings.stop, report.epoch_means(), size):
                 break
         if self.peers is not None:
             self.peers.copy_buffers(module)
@@ -223,12 +224,11 @@ class Learner:
         fast = fast_form(loss, self.modules[module_id], optimizer, batch) if num_gradient_steps == 1 else None
         return (loss, map_tree(self._to_device, batch)) if fast is None else (fast, batch)
 
-    def _asks_to_stop(self, stop: Stop, means: Mapping[str, float], weight: float) -> bool:
+    def _asks_to_stop(self, stop: Stop, means: Mapping[str, float], size: int) -> bool:
         """Return whether `stop` ends the epochs; with several learners, all of them get the first one's answer."""
         if self.peers is None:
             return stop(means)
-        means = dict(zip(means, self.peers.average_numbers(list(means.values()), weight), strict=True))
-        [answers] = self.peers.gather(int(stop(means)))
+        [answers] = self.peers.gather(int(stop(self.peers.average_scalars(means, size))))
         return bool(answers[0])
 
     def _compute_gradients(
@@ -258,9 +258,9 @@ class Learner:
     def _show_gradients(self, module_id: str, groups: Collection[str]) -> None:
         """Fire `on_gradients`; gradients that a callback replaced in the dict are copied to the parameters."""
         optimizer = self._optimizers[module_id]
-        stale = {id(p) for name in optimizer.groups if name not in groups for p in optimizer.groups[name]}
+        moving = {id(p) for name in groups for p in optimizer.groups[name]}
         named = self.modules[module_id].named_parameters()
-        gradients = {name: p.grad for name, p in named if p.grad is not None and id(p) not in stale}
+        gradients = {name: p.grad for name, p in named if p.grad is not None and id(p) in moving}
         shown = dict(gradients)
         self._fire("on_gradients", module_id, gradients=shown)
         if shown.keys() != gradients.keys():

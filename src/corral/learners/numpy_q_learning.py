@@ -150,6 +150,8 @@ class NumpyNetworks:
         vectors = _stepped(optimizer)
         if not all(map(_is_plain, owned)) or not all(_is_bound(parameter, vectors) for parameter in parameters):
             return None
+        if sum(vector.numel() for vector in vectors) != sum(parameter.numel() for parameter in parameters):
+            return None  # `backward` would leave old gradients in what else the optimizer steps
         networks = cls(stack, target_stack, parts, optimizer)
         return networks if networks.is_current(parts, optimizer) else None
 
@@ -207,7 +209,7 @@ def _arrays(stack: Stack) -> list[Layer]:
 
 
 def _layer_parameters(stack: Stack) -> list[nn.Parameter]:
-    return [parameter for layer, _ in stack for parameter in layer.parameters()]
+    return [cast(nn.Parameter, parameter) for layer, _ in stack for parameter in (layer.weight, layer.bias)]
 
 
 def _owned_parameters(parts: Iterable[nn.Module]) -> list[Any]:

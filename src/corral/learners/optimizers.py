@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from corral.errors import ConfigError
+
 # These optimizers treat every entry of a parameter alike, so they can step one vector that holds many parameters.
 ELEMENTWISE_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop)
 # This entry of their state is one number per parameter; all other entries are one number per entry of the parameter.
@@ -54,8 +56,13 @@ class ModuleOptimizer:
         optimizer_class: type[torch.optim.Optimizer],
         optimizer_config: Mapping[str, Any],
     ) -> None:
-        """Make the optimizer, and the vectors if it is elementwise."""
-        self.groups = {name: list(group) for name, group in groups.items()}
+        """Make the optimizer, and the vectors if it is elementwise.
+
+        Raises:
+            ConfigError: A parameter is in two groups.
+        """
+        self.groups = {name: list(dict.fromkeys(group)) for name, group in groups.items()}
+        _check_disjoint(self.groups)
         self.is_flat = optimizer_class in ELEMENTWISE_OPTIMIZERS
         self._settings = optimizer_settings(optimizer_class, optimizer_config)
         params: list[list[nn.Parameter]] = [[] if self.is_flat else group for group in self.groups.values()]
@@ -69,7 +76,7 @@ class ModuleOptimizer:
         self._waiting: dict[nn.Parameter, ParameterState] = {}  # state of frozen parameters
         self._bound: list[nn.Parameter] = []  # parameters that are parts of vectors
         self._grads: list[Tensor] = []  # gradients of these parameters
-        self._places: list[int] = []  # memory addresses of these parameters
+        self._places: list[int] = []  # memory addresses of these parameters and gradients
         self._rebuild()
 
     # Following the parameters.
@@ -78,12 +85,12 @@ class ModuleOptimizer:
         """Apply what happened to the parameters since the last call; cheap if nothing happened.
 
         `requires_grad` may have changed, and parameters and gradients may have been replaced by other tensors
-        (`p.data = ...`, `p.grad = None`, `module.zero_grad()`).
+        (`p.data = ...`, `p.grad = None`, `p.grad.data = ...`, `module.zero_grad()`).
         """
         if list(map(_requires_grad, self._all)) != self._requires_grad:
             self._rebuild()
         elif self.is_flat:
-            if list(map(Tensor.data_ptr, self._bound)) != self._places:
+            if self._addresses() != self._places:
                 self._rebuild()
             elif not all(map(is_, map(_grad, self._bound), self._grads)):
                 self._bind_gradients()
@@ -139,7 +146,10 @@ class ModuleOptimizer:
                     self.torch_optimizer.state[vector] = joined
         self._bound = [part for _, parts in self._vectors for part in parts]
         self._grads = [part.grad for part in self._bound if part.grad is not None]
-        self._places = list(map(Tensor.data_ptr, self._bound))
+        self._places = self._addresses()
+
+    def _addresses(self) -> list[int]:
+        return [*map(Tensor.data_ptr, self._bound), *map(Tensor.data_ptr, self._grads)]
 
     def _states(self) -> dict[nn.Parameter, ParameterState]:
         """Return the optimizer state of each parameter that has one, frozen parameters included."""
@@ -213,11 +223,21 @@ class ModuleOptimizer:
             for group in self.torch_optimizer.param_groups:
                 group.update(self._settings)
             return
+        self.sync()  # so that state of parameters that were unfrozen since then is not left out
         states = {
             self._all[index]: {key: value.to(self._all[index].device) for key, value in state.items()}
             for index, state in state_dict["state"].items()
         }
         self._join(states)
+
+
+def _check_disjoint(groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
+    for (name, one), (other_name, other) in itertools.combinations(groups.items(), 2):
+        if shared := sorted(list(parameter.shape) for parameter in {*one} & {*other}):
+            raise ConfigError(
+                f"parameter_groups: the groups {name!r} and {other_name!r} share parameters of shapes {shared}: put "
+                "each parameter in one group."
+            )
 
 
 def optimizer_settings(

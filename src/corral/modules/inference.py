@@ -136,24 +136,25 @@ class ActingWeights:
     """The weights of a module that runners need to act, by name: views on the CPU, copies from other devices.
 
     Collecting a module's `state_dict` takes longer than copying the weights of a small net, so it is done again only
-    when a parameter has moved in memory.
+    when a parameter or buffer has moved in memory or was replaced, or if the weights are not the module's own memory.
     """
 
     def __init__(self, module: Module) -> None:
         """Keep the module."""
         self._module = module
-        self._parameters = list(module.parameters())
+        self._tensors = [held for part in module.modules() for held in (part._parameters, part._buffers) if held]
         self._arrays: dict[str, NDArray[Any]] = {}
         self._places: list[int] = []
 
     def get(self) -> dict[str, NDArray[Any]]:
         """Return the arrays; copy views before the next update. The dict may be kept."""
-        places = [parameter.data_ptr() for parameter in self._parameters]
+        places = [tensor.data_ptr() for held in self._tensors for tensor in held.values() if tensor is not None]
         if places != self._places:
             weights = self._module.acting_weights()
             self._arrays = {name: value.detach().cpu().numpy() for name, value in weights.items()}
-            on_cpu = all(value.device.type == "cpu" for value in weights.values())
-            self._places = places if on_cpu else []
+            own = set(places)
+            are_views = all(value.device.type == "cpu" and value.data_ptr() in own for value in weights.values())
+            self._places = places if are_views else []
         return dict(self._arrays)
 
 

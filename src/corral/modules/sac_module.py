@@ -127,7 +127,7 @@ class SACModule(Module):
         self.q = nn.ModuleList(self.make_critic() for _ in range(num_critics))
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
-        self._followed: list[tuple[list[Any], list[Any]]] | None = None
+        self._followed: tuple[list[Any], list[Any]] | None = None
 
     # Methods that a subclass may define.
 
@@ -204,14 +204,14 @@ class SACModule(Module):
     def update_target(self, tau: float) -> None:
         """Move the target critics towards the critics by a fraction `tau`; 1 copies the critics."""
         if self._followed is None:  # to find them takes longer than to move them
-            self._followed = [
-                (list(self.target_q.parameters()), list(self.q.parameters())),
-                (list(self.target_q.buffers()), list(self.q.buffers())),
-            ]
-        (targets, parameters), (target_buffers, buffers) = self._followed
-        torch._foreach_lerp_(targets, parameters, tau)
-        for target, buffer in zip(target_buffers, buffers, strict=True):
-            target.copy_(buffer)
+            self._followed = list(self.target_q.parameters()), list(self.q.parameters())
+            parts = zip(self.target_q.modules(), self.q.modules(), strict=True)
+            self._followed_buffers = [(target, part) for target, part in parts if part._buffers]
+        torch._foreach_lerp_(*self._followed, tau)
+        for target, part in self._followed_buffers:  # a forward pass may have assigned new tensors to the buffers
+            for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    target.get_buffer(name).copy_(buffer)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of `actor`, `critic` and `alpha`."""
