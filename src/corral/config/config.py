@@ -160,10 +160,10 @@ class AlgorithmConfig(
         """Add code to run at events; each call adds to the earlier ones.
 
         Args:
-            callbacks_class: A `Callback` subclass or instance, the import path of one, or a list of them; `None` removes
-                all earlier callbacks.
-            **functions: By event name, a callable, its import path, or a list of them. Callables take any subset of the event's
-                arguments by name. Classes run first, in list order, then callables, in list order.
+            callbacks_class: A `Callback` subclass or instance, its import path, or a list of them; `None` removes all
+                earlier callbacks.
+            **functions: By event name, a callable, its import path, or a list of them. Callables take any subset of the
+                event's arguments by name. Classes run first, in list order, then callables, in list order.
             on_error: See `CallbacksSettings`.
 
         Raises:
