@@ -70,7 +70,7 @@ class CheckpointError(CorralError, ValueError):
     """A checkpoint cannot be written, or is missing, damaged, or of another algorithm; the message names the file."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str]) -> str:
     """Return a sentence with the nearest known name, or with all of them if none is near.
 
     Args:
@@ -82,16 +82,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {close!r}?" if close is not None else f"Known names: {', '.join(names)}."
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str | None:
+def nearest_name(name: object, known: Iterable[str]) -> str | None:
     """Return the known name that a user most likely meant, or `None` if none is near.
 
     A name is near if it differs in one letter, in a third of its letters if it is longer, or in a missing end. The last
     part of a path counts too: `episode_return_mean` finds `env_runners/episode_return_mean`.
 
     Args:
-        name: What the user wrote.
+        name: What the user wrote. A file may hold another key than a string, to which no name is near.
         known: The names that would have been right.
     """
+    if not isinstance(name, str):
+        return None
     found = []
     for full in known:
         for is_part, written, meant in ((False, name, full), (True, _last_part(name), _last_part(full))):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -76,6 +77,13 @@ def test_unknown_names_raise_at_the_call_with_a_hint(setter: str, name: str, mes
         ("gamma", None),
         ("gamma", float("nan")),
         ("num_epochs", 2.5),
+        ("num_epochs", True),
+        ("gamma", True),
+        ("lr", True),
+        ("lr", [[0, True]]),
+        ("rollout_fragment_length", True),
+        ("minibatch_size", np.True_),
+        ("custom_resources_per_env_runner", {"slot": True}),
         ("minibatch_size", "many"),
         ("vectorization", "Sync"),
         ("rollout_fragment_length", "automatic"),
@@ -208,6 +216,9 @@ def test_a_part_of_a_dictionary_leaves_the_defaults() -> None:
         ({"training": {"lrr": 1}}, "unknown setting 'lrr'"),
         ({"training": 3}, "group 'training' must hold settings"),
         ({"algo": "DQN"}, "'DQN'"),
+        ({1: {}}, r"unknown group 1\. Known names: "),
+        ({"training": {1: 2}}, r"unknown setting 1\. It takes lr"),
+        ({"environment": {"wrappers": [".mine:Wrapper"]}}, r"'\.mine:Wrapper' is not an import path such as"),
     ],
 )
 def test_wrong_dictionaries(given_dict: dict[str, Any], message: str) -> None:
@@ -403,6 +414,34 @@ def test_classes_and_functions_may_be_import_paths() -> None:
     for value in (Counting, Counting(), print, lambda: None):
         config.callbacks_class = [value]
         assert config.callbacks_class == [value]
+
+
+def test_the_setter_of_callbacks_takes_import_paths() -> None:
+    path, function = f"{__name__}:Counting", f"{__name__}:count"
+    config = PPOConfig().callbacks(path, on_train_result=function)
+    assert (config.callbacks_class, config.callback_functions) == ([Counting], {"on_train_result": [count]})
+    config.callbacks([path, Counting], on_train_result=[function, count])
+    assert config.callbacks_class == [Counting] * 3
+    assert config.callback_functions == {"on_train_result": [count] * 3}
+    with pytest.raises(ConfigError, match=r"callbacks_class=.*Nobody"):
+        config.callbacks(f"{__name__}:Nobody")
+
+
+@pytest.mark.parametrize("env", [".mine:Env", ":Env"])
+def test_an_env_of_a_relative_module_is_refused(env: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not an import path such as 'package\.module:Name'"):
+        PPOConfig().environment(env).validate()
+
+
+def test_none_given_to_a_setter_is_a_value() -> None:
+    config = PPOConfig().environment("CartPole-v1").rl_module(ActorCritic)
+    assert config.rl_module(model_config={}).environment(disable_env_checking=True).module_class is ActorCritic
+    assert config.rl_module(module_class=None).module_class is None
+    assert config.environment(None).env is None
+    with pytest.raises(ConfigError, match="engine_name=None must be"):
+        config.engine(engine_name=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="on_error=None must be"):
+        config.callbacks(on_error=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", ["nowhere:Counting", f"{__name__}:Nobody"])

@@ -19,7 +19,7 @@ import pytest
 from corral import DQNConfig, PPOConfig
 from corral.engines.lazy import LazyEngine
 from corral.episodes.rollout import Rollout
-from corral.errors import ConfigError, SerializationError, WeightsError
+from corral.errors import ConfigError, CorralError, SerializationError, WeightsError
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
 from corral.runners.requests import SampleRequest
@@ -349,6 +349,22 @@ def test_an_unknown_part_changes_nothing_in_the_embedded_runner() -> None:
             algo.env_runner_group.sync_weights({"modules": {"default_policy": zeros}, "filter": {}}, 99)
         assert runner.weights_version == version
         assert (runner.module.state_dict()["policy_head.weight"] == weights).all()
+
+
+@pytest.mark.parametrize(("engine", "num_env_runners"), [("local", 0), ("local", 2), ("process", 2)])
+def test_a_stopped_group_starts_nothing(engine: str, num_env_runners: int) -> None:
+    with config(engine).copy(num_env_runners=num_env_runners).build() as algo:
+        group = algo.env_runner_group
+    request = SampleRequest(num_timesteps=4)
+    for use in (
+        lambda: group.sample(request, Timers()),
+        lambda: group.sample_async(request),
+        group.restore_runners,
+        lambda: algo.sample(4),
+    ):
+        with pytest.raises(CorralError, match=r"were stopped, and their envs are closed: build\(\) another algorithm"):
+            use()
+    assert group.num_remote_worker_restarts == 0 and not algo.engine.is_made
 
 
 def test_the_keys_of_the_costs_are_there_with_the_embedded_runner_too() -> None:

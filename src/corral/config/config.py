@@ -98,7 +98,10 @@ class AlgorithmConfig(
     # Setters. Each takes the settings of its group by name; the dataclass of the group documents them. The types of the
     # settings are in `corral.config.setter_types`, which is generated from these dataclasses.
 
-    def environment(self, env: Any = None, **settings: Unpack[EnvironmentArgs]) -> Self:
+    # The default of arguments for which `None` is a value.
+    _NOT_GIVEN: typing.ClassVar[Any] = object()
+
+    def environment(self, env: Any = _NOT_GIVEN, **settings: Unpack[EnvironmentArgs]) -> Self:
         """Set the env and how it is made; see `EnvironmentSettings`."""
         return self._set("environment", _with_main("env", env, settings))
 
@@ -121,7 +124,7 @@ class AlgorithmConfig(
         """Set how to explore, and with `explore` whether to explore; see `ExplorationSettings`."""
         return self._set("exploration", settings)
 
-    def rl_module(self, module_class: Any = None, **settings: Unpack[RLModuleArgs]) -> Self:
+    def rl_module(self, module_class: Any = _NOT_GIVEN, **settings: Unpack[RLModuleArgs]) -> Self:
         """Set the network; see `RLModuleSettings`."""
         return self._set("rl_module", _with_main("module_class", module_class, settings))
 
@@ -146,43 +149,47 @@ class AlgorithmConfig(
         return self._set("debugging", settings)
 
     def engine(
-        self, engine_name: Literal["auto", "local", "process", "ray"] | None = None, **settings: Unpack[EngineArgs]
+        self, engine_name: Literal["auto", "local", "process", "ray"] = _NOT_GIVEN, **settings: Unpack[EngineArgs]
     ) -> Self:
         """Set where runners and learners run; see `EngineSettings`."""
         return self._set("engine", _with_main("engine_name", engine_name, settings))
 
-    _NOT_GIVEN: typing.ClassVar[object] = object()
-
     def callbacks(
-        self, callbacks_class: Any = _NOT_GIVEN, *, on_error: Literal["raise", "log"] | None = None, **functions: Any
+        self, callbacks_class: Any = _NOT_GIVEN, *, on_error: Literal["raise", "log"] = _NOT_GIVEN, **functions: Any
     ) -> Self:
         """Add code to run at events; each call adds to the earlier ones.
 
         Args:
-            callbacks_class: A `Callback` subclass or instance, or a list of them; `None` removes all earlier callbacks.
-            **functions: By event name, a callable or a list of callables, which take any subset of the event's
-                arguments by name. Classes run first, in list order, then callables, in list order.
+            callbacks_class: A `Callback` subclass or instance, its import path, or a list of them; `None` removes all
+                earlier callbacks.
+            **functions: By event name, a callable, its import path, or a list of them. Callables take any subset of the
+                event's arguments by name. Classes run first, in list order, then callables, in list order.
             on_error: See `CallbacksSettings`.
 
         Raises:
-            ConfigError: An event is unknown, something is not callable, or a callable takes an argument that its
-                event does not have.
+            ConfigError: An event is unknown, something is not callable or cannot be imported, or a callable takes an
+                argument that its event does not have.
         """
         from corral.callbacks.dispatch import check_callbacks, single
+
+        added = [] if callbacks_class is None or callbacks_class is self._NOT_GIVEN else _listed(callbacks_class)
+        added = _checked(type(self), "callbacks_class", added)
+        functions = _checked(
+            type(self), "callback_functions", {name: _listed(given) for name, given in functions.items()}
+        )
 
         classes = list(self.callbacks_class)
         by_event = {name: list(callables) for name, callables in self.callback_functions.items()}
         if callbacks_class is None:
             classes, by_event = [], {}
-        elif callbacks_class is not self._NOT_GIVEN:
-            for entry in callbacks_class if isinstance(callbacks_class, (list, tuple)) else [callbacks_class]:
-                unfolded = list(single([entry]))  # so that a file names the classes of make_multi_callbacks
-                classes += [entry] if any(part is entry for part in unfolded) else unfolded
+        for entry in added:
+            unfolded = list(single([entry]))  # so that a file names the classes of make_multi_callbacks
+            classes += [entry] if any(part is entry for part in unfolded) else unfolded
         for name, given in functions.items():
-            by_event.setdefault(name, []).extend(given if isinstance(given, (list, tuple)) else [given])
+            by_event.setdefault(name, []).extend(given)
         check_callbacks(classes, by_event)
         self.callbacks_class, self.callback_functions = classes, by_event
-        if on_error is not None:
+        if on_error is not self._NOT_GIVEN:
             self.on_error = on_error
         return self
 
@@ -398,7 +405,11 @@ class AlgorithmConfig(
 
 def _with_main(name: str, value: Any, settings: Mapping[str, object]) -> Mapping[str, object]:
     """Return the settings with the setting that was given without its name."""
-    return settings if value is None else {name: value, **settings}
+    return settings if value is AlgorithmConfig._NOT_GIVEN else {name: value, **settings}
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _check_subclass(cls: type) -> None:

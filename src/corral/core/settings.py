@@ -9,13 +9,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import operator
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
+import numpy as np
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticKnownError
 
 from corral.core.schedules import Schedule, schedule_problem
 from corral.errors import ConfigError, nearest, nearest_name
@@ -35,7 +38,7 @@ def import_path(path: str) -> Any:
     module_name, separator, qualname = path.strip().partition(":")
     if not separator:
         module_name, _, qualname = path.strip().rpartition(".")
-    if not module_name or not qualname:
+    if not module_name or not qualname or module_name.startswith("."):
         raise ConfigError(f"{path!r} is not an import path such as 'package.module:Name'")
     try:
         found: Any = importlib.import_module(module_name)
@@ -210,7 +213,31 @@ def _adapter(owner: type, name: str) -> TypeAdapter[Any] | None:
     hint = setting_types(owner)[name]
     if hint is Any:
         return None
-    return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
+    return TypeAdapter(_without_bools(hint), config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
+
+
+def _without_bools(hint: Any) -> Any:
+    """Return the type with the numbers in it refusing bools, which pydantic takes for 1 and 0."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    base, *marks = arguments if origin is Annotated else (hint,)
+    if base is int or base is float:  # the last mark is asked first
+        return Annotated[(base, *marks, BeforeValidator(_refuse_bool_for_int if base is int else _refuse_bool))]
+    if origin is Annotated:
+        return Annotated[(_without_bools(base), *marks)]
+    if is_union(hint):
+        return functools.reduce(operator.or_, map(_without_bools, arguments))
+    if origin in (list, tuple, dict):
+        return origin[tuple(map(_without_bools, arguments))]
+    return hint
+
+
+def _refuse_bool(value: Any, kind: Literal["int_type", "float_type"] = "float_type") -> Any:
+    if isinstance(value, (bool, np.bool_)):
+        raise PydanticKnownError(kind)
+    return value
+
+
+_refuse_bool_for_int = functools.partial(_refuse_bool, kind="int_type")
 
 
 @functools.cache

@@ -73,6 +73,8 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
         raise ConfigError(f"environment: env must be an id, a class or a factory, got {type(env).__name__} {env!r}.")
     module_name, _, attribute = env.partition(":")
     if attribute:
+        if not module_name or module_name.startswith("."):
+            raise ConfigError(f"environment: env {env!r} is not an import path such as 'package.module:Name'.")
         try:
             module = importlib.import_module(module_name)  # may register ids: "my_package:MyEnv-v0"
         except ImportError as error:

@@ -76,6 +76,7 @@ class EnvRunnerGroup:
         self._weights_bytes = 0
         self._logged: list[tuple[Parts, dict[str, float]]] = []  # what came with fragments: metrics and seconds
         self._calls: dict[Future[Any], int] = {}  # of foreach_env_runner_async, with the runner's index
+        self._stopped = False
         indices = range(1, config.num_env_runners + 1)
         self._runners = {index: RemoteRunner(index, config, engine, module_spec) for index in indices}
         try:
@@ -190,12 +191,21 @@ class EnvRunnerGroup:
 
         Returns:
             Indices of the runners that became ready; `on_recreated` was called with them.
+
+        Raises:
+            CorralError: The group was stopped.
         """
+        self._check_running()
         restarted = [runner.index for runner in self._runners.values() if self._continue_restart(runner)]
         if restarted:
             log.info("Ready again: env runners %s.", restarted)
             self.on_recreated(restarted)
         return restarted
+
+    def _check_running(self) -> None:
+        """Refuse to sample or to restart runners after `stop`, because nobody would end the new workers."""
+        if self._stopped:
+            raise CorralError("these env runners were stopped, and their envs are closed: build() another algorithm.")
 
     def _continue_restart(self, runner: RemoteRunner) -> bool:
         """Take the next step of restarting a runner, if it failed; return whether it became ready."""
@@ -233,8 +243,10 @@ class EnvRunnerGroup:
             timers: Timers that count how long this process waits for runners of the engine.
 
         Raises:
+            CorralError: The group was stopped.
             Exception: What a runner raised, unless the settings of fault tolerance let the run continue.
         """
+        self._check_running()
         if self.local_env_runner is not None:
             return [self.local_env_runner.collect(request)]
         timestep = self._timestep_of(request)
@@ -520,7 +532,8 @@ class EnvRunnerGroup:
         return results
 
     def stop(self) -> None:
-        """Close all envs and end all workers."""
+        """Close all envs and end all workers. Nothing can be sampled afterwards."""
+        self._stopped = True
         if self.local_env_runner is not None:
             self.local_env_runner.stop()
         runners = [runner for runner in self._runners.values() if hasattr(runner, "handle")]
