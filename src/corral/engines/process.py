@@ -1,8 +1,8 @@
 """The process engine: each worker runs in its own process on this machine.
 
 Each process starts a new interpreter. It is not forked, because torch's threads and locks do not survive a fork. It
-does not import the main module again, so a script needs no `if __name__ == "__main__"`. Each handle has a thread, in the
-process that made the handle, that sends one call at a time and waits for the answer.
+does not import the main module again, so a script needs no `if __name__ == "__main__"`. The process that starts workers
+has a thread per handle, which sends one call at a time and waits for the answer.
 """
 
 from __future__ import annotations

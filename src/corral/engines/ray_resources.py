@@ -31,7 +31,7 @@ def require(resources: Sequence[Resources]) -> None:
         needs = f"The workers asked for ({len(asked)}) need {_listed(total, short)} in all"
         problem = f"{needs}, and {where} has {_listed(there, short)}."
     elif large := [part for part in asked if not any(_fits(part, place) for place in places)]:
-        problem = f"A worker needs {_listed(large[0], large[0])}, and {where} has no single place with so much."
+        problem = f"A worker needs {_listed(large[0], large[0])}, and {where} does not have so much in one place."
     else:
         return
     raise ConfigError(

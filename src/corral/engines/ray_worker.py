@@ -44,7 +44,7 @@ def _buffers(frames: Frames) -> list[pickle.PickleBuffer]:
 
 
 def unpack_copy(frames: Sequence[Any]) -> Any:
-    """Return the value of frames in Ray's store; arrays are copied, because a view is read-only and keeps the frames."""
+    """Return the value of frames in Ray's store; arrays are copied, because frames are read-only and use the store."""
     return unpack([frames[0], *map(bytearray, frames[1:])])
 
 

@@ -1,4 +1,4 @@
-"""Functions that send values and exceptions to other processes, pickled by cloudpickle, without copying large arrays."""
+"""Functions that send values and exceptions to other processes: pickled with cloudpickle, large arrays not copied."""
 
 from __future__ import annotations
 
