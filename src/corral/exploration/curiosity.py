@@ -38,7 +38,7 @@ class Curiosity(IntrinsicReward):
 
     Args:
         feature_dim: Width of the features.
-        feature_net_config: `fcnet_hiddens`, `fcnet_activation` and `conv_filters` of the net that computes the features.
+        feature_net_config: `fcnet_hiddens`, `fcnet_activation` and `conv_filters` of the net of the features.
         inverse_net_hiddens: Widths of the hidden layers of the inverse model.
         inverse_net_activation: Activation of the inverse model.
         forward_net_hiddens: Widths of the hidden layers of the forward model.

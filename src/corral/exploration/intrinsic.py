@@ -159,7 +159,7 @@ class IntrinsicReward(Delegating, ABC):
         optimizer.step()
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state of the sub-exploration and, if there is a net, of the net, its optimizer and waiting steps."""
+        """Return the states of the sub-exploration and, if they were made, of net and optimizer, with waiting steps."""
         state = super().get_state()
         if self._net is not None:
             state |= get_learner_state({"net": self._net}, self._optimizers)
@@ -240,7 +240,7 @@ def gathered(rollouts: Sequence[Rollout]) -> tuple[Steps, list[Share]]:
 
 
 def next_observations(rollout: Rollout) -> Tree:
-    """Return the observation after each step, a tree of `[T, N, ...]`; for the last step of an episode, the final one."""
+    """Return the observation after each step, a tree of `[T, N, ...]`; at the end of an episode, the final one."""
     if not rollout.final_obs:
         return map_tree(lambda column: column[1:], rollout.obs)
     rows, envs = (np.array(part) for part in zip(*rollout.final_obs, strict=True))

@@ -28,8 +28,8 @@ from corral.exploration.sampling import not_negative
 class RE3(IntrinsicReward):
     """Rewards observations that are far from others, measured in the outputs of a random encoder that never learns.
 
-    The reward of a step is `beta * log(1 + distance)`. The distance is between the next observation and its k-th nearest
-    neighbour among the observations of the same rollouts and of a memory of recent steps.
+    The reward of a step is `beta * log(1 + distance)`. The distance is between the next observation and its k-th
+    nearest neighbour among the observations of the same rollouts and of a memory of recent steps.
 
     Args:
         embeds_dim: Width of the encoder's outputs.
@@ -115,5 +115,6 @@ def neighbour_distances(points: NDArray[np.float32], among: NDArray[np.float32],
         rows = slice(start, start + MINIBATCH_ROWS)
         distances = squares[rows, None] + lengths - 2 * (points[rows] @ among.T)
         found[rows] = np.partition(distances, k, -1)[:, k]  # the nearest is the point itself, or an equal point
-    # The matrix product is eight times as fast as differences, with errors near 1e-6 of the squares; so set such to 0.
+    # The matrix product is eight times as fast as differences, but has errors of about 1e-6 of the squares. So smaller
+    # distances are set to 0.
     return np.sqrt(np.where(found > 1e-5 * squares, found, 0.0), dtype=np.float64)
