@@ -35,9 +35,7 @@ def validate(config: AlgorithmConfig) -> None:
     check_values(config)  # a subclass may have bad defaults, and lists may have been changed in place
     _validate_batch(config)
     _validate_module(config)
-    check_callbacks(
-        config.callbacks_class, config.callback_functions
-    )  # they may have been set in a file or as attributes
+    check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set callbacks
     if config.vectorization == "async" and listens(
         config.callbacks_class, config.callback_functions, "on_sub_environment_created"
     ):

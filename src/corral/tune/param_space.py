@@ -12,7 +12,7 @@ from corral.errors import ConfigError, nearest
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
-# Groups whose setter accepts its main setting without a name: `{"callbacks": MyCallbacks}` is `.callbacks(MyCallbacks)`.
+# Groups whose setter accepts the main setting without a name: `{"callbacks": MyCallback}` is `.callbacks(MyCallback)`.
 _TAKE_ONE = ("environment", "rl_module", "callbacks", "engine")
 
 

@@ -63,7 +63,7 @@ class AlgorithmTrainable(tune.Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Return the resources of a trial. Tune calls this in the driver, so a misspelt setting raises in the driver."""
+        """Return the resources of a trial. Tune calls this in the driver, so a misspelt setting raises there."""
         return resources(configured(cls.base_config, config))
 
     def setup(self, config: dict[str, Any]) -> None:
