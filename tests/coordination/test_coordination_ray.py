@@ -69,7 +69,7 @@ def test_coordination_finds_what_ray_made(name: str) -> None:
     counter = ray.remote(Counter).options(name=name, num_cpus=0).remote(4)
     coordination.get(name).call("inc", n=1)
     assert ray.get(counter.get.remote()) == 5
-    with pytest.raises(CoordinationError, match="there is an actor of that name"):
+    with pytest.raises(CoordinationError, match="an actor with this name exists"):
         coordination.create(name, Counter)
 
 
@@ -145,7 +145,7 @@ def test_what_was_made_before_ray_stays_the_driver_s(name: str, monkeypatch: pyt
         patch.setattr("ray.is_initialized", lambda: False)
         coordination.create(name, Counter, 1)
     assert coordination.get(name).call("pid") == os.getpid()
-    with pytest.raises(CoordinationError, match="there is an actor of that name"):
+    with pytest.raises(CoordinationError, match="an actor with this name exists"):
         coordination.create(name, Counter)
 
     @ray.remote(num_cpus=0)  # type: ignore[misc]

@@ -388,7 +388,7 @@ def test_bad_settings_for_continuous_actions(settings: dict[str, Any], said: lis
 @pytest.mark.parametrize("kind", [name for name in BUILT_IN if not exploration_class(name).on_policy])
 def test_ppo_refuses_actions_of_others_before_anything_starts(kind: str) -> None:
     config = PPOConfig().environment(IdentityEnv).exploration(exploration_config={"type": kind})
-    with pytest.raises(ConfigError, match=f"PPO learns from actions of its own policy only, and {kind} takes others"):
+    with pytest.raises(ConfigError, match=f"actions of its own policy only, and {kind} chooses other actions"):
         config.validate()
 
 
@@ -396,7 +396,7 @@ def test_ppo_refuses_them_beneath_an_intrinsic_reward() -> None:
     sub = {"type": "EpsilonGreedy"}
     config = PPOConfig().environment(IdentityEnv)
     config.exploration(exploration_config={"type": "Curiosity", "sub_exploration": sub})
-    assert "EpsilonGreedy takes others: use StochasticSampling, Curiosity, RND, RE3" in build_error(config)
+    assert "EpsilonGreedy chooses other actions: use StochasticSampling, Curiosity, RND, RE3" in build_error(config)
 
 
 def test_ppo_takes_the_others() -> None:

@@ -72,10 +72,10 @@ def test_callbacks_in_all_their_forms() -> None:
         ({"training.lrr": 1}, "training: unknown setting 'lrr'. Did you mean 'lr'?"),
         ({"xtraining.lr": 1}, "unknown setting 'xtraining.lr'. Did you mean 'training.lr'?"),
         ({"training": {"env": 1}}, "unknown setting 'env'. It belongs to .environment"),
-        ({"training": 3}, "group 'training' holds settings by name, got 3"),
+        ({"training": 3}, "group 'training' must be a dict of settings by name, got 3"),
         ({"lr": "fast"}, "lr='fast'"),
         ({"callbacks": {"on_train_resul": len}}, "unknown event 'on_train_resul'. Did you mean 'on_train_result'?"),
-        ({"algo": "SAC"}, "algo='SAC', and the trainable is of PPO"),
+        ({"algo": "SAC"}, "algo='SAC', but the trainable runs PPO"),
     ],
 )
 def test_what_is_wrong_is_named(settings: dict[str, Any], message: str) -> None:

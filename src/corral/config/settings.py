@@ -1,4 +1,4 @@
-"""The settings of a config in typed groups: names, types, defaults and meaning in one place."""
+"""The settings of a config, in typed groups: the only place for their names, types, defaults and meanings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from corral.core.settings import (
 
 @dataclass(kw_only=True)
 class EnvironmentSettings:
-    """What to train on.
+    """Settings of the env.
 
     Attributes:
         env: A Gymnasium id, a class, a factory `fn(env_config)`, or an import path `"package.module:Name"`.
-        env_config: Settings of the env: keyword arguments for an id, or one `EnvContext` for a class or factory that
-            takes it.
-        wrappers: Callables `fn(env) -> env`, applied to every sub-env, the first one innermost.
+        env_config: Settings of the env: keyword arguments for an id; for a class or factory, one `EnvContext` or
+            keyword arguments.
+        wrappers: Callables `fn(env) -> env`, applied to each sub-env; the first one is the innermost.
         disable_env_checking: Whether to skip the check of spaces, reset and first step at the start.
     """
 
@@ -38,24 +38,24 @@ class EnvironmentSettings:
 
 @dataclass(kw_only=True)
 class EnvRunnersSettings:
-    """How to sample.
+    """Settings of sampling.
 
     Attributes:
-        num_env_runners: Runners that the engine runs; 0 embeds one runner in the algorithm.
-        num_envs_per_env_runner: Sub-envs N of each runner's vector env; `None` is the algorithm's default, or
-            the number of a factory that returns a ready vector env.
+        num_env_runners: Number of runners that the engine runs; 0 embeds one runner in the algorithm.
+        num_envs_per_env_runner: Number of sub-envs N in the vector env of each runner; `None` means the algorithm's
+            default or, if a factory returns a ready vector env, the number of this vector env.
         rollout_fragment_length: Env steps of each sub-env in one `sample()` call, or `"auto"`. `"auto"` samples the
-            train batch in one round, split evenly over the runners; for off-policy algorithms, whose batches come from
-            a replay buffer, it is 1.
-        vectorization: `"sync"`, `"async"` (one process per sub-env), or `"auto"`: the id's native vector env where
-            it has one with this autoreset mode, N > 1, and there is neither a wrapper nor a listener of
+            train batch in one round, in equal parts per runner; for off-policy algorithms, whose batches come from a
+            replay buffer, it is 1.
+        vectorization: `"sync"`, `"async"` (one process per sub-env), or `"auto"`: the native vector env of the id if
+            there is one with this autoreset mode, N > 1, and there is neither a wrapper nor a listener of
             `on_sub_environment_created`; otherwise sync.
-        autoreset_mode: `"next_step"` or `"same_step"`.
-        explore: Whether to sample actions; False takes the most likely actions.
+        autoreset_mode: When a sub-env is reset whose episode ended: `"next_step"` or `"same_step"`.
+        explore: Whether to explore; with False, the most likely or best actions are chosen.
         batch_mode: `"truncate_episodes"` ends a fragment when it is long enough; `"complete_episodes"` returns whole
             episodes only.
         sample_timeout_s: Seconds that a round waits for runners of the engine. The algorithm learns from the fragments
-            that have arrived by then; a later fragment counts in a later round, and none is dropped.
+            that have arrived by then. Later fragments count in a later round; no fragment is dropped.
         straggler_factor: Ratio of durations above which a round does not wait for a runner that is slower than the
             others in several rounds; its fragments count when they arrive. `None` always waits for all runners. A
             round of complete episodes waits for all runners too.
@@ -81,17 +81,17 @@ class EnvRunnersSettings:
 
 @dataclass(kw_only=True)
 class TrainingSettings:
-    """How to learn. Algorithms add their own settings to this group.
+    """Settings of learning. Algorithms add their own settings to this group.
 
     Attributes:
         lr: Learning rate, or a schedule over env steps.
         gamma: Discount per step.
-        train_batch_size_per_learner: Env steps of one iteration's batch.
-        minibatch_size: Env steps in the minibatch of one gradient step; `None` is the whole batch.
-        num_epochs: Passes over each batch.
+        train_batch_size_per_learner: Number of env steps in the batch of one iteration, per learner.
+        minibatch_size: Number of env steps in the minibatch of one gradient step; `None` means the whole batch.
+        num_epochs: Number of passes over each batch.
         shuffle_batch_per_epoch: Whether each pass uses the batch in a new order.
-        grad_clip: Limit for the gradients; `None` does not clip.
-        grad_clip_by: What is limited: `"global_norm"`, `"norm"` (of each parameter) or `"value"`.
+        grad_clip: Limit for the gradients; `None` means no clipping.
+        grad_clip_by: Quantity that is limited: `"global_norm"`, `"norm"` (of each parameter) or `"value"`.
         optimizer: `"adam"`, `"adamw"`, `"sgd"`, `"rmsprop"`, or a `torch.optim.Optimizer` class or its import path.
         optimizer_config: Keyword arguments of the optimizer, except `lr`.
     """
@@ -110,11 +110,11 @@ class TrainingSettings:
 
 @dataclass(kw_only=True)
 class ExplorationSettings:
-    """How to explore; `.exploration(...)` also takes `explore` of the group `env_runners`.
+    """Settings of exploration; `.exploration(...)` also accepts `explore` of the group `env_runners`.
 
     Attributes:
         exploration_config: `type` (the name of a built-in type, an import path, or a `corral.Exploration` subclass) and
-            its settings; without `type`, settings of the algorithm's default type.
+            the settings of this type; without `type`, settings of the algorithm's default type.
     """
 
     exploration_config: dict[str, Any] = field(default_factory=dict)
@@ -122,10 +122,10 @@ class ExplorationSettings:
 
 @dataclass(kw_only=True)
 class RLModuleSettings:
-    """Which network to train.
+    """Settings of the network.
 
     Attributes:
-        module_class: A `corral.Module` subclass; `None` builds the default module from the spaces.
+        module_class: A `corral.Module` subclass; `None` means the default module, which is built for the spaces.
         model_config: Settings of the module; `corral.modules.module.ModelConfig` lists the settings of the default
             module.
     """
@@ -136,17 +136,17 @@ class RLModuleSettings:
 
 @dataclass(kw_only=True)
 class LearnersSettings:
-    """Where to learn.
+    """Settings of the learners.
 
     Attributes:
-        num_learners: Learners that the engine runs, each with a copy of the modules and a share of every batch; their
-            gradients are averaged. 0 embeds one learner in the algorithm.
+        num_learners: Number of learners that the engine runs. Each has a copy of the modules and a part of each batch;
+            their gradients are averaged. 0 embeds one learner in the algorithm.
         num_cpus_per_learner: CPUs that Ray reserves for each learner.
         num_gpus_per_learner: GPUs that Ray reserves for each learner; in processes on this machine the learners share
             the GPUs of the machine.
         device: Torch device of the learners: `"auto"` (CUDA if available), or a device name.
-        num_threads: Torch's intra-op threads while sampling and learning; `"auto"` is one thread for small nets, and
-            torch's own choice for others.
+        num_threads: Number of torch's intra-op threads while sampling and learning; `"auto"` means one thread for small
+            nets, and torch's default for others.
         compile: Whether `torch.compile` compiles the loss, which makes updates of large networks faster. The first
             updates take longer, up to a minute. A C++ compiler must be installed.
     """
@@ -161,7 +161,7 @@ class LearnersSettings:
 
 @dataclass(kw_only=True)
 class CallbacksSettings:
-    """Code to run at events; filled by `.callbacks(...)`.
+    """Settings of callbacks, which are functions that run at events; set by `.callbacks(...)`.
 
     Attributes:
         callbacks_class: `Callback` subclasses or instances, in order.
@@ -177,13 +177,13 @@ class CallbacksSettings:
 
 @dataclass(kw_only=True)
 class EvaluationSettings:
-    """How to evaluate, and whether runners with this config evaluate.
+    """Settings of evaluation.
 
     Attributes:
         evaluation_config: Settings that differ in evaluation, as `AlgorithmConfig.overrides` returns them; see
             `for_evaluation`.
-        in_evaluation: Whether runners with this config evaluate, rather than sample for training. Callbacks read it as
-            `env_runner.config.in_evaluation`; the code that makes evaluation runners sets it.
+        in_evaluation: Whether runners with this config evaluate instead of sampling for training. Callbacks read this
+            setting as `env_runner.config.in_evaluation`; the code that makes evaluation runners sets it.
     """
 
     evaluation_config: dict[str, Any] = field(default_factory=dict)
@@ -192,24 +192,25 @@ class EvaluationSettings:
 
 @dataclass(kw_only=True)
 class FaultToleranceSettings:
-    """What happens when a runner or an env fails.
+    """Settings for failures of runners and envs.
 
-    A runner fails when it is killed, raises, or hangs longer than `env_step_timeout_s`. The steps that it sampled and
-    did not yet return are lost, and counted. An exception in a callback is not a failure of the runner: see `on_error`.
+    A runner fails when it is killed, raises, or hangs longer than `env_step_timeout_s`. The env steps that the runner
+    had not yet returned are lost, and counted. An exception in a callback is not a failure of the runner: see
+    `on_error`.
 
     Attributes:
-        restart_failed_env_runners: Whether a failed runner of the engine is replaced. Without it, and without
-            `ignore_env_runner_failures`, a failure ends the run with the original exception.
-        ignore_env_runner_failures: Whether the run continues without the runners that failed and are not replaced, as
-            long as one is left.
+        restart_failed_env_runners: Whether a failed runner of the engine is replaced. If both this setting and
+            `ignore_env_runner_failures` are False, a failure ends the run with the original exception.
+        ignore_env_runner_failures: Whether the run continues without failed runners that are not replaced, as long as
+            at least one runner is left.
         max_num_env_runner_restarts: Largest number of replacements, over all runners of the group.
-        num_consecutive_env_runner_failures_tolerance: Failures of one runner in a row, without a fragment in between,
-            after which the runner is no longer replaced.
+        num_consecutive_env_runner_failures_tolerance: Number of failures of one runner in a row, without a fragment in
+            between, after which the runner is no longer replaced.
         delay_between_env_runner_restarts_s: Seconds to wait before replacing a runner that failed twice in a row;
             doubled with each further failure, up to a minute. After its first failure a runner is replaced at once.
-        restart_failed_sub_environments: Whether a sub-env that raises or hangs is recreated, instead of failing its
-            runner. Its unfinished episode ends there and is not counted. Sub-envs of native vector envs cannot be
-            recreated.
+        restart_failed_sub_environments: Whether a sub-env that raises or hangs is recreated; otherwise its runner
+            fails. The unfinished episode of the sub-env ends and is not counted. Sub-envs of native vector envs cannot
+            be recreated.
         env_step_timeout_s: Seconds that one `step` or `reset` of a vector env may take; `None` waits forever.
     """
 
@@ -224,12 +225,12 @@ class FaultToleranceSettings:
 
 @dataclass(kw_only=True)
 class ReportingSettings:
-    """What an iteration is, and what its result holds.
+    """Settings of iterations and their results.
 
     Attributes:
         metrics_num_episodes_for_smoothing: Number of latest episodes in `episode_return_mean` and similar metrics.
-        min_time_s_per_iteration: Repeat the training step in one iteration until this many seconds have passed.
-        min_sample_timesteps_per_iteration: Repeat the training step until this many env steps were sampled.
+        min_time_s_per_iteration: Seconds for which an iteration repeats the training step at least.
+        min_sample_timesteps_per_iteration: Number of env steps until which an iteration repeats the training step.
     """
 
     metrics_num_episodes_for_smoothing: PositiveInt = 100
@@ -239,11 +240,12 @@ class ReportingSettings:
 
 @dataclass(kw_only=True)
 class DebuggingSettings:
-    """How to make a run repeatable, and how much it logs.
+    """Settings of the seed and of logging.
 
     Attributes:
-        seed: Seed of everything random; `None` picks a seed at build, which the resolved config then holds. Building
-            also seeds the global generators of Python, NumPy and torch, for envs and modules that use them.
+        seed: Seed of all random numbers; with `None`, `build()` chooses a seed and stores it in the config of the
+            algorithm. Building also seeds the global generators of Python, NumPy and torch, for envs and modules that
+            use them.
         log_level: Level of the messages in `run.log`.
     """
 
@@ -253,7 +255,7 @@ class DebuggingSettings:
 
 @dataclass(kw_only=True)
 class EngineSettings:
-    """Where runners and learners run that are not embedded in the algorithm.
+    """Settings of the engine, which runs the runners and learners that are not embedded in the algorithm.
 
     Attributes:
         engine_name: `"local"` (in this process, one after another), `"process"` (processes on this machine), `"ray"`
@@ -281,5 +283,5 @@ GROUPS: dict[str, type] = {
     "engine": EngineSettings,
 }
 
-# Settings that the setter of their group also takes without a name: `.environment("CartPole-v1")`.
+# Settings that the setter of their group also accepts without a name: `.environment("CartPole-v1")`.
 MAIN_SETTINGS = {"environment": "env", "rl_module": "module_class", "engine": "engine_name"}

@@ -27,15 +27,15 @@ def validate(config: AlgorithmConfig) -> None:
     """Refuse a config that cannot work.
 
     Raises:
-        ConfigError: Names the setting, or both settings of a contradiction, and the remedy.
+        ConfigError: The message names the setting, or both settings of a contradiction, and the remedy.
     """
     if config.env is None:
-        raise ConfigError("environment: no env was given; call .environment('CartPole-v1') or another one.")
+        raise ConfigError("environment: no env was given; call .environment('CartPole-v1') or use another env.")
     resolve_env(config.env)
-    check_values(config)  # a subclass may have a bad default, and a list may have been changed in place
+    check_values(config)  # a subclass may have bad defaults, and lists may have been changed in place
     _validate_batch(config)
     _validate_module(config)
-    check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set them
+    check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set callbacks
     if config.vectorization == "async" and listens(
         config.callbacks_class, config.callback_functions, "on_sub_environment_created"
     ):
@@ -46,7 +46,7 @@ def validate(config: AlgorithmConfig) -> None:
     if config.num_learners and not TRAITS[engine_for(config.engine_name)].own_process:
         raise ConfigError(
             f"num_learners={config.num_learners} learners wait for each other, so each needs its own process, and "
-            f"engine_name={config.engine_name!r} has one process for all: use 'process' or 'ray', or num_learners=0."
+            f"engine_name={config.engine_name!r} runs all in one process: use 'process' or 'ray', or num_learners=0."
         )
     check_exploration(config)
     config.overrides(**config.evaluation_config)
@@ -60,7 +60,7 @@ def _validate_device(device: str) -> None:
     try:
         kind = "cpu" if device == "auto" else torch.device(device).type
     except RuntimeError as error:
-        raise ConfigError(f"device={device!r} is no torch device: {error}") from None
+        raise ConfigError(f"device={device!r} is not a torch device: {error}") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}, but torch finds no CUDA device here; use 'auto' or 'cpu'.")
 
@@ -91,16 +91,17 @@ def _validate_batch(config: AlgorithmConfig) -> None:
 
 
 def round_size(config: AlgorithmConfig, num_envs: int) -> int | None:
-    """Return the env steps that all runners sample in one round, or `None` where the batch is one round.
+    """Return the number of env steps that all runners sample in one round, or `None` if a round is the whole batch.
 
-    An off-policy algorithm takes any round; with `"auto"` it is one step of each sub-env.
+    Off-policy algorithms accept any number; with `rollout_fragment_length="auto"` a round is one step of each sub-env.
 
     Args:
-        config: The config.
-        num_envs: Sub-envs of a runner; a factory that returns a ready `VectorEnv` says so only when it is called.
+        config: Config of the algorithm.
+        num_envs: Number of sub-envs of a runner; for a factory that returns a ready `VectorEnv`, it is only known after
+            the factory was called.
 
     Raises:
-        ConfigError: The fragment length does not divide the batch.
+        ConfigError: The steps of a round do not divide the batch of an on-policy algorithm.
     """
     fragment, runners = config.rollout_fragment_length, max(1, config.num_env_runners)
     if fragment == "auto":
@@ -109,29 +110,30 @@ def round_size(config: AlgorithmConfig, num_envs: int) -> int | None:
     if config.ON_POLICY and config.total_train_batch_size % steps:
         raise ConfigError(
             f"rollout_fragment_length={fragment} does not divide train_batch_size_per_learner="
-            f"{config.train_batch_size_per_learner}: {runners} runner(s) of {num_envs} env(s) sample {steps} steps a "
-            f"round. Take a multiple of {steps} as the batch size, or rollout_fragment_length='auto'."
+            f"{config.train_batch_size_per_learner}: {runners} runner(s) of {num_envs} env(s) sample {steps} steps per "
+            f"round. Use a multiple of {steps} as the batch size, or rollout_fragment_length='auto'."
         )
     return steps
 
 
 def reconfigured(config: ConfigT, settings: Mapping[str, Any], *, fixed: Collection[str]) -> ConfigT:
-    """Return a copy of a config with settings of `training` changed, after checking them.
+    """Return a checked copy of a config with changed settings of the group `training`.
 
     Args:
-        config: The config of an algorithm that was built.
-        settings: By name.
-        fixed: Settings of `training` that only building applies.
+        config: Config of an algorithm that was built.
+        settings: New values, by name of the setting.
+        fixed: Settings of `training` that cannot change after building.
 
     Raises:
-        ConfigError: A setting is unknown, has the wrong type, contradicts another, or only building applies it.
+        ConfigError: A setting is unknown, has the wrong type, contradicts another setting, or cannot change after
+            building.
     """
     changed = config.copy(**settings)
     changeable = set(config.group_fields()["training"]) - set(fixed)
     if refused := sorted(set(settings) - changeable):
         raise ConfigError(
-            f"reconfigure: {', '.join(refused)} can only be set before building. What can change afterwards: "
-            f"{', '.join(sorted(changeable))}. For the rest, save(), build another algorithm, and restore_from_path()."
+            f"reconfigure: {', '.join(refused)} can only be set before building. Settings that can change afterwards: "
+            f"{', '.join(sorted(changeable))}. For others, save(), build another algorithm, and restore_from_path()."
         )
     changed.validate()
     return changed
@@ -139,7 +141,7 @@ def reconfigured(config: ConfigT, settings: Mapping[str, Any], *, fixed: Collect
 
 def _validate_module(config: AlgorithmConfig) -> None:
     base, module_class = config.default_module_class, config.module_class or config.default_module_class
-    own = Module if base is ActorCritic else base  # the base of a user's class
+    own = Module if base is ActorCritic else base  # required base of a user's class
     if not (inspect.isclass(module_class) and issubclass(module_class, own)):
         name = "corral.Module" if own is Module else f"{own.__module__}.{own.__name__}"
         raise ConfigError(f"rl_module: module_class must be a subclass of {name}, got {module_class!r}.")
@@ -154,7 +156,7 @@ def optimizer_class(setting: Any) -> Any:
     """Return the optimizer class of the setting `optimizer`.
 
     Raises:
-        ConfigError: It names none, or an optimizer that learners cannot step.
+        ConfigError: The setting is not an optimizer class and does not name one, or learners cannot step it.
     """
     import torch
 
@@ -172,5 +174,5 @@ def optimizer_class(setting: Any) -> Any:
             )
         return setting
     if not isinstance(setting, str) or setting.lower() not in OPTIMIZERS:
-        raise ConfigError(f"optimizer={setting!r} is not one. {nearest(str(setting), OPTIMIZERS)}")
+        raise ConfigError(f"optimizer={setting!r} is not an optimizer. {nearest(str(setting), OPTIMIZERS)}")
     return getattr(torch.optim, OPTIMIZERS[setting.lower()])

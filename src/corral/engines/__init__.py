@@ -1,4 +1,4 @@
-"""Engines: they start workers, and are the only package that knows processes."""
+"""Engines, which start workers. No other package starts processes for workers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Engine", "Resources", "WorkerHandle", "engine_for", "make_engine"]
 
 
 def engine_for(setting: str) -> str:
-    """Return the engine that the setting `engine_name` means: `"auto"` is Ray if it is in use, else processes.
+    """Return the name of the engine for the setting `engine_name`: `"auto"` is Ray if Ray is in use, else processes.
 
-    Ray is in use if it is installed, and initialised in this process or RAY_ADDRESS is set.
+    Ray is in use if it is initialised in this process, or if it is installed and RAY_ADDRESS is set.
     """
     if setting != "auto":
         return setting
@@ -26,10 +26,10 @@ def engine_for(setting: str) -> str:
 
 
 def make_engine(setting: str) -> Engine:
-    """Return the engine of the setting `engine_name`.
+    """Return the engine for the setting `engine_name`.
 
     Raises:
-        ConfigError: It is Ray, which is not installed.
+        ConfigError: The engine is Ray, and Ray is not installed.
     """
     name = engine_for(setting)
     if name == "local":
@@ -46,7 +46,7 @@ def make_engine(setting: str) -> Engine:
         if error.name is None or error.name.partition(".")[0] != "ray":
             raise
         raise ConfigError(
-            "engine_name='ray' needs Ray, which is not installed: pip install 'corral[ray]', or take "
+            "engine_name='ray' needs Ray, which is not installed: pip install 'corral[ray]', or set "
             "engine_name='process'."
         ) from error
     return RayEngine()

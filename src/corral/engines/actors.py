@@ -1,8 +1,9 @@
-"""Where the named actors of `corral.coordination` are, and the way there from other processes.
+"""The host of the named actors of `corral.coordination`, and the client with which other processes reach the host.
 
-The driver's process has a host: the actors that live there, Ray's if Ray is in use, and a thread that serves a socket.
-Other processes find its address and key in an environment variable. A process that finds none, such as a Ray worker,
-has a host of its own, and so the processes that it starts reach Ray's actors through it.
+The process of the driver has a host. The host holds the actors of this process, forwards calls to the actors of Ray if
+Ray is in use, and serves other processes through a socket in a thread. Other processes find the address and the key of
+the host in an environment variable. A process without this variable, such as a Ray worker, makes its own host. The
+processes that it starts reach the actors of Ray through this host.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from corral.engines.serialization import portable_error, unpicklable_part
 from corral.errors import CoordinationError, SerializationError, nearest
 
 ENVIRONMENT_VARIABLE = "CORRAL_COORDINATION"
-"""Tells a process where the actors are: key, host and port with colons between, or `@` and a name for host and port."""
+"""Variable that tells a process where the host is: `key:host:port`, or `key:@name` with the name of a Linux socket."""
 
 _host: Host | None = None
 _making_host = threading.Lock()
 
 
 def actors() -> Host | Remote:
-    """Return what has the actors: this process, or the way to the process that does."""
+    """Return the host of the actors if it is in this process, else a client of the host in another process."""
     global _host
     if _host is None:
         if location := os.environ.get(ENVIRONMENT_VARIABLE):
@@ -40,15 +41,15 @@ def actors() -> Host | Remote:
         with _making_host:
             if _host is None:
                 _host = Host()
-    # After a fork this is a dead copy of the parent's.
+    # After a fork, `_host` is a copy of the parent's host, and its thread does not run here.
     return _host if _host.pid == os.getpid() else Remote(_host.location)
 
 
 def environment() -> dict[str, str]:
-    """Return what a new process needs in its `os.environ` to reach the actors, those made later too.
+    """Return the environment variables that a new process needs to reach the actors, also actors that are made later.
 
-    Runners and asynchronous sub-envs are given it; a process that you start yourself is not. Only processes of this
-    machine can use it.
+    Runners and asynchronous sub-envs receive these variables. A process that you start yourself does not: add them to
+    its `os.environ`. Only processes on this machine can use them.
     """
     return {ENVIRONMENT_VARIABLE: actors().location}
 
@@ -64,11 +65,11 @@ def _ray() -> Any:
 
 
 class _Actor:
-    """An object of this process, `None` until it is made, and the lock that its calls take in turn."""
+    """An object of this process, `None` until it is made, and the lock that allows one call at a time."""
 
     def __init__(self) -> None:
         self.value: Any = None
-        self.lock = threading.RLock()  # its own methods may call it by name
+        self.lock = threading.RLock()  # a method of the actor may call the actor by name
 
 
 class Host:
@@ -76,16 +77,16 @@ class Host:
 
     Attributes:
         pid: Id of this process.
-        location: What other processes need in `ENVIRONMENT_VARIABLE`.
+        location: Value of `ENVIRONMENT_VARIABLE` for other processes.
     """
 
     def __init__(self) -> None:
-        """Listen, and start the thread; it does not keep the process."""
+        """Listen on a socket, and start the thread. The thread does not keep the process alive."""
         self.pid = os.getpid()
         self._actors: dict[str, _Actor] = {}
         self._key = secrets.token_hex(16)
         if sys.platform == "linux":
-            name = f"corral-{self.pid}-{secrets.token_hex(4)}"  # no file, which could stay behind
+            name = f"corral-{self.pid}-{secrets.token_hex(4)}"  # an abstract socket leaves no file behind
             self._listener = Listener(f"\0{name}", backlog=128)
             self.location = f"{self._key}:@{name}"
         else:
@@ -93,7 +94,7 @@ class Host:
             self.location = ":".join([self._key, *map(str, self._listener.address)])
         threading.Thread(target=self._accept, name="corral-coordination", daemon=True).start()
 
-    # What is asked of it, by this process or another; see `corral.coordination`.
+    # Requests of this process or of another process; see `corral.coordination`.
 
     def create(self, name: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Make an actor."""
@@ -106,7 +107,7 @@ class Host:
             raise CoordinationError(f"create({name!r}): expected a class, got {type(cls).__name__} {cls!r}.")
         args, kwargs = _copied((args, kwargs), f"create({name!r}): the constructor's arguments")
         actor = _Actor()
-        with actor.lock:  # whoever finds the name now waits until the object is there
+        with actor.lock:  # a caller that finds the name now waits until the object is made
             if self._actors.setdefault(name, actor) is not actor:
                 raise name_taken(name)
             try:
@@ -118,7 +119,7 @@ class Host:
                     del self._actors[name]
 
     def find(self, name: str) -> None:
-        """Refuse a name that no actor has."""
+        """Raise a `CoordinationError` if no actor has this name."""
         if name not in self._actors:
             self._ray_with(name)
 
@@ -138,12 +139,12 @@ class Host:
             return _copied(function(*args, **kwargs), f"actor {name!r}, method {method!r}: the result")
 
     def remove(self, name: str) -> None:
-        """Forget an actor."""
+        """Remove an actor."""
         if self._actors.pop(name, None) is None:
             self._ray_with(name).remove(name)
 
     def _ray_with(self, name: str) -> Any:
-        """Return the module of Ray's actors, if one of them has this name."""
+        """Return the module of Ray's actors if one of the actors has this name, else raise an error."""
         ray = _ray()
         if ray is None or not ray.exists(name):
             raise self._unknown(name)
@@ -152,7 +153,7 @@ class Host:
     def _unknown(self, name: str) -> CoordinationError:
         ray = _ray()
         known = [*self._actors, *(ray.names() if ray is not None else [])]
-        hint = nearest(name, known) if known else f"There is none: coordination.create({name!r}, cls) makes it."
+        hint = nearest(name, known) if known else f"There are no actors: coordination.create({name!r}, cls) makes it."
         if ray is not None:
             hint += " Ray's workers do not see actors that were created before ray.init()."
         return CoordinationError(f"no actor is named {name!r}. {hint}")
@@ -163,16 +164,16 @@ class Host:
         while True:
             try:
                 connection = self._listener.accept()
-            except OSError:  # the client is gone again, or no more files can be opened
+            except OSError:  # the client has closed the connection, or no more files can be opened
                 time.sleep(0.01)
                 continue
             threading.Thread(target=self._serve, args=[connection], name="corral-coordination", daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
-        """Answer one thread of another process until it ends."""
+        """Answer the requests of one thread of another process until the thread ends."""
         with connection:
             try:
-                # Here and not in the listener, so that a client that stops in the middle holds up nobody.
+                # Authenticate here and not in the listener: a client that stops in the middle must not block others.
                 deliver_challenge(connection, self._key.encode())
                 answer_challenge(connection, self._key.encode())
                 while True:
@@ -186,24 +187,24 @@ class Host:
             operation, name, *arguments = pickle.loads(request)
             result = getattr(self, operation)(name, *arguments)
             return packed((result, None), f"the result of actor {name!r}")
-        except BaseException as error:  # it is the caller's, whatever it is
+        except BaseException as error:  # every exception goes to the caller
             explains_itself = isinstance(error, (CoordinationError, SerializationError)) and error.__cause__ is None
             where = f"actor {name!r} (process {self.pid})"
             return packed((None, (error, None) if explains_itself else portable_error(error, where)), "")
 
 
 class Remote:
-    """The host of another process.
+    """Client of the host in another process.
 
     Attributes:
-        location: Where it is; see `ENVIRONMENT_VARIABLE`.
+        location: Key and address of the host; see `ENVIRONMENT_VARIABLE`.
     """
 
-    # Each thread has a connection of its own, so that none waits for another's call.
+    # Each thread has its own connection, so that no thread waits for the call of another thread.
     _open = threading.local()
 
     def __init__(self, location: str) -> None:
-        """Connect later, at the first request."""
+        """Keep the location; the first request connects."""
         self.location = location
 
     def create(self, name: str, *arguments: Any) -> None:
@@ -211,15 +212,15 @@ class Remote:
         self._ask("create", name, *arguments)
 
     def find(self, name: str) -> None:
-        """Ask the host whether there is an actor."""
+        """Ask the host to raise an error if no actor has this name."""
         self._ask("find", name)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Ask the host to call a method."""
+        """Ask the host to call a method, and return the result."""
         return self._ask("call", name, *arguments)
 
     def remove(self, name: str) -> None:
-        """Ask the host to end an actor."""
+        """Ask the host to remove an actor."""
         self._ask("remove", name)
 
     def _ask(self, operation: str, name: str, *arguments: Any) -> Any:
@@ -231,7 +232,7 @@ class Remote:
         return result
 
     def _exchange(self, request: bytes) -> bytes:
-        here = (os.getpid(), self.location)  # a fork has a copy of its parent's connection, which it must not use
+        here = (os.getpid(), self.location)  # a forked process must not use its copy of the parent's connection
         if getattr(self._open, "here", None) != here:
             self._open.connection, self._open.here = self._connect(), here
         connection: Connection = self._open.connection
@@ -239,7 +240,7 @@ class Remote:
             connection.send_bytes(request)
             return connection.recv_bytes()
         except BaseException as error:
-            self._open.here = None  # the answer may still come, and nobody must take it for another call's
+            self._open.here = None  # the answer may still come, and must not be read as the answer to a later call
             connection.close()
             if isinstance(error, (EOFError, OSError)):
                 raise CoordinationError(f"the process that has the actors ended: {error!r}.") from error
@@ -252,8 +253,8 @@ class Remote:
             return Client(address, authkey=key.encode())
         except (EOFError, OSError, ValueError, AuthenticationError) as error:
             raise CoordinationError(
-                f"the process that has the actors cannot be reached: it has ended, or {ENVIRONMENT_VARIABLE} is not "
-                f"what it gave out ({type(error).__name__}: {error})."
+                f"the process that has the actors cannot be reached: it has ended, or {ENVIRONMENT_VARIABLE} does not "
+                f"have the value of that process ({type(error).__name__}: {error})."
             ) from error
 
 
@@ -261,20 +262,20 @@ class Remote:
 
 
 def name_taken(name: str) -> CoordinationError:
-    """Return the error of making a second actor of a name."""
+    """Return the error for a second actor with the same name."""
     return CoordinationError(
-        f"create({name!r}): there is an actor of that name. coordination.get({name!r}) returns it; "
-        f"coordination.remove({name!r}) ends it, to make another."
+        f"create({name!r}): an actor with this name exists. coordination.get({name!r}) returns it; "
+        f"coordination.remove({name!r}) ends it, so that you can create another."
     )
 
 
 def not_made(name: str, problem: str) -> CoordinationError:
-    """Return the error of an actor whose constructor raised."""
+    """Return the error for an actor whose constructor raised."""
     return CoordinationError(f"create({name!r}): the constructor raised {problem}")
 
 
 def no_method(name: str, method: str, value: Any) -> CoordinationError:
-    """Return the error of calling what an actor does not have; `dir(value)` lists what it does."""
+    """Return the error for a call of a method that an actor does not have; `dir(value)` must list its methods."""
     known = [known for known in dir(value) if not known.startswith("_")]
     return CoordinationError(f"actor {name!r} has no method {method!r}. {nearest(method, known)}")
 
@@ -283,26 +284,26 @@ def no_method(name: str, method: str, value: Any) -> CoordinationError:
 
 
 def _copied(value: Any, name: str) -> Any:
-    """Return a copy, so that no two sides share what one of them changes; across processes it is the same."""
+    """Return a copy, so that the actor and its caller share no objects, as if they were in different processes."""
     try:
         return copy.deepcopy(value)
     except Exception as error:
-        packed(value, name)  # says which part it is, if that cannot be pickled either
+        packed(value, name)  # its error names the part, if the part cannot be pickled either
         raise SerializationError(f"{name} cannot be copied: {type(error).__name__}: {error}") from error
 
 
 def packed(value: Any, name: str) -> bytes:
-    """Pickle a value.
+    """Return a pickled value.
 
     Args:
-        value: What an actor is given, or gives.
-        name: What it is called, for the error.
+        value: Value that an actor receives or returns.
+        name: Name of the value for the error.
 
     Raises:
-        SerializationError: Part of it cannot be pickled; the message names the part.
+        SerializationError: A part of the value cannot be pickled; the message names the part.
     """
     try:
         pickled: bytes = cloudpickle.dumps(value)
-    except Exception as error:  # a __reduce__ of the user's may raise anything
-        raise SerializationError(f"{unpicklable_part(value, name)}. Actors are given copies, and give them.") from error
+    except Exception as error:  # the user's __reduce__ may raise anything
+        raise SerializationError(f"{unpicklable_part(value, name)}. Actors receive and return copies.") from error
     return pickled

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources that one worker needs. Ray reserves them; processes of this machine share what there is.
+    """Resources that one worker needs. Ray reserves them; processes on this machine share all CPUs and GPUs.
 
     Attributes:
-        num_cpus: CPUs; a fraction shares one.
-        num_gpus: GPUs; a fraction shares one.
+        num_cpus: Number of CPUs; with a fraction, several workers share one CPU.
+        num_gpus: Number of GPUs; with a fraction, several workers share one GPU.
         custom: Amounts of other resources, by name.
     """
 
@@ -52,8 +52,8 @@ class EngineTraits:
 
     Attributes:
         name: Name in the setting `engine_name`.
-        own_process: Whether each worker has a process of its own, so that workers can wait for each other.
-        is_on_one_machine: Whether all workers run on this machine, and share its CPUs and GPUs.
+        own_process: Whether each worker runs in its own process, so that workers can wait for each other.
+        is_on_one_machine: Whether all workers run on this machine and share its CPUs and GPUs.
     """
 
     name: str
@@ -69,17 +69,18 @@ TRAITS = {
         EngineTraits("ray", own_process=True, is_on_one_machine=False),
     )
 }
-"""The traits of every engine, by name."""
+"""Traits of each engine, by the engine's name."""
 
 
 class WorkerHandle(Protocol):
     """A running worker. Its calls run one after another, in the order in which they were made."""
 
     def call(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a method of the worker by name, or `method(worker, *args, **kwargs)`, and return at once.
+        """Call a method of the worker by name, or `method(worker, *args, **kwargs)`, and return a future at once.
 
         The future holds the result, or the exception with the worker's traceback as a note. It holds a
-        `WorkerDiedError` if the worker died before or during the call, and the factory's exception if it raised one.
+        `WorkerDiedError` if the worker died before or during the call, and the exception of the factory if the factory
+        raised one.
 
         Raises:
             SerializationError: An argument cannot be pickled.
@@ -89,7 +90,7 @@ class WorkerHandle(Protocol):
         """Return whether the worker can still answer calls."""
 
     def kill(self) -> None:
-        """End the worker, and every process that it started, now; calls under way and further ones fail."""
+        """End the worker, and all processes that it started, now; running calls and later calls fail."""
 
 
 class Engine(Protocol):
@@ -101,58 +102,58 @@ class Engine(Protocol):
 
     @property
     def traits(self) -> EngineTraits:
-        """The traits."""
+        """Traits of the engine."""
 
     def require(self, resources: Sequence[Resources]) -> None:
-        """Refuse more workers than can ever run.
+        """Refuse workers that need more resources than the engine can ever provide.
 
         Raises:
-            ConfigError: Says what was asked, and what there is.
+            ConfigError: The message says what was requested, and what there is.
         """
 
     def start(
         self, factory: Callable[[], Any], *, name: str = "worker", resources: Resources | None = None
     ) -> WorkerHandle:
-        """Start a worker whose state is what `factory()` returns, and return before it has run.
+        """Start a worker, the object that `factory()` returns, and return its handle before the factory has run.
 
         Args:
-            factory: Function that is called where the worker runs.
-            name: Name in messages and process lists, such as `env runner 2`.
+            factory: Function that is called in the process of the worker.
+            name: Name of the worker in messages and process lists, such as `env runner 2`.
             resources: Resources that the worker needs.
 
         Raises:
-            SerializationError: The factory holds something that cannot be pickled; the attribute is named.
+            SerializationError: The factory holds a value that cannot be pickled; the message names the value.
         """
 
     def share(self, value: Any) -> Any:
-        """Prepare a value that is passed to several calls as a positional argument: it is copied and packed once."""
+        """Return a copy of a value that is packed only once; pass it to several calls as a positional argument."""
 
     def describe_available(self) -> str:
-        """Return a sentence about what there is room for, for the message when workers do not start."""
+        """Return a sentence about the free resources, for the message when workers do not start."""
 
     def stop(self) -> None:
-        """End what the engine itself started, such as a Ray runtime; workers are ended by their handles."""
+        """End what the engine itself has started, such as a Ray runtime; workers are ended by their handles."""
 
 
 def require_on_this_machine(resources: Sequence[Resources]) -> None:
     """Refuse GPUs that this machine does not have, and custom resources, which only a cluster has.
 
     Raises:
-        ConfigError: Says what was asked, and what there is.
+        ConfigError: The message says what was requested, and what there is.
     """
     if custom := sorted({name for part in resources for name in part.custom}):
         raise ConfigError(
-            f"custom_resources_per_env_runner asks for {', '.join(custom)}, which only a Ray cluster can have: take "
-            "engine_name='ray', or leave it out."
+            f"custom_resources_per_env_runner asks for {', '.join(custom)}, which only a Ray cluster can have: set "
+            "engine_name='ray', or leave custom_resources_per_env_runner unset."
         )
     num_gpus = sum(part.num_gpus for part in resources)
     if not num_gpus:
         return
-    import torch  # which takes seconds
+    import torch  # takes seconds
 
     if num_gpus > torch.cuda.device_count():
         raise ConfigError(
             f"The workers asked for ({len(resources)}) need {num_gpus:g} GPU in all, and this machine has "
-            f"{torch.cuda.device_count()} GPU. Ask for less for each, with num_gpus_per_env_runner or "
-            "num_gpus_per_learner, or take engine_name='ray' and a cluster."
+            f"{torch.cuda.device_count()} GPU. Ask for less per worker, with num_gpus_per_env_runner or "
+            "num_gpus_per_learner, or set engine_name='ray' and use a cluster."
         )

@@ -1,4 +1,4 @@
-"""The engine of an algorithm: it is chosen at once, and made when something first runs on it."""
+"""The engine of an algorithm, which is chosen at once and made when it is first used."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from corral.engines.base import TRAITS, Engine, Resources, WorkerHandle
 
 
 class LazyEngine:
-    """Makes an engine when something first runs on it; see `Engine` for the contract.
+    """Engine that makes the chosen engine when it is first used; see `Engine` for the contract.
 
-    An algorithm makes one and hands it to all its groups of runners and learners. If nothing ever runs on it, no
-    process starts and no cluster is joined.
+    An algorithm makes one lazy engine and gives it to all its groups of runners and learners. If the engine is never
+    used, no process starts and no cluster is joined.
 
     Attributes:
-        traits: Traits of the chosen engine; asking for them starts nothing.
+        traits: Traits of the chosen engine; reading them starts nothing.
     """
 
     def __init__(self, setting: str) -> None:
-        """Choose the engine that the setting `engine_name` means."""
+        """Choose the engine for the setting `engine_name`."""
         self.traits = TRAITS[engine_for(setting)]
         self._engine: Engine | None = None
 
     @property
     def is_made(self) -> bool:
-        """Whether something ran on it since it was made or stopped."""
+        """Whether the chosen engine is made, and not stopped since."""
         return self._engine is not None
 
     def _get(self) -> Engine:
@@ -35,10 +35,10 @@ class LazyEngine:
         return self._engine
 
     def require(self, resources: Sequence[Resources]) -> None:
-        """Refuse more workers than can ever run; no workers need no engine.
+        """Refuse workers that need more resources than there can be; for no workers, no engine is made.
 
         Raises:
-            ConfigError: Says what was asked, and what there is; or the engine is not installed.
+            ConfigError: The resources do not suffice, or the engine is not installed.
         """
         if resources:
             self._get().require(resources)
@@ -50,15 +50,15 @@ class LazyEngine:
         return self._get().start(factory, name=name, resources=resources)
 
     def share(self, value: Any) -> Any:
-        """Prepare a value that several calls are given; see `Engine.share`."""
+        """Return a value in a form for several calls; see `Engine.share`."""
         return self._get().share(value)
 
     def describe_available(self) -> str:
-        """Return a sentence about what there is room for."""
+        """Return a sentence about the free resources."""
         return self._get().describe_available()
 
     def stop(self) -> None:
-        """End what the engine itself started, if it was made."""
+        """Stop the chosen engine, if it was made."""
         if self._engine is not None:
             self._engine.stop()
             self._engine = None

@@ -1,4 +1,4 @@
-"""The local engine: workers are objects in this process, and a call runs at once."""
+"""The local engine: workers are objects in this process, and calls run at once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from corral.errors import WorkerDiedError
 
 
 class LocalHandle:
-    """A worker in this process."""
+    """Handle of a worker in this process."""
 
     def __init__(self, factory: Callable[[], Any], name: str) -> None:
-        """Make the worker; what the factory raises is kept for the calls."""
+        """Make the worker; an exception of the factory is kept for the futures of the calls."""
         self._name = name
         self._worker: Any = None
         self._problem: Exception | None = None
@@ -25,14 +25,14 @@ class LocalHandle:
             self._problem = error
 
     def call(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run the method now and return a finished future; what the method raised is in the future too."""
+        """Run the method now, and return a finished future with its result or its exception."""
         future: Future[Any] = Future()
         if self._problem is not None:
             future.set_exception(self._problem)
             return future
         try:
             future.set_result(call_method(self._worker, method, args, kwargs))
-        except Exception as error:  # an interrupt goes straight through: it is meant for this process
+        except Exception as error:  # a KeyboardInterrupt is not caught: it is meant for this process
             future.set_exception(error)
         return future
 
@@ -41,7 +41,7 @@ class LocalHandle:
         return self._problem is None
 
     def kill(self) -> None:
-        """Drop the worker."""
+        """Delete the worker; later calls fail."""
         self._worker = None
         self._problem = self._problem or WorkerDiedError(f"{self._name} was ended.")
 
@@ -52,21 +52,25 @@ class LocalEngine:
     traits = TRAITS["local"]
 
     def require(self, resources: Sequence[Resources]) -> None:
-        """Refuse resources that this machine does not have; cores do not matter, because workers take turns."""
+        """Refuse resources that this machine does not have; CPUs are not checked, because workers run in turn.
+
+        Raises:
+            ConfigError: The message says what was requested, and what there is.
+        """
         require_on_this_machine(resources)
 
     def start(
         self, factory: Callable[[], Any], *, name: str = "worker", resources: Resources | None = None
     ) -> LocalHandle:
-        """Make the worker here and now."""
+        """Make the worker now, and return its handle."""
         return LocalHandle(factory, name)
 
     def share(self, value: Any) -> Any:
-        """Return a copy, so that later changes of the value do not matter."""
+        """Return a copy, so that later changes to the value have no effect."""
         return copy.deepcopy(value)
 
     def describe_available(self) -> str:
-        """Return a sentence: there is always room."""
+        """Return a sentence for messages; this engine never runs out of resources."""
         return "Runners of this engine start in turn, in this process."
 
     def stop(self) -> None:
@@ -74,7 +78,7 @@ class LocalEngine:
 
 
 def call_method(worker: Any, method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a worker's method by name, or a function with the worker; every engine's worker ends up here."""
+    """Return the result of a worker's method, given by name, or of `method(worker, ...)`; all engines call this."""
     if isinstance(method, str):
         return getattr(worker, method)(*args, **kwargs)
     return method(worker, *args, **kwargs)

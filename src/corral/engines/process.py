@@ -1,8 +1,8 @@
-"""The process engine: each worker in a process of its own on this machine.
+"""The process engine: each worker runs in its own process on this machine.
 
-Each process starts a new interpreter (no fork: torch's threads and locks do not survive one) and does not import the
-main module again, so that a script needs no `if __name__ == "__main__"`. Each handle has a thread here that sends one
-call at a time and waits for its answer.
+Each process starts a new interpreter. It is not forked, because torch's threads and locks do not survive a fork. It
+does not import the main module again, so a script needs no `if __name__ == "__main__"`. The process that starts workers
+has a thread per handle, which sends one call at a time and waits for the answer.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ EXIT_S = 5.0
 
 @dataclass(frozen=True)
 class Packed:
-    """A value that was packed once for several calls."""
+    """A value that is packed once and sent with several calls."""
 
     frames: Frames
 
 
 @dataclass
 class _Call:
-    """A call that waits for its turn, or for its answer."""
+    """A call that waits to be sent, or waits for its answer."""
 
     message: list[Frames]
     future: Future[Any]
 
 
 class ProcessHandle:
-    """A worker in a process of its own."""
+    """Handle of a worker in its own process."""
 
     def __init__(self, factory: Callable[[], Any], name: str, resources: Resources) -> None:
-        """Start the process, and send it the factory."""
+        """Start the process, and queue the factory for it."""
         first = [pack(name, "the name"), pack(factory, name)]
         self._name = name
         self._problem: BaseException | None = None
@@ -68,7 +68,7 @@ class ProcessHandle:
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             CRASH_FD: str(their_crash_fd),
         }
-        # Several workers share the cores: each has as many threads as it asked for cores, as on a cluster.
+        # Several workers share the cores, so each worker gets as many threads as CPUs that it asked for.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, int(resources.num_cpus))))
         try:
             self._process = subprocess.Popen(
@@ -79,7 +79,8 @@ class ProcessHandle:
                 env=environment,
                 pass_fds=(theirs.fileno(), their_crash_fd),
                 stdin=subprocess.DEVNULL,
-                process_group=0,  # a Ctrl-C in the terminal is for this process; and all that it starts ends with it
+                # Ctrl-C in the terminal reaches only this process, and `killpg` ends all that the worker has started.
+                process_group=0,
             )
         except BaseException:
             self._channel.close()
@@ -96,7 +97,7 @@ class ProcessHandle:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Id of the process."""
         return self._process.pid
 
     def call(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
@@ -105,7 +106,7 @@ class ProcessHandle:
         plain = [None if index in shared else part for index, part in enumerate(args)]
         call = {"method": method, "args": plain, "kwargs": kwargs, "shared": list(shared)}
         frames = pack(call, f"{self._name}: the call's ")
-        # The call may wait for its turn, and the caller may write into what it gave: arrays are copied now.
+        # Arrays are copied now, because the caller may write to them while the call waits in the queue.
         message = [[frames[0], *map(bytearray, frames[1:])], *shared.values()]
         future: Future[Any] = Future()
         with self._lock:
@@ -120,15 +121,15 @@ class ProcessHandle:
         return self._problem is None and self._process.poll() is None
 
     def kill(self) -> None:
-        """End the process and all that it started."""
+        """End the process and all processes that it started."""
         self._give_up(WorkerDiedError(f"{self._name} was ended."))
-        if threading.current_thread() is not self._thread:  # as it is in a callback of a future
+        if threading.current_thread() is not self._thread:  # callbacks of futures run in this thread
             self._thread.join(EXIT_S)
 
     # The thread of the handle.
 
     def _serve(self) -> None:
-        """Send one call after another, and hand each answer to its future."""
+        """Send one call after another, and set the future of each call."""
         is_factory = True
         while (call := self._calls.get()) is not None:
             if not call.future.set_running_or_notify_cancel():
@@ -143,7 +144,7 @@ class ProcessHandle:
                 break
             try:
                 succeeded, value = unpack(answer[0]), unpack(answer[1])
-            except Exception as error:  # what came cannot be made again here
+            except Exception as error:  # the answer cannot be unpickled in this process
                 error.add_note(f"This is about what {self._name} returned.")
                 call.future.set_exception(error)
                 continue
@@ -161,14 +162,14 @@ class ProcessHandle:
         os.close(self._crash_fd)
 
     def _receive(self) -> list[list[bytearray]]:
-        # The end of the process does not close the socket if a process that it forked holds it too.
+        # When the process ends, the socket stays open if a process that it forked still has the socket.
         while not wait([self._channel], DEATH_CHECK_S):
             if self._process.poll() is not None and not wait([self._channel], 0):
                 raise EOFError
         return receive(self._channel)
 
     def _death(self, error: BaseException) -> WorkerDiedError:
-        """Return how the process ended, and the last that it wrote."""
+        """Return an error that says how the process ended, with its last output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_S)
         code = self._process.returncode
@@ -180,11 +181,11 @@ class ProcessHandle:
             how = f"ended by itself with exit code {code}"
         with contextlib.suppress(BlockingIOError):
             if last_words := os.read(self._crash_fd, 1 << 16).decode(errors="replace").strip():
-                how += f". Its last words:\n{last_words}"
+                how += f". Its last output:\n{last_words}"
         return WorkerDiedError(f"{self._name}: process {self._process.pid} {how}")
 
     def _give_up(self, problem: BaseException) -> BaseException:
-        """Note why no call can succeed any more, unless that is known, and end the process."""
+        """End the process, and return the reason why no call can succeed; the first reason is kept."""
         with self._lock:
             if self._problem is None:
                 self._problem = problem
@@ -204,12 +205,15 @@ class ProcessHandle:
 
 
 def _num_cpus() -> int:
-    """Return the CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all of its group, which is there as long as any of them is, and wait for its end."""
+    """Kill a process and its whole group, and wait for the end of the process.
+
+    The group exists as long as one of its processes runs, so this also works when the process itself has ended.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -217,33 +221,40 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class ProcessEngine:
-    """Starts each worker in a process of its own."""
+    """Starts each worker in its own process."""
 
     traits = TRAITS["process"]
 
     def require(self, resources: Sequence[Resources]) -> None:
-        """Refuse resources that this machine does not have; for cores, which processes share, log a warning."""
+        """Refuse resources that this machine does not have; log a warning if there are too few CPUs, which are shared.
+
+        Raises:
+            ConfigError: The message says what was requested, and what there is.
+        """
         require_on_this_machine(resources)
         asked, there = sum(part.num_cpus for part in resources), _num_cpus()
         if asked > there:
             log.warning(
-                "%d workers ask for %g CPUs, and this machine has %d: they share them.", len(resources), asked, there
+                "%d workers ask for %g CPUs, and this machine has %d: the workers share these CPUs.",
+                len(resources),
+                asked,
+                there,
             )
 
     def start(
         self, factory: Callable[[], Any], *, name: str = "worker", resources: Resources | None = None
     ) -> ProcessHandle:
-        """Start a process, and return before it has made the worker."""
+        """Start a process, and return its handle before the process has made the worker."""
         return ProcessHandle(factory, name, resources or Resources())
 
     def share(self, value: Any) -> Packed:
-        """Pack the value; arrays are copied, so that later changes of the value do not matter."""
+        """Return the packed value; arrays are copied, so later changes to the value have no effect."""
         frames = pack(value, "a shared value")
         return Packed([frames[0], *(bytearray(frame) for frame in frames[1:])])
 
     def describe_available(self) -> str:
-        """Return a sentence about the cores that the processes share."""
+        """Return a sentence about the CPUs that the processes share."""
         return f"This machine has {_num_cpus()} CPUs."
 
     def stop(self) -> None:
-        """Do nothing: every process belongs to its handle."""
+        """Do nothing: each process is ended by its handle."""

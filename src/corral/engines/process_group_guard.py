@@ -1,7 +1,7 @@
-"""A process that ends another one's process group when that one has ended, however it ended.
+"""A guard process, which ends the process group of another process when that process has ended, for any reason.
 
-A process that is killed cannot end what it started, and nobody else knows of it. Run as a script, so that it costs
-little: it imports neither this package nor any other.
+A process that is killed cannot end the processes that it started, and no other process knows them. The guard is run as
+a script, so that it costs little: it does not import this package or any other package.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sys
 
 
 def guard_this_process() -> None:
-    """Start a guard of this process and of what it will start, outside of the processes that Ray ends with it.
+    """Start a guard of this process and its later children; the guard is not among the processes that Ray ends.
 
-    This process becomes the leader of a process group, if it is none. Only Linux has what the guard needs; nothing is
-    started elsewhere.
+    This process becomes the leader of a process group, if it is not one. The guard needs Linux; on other systems, none
+    is started.
     """
-    import subprocess  # the guard itself does without it
+    import subprocess  # imported here, because the guard itself does not need it
 
     if not hasattr(os, "pidfd_open"):
         return
@@ -29,7 +29,7 @@ def guard_this_process() -> None:
 
 
 def main(pid: int) -> None:
-    """Return at once; a process of its own waits for the end of `pid`, and ends its group."""
+    """Fork a process that waits for the end of process `pid` and ends its group; return at once."""
     process = os.pidfd_open(pid)
     if os.fork():
         return
@@ -37,7 +37,7 @@ def main(pid: int) -> None:
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # it left nothing behind
+        pass  # no process of the group is left
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The Ray engine: each worker in a Ray actor, on this machine or another one of Ray's cluster."""
+"""The Ray engine: each worker runs in a Ray actor, on this machine or on another machine of Ray's cluster."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from corral.errors import WorkerDiedError
 
 
 class RayHandle:
-    """A worker in a Ray actor."""
+    """Handle of a worker in a Ray actor."""
 
     def __init__(self, actor: Any, factory: Callable[[], Any], name: str, answers: ThreadPoolExecutor) -> None:
         """Send the factory to the actor.
 
         Args:
-            actor: Handle of the actor.
-            factory: Makes the worker.
-            name: For messages.
-            answers: Where answers are unpacked and given to futures. On Ray's own thread, whatever waits for a future
-                could not call `ray.kill`, for one: that waits there without end.
+            actor: Ray's handle of the actor.
+            factory: Function that makes the worker.
+            name: Name of the worker in messages.
+            answers: Thread that unpacks answers and sets futures. Ray's own thread cannot do so: a callback of a future
+                may call `ray.kill`, which never returns in Ray's thread.
         """
         self._actor = actor
         self._name = name
@@ -59,19 +59,19 @@ class RayHandle:
         return self._submit(self._actor.call, False, Parcel(call, f"{self._name}: the call's "), *sent)
 
     def alive(self) -> bool:
-        """Return whether the worker can still answer calls; only a call notices that it died."""
+        """Return whether the worker can still answer calls; the death of a worker is only noticed by a call."""
         return self._problem is None
 
     def kill(self) -> None:
-        """Have Ray end the actor; what the worker started ends with its process."""
+        """Let Ray end the actor; the processes that the worker started end with it."""
         self._give_up(WorkerDiedError(f"{self._name} was ended."))
         if ray.is_initialized():
-            with contextlib.suppress(ray.exceptions.RayError):  # of a cluster that is gone
+            with contextlib.suppress(ray.exceptions.RayError):  # the cluster may be gone
                 ray.kill(self._actor, no_restart=True)
 
     def _submit(self, method: Any, is_factory: bool, *parcels: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()  # Ray has it: there is nothing to cancel
+        future.set_running_or_notify_cancel()  # Ray has the call, so the future cannot be cancelled
         with self._lock:
             if self._problem is not None:
                 future.set_exception(self._problem)
@@ -81,14 +81,14 @@ class RayHandle:
             self._pending.add(future)
 
         def note(done: Future[Any]) -> None:
-            with contextlib.suppress(RuntimeError):  # this interpreter is ending
+            with contextlib.suppress(RuntimeError):  # raised when this interpreter is ending
                 self._answers.submit(self._resolve, future, done, is_factory)
 
         answer.add_done_callback(note)
         return future
 
     def _resolve(self, future: Future[Any], done: Future[Any], is_factory: bool) -> None:
-        """Hand an answer to its future."""
+        """Set a future to the answer of its call."""
         error: BaseException | None = None
         result: Any = None
         try:
@@ -104,7 +104,7 @@ class RayHandle:
         except ray.exceptions.RayError as problem:
             self._give_up(WorkerDiedError(f"{self._name}: {_death(problem)}"))
             return
-        except Exception as problem:  # what came cannot be made again here
+        except Exception as problem:  # the answer cannot be unpickled in this process
             problem.add_note(f"This is about what {self._name} returned.")
             error = problem
         with self._lock:
@@ -119,7 +119,7 @@ class RayHandle:
             self._give_up(error)
 
     def _give_up(self, problem: BaseException) -> None:
-        """Note why no call can succeed any more, unless that is known, and fail the calls under way."""
+        """Keep the first reason why no call can succeed, and set it as the exception of all pending futures."""
         with self._lock:
             self._problem = self._problem or problem
             pending, self._pending = self._pending, set()
@@ -128,14 +128,14 @@ class RayHandle:
 
 
 def _arrival_error(error: ray.exceptions.RayTaskError, name: str) -> BaseException:
-    """Return what was raised when an actor unpickled what it was sent."""
+    """Return the exception that was raised when an actor unpickled its arguments."""
     cause: BaseException = getattr(error.cause, "client_exc", error.cause)
-    cause.add_note(f"In {name}, which could not unpickle what it was sent:\n{error.traceback_str.rstrip()}")
+    cause.add_note(f"In {name}, which could not unpickle its arguments:\n{error.traceback_str.rstrip()}")
     return cause
 
 
 def _death(error: ray.exceptions.RayError) -> str:
-    """Return how an actor died, from what Ray says in several lines."""
+    """Return how an actor died, in one line, from Ray's message of several lines."""
     text = str(error)
     found = re.search(r"\n\tpid: (\d+)", text), re.search(r"\n\tip: (\S+)", text)
     process = " on ".join(match[1] for match in found if match)
@@ -144,7 +144,7 @@ def _death(error: ray.exceptions.RayError) -> str:
     elif "node has died" in text:
         how = "is gone with its node"
     elif "End of file" in text or "connection error" in text:
-        how = "was killed, crashed or exited: Ray knows no more (a common cause is that its machine ran out of memory)"
+        how = "was killed, crashed or exited (Ray gives no reason; often its machine ran out of memory)"
     else:
         how = f"is gone: {' '.join(text.split())}"
     return f"process {process} {how}"
@@ -153,8 +153,8 @@ def _death(error: ray.exceptions.RayError) -> str:
 # The engine, and Ray's runtime.
 
 _lock = threading.Lock()
-_num_engines: Counter[str] = Counter()  # by the runtime that they use
-_started: set[str] = set()  # runtimes that an engine started
+_num_engines: Counter[str] = Counter()  # number of engines that use a runtime, by the runtime's id
+_started: set[str] = set()  # ids of the runtimes that an engine started
 
 
 def _runtime() -> str:
@@ -162,7 +162,7 @@ def _runtime() -> str:
 
 
 def _join_runtime() -> str:
-    """Start Ray, or join a cluster, unless that was done; return an id of the runtime."""
+    """Return an id of the Ray runtime of this process; start Ray or join a cluster first, if necessary."""
     with _lock:
         was_there = ray.is_initialized()
         if not was_there:
@@ -175,12 +175,11 @@ def _join_runtime() -> str:
 
 
 def _leave_runtime(runtime: str) -> None:
-    """Shut Ray down if an engine started it, and no engine uses it any more."""
+    """Shut Ray down if an engine started it and no engine uses it any more."""
     with _lock:
         _num_engines[runtime] -= 1
-        is_current = (
-            ray.is_initialized() and runtime == _runtime()
-        )  # the user may have shut it down and started another
+        # The user may have shut down this runtime and started another one.
+        is_current = ray.is_initialized() and runtime == _runtime()
         if is_current and runtime in _started and not _num_engines[runtime]:
             ray.shutdown()
 
@@ -188,32 +187,37 @@ def _leave_runtime(runtime: str) -> None:
 class RayEngine:
     """Starts workers as Ray actors.
 
-    Without a Ray runtime in this process, it starts one on this machine, or joins the cluster that Ray finds by itself
-    (`RAY_ADDRESS`, or one that `ray start` started here); the last engine that is stopped ends that.
+    If this process has no Ray runtime, the engine joins the cluster that Ray finds by itself (from `RAY_ADDRESS`, or
+    started on this machine by `ray start`), or else starts Ray on this machine. When the last engine that uses this
+    runtime is stopped, it shuts the runtime down.
     """
 
     traits = TRAITS["ray"]
 
     def __init__(self) -> None:
-        """Start or join Ray, if need be."""
+        """Start or join Ray, if necessary."""
         self._runtime: str | None = _join_runtime()
         self._actor_class = actor_class()
         self._answers = ThreadPoolExecutor(1, "answers of Ray actors")
 
     def require(self, resources: Sequence[Resources]) -> None:
-        """Refuse more than the cluster has, or the placement group that this process runs in."""
+        """Refuse more resources than the cluster has, or the placement group in which this process runs.
+
+        Raises:
+            ConfigError: The message says what was requested, and what there is.
+        """
         require(resources)
 
     def start(
         self, factory: Callable[[], Any], *, name: str = "worker", resources: Resources | None = None
     ) -> RayHandle:
-        """Start an actor, and return before Ray has found a place for it."""
+        """Start an actor, and return its handle before Ray has found a place for the actor."""
         resources = resources or Resources()
         options = {
             "num_cpus": resources.num_cpus,
             "num_gpus": resources.num_gpus,
             "resources": dict(resources.custom),
-            "max_restarts": 0,  # who called `start` knows what a new worker has to be told
+            "max_restarts": 0,  # only the caller of `start` knows the state that a new worker needs
             "max_task_retries": 0,
         }
         paths = [os.path.abspath(path) for path in sys.path]
@@ -221,16 +225,16 @@ class RayEngine:
         return RayHandle(actor, factory, name, self._answers)
 
     def share(self, value: Any) -> ray.ObjectRef[Any]:
-        """Put the value into Ray's object store; each node fetches it once."""
+        """Put a value into Ray's object store, and return the reference; each node fetches the value once."""
         with serialization_errors():
             return ray.put(Parcel(value, "a shared value"))
 
     def describe_available(self) -> str:
-        """Return a sentence about what Ray could still place, and what there is."""
+        """Return a sentence about the free and the total resources of Ray."""
         return describe_available()
 
     def stop(self) -> None:
-        """End the runtime if an engine started it, and no other engine uses it."""
+        """Shut Ray down if an engine started it and no other engine uses it."""
         if self._runtime is not None:
             _leave_runtime(self._runtime)
             self._runtime = None

@@ -1,4 +1,4 @@
-"""Named actors of Ray, for `corral.coordination`: plain ones, as `ray.get_actor` finds them."""
+"""Named actors of `corral.coordination` in Ray: ordinary Ray actors, which `ray.get_actor` finds too."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from corral.errors import CoordinationError
 
 REMOVAL_TIMEOUT_S = 10.0
 
-# Ray ends an actor when the handle that it was made with is gone.
+# Handles of the actors that were made in this process, by name: Ray ends an actor when its first handle is deleted.
 _made_here: dict[str, Any] = {}
 
 
 def create(name: str, cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Make an actor and wait for its constructor. It reserves no CPU, unless the user decorated the class.
+    """Make an actor and wait for its constructor. The actor reserves no CPU, unless the user has decorated the class.
 
     Raises:
         CoordinationError: The name is taken, or the constructor raised.
@@ -38,7 +38,7 @@ def create(name: str, cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def exists(name: str) -> bool:
-    """Say whether there is an actor of this name in this job's namespace."""
+    """Return whether an actor with this name is in the namespace of this job."""
     try:
         ray.get_actor(name)
     except ValueError:
@@ -47,17 +47,17 @@ def exists(name: str) -> bool:
 
 
 def names() -> list[str]:
-    """Return the names of all actors in this job's namespace."""
+    """Return the names of all actors in the namespace of this job."""
     found: list[str] = ray.util.list_named_actors()
     return found
 
 
 def call(name: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a method and wait.
+    """Call a method of an actor, wait, and return the result.
 
     Raises:
-        CoordinationError: The actor has no such method, or it ended.
-        Exception: What the method raised, with the traceback in the actor's process as a note.
+        CoordinationError: The actor has no such method, or the actor has ended.
+        Exception: Exception of the method, with the traceback in the actor's process as a note.
     """
     actor = ray.get_actor(name)
     if method not in dir(actor):
@@ -68,11 +68,11 @@ def call(name: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any])
         cause: BaseException = error.cause
         cause.add_note(f"In actor {name!r}:\n{error}")
         raise cause from None
-    except TypeError:  # from here: the arguments are not the method's, or cannot be pickled
+    except TypeError:  # raised in this process: the arguments do not fit the method, or cannot be pickled
         packed((args, kwargs), f"actor {name!r}, method {method!r}: the arguments")
         raise
     except RayActorError as error:
-        raise CoordinationError(f"actor {name!r} ended, and took the call of {method!r} with it: {error}") from error
+        raise CoordinationError(f"actor {name!r} ended during the call of {method!r}: {error}") from error
 
 
 def remove(name: str) -> None:

@@ -1,4 +1,4 @@
-"""What Ray has room for, in its cluster or in the placement group of a Tune trial."""
+"""The free and the total resources of Ray's cluster, or of the placement group of a Tune trial."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ray.util.placement_group import get_current_placement_group
 from corral.engines.base import Resources
 from corral.errors import ConfigError
 
-# Of the sums of what workers need, such as 0.1 ten times.
+# Rounding error of sums such as ten times 0.1 CPU.
 TOLERANCE = 1e-6
 
 NOT_ASKED_FOR = ("memory", "object_store_memory")
 
 
 def require(resources: Sequence[Resources]) -> None:
-    """Refuse more than the cluster has, or the placement group that this process runs in.
+    """Refuse more resources than the cluster has, or the placement group in which this process runs.
 
     Raises:
-        ConfigError: Says what was asked, and what there is.
+        ConfigError: The message says what was requested, and what there is.
     """
     asked = [_amounts(part) for part in resources]
     where, places = _places()
@@ -31,17 +31,17 @@ def require(resources: Sequence[Resources]) -> None:
         needs = f"The workers asked for ({len(asked)}) need {_listed(total, short)} in all"
         problem = f"{needs}, and {where} has {_listed(there, short)}."
     elif large := [part for part in asked if not any(_fits(part, place) for place in places)]:
-        problem = f"A worker needs {_listed(large[0], large[0])}, and {where} has nowhere so much in one place."
+        problem = f"A worker needs {_listed(large[0], large[0])}, and {where} does not have so much in one place."
     else:
         return
     raise ConfigError(
-        f"{problem} Ask for fewer runners (num_env_runners) or learners, or for less for each, such as "
-        "num_cpus_per_env_runner=0.5; or take engine_name='process', whose workers share the cores."
+        f"{problem} Ask for fewer runners (num_env_runners) or learners, or for less per worker, such as "
+        "num_cpus_per_env_runner=0.5; or set engine_name='process', whose workers share the CPUs."
     )
 
 
 def describe_available() -> str:
-    """Say what Ray could still place, and what there is."""
+    """Return a sentence about the free and the total resources of Ray."""
     group = _placement_group()
     suffix = "" if group is None else f"_group_{group.id.hex()}"
     free, there = ray.available_resources(), ray.cluster_resources()
@@ -55,12 +55,12 @@ def describe_available() -> str:
 
 
 def _amounts(resources: Resources) -> Counter[str]:
-    """Return what a worker needs, by Ray's names, without zeros."""
+    """Return the amounts that a worker needs, by Ray's names of the resources, without zeros."""
     return +Counter({"CPU": resources.num_cpus, "GPU": resources.num_gpus, **resources.custom})
 
 
 def _placement_group() -> Any:
-    """Return the placement group that takes up the actors that this process starts, or `None`; a Tune trial has one."""
+    """Return the placement group in which Ray places the actors of this process, or `None`; a Tune trial has one."""
     if not ray.get_runtime_context().should_capture_child_tasks_in_placement_group:
         return None
     return get_current_placement_group()
@@ -71,12 +71,12 @@ def _place_name(group: Any) -> str:
 
 
 def _places() -> tuple[str, list[Counter[str]]]:
-    """Return where actors run, and what each node or bundle of that has."""
+    """Return the name of the cluster or placement group, and the resources of each of its nodes or bundles."""
     group = _placement_group()
     if group is None:
         return _place_name(None), [Counter(node["Resources"]) for node in ray.nodes() if node["Alive"]]
     bundles: list[Counter[str]] = [*map(Counter, group.bundle_specs)]
-    bundles[0].subtract(ray.get_runtime_context().get_assigned_resources())  # Tune puts a trial itself there
+    bundles[0].subtract(ray.get_runtime_context().get_assigned_resources())  # the trial itself runs there
     return _place_name(group), bundles
 
 

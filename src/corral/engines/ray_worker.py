@@ -1,7 +1,7 @@
-"""What goes to a Ray actor and comes from it, and the actor itself.
+"""The Ray actor that holds a worker, and the values that it receives and returns.
 
-Everything is packed as between the processes of the process engine: arrays arrive as the receiver's own, and the same
-things can and cannot be pickled. Ray carries the packed buffers.
+Values are packed in the same way as in the process engine: the receiver owns its arrays, and the same values can be
+pickled. Ray carries the packed buffers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from corral.errors import SerializationError
 
 
 class Parcel:
-    """A value on its way to an actor, where it arrives unpacked.
+    """A value that is sent to an actor. The actor receives it unpacked.
 
-    It is packed while Ray pickles it, not before, so that Ray sees the actor handles and object references in it and
-    keeps them alive.
+    The value is packed while Ray pickles it, not before. So Ray sees the actor handles and object references in the
+    value and keeps them alive.
     """
 
     def __init__(self, value: Any, name: str) -> None:
-        """Keep the value, and what errors call it."""
+        """Keep the value, and its name for errors."""
         self._value, self._name = value, name
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[list[pickle.PickleBuffer]]]:
@@ -39,18 +39,18 @@ class Parcel:
 
 
 def _buffers(frames: Frames) -> list[pickle.PickleBuffer]:
-    """Make Ray carry the frames next to its own pickle."""
+    """Return the frames as buffers, which Ray carries next to its own pickle."""
     return [pickle.PickleBuffer(frame) for frame in frames]
 
 
 def unpack_copy(frames: Sequence[Any]) -> Any:
-    """Unpack frames in Ray's store, which are read-only and stay there as long as something refers to them."""
+    """Return the value of frames in Ray's store; arrays are copied, because frames are read-only and use the store."""
     return unpack([frames[0], *map(bytearray, frames[1:])])
 
 
 @contextlib.contextmanager
 def serialization_errors() -> Iterator[None]:
-    """Raise the error of a `Parcel`, which Ray replaces with one of its own."""
+    """Raise the original error of a `Parcel`, which Ray replaces with a `TypeError`."""
     try:
         yield
     except TypeError as error:
@@ -61,24 +61,24 @@ def serialization_errors() -> Iterator[None]:
 
 
 class Host:
-    """Holds a worker in an actor's process, and answers calls.
+    """Holds a worker in the process of an actor, and answers calls.
 
-    An answer is whether the call succeeded, and the frames of the result or of the exception and its cause.
+    An answer is a pair: whether the call succeeded, and the frames of the result or of the exception and its cause.
     """
 
     def __init__(self, name: str) -> None:
-        """Guard the process."""
+        """Start a guard that ends the processes of the worker when this process ends."""
         self._name = name
         self._where = f"{name} (process {os.getpid()} on {ray.util.get_node_ip_address()})"
         self._worker: Any = None
         guard_this_process()
 
     def make(self, factory: Callable[[], Any]) -> tuple[bool, list[pickle.PickleBuffer]]:
-        """Make the worker."""
+        """Make the worker, and return an answer."""
         return self._answer(self._make, factory)
 
     def call(self, method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the worker."""
+        """Call the worker, and return the answer."""
         return self._answer(call_method, self._worker, method, args, kwargs)
 
     def _make(self, factory: Callable[[], Any]) -> None:
@@ -88,7 +88,7 @@ class Host:
         try:
             result = function(*args)
             return True, _buffers(pack(result, f"what {self._name} returned", ray.cloudpickle.dumps))
-        except Exception as error:  # by SystemExit, Ray ends an actor
+        except Exception as error:  # not BaseException: Ray ends an actor with SystemExit
             problem = portable_error(error, self._where)
             return False, _buffers(pack(problem, f"an exception in {self._where}", ray.cloudpickle.dumps))
 
@@ -96,7 +96,7 @@ class Host:
 def actor_class() -> Any:
     """Return the class of the actors."""
 
-    # A local class is pickled by value: before it has the paths, an actor's process may not find this package.
+    # A local class is pickled by value. The actor's process may not find this package before `sys.path` is set.
     class CorralWorker:
         def __init__(self, name: str, directory: str, paths: list[str]) -> None:
             self.name = name
@@ -106,7 +106,7 @@ def actor_class() -> Any:
                 os.chdir(directory)
 
         def __repr__(self) -> str:
-            return self.name  # Ray puts it before what the worker prints
+            return self.name  # Ray puts this before each line that the worker prints
 
         def make(self, factory: Any) -> Any:
             from corral.engines.ray_worker import Host
@@ -117,7 +117,7 @@ def actor_class() -> Any:
             return succeeded, frames
 
         def call(self, call: Any, *args: Any) -> Any:
-            # Without a worker, the answer to `make` says why.
+            # If there is no worker, the answer to `make` has said why.
             return self.host and self.host.call(call["method"], args, call["kwargs"])
 
     return ray.remote(CorralWorker)

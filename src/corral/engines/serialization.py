@@ -1,4 +1,4 @@
-"""How values and exceptions travel between processes: pickled by cloudpickle, large arrays next to the pickle."""
+"""Functions that send values and exceptions to other processes: pickled with cloudpickle, large arrays not copied."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ import cloudpickle
 from corral.errors import SerializationError
 
 Frames = list[pickle.PickleBuffer | bytes | memoryview | bytearray]
-"""A pickle, and the buffers that it refers to."""
+"""A pickle, and the buffers to which the pickle refers."""
 
-# A smaller array costs less inside the pickle than by a system call of its own.
+# Smaller arrays are copied into the pickle, which costs less than one more system call.
 OUT_OF_BAND_BYTES = 64 * 1024
 
 
 def pack(value: Any, name: str, dumps: Callable[..., bytes] = cloudpickle.dumps) -> Frames:
-    """Pickle a value; buffers of large arrays are referred to, not copied.
+    """Return a pickled value; the buffers of large arrays are not copied.
 
     Args:
-        value: Anything; functions and classes that no module holds go by value.
-        name: What the value is called, for the error.
-        dumps: `dumps` of cloudpickle, or of a library that brings its own.
+        value: Any value; functions and classes that are not in a module are pickled by value.
+        name: Name of the value for the error.
+        dumps: Function `dumps` of cloudpickle, or of a library with its own copy of cloudpickle.
 
     Raises:
-        SerializationError: Part of it cannot be pickled; the message names the part.
+        SerializationError: A part of the value cannot be pickled; the message names the part.
     """
     buffers: list[memoryview] = []
 
@@ -48,7 +48,7 @@ def pack(value: Any, name: str, dumps: Callable[..., bytes] = cloudpickle.dumps)
 
     try:
         return [dumps(value, protocol=5, buffer_callback=keep_in_band), *buffers]
-    except Exception as error:  # a __reduce__ of the user's may raise anything
+    except Exception as error:  # the user's __reduce__ may raise anything
         raise SerializationError(f"{unpicklable_part(value, name)} and has to go to another process.") from error
 
 
@@ -68,11 +68,11 @@ def send(channel: socket.socket, message: Sequence[Frames]) -> None:
 
 
 def receive(channel: socket.socket) -> list[list[bytearray]]:
-    """Receive what one `send` sent.
+    """Return the packed values of one message of `send`.
 
     Raises:
-        EOFError: The other side is gone.
-        OSError: The channel broke.
+        EOFError: The other process has closed the channel.
+        OSError: The channel is broken.
     """
     (num_parts,) = struct.unpack("!Q", _exactly(channel, 8))
     counts = struct.unpack(f"!{num_parts}Q", _exactly(channel, 8 * num_parts))
@@ -95,14 +95,14 @@ def _exactly(channel: socket.socket, num_bytes: int) -> bytearray:
 
 
 def portable_error(error: BaseException, where: str) -> tuple[BaseException, BaseException | None]:
-    """Return an exception and its cause in a form that can be pickled, with the traceback here as a note.
+    """Return an exception and its cause in a form that can be pickled, with the traceback as a note.
 
     Args:
-        error: What was raised.
-        where: Which worker raised it, for the note.
+        error: Exception of the worker.
+        where: Name of the worker, for the note.
     """
     note = f"In {where}:\n{''.join(traceback.format_exception(error)).rstrip()}"
-    # SystemExit and KeyboardInterrupt would end the process that they are sent to.
+    # SystemExit and KeyboardInterrupt would end the process that receives them.
     survives = isinstance(error, Exception) and _survives(error)
     sent = error if survives else RuntimeError(f"{type(error).__name__}: {error}")
     sent.add_note(note)
@@ -148,7 +148,7 @@ def _kind(value: Any) -> str:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a value, each with what leads to it."""
+    """Yield the parts of a value, each with the text that leads from the value to the part, such as `.name`."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, (list, tuple)):

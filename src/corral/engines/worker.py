@@ -1,4 +1,4 @@
-"""What runs in a process of the process engine: one worker, and its calls one after another."""
+"""The main function of a process of the process engine: it runs the calls of one worker, one after another."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from typing import Any
 from corral.engines.local import call_method
 from corral.engines.serialization import Frames, pack, portable_error, receive, send, unpack
 
-# Where a crashing process writes its last words, which the other side puts into the error; see `process.py`.
+# Variable with the file descriptor to which a crashing process writes. The parent puts this output into the error; see
+# `process.py`.
 CRASH_FD = "CORRAL_CRASH_FD"
 
 PARENT_CHECK_S = 1.0
 
 
 def main(channel_fd: int, parent: int) -> None:
-    """Serve the calls that come through a socket until the other side, the process `parent`, closes it or ends."""
+    """Serve the calls from a socket until the process at the other end, `parent`, closes the socket or ends."""
     faulthandler.enable(int(os.environ[CRASH_FD]))
     _end_with_parent(parent)
     with socket.socket(fileno=channel_fd) as channel:
@@ -28,7 +29,7 @@ def main(channel_fd: int, parent: int) -> None:
             _serve(channel)
         except (EOFError, OSError):  # the other side is gone
             pass
-    # Not an ordinary exit: threads and processes that the worker left running must not keep this process.
+    # Not an ordinary exit: threads and processes that the worker left running must not keep this process alive.
     os.killpg(0, signal.SIGKILL)
 
 
@@ -68,9 +69,9 @@ def _failure(error: BaseException, where: str) -> list[Frames]:
 
 
 def _end_with_parent(parent: int) -> None:
-    """End this process and all that it started soon after its parent died, whatever it is busy with.
+    """End this process and all processes that it started soon after its parent died, whatever this process is doing.
 
-    The parent is told rather than asked for: it may have died before this process could ask.
+    The id of the parent is an argument, because the parent may die before this process calls `os.getppid`.
     """
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""The asynchronous vector env: each sub-env in a process of its own."""
+"""The asynchronous vector env: each sub-env runs in its own process."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from corral.envs.sub_envs import CLOSE_LIMIT_S, Restarts, problem_of, restart_en
 from corral.errors import EnvTimeoutError, SubEnvError
 
 _FAILURE = "corral_failure"
-"""Key in the info of a sub-env that failed and waits to be restarted: method, problem and traceback."""
+"""Key in the info of a failed sub-env that waits to be restarted; the value is (method, problem, traceback)."""
 
 
 @dataclass(frozen=True)
 class AsyncLimits:
-    """Time limits of sub-envs in processes of their own.
+    """Time limits of sub-envs that run in their own processes.
 
     Attributes:
-        step_timeout_s: Seconds that one `step` or `reset` may take; `None` waits without limit.
+        step_timeout_s: Seconds that one `step` or `reset` may take; `None` means no limit.
         start_timeout_s: Seconds that restarting a failed sub-env may take, if `step_timeout_s` is set.
     """
 
@@ -60,19 +60,19 @@ def make_async(
     limits: AsyncLimits = NO_LIMITS,
     restarts: Restarts | None = None,
 ) -> AsyncVectorEnv:
-    """Start a process for each sub-env.
+    """Return a vector env with one process per sub-env.
 
     Args:
-        make: Makes sub-env `index`, in its process.
-        num_envs: N.
-        mode: When sub-envs are reset.
-        first: An env made here, for its spaces.
-        seed: Seed of the processes' global generators, which would otherwise all continue from this process's.
-        limits: How long sub-envs may take.
-        restarts: What to do about a sub-env that fails; with `None` its failure is raised.
+        make: Function that makes sub-env `index`, in its process.
+        num_envs: Number of sub-envs N.
+        mode: Autoreset mode: when sub-envs are reset.
+        first: An env made in this process, whose spaces are used.
+        seed: Seed of the global generators in the processes; without it, all would continue from the state here.
+        limits: Time limits of the sub-envs.
+        restarts: Restarts of failed sub-envs; with `None`, a failure is raised.
 
     Raises:
-        EnvError: A sub-env could not be made; no process is left.
+        EnvError: A sub-env could not be made; all processes have been ended.
     """
     spaces = first.observation_space, first.action_space
     sub_envs = [
@@ -96,7 +96,10 @@ def _in_process(
     step_timeout_s: float | None,
     reports_failures: bool,
 ) -> gym.Env[Any, Any]:
-    """Make one sub-env in its own process, or a stand-in: Gymnasium's worker reports no error before its loop runs."""
+    """Return one sub-env, made in its own process, or a stand-in that raises the error later.
+
+    The stand-in is needed because Gymnasium's worker reports no error before its loop runs.
+    """
     seed_everything(seed)
     try:
         return _ProcessEnv(partial(make, index), step_timeout_s, reports_failures)
@@ -105,9 +108,9 @@ def _in_process(
 
 
 class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """A sub-env in its own process: checks observations there, and raises nothing that cannot be pickled.
+    """A sub-env in its own process: it checks observations, and raises only exceptions that can be pickled.
 
-    With `reports_failures` it does not raise at all: an info says what was wrong, and the sub-env waits for `renew`.
+    With `reports_failures` it raises nothing: the info describes the failure, and the sub-env waits for `renew`.
     """
 
     ready = True
@@ -151,7 +154,7 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
             return self._timer.call(function, *args, **kwargs)
 
     def renew(self, seed: int) -> tuple[Any, ...]:
-        """Restart the env; return its first observation and info, or what went wrong."""
+        """Restart the env; return its first observation and info, or a tuple with only the exception."""
         try:
             with _portable_errors():
                 self.env, obs, info = restart_env(self.env, self._make, seed=seed, call=self._call)
@@ -161,7 +164,7 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         return obs, info
 
     def apply(self, packed: bytes) -> bytes:
-        """Call a packed function with the env and further arguments; return what it returned, or raised, packed."""
+        """Call a packed function with the env and further arguments; return its packed result or exception."""
         function, args = cloudpickle.loads(packed)
         try:
             with _portable_errors():
@@ -173,7 +176,7 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class _UnmadeEnv(gym.Env[Any, Any]):
-    """Stands for a sub-env that raised in its own process when it was made."""
+    """Stand-in for a sub-env that raised an exception when it was made in its own process."""
 
     def __init__(self, error: Exception, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
         self._error = error
@@ -186,7 +189,7 @@ class _UnmadeEnv(gym.Env[Any, Any]):
 
 @contextmanager
 def _portable_errors() -> Iterator[None]:
-    """Replace an exception that would not survive the way to another process by one with its name and message."""
+    """Replace an exception that cannot be sent to another process with a `RuntimeError` of its name and message."""
     try:
         yield
     except Exception as error:
@@ -198,7 +201,7 @@ def _portable_errors() -> Iterator[None]:
 
 
 class _Pipe:
-    """The parent's end of a pipe to a sub-env's process, which says whose process ended."""
+    """The parent's end of a pipe to the process of a sub-env; its errors give the index of a process that has ended."""
 
     def __init__(self, connection: Any, index: int) -> None:
         self._connection, self._index = connection, index
@@ -223,21 +226,21 @@ class _Pipe:
 
 
 class _Overdue(Exception):
-    """The sub-env with this index has not answered, in so many seconds."""
+    """A sub-env has not answered in time; the arguments are its index and the limit in seconds."""
 
 
 class _ProcessEnded(Exception):
-    """The process of the sub-env with this index is gone."""
+    """The process of a sub-env has ended; the argument is the index of the sub-env."""
 
 
 class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
-    """Gymnasium's asynchronous vector env, which names the sub-env that failed, limits every wait, and ends cleanly.
+    """Gymnasium's asynchronous vector env, which also names failed sub-envs, limits all waits, and closes cleanly.
 
     Args:
-        env_fns: Make the sub-envs, each in its process.
-        mode: When sub-envs are reset.
-        limits: How long sub-envs may take.
-        restarts: What to do about a sub-env that fails; with `None` its failure is raised.
+        env_fns: Functions that make the sub-envs, each in its process.
+        mode: Autoreset mode: when sub-envs are reset.
+        limits: Time limits of the sub-envs.
+        restarts: Restarts of failed sub-envs; with `None`, a failure is raised.
     """
 
     _interrupted = False
@@ -255,7 +258,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
         self._limits, self._restarts = limits, restarts
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset every sub-env; see `gymnasium.vector.AsyncVectorEnv.reset`."""
+        """Reset all sub-envs; see `gymnasium.vector.AsyncVectorEnv.reset`."""
         with self._exchange("reset"):
             self.reset_async(seed=seed, options=options)
             obs, infos = self.reset_wait(timeout=self._wait_limit_s)
@@ -263,7 +266,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """Step every sub-env; see `gymnasium.vector.AsyncVectorEnv.step`."""
+        """Step all sub-envs; see `gymnasium.vector.AsyncVectorEnv.step`."""
         with self._exchange("step"):
             self.step_async(actions)
             obs, rewards, terminated, truncated, infos = self.step_wait(timeout=self._wait_limit_s)
@@ -271,10 +274,10 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
         return obs, rewards, terminated, truncated, infos
 
     def foreach(self, fn: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return `fn(sub_env, *arguments[i])` for every sub-env, called in its process.
+        """Return `fn(sub_env, *arguments[i])` for each sub-env; `fn` is called in the process of the sub-env.
 
         Raises:
-            Exception: What `fn` raised in the first sub-env in which it did.
+            Exception: Exception of `fn`; if `fn` raised in several sub-envs, the exception in the first of them.
         """
         answers = self._call_each("apply", [(cloudpickle.dumps((fn, tuple(given))),) for given in arguments])
         unpacked = [cloudpickle.loads(answer) for answer in answers]
@@ -286,7 +289,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
     def _call_each(
         self, name: str, arguments: Sequence[Sequence[Any] | None], limit_s: float | None = None
     ) -> list[Any]:
-        """Call a method of the sub-envs that have arguments, all at the same time; return their answers."""
+        """Call a method of each sub-env whose arguments are not `None`, all at the same time; return their answers."""
         self._assert_is_running()
         chosen = [i for i, given in enumerate(arguments) if given is not None]
         with self._exchange(name):
@@ -303,17 +306,17 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
 
     @property
     def _wait_limit_s(self) -> float | None:
-        """Seconds to wait for answers: more than a sub-env needs to interrupt itself."""
+        """Seconds to wait for answers: longer than a sub-env takes to interrupt itself."""
         timeout_s = self._limits.step_timeout_s
         return None if timeout_s is None else 2 * timeout_s + 1
 
     @contextmanager
     def _exchange(self, method: str) -> Iterator[None]:
-        """Say which sub-env's process ended on the way; what was left in the pipes is thrown away at the close."""
+        """Raise an error that names the sub-env whose process ended or hung; `close_extras` reads what is left."""
         try:
             yield
         except KeyboardInterrupt:
-            self._interrupted = True  # perhaps in the middle of a message: no pipe can be read any more
+            self._interrupted = True  # a message may have been cut, so the pipes cannot be read any more
             raise
         except _ProcessEnded as ended:
             index = ended.args[0]
@@ -330,7 +333,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
         """Wait until sub-envs have answered; Gymnasium calls this before it reads the answers.
 
         Raises:
-            _Overdue: One has not.
+            _Overdue: A sub-env has not answered within `timeout` seconds.
         """
         self._assert_is_running()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -385,7 +388,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
     # The end.
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """End the processes: ask them, wait for `timeout` seconds or without limit, and kill those that are left."""
+        """Ask the processes to end, wait for `timeout` seconds or without limit, and kill those that still run."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
             if self._interrupted or terminate:
@@ -394,7 +397,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
                 with suppress(_ProcessEnded):
                     pipe.send(("close", None))
         for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
-            if pipe is None:  # it failed and ended by itself, unless it hangs on the way
+            if pipe is None:  # the process failed and ends by itself, unless it hangs
                 deadline = min(deadline, time.monotonic() + CLOSE_LIMIT_S)
             _wait_for_end(process, pipe, deadline)
             if process.is_alive():
@@ -406,7 +409,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
 
 
 def _wait_for_end(process: Any, pipe: Any, deadline: float) -> None:
-    """Wait for a process, and read what it may still be writing, which it would wait for."""
+    """Wait for the end of a process, and read its pipe, because a process that writes waits for its reader."""
     while process.is_alive() and (left_s := deadline - time.monotonic()) > 0:
         waiting = [process.sentinel] if pipe is None else [process.sentinel, pipe]
         ready = multiprocessing.connection.wait(waiting, None if left_s == math.inf else left_s)
@@ -428,7 +431,7 @@ def _write_row(index: int, column: NDArray[Any], value: Any) -> None:
 
 
 def _worker(coordination: dict[str, str], *arguments: Any) -> None:
-    """Run Gymnasium's worker, deaf to Ctrl-C: a terminal sends it to every process, and the parent ends the workers."""
+    """Run Gymnasium's worker, and ignore Ctrl-C: a terminal sends it to all processes, and the parent ends workers."""
     os.environ.update(coordination)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gym.vector.async_vector_env._async_worker(*arguments)

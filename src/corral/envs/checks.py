@@ -1,4 +1,4 @@
-"""Checks of what an env gives: once at start by its spaces, and after each block of steps on whole columns."""
+"""Checks of an env's spaces and values: once at the start, and on whole columns after each block of steps."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def check_env(env: gym.Env[Any, Any], name: str) -> None:
     """Check an env's spaces, its reset and its first step.
 
     Args:
-        env: A single env; it is reset and stepped once, and must be reset before use.
-        name: What to call it in errors.
+        env: A single env; it is reset and stepped once, and must be reset again before use.
+        name: Name of the env in errors.
 
     Raises:
         EnvError: A space is missing or unsupported, or a field has the wrong type, shape or dtype. The message names
-            the field and what was expected.
+            the field and the expected value.
     """
     check_spaces(env, name)
     returned: Any
@@ -40,7 +40,7 @@ def check_env(env: gym.Env[Any, Any], name: str) -> None:
     if not (isinstance(returned, tuple) and len(returned) == 2):
         raise EnvError(f"env {name!r}: reset() must return (observation, info), got {_short(returned)}.")
     _check_fields(name, "reset", returned[0], returned[1], env.observation_space)
-    # A copy of the space, so that the env's own random stream is left alone.
+    # Sample from a copy, so that the random stream of the env's own space does not change.
     action_space = copy.deepcopy(env.action_space)
     action_space.seed(0)
     try:
@@ -62,12 +62,15 @@ def check_env(env: gym.Env[Any, Any], name: str) -> None:
 
 
 def check_spaces(env: Any, name: str, prefix: str = "") -> None:
-    """Check that an env has an observation and an action space, of kinds that modules can be built for.
+    """Check that an env has an observation space and an action space that modules support.
 
     Args:
         env: A single env, or a vector env with `prefix="single_"`.
-        name: What to call it in errors.
-        prefix: Prefix of the names of the attributes.
+        name: Name of the env in errors.
+        prefix: Prefix of the attributes `observation_space` and `action_space`.
+
+    Raises:
+        EnvError: A space is missing or unsupported.
     """
     for field in ("observation_space", "action_space"):
         space = getattr(env, prefix + field, None)
@@ -78,7 +81,7 @@ def check_spaces(env: Any, name: str, prefix: str = "") -> None:
         if not isinstance(leaf, SUPPORTED_LEAVES):
             raise EnvError(
                 f"env {name!r}: unsupported observation space {leaf} at {path}; use Box, Discrete, MultiDiscrete, "
-                "MultiBinary, or a Dict or Tuple of those."
+                "MultiBinary, or a Dict or Tuple of these spaces."
             )
     action_space = getattr(env, prefix + "action_space")
     is_float_box = isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
@@ -100,14 +103,14 @@ def _check_fields(name: str, method: str, obs: Any, info: Any, space: spaces.Spa
 def mismatch(
     space: Tree, value: Any, path: str, *, cast: Literal["safe", "same_kind"] = "safe", values: bool = True
 ) -> str | None:
-    """Return what is wrong with an observation against a tree of spaces, naming the field, or `None`.
+    """Return how an observation differs from a tree of spaces, with the name of the field, or `None` if it fits.
 
     Args:
         space: A tree of spaces without Dict and Tuple.
-        value: The observation.
-        path: What to call it.
-        cast: Which dtypes are accepted for the dtype of the space, as in `np.can_cast`.
-        values: Whether to look at the values too, besides nesting, shapes and dtypes.
+        value: Observation to check.
+        path: Name of the observation in the answer.
+        cast: Casting rule of `np.can_cast` for the dtype of the observation and the dtype of the space.
+        values: Whether to check the values too, in addition to nesting, shapes and dtypes.
     """
     inside = partial(mismatch, cast=cast, values=values)
     if isinstance(space, dict):
@@ -130,7 +133,7 @@ def _leaf_mismatch(space: Any, value: Any, path: str, cast: Literal["safe", "sam
         return f"{path} must be an array, got {_short(value)}"
     if array.shape != space.shape:
         return f"{path} must have shape {space.shape}, got {array.shape}"
-    # A plain Python number carries no dtype worth holding it to; an array does.
+    # The dtype of a plain Python number is arbitrary, so it is checked less strictly than the dtype of an array.
     cast = cast if isinstance(value, (np.ndarray, np.generic)) else "same_kind"
     integers = np.issubdtype(array.dtype, np.integer) and np.issubdtype(space.dtype, np.integer)
     fits = _fits_integer(array, space.dtype) if integers else np.can_cast(array.dtype, space.dtype, cast)
@@ -140,9 +143,9 @@ def _leaf_mismatch(space: Any, value: Any, path: str, cast: Literal["safe", "sam
 
 
 def bad_values(space: spaces.Space[Any], values: NDArray[Any], path: str) -> str | None:
-    """Return what is wrong with the values of a leaf `[..., *space.shape]`: NaN, infinity, or an index out of range.
+    """Return the problem of the values of a leaf `[..., *space.shape]`, or `None`: NaN, infinity, index out of range.
 
-    A Box's own bounds are not enforced: many envs step a little over them, and nothing breaks when they do.
+    The bounds of a Box are not enforced: many envs exceed them a little, which does no harm.
     """
     if values.dtype.kind == "f":
         return None if np.isfinite(values).all() else f"{path} holds NaN or infinity"
@@ -158,13 +161,15 @@ def bad_values(space: spaces.Space[Any], values: NDArray[Any], path: str) -> str
 
 
 def bad_obs(rollout: Rollout, space: Tree, start: int, stop: int) -> list[tuple[int, int, str]]:
-    """Return row, sub-env and problem of the first bad observation of each leaf; row 0 holds what a reset gave.
+    """Return row, sub-env and problem of the first bad observation of each leaf, if there is one.
+
+    Row 0 of the observations comes from a reset or from the last rollout, so observation t + 1 belongs to row t.
 
     Args:
-        rollout: Whose observations `[T + 1, N, ...]` to look at.
-        space: A tree of spaces, as `space_tree` gives.
-        start: The first row.
-        stop: The row after the last.
+        rollout: Rollout whose observations `[T + 1, N, ...]` are checked.
+        space: A tree of spaces, as returned by `space_tree`.
+        start: First row of observations to check.
+        stop: Row after the last one to check.
     """
     found = []
     for (path, column), leaf_space in zip(named_leaves(rollout.obs, "observation"), leaves(space), strict=True):
@@ -183,11 +188,11 @@ def first_bad_value(
     """Return row, sub-env and problem of the earliest NaN or value outside its space, or `None`.
 
     Args:
-        rollout: Whose rows to look at.
-        space: A tree of spaces, as `space_tree` gives.
-        start: The first row that was stepped.
-        stop: The row after the last.
-        callbacks: Whether callbacks could have written rewards.
+        rollout: Rollout whose rows are checked.
+        space: A tree of spaces, as returned by `space_tree`.
+        start: First row to check.
+        stop: Row after the last one to check.
+        callbacks: Whether callbacks could have changed rewards.
     """
     found = bad_obs(rollout, space, start + 1, stop + 1)
     rewards = rollout.rewards[start:stop]
@@ -205,7 +210,7 @@ def first_bad_value(
 
 
 def write_row(columns: Tree, row: int, obs: Tree) -> None:
-    """Write a vector env's observations, a tree of `[N, ...]`, into a row of columns; see `copy_row`."""
+    """Write the observations of a vector env, a tree of `[N, ...]`, to a row of columns; see `copy_row`."""
     if isinstance(columns, np.ndarray):
         copy_row(columns[row], obs)
     else:
@@ -213,11 +218,11 @@ def write_row(columns: Tree, row: int, obs: Tree) -> None:
 
 
 def copy_row(row: NDArray[Any], value: Any) -> None:
-    """Write a vector env's observations into a row of a column.
+    """Write the observations of a vector env to a row of a column.
 
     Raises:
-        ValueError: The shape is another one; NumPy alone would spread a smaller one over the row.
-        TypeError: The dtype would lose more than precision.
+        ValueError: The shapes differ; NumPy alone would broadcast a smaller array over the row.
+        TypeError: The cast to the dtype of the row would lose more than precision.
     """
     if np.shape(value) != row.shape:
         raise ValueError(f"observation must have shape {row.shape}, got {np.shape(value)}")
@@ -225,7 +230,7 @@ def copy_row(row: NDArray[Any], value: Any) -> None:
 
 
 def _fits_integer(array: NDArray[Any], dtype: Any) -> bool:
-    """Accept another integer width if the values fit: `Discrete` is int64, and envs return int32 or Python ints."""
+    """Return whether the values fit an integer dtype: `Discrete` is int64, but envs return int32 or Python ints too."""
     limits = np.iinfo(dtype)
     return bool(array.min() >= limits.min and array.max() <= limits.max)
 
@@ -240,7 +245,11 @@ def _short(value: Any) -> str:
 
 
 def check_obs(space: gym.Space[Any], obs: Tree) -> None:
-    """Refuse an observation that would be broadcast, or lose more than precision, on its way into the batch."""
-    # Values are looked at by the runner, in whole blocks, which also knows the step.
+    """Refuse an observation that would be broadcast, or lose more than precision, when it is written to the batch.
+
+    Raises:
+        ValueError: The nesting, a shape or a dtype does not fit the space.
+    """
+    # The values are checked by the runner, which checks whole blocks and knows the step.
     if problem := mismatch(space_tree(space), obs, "observation", cast="same_kind", values=False):
         raise ValueError(problem)

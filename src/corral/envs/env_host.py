@@ -1,4 +1,4 @@
-"""The object that hosts the envs of a runner: it makes them, steps them within a time limit, and replaces them."""
+"""The host of a runner's envs: it makes the envs, steps them within a time limit, and replaces failed ones."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 
 class EnvHost:
-    """Makes the vector env of one runner, and keeps it and its sub-envs alive. It knows no module and no agent.
+    """Host of one runner's vector env: makes the vector env and replaces failed sub-envs. It knows no module or agent.
 
     Attributes:
-        env: The vector env; missing after `recover` failed to make one.
-        num_envs: N.
+        env: The vector env; the attribute is missing if `recover` failed.
+        num_envs: Number of sub-envs N.
         name: Name of the env in messages.
         space: Observation space of one sub-env, as a tree of spaces without `Dict` and `Tuple`.
         is_same_step: Whether the vector env resets a sub-env in the step that ends its episode.
         gives_new_infos: Whether the infos of each step are new objects, which may be kept without copying.
-        num_rows: Rows that were stepped before the current sample, over the host's lifetime; messages count from there.
+        num_rows: Number of rows stepped before the current sample, over the lifetime of the host.
         restarts: Restarts of sub-envs.
     """
 
@@ -60,19 +60,19 @@ class EnvHost:
         needs_sub_envs: bool,
         own_process: bool,
     ) -> None:
-        """Prepare; `make` makes the env.
+        """Keep the arguments; `make` makes the env.
 
         Args:
-            config: Settings of the env, of the vector env and of faults.
-            worker_index: 0 for the embedded runner, 1 and up for others.
-            seeds: Seeds of all vector envs and sub-envs that are made here.
-            env_created: Called with each vector env that was made, before its first reset, and its context.
-            sub_env_created: Called with each sub-env that was made in this process, before its first reset, its
-                context and its index.
-            sub_env_restarted: Called with the failure when a new sub-env is in the place of one that failed; it calls
-                `count_restart`, because the host does not know the row.
-            needs_sub_envs: Whether somebody wants to see the sub-envs, which a native vector env does not have.
-            own_process: Whether this process may be ended where `env_step_timeout_s` cannot interrupt the env.
+            config: Settings of the env, of the vector env and of fault tolerance.
+            worker_index: Index of the runner: 0 for the embedded runner, 1 and up for others.
+            seeds: Seeds of all vector envs and sub-envs that the host makes.
+            env_created: Function that is called with each new vector env and its context, before the first reset.
+            sub_env_created: Function that is called with each new sub-env in this process, its context and its index,
+                before the first reset.
+            sub_env_restarted: Function that is called with the failure after a failed sub-env was replaced; it must
+                call `count_restart`, because the host does not know the row.
+            needs_sub_envs: Whether callbacks need the sub-envs, which a native vector env does not have.
+            own_process: Whether this process may be ended if `env_step_timeout_s` cannot interrupt the env.
 
         Raises:
             ConfigError: `env_step_timeout_s` is set, and this is not the main thread.
@@ -87,26 +87,28 @@ class EnvHost:
         self._needs_sub_envs = needs_sub_envs
         self._own_process = own_process
         self._timer: StepTimer | None = None
-        if config.env_step_timeout_s is not None and config.vectorization != "async":  # its processes have their own
+        if (
+            config.env_step_timeout_s is not None and config.vectorization != "async"
+        ):  # async sub-envs have their own timers
             require_signals()
             self._timer = StepTimer(config.env_step_timeout_s)
         self._context = EnvContext(config.env_config, worker_index, config.num_env_runners)
-        self._tasks: list[Any] | None = None  # of the sub-envs, when they were last asked
+        self._tasks: list[Any] | None = None  # last known tasks of the sub-envs
         self.restarts = Restarts(self._timer, self._next_seed, self._announce_sub_env, sub_env_restarted)
 
     # Making.
 
     def make(self) -> None:
-        """Make the vector env, in place of the one there is, and announce it.
+        """Make the vector env, in place of the existing one if there is one, and call the `created` functions.
 
         Raises:
             ConfigError: The env id is unknown, or a setting contradicts the env.
-            EnvError: The env raised, or gave what its spaces do not allow.
+            EnvError: The env raised an exception, or returned a value outside its spaces.
         """
         if hasattr(self, "env"):
             self.env.close()
         config = self._config
-        # Used up by the first reset; another env gets another seed.
+        # Seed of the first reset only; the next vector env gets another seed.
         self._reset_seed: int | None = self._next_seed()
         self._context = EnvContext(config.env_config, self._worker_index, config.num_env_runners)
         self.env = make_vector_env(
@@ -125,7 +127,7 @@ class EnvHost:
         )
         self.num_envs = self.env.num_envs
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
-        # A vector env that is not ours may give the same arrays at every step.
+        # A vector env that Corral did not build may return the same arrays at each step.
         self.gives_new_infos = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
         self.space: Tree = space_tree(self.env.single_observation_space)
         try:
@@ -138,7 +140,7 @@ class EnvHost:
             raise
 
     def recover(self) -> None:
-        """Put a new vector env in the place of one that may have failed, with the same tasks.
+        """Replace a vector env that may have failed, and give the new one the same tasks.
 
         Raises:
             EnvError: The env cannot be made.
@@ -146,7 +148,7 @@ class EnvHost:
         if hasattr(self, "env"):
             self.get_tasks()
             close_quietly(self.env)
-            del self.env  # should `make` raise, there is nothing to close
+            del self.env  # it is closed, and must not be closed again if `make` raises
         self.make()
         self._give_tasks()
 
@@ -164,19 +166,19 @@ class EnvHost:
     # Stepping.
 
     def sampling(self) -> AbstractContextManager[None]:
-        """Return a context in which `reset` and `step` are limited to `env_step_timeout_s`, if that is set."""
+        """Return a context in which `reset` and `step` are limited to `env_step_timeout_s`, if this setting is set."""
         return nullcontext() if self._timer is None else sampling(self._timer, own_process=self._own_process)
 
     @property
     def step(self) -> Callable[..., Any]:
-        """The step of the vector env, with its time limit."""
+        """Function `step` of the vector env, with its time limit."""
         return self.env.step if self._timer is None else partial(self._timer.call, self.env.step)
 
     def reset(self) -> tuple[Any, Mapping[str, Any]]:
-        """Reset all sub-envs; the first time with the env's seed.
+        """Reset all sub-envs and return observations and infos; the first reset of a vector env uses its seed.
 
         Raises:
-            EnvError: The env raised, or took too long.
+            EnvError: The env raised an exception, or took too long.
         """
         try:
             reset = self.env.reset if self._timer is None else partial(self._timer.call, self.env.reset)
@@ -189,31 +191,31 @@ class EnvHost:
     # Failures.
 
     def error(self, method: str, row: int, error: Exception) -> Exception:
-        """Return the error that names the env, the row of the current sample and what the env raised."""
+        """Return the error that names the env, the step and the exception; `row` is the row in the current sample."""
         return env_error(self.name, self.num_rows + row, method, error)
 
     def bad_value(self, row: int, env_index: int, problem: str) -> EnvError:
-        """Return the error for a value that a sub-env should not have given."""
+        """Return the error for a bad value of a sub-env; `row` is the row in the current sample."""
         return EnvError(f"env {self.name!r}, sub-env {env_index}, step {self.num_rows + row}: {problem}.")
 
     def count_restart(self, failure: SubEnvError, row: int) -> None:
         """Count and log a sub-env that was restarted in a row of the current sample.
 
         Raises:
-            SubEnvError: It fails again and again, without a single step in between.
+            SubEnvError: The sub-env fails again and again, without a single step in between.
         """
         self.restarts.count(failure, self.name, self.num_rows + row)
 
     # Sub-envs and their tasks.
 
     def foreach(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Return `fn(sub_env)` for every sub-env, in its process; see `foreach_sub_env`."""
+        """Return `fn(sub_env)` for each sub-env, called in the process of the sub-env; see `foreach_sub_env`."""
         results = foreach_sub_env(self.env, self.name, fn)
         self.get_tasks()
         return results
 
     def get_tasks(self) -> list[Any] | None:
-        """Return what `get_task` of each sub-env returns, or `None` where there is no such method."""
+        """Return the result of `get_task` of each sub-env, or `None` if the sub-envs have no tasks."""
         if self._takes_tasks:
             self._tasks = known_tasks(self.env, self._tasks)
         return self._tasks

@@ -1,9 +1,9 @@
-"""The limit `env_step_timeout_s`: env calls that take longer are interrupted where they hang.
+"""The limit `env_step_timeout_s`: env calls that take longer are interrupted.
 
-First stage: a timer of the system (SIGALRM), whose handler raises in the main thread from the very line that hangs. It
-interrupts sleeps, blocking reads, waits for locks and loops in Python, and costs about one microsecond per call. Second
-stage, for C code that never comes back, with or without the GIL: a watchdog ends the process, if the runner has one of
-its own, and leaves the stacks of all threads.
+The first stage is a timer of the system (SIGALRM). Its handler raises an exception in the main thread, at the line that
+hangs. It interrupts sleeps, blocking reads, waits for locks and loops in Python, and costs about one microsecond per
+call. The second stage is for C code that never returns, with or without the GIL: if the runner has its own process, a
+watchdog writes the stacks of all threads and ends the process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import gymnasium as gym
 from corral.engines.worker import CRASH_FD
 from corral.errors import ConfigError, EnvTimeoutError
 
-# Where frames belong to nobody's env: what an env calls there, and what calls it.
+# Paths of code that is not part of an env: libraries that an env calls, and code that calls the env.
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 _ENVS = Path(__file__).parent
 _NOT_ENV_CODE = (str(_ENVS), str(_ENVS.parent / "runners"), str(Path(gym.__file__).parent))
@@ -35,30 +35,30 @@ T = TypeVar("T")
 
 
 class StepOverdue(BaseException):
-    """Raised inside the env's own code when its time is up, and never seen outside of a `StepTimer`.
+    """Raised inside the code of the env when its time is over; it never leaves a `StepTimer`.
 
-    It is no `Exception`: an env that tries again after every `except Exception` would swallow it.
+    It is not an `Exception`, because an env with `except Exception` would catch it and continue.
     """
 
 
 class StepTimer:
-    """Interrupts calls that take too long. Works in the main thread alone, which is where Python handles signals.
+    """Interrupts calls that take too long. It works only in the main thread, in which Python handles signals.
 
-    The system's timer is not set again for every call, which would cost two system calls: it rings once in a while, and
-    is set to the end of the call's time if that has not come.
+    The timer of the system is not set for each call, which would cost two system calls. It fires from time to time; if
+    the current call still has time left, the timer is set to the deadline of this call.
 
     Args:
         timeout_s: Seconds that one call may take.
-        limit: What to call the limit in messages.
+        limit: Name of the limit in messages.
 
     Attributes:
-        timeout_s: The same.
-        is_armed: Whether a call is under way.
-        num_calls: How many were begun.
+        timeout_s: Seconds that one call may take.
+        is_armed: Whether a call is running.
+        num_calls: Number of calls that have begun.
     """
 
     def __init__(self, timeout_s: float, limit: str = "env_step_timeout_s") -> None:
-        """Note the limit; no signal is touched yet."""
+        """Keep the limit; the signal handler is not changed yet."""
         self.timeout_s = timeout_s
         self._limit = f"{limit}={timeout_s:g}"
         self._interval_s = min(max(timeout_s, 0.05), 1.0)
@@ -68,7 +68,7 @@ class StepTimer:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Take over SIGALRM; afterwards the previous handler and timer are back.
+        """Use SIGALRM inside the `with` block; afterwards restore the previous handler and timer.
 
         Raises:
             ConfigError: This is not the main thread.
@@ -89,10 +89,11 @@ class StepTimer:
                 signal.setitimer(signal.ITIMER_REAL, max(left_s, 1e-3), previous_interval_s)
 
     def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function, inside `installed`, and interrupt it when its time is up.
+        """Return the result of a function, called inside `installed`, and interrupt it when its time is over.
 
         Raises:
-            EnvTimeoutError: It took too long; the message says where it was then, and the cause has the traceback.
+            EnvTimeoutError: The function took too long; the message names the line that ran, and the cause has the
+                traceback.
         """
         try:
             try:
@@ -101,12 +102,12 @@ class StepTimer:
             finally:
                 self.is_armed = False
         except StepOverdue as overdue:
-            self.is_armed = False  # the signal may have come just before the line that does so
+            self.is_armed = False  # the signal may have come just before `is_armed = False` above
             raise EnvTimeoutError(str(overdue)) from overdue
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let the call that is under way do something that has no limit; afterwards it has the whole time again."""
+        """Suspend the limit of the running call; afterwards the call has its whole time again."""
         was_armed = self.is_armed
         self.is_armed = False
         try:
@@ -125,13 +126,13 @@ class StepTimer:
         if left_s > 0:
             signal.setitimer(signal.ITIMER_REAL, max(left_s, 1e-3))
             return
-        # Again and again: code that catches everything may swallow the first.
+        # Fire again and again, because code that catches all exceptions may catch the first one.
         signal.setitimer(signal.ITIMER_REAL, self._interval_s)
         raise StepOverdue(f"took longer than {self._limit}{_place(frame)}")
 
 
 def _place(frame: FrameType | None) -> str:
-    """Return where the innermost frame of env code is, or the innermost one if there is no such."""
+    """Return the place of the innermost frame in the code of an env, or of the innermost frame if there is none."""
     found = innermost = frame
     while found is not None and not _is_env_code(found.f_code.co_filename):
         found = found.f_back
@@ -146,24 +147,24 @@ def _is_env_code(path: str) -> bool:
 
 
 def require_signals() -> None:
-    """Refuse a place where an env cannot be interrupted.
+    """Raise an error if an env cannot be interrupted here.
 
     Raises:
         ConfigError: This is not the main thread, or the system has no timers.
     """
     if not hasattr(signal, "setitimer"):
-        raise ConfigError("env_step_timeout_s needs the interval timers of POSIX systems, which this one has not.")
+        raise ConfigError("env_step_timeout_s needs the interval timers of POSIX, which this system does not have.")
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError(
-            "env_step_timeout_s cannot interrupt an env outside of the main thread, and this runner lives in thread "
-            f"{threading.current_thread().name!r}: take num_env_runners>=1, which gives it a process of its own, or "
-            "leave env_step_timeout_s unset."
+            "env_step_timeout_s cannot interrupt an env outside of the main thread, and this runner is in thread "
+            f"{threading.current_thread().name!r}: set num_env_runners>=1, so that runners have their own processes, "
+            "or leave env_step_timeout_s unset."
         )
 
 
 @contextmanager
 def limited(timeout_s: float | None, limit: str = "env_step_timeout_s") -> Iterator[None]:
-    """Give a block a time limit, in the main thread; elsewhere, and with `None`, it has none.
+    """Limit the time of a `with` block in the main thread; in other threads, and with `None`, there is no limit.
 
     Raises:
         EnvTimeoutError: The block took too long.
@@ -182,7 +183,7 @@ def limited(timeout_s: float | None, limit: str = "env_step_timeout_s") -> Itera
 
 @contextmanager
 def sampling(timer: StepTimer | None, *, own_process: bool) -> Iterator[None]:
-    """Prepare a timer for calls, with the watchdog as the second stage where the process may be ended."""
+    """Prepare a timer for calls; if `own_process`, start the watchdog, which may end the process."""
     with ExitStack() as stack:
         if timer is not None:
             stack.enter_context(timer.installed())
@@ -193,10 +194,10 @@ def sampling(timer: StepTimer | None, *, own_process: bool) -> Iterator[None]:
 
 @contextmanager
 def _watchdog(timer: StepTimer) -> Iterator[None]:
-    """End the process, with the stacks of all threads, if a call outlives the timer's signals.
+    """Write the stacks of all threads and end the process if a call does not react to the timer.
 
-    The countdown runs in a thread of C code, which needs no GIL; a thread of Python's sets it back as long as calls
-    come and go, so that the calls themselves pay nothing for it.
+    The countdown runs in a thread of C code, which does not need the GIL. A Python thread restarts the countdown as
+    long as calls begin and end, so that the calls themselves have no cost.
     """
     descriptor = int(os.environ.get(CRASH_FD, sys.__stderr__.fileno() if sys.__stderr__ else 2))
     stop = threading.Event()

@@ -1,4 +1,4 @@
-"""The sub-envs of a vector env one by one: call functions on each, keep their tasks, restart those that failed."""
+"""Functions for the sub-envs of a vector env: call functions with them, keep their tasks, restart failed ones."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from corral.errors import CallbackError, CorralError, EnvError, EnvTimeoutError,
 log = logging.getLogger("corral")
 
 MAX_FAILURES = 3
-"""Attempts to restart a sub-env, and failures in a row, without a step in between, after which it is restarted."""
+"""Limit of attempts to restart a sub-env, and of failures of a sub-env in a row, without a step in between."""
 
 CLOSE_LIMIT_S = 5.0
-"""Seconds that a vector env that failed has to close."""
+"""Seconds that a failed vector env may take to close."""
 
 
 class Restarts:
     """Counts the restarts of sub-envs, and holds what a vector env needs to restart one.
 
     Args:
-        timer: Timer that limits the resets of new sub-envs; making one has no limit.
-        next_seed: Function that returns the seed of a new sub-env's first reset.
-        created: Function that is called with the index and the new sub-env, before its reset, if it is in this process.
-        restarted: Function that is called with the failure when the new sub-env is in place.
+        timer: Timer that limits the resets of new sub-envs; making a sub-env has no limit.
+        next_seed: Function that returns the seed for the first reset of a new sub-env.
+        created: Function that is called with the index and the new sub-env, before the reset; only for sub-envs in this
+            process.
+        restarted: Function that is called with the failure after the sub-env was replaced.
 
     Attributes:
         num_restarts: Restarts of sub-envs so far.
@@ -60,7 +61,7 @@ class Restarts:
             row: Row in which the sub-env failed, over the runner's lifetime.
 
         Raises:
-            SubEnvError: It fails again and again, without a single step in between.
+            SubEnvError: The sub-env fails again and again, without a single step in between.
         """
         index = failure.env_index
         last_row, streak = self._latest.get(index, (-2, 0))
@@ -78,7 +79,7 @@ class Restarts:
 
 
 def call_directly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function, with no time limit."""
+    """Return the result of a function, called without a time limit."""
     return function(*args, **kwargs)
 
 
@@ -90,13 +91,13 @@ def restart_env(
     call: Callable[..., Any] = call_directly,
     created: Callable[[gym.Env[Any, Any]], None] = lambda env: None,
 ) -> tuple[gym.Env[Any, Any], Any, dict[str, Any]]:
-    """Close a sub-env that failed, make another one, give it the task of the old one, and reset it.
+    """Replace a failed sub-env: close it, make a new one, give the new one the same task, and reset it.
 
     Args:
         old: Sub-env that failed.
-        make: Function that makes another.
-        seed: Seed of its first reset; further attempts take the numbers after it.
-        call: Function that calls the env's methods, within a time limit if there is one.
+        make: Function that makes a sub-env.
+        seed: Seed of the first reset; further attempts use the next numbers.
+        call: Function that calls the methods of the env, within a time limit if there is one.
         created: Function that is called with the new sub-env before its reset.
 
     Returns:
@@ -141,13 +142,13 @@ def restart_error(failure: SubEnvError, error: BaseException) -> SubEnvError:
 
 
 def problem_of(error: BaseException) -> str:
-    """Return an exception in words: only the message, if it is an error of Corral, such as a timeout."""
+    """Return type and message of an exception; for errors of Corral, such as timeouts, only the message."""
     is_own = isinstance(error, (CorralError, StepOverdue))
     return str(error) if is_own else f"{type(error).__name__}: {error}"
 
 
 def env_error(name: str, step: int, method: str, error: Exception) -> Exception:
-    """Return an error that names the env, the step of the runner and the problem, or a `CallbackError` as it is."""
+    """Return an error that names the env, the step of the runner and the problem; a `CallbackError` is not changed."""
     if isinstance(error, CallbackError):
         return error
     where, problem = "", problem_of(error)
@@ -159,14 +160,14 @@ def env_error(name: str, step: int, method: str, error: Exception) -> Exception:
 
 
 def original(error: Exception) -> BaseException | None:
-    """Return the exception of the env or the callback itself, without the layers that were put around it."""
+    """Return the original exception of the env or the callback, without the errors that wrap it."""
     if isinstance(error, CallbackError):
         return error.__cause__
     return error.__cause__ if isinstance(error, SubEnvError) and error.__cause__ is not None else error
 
 
 def _quietly(what: str, call: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function of an env that failed before; return `None` if it raises."""
+    """Return the result of a function of a failed env, or `None` if the function raises an exception."""
     try:
         return call(function, *args)
     except Exception:
@@ -175,16 +176,16 @@ def _quietly(what: str, call: Callable[..., Any], function: Callable[..., Any], 
 
 
 def close_quietly(env: VectorEnv[Any, Any, Any]) -> None:
-    """Close a vector env that failed before, whatever it raises, within `CLOSE_LIMIT_S`."""
+    """Close a failed vector env within `CLOSE_LIMIT_S`; exceptions are logged and not raised."""
     try:
         with limited(CLOSE_LIMIT_S + 1, "the limit of close()"):
-            # Gymnasium's own vector envs in one process take no time limit.
+            # Only the asynchronous vector env accepts a time limit.
             env.close(**({"timeout": CLOSE_LIMIT_S} if hasattr(env.unwrapped, "processes") else {}))
     except Exception:
         log.warning("A vector env that failed could not be closed.", exc_info=True)
 
 
-# Tasks of envs that have `get_task` and `set_task`, themselves or under their wrappers.
+# Tasks of envs with the methods `get_task` and `set_task`, in the env itself or in one of its wrappers.
 
 
 def task_of(env: gym.Env[Any, Any]) -> Any:
@@ -193,7 +194,7 @@ def task_of(env: gym.Env[Any, Any]) -> Any:
 
 
 def set_task(env: gym.Env[Any, Any], task: Any) -> None:
-    """Give a sub-env a task, unless the task is `None` or the env takes none."""
+    """Give a sub-env a task, unless the task is `None` or the env has no tasks."""
     if task is not None and _has_tasks(env):
         env.get_wrapper_attr("set_task")(task)
 
@@ -208,10 +209,10 @@ def _has_tasks(env: gym.Env[Any, Any]) -> bool:
 def foreach_sub_env(
     env: VectorEnv[Any, Any, Any], name: str, fn: Callable[..., Any], each: Sequence[Any] | None = None
 ) -> list[Any]:
-    """Return `fn(sub_env)`, or `fn(sub_env, each[i])`, for every sub-env; the call runs in the process of the sub-env.
+    """Return `fn(sub_env)`, or `fn(sub_env, each[i])`, for each sub-env, called in the process of the sub-env.
 
     Raises:
-        EnvError: The vector env has no sub-envs, or none that can be reached.
+        EnvError: The vector env has no sub-envs, or no sub-envs that can be reached.
     """
     arguments = [()] * env.num_envs if each is None else [(one,) for one in each]
     inner: Any = env.unwrapped
@@ -221,7 +222,7 @@ def foreach_sub_env(
         found: list[Any] = inner.foreach(fn, arguments)
         return found
     raise EnvError(
-        f"env {name!r} is a {type(inner).__name__}, which has no sub-envs here for foreach_env: take "
+        f"env {name!r} is a {type(inner).__name__}, which has no sub-envs here for foreach_env: set "
         "vectorization='sync', or change the vector env itself, env_runner.env, in foreach_env_runner."
     )
 

@@ -1,4 +1,4 @@
-"""The synchronous vector env: sub-envs stepped one after another in this process."""
+"""The synchronous vector env: sub-envs are stepped one after another in this process."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from corral.errors import CallbackError, SubEnvError
 
 
 class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
-    """Gymnasium's synchronous vector env with a faster step, and errors that say which sub-env failed.
+    """Gymnasium's synchronous vector env with a faster step, and errors that name the failed sub-env.
 
-    Every step writes its observations into a new array, which the caller may keep.
+    Each step writes its observations to a new array, which the caller may keep.
 
     Args:
-        env_fns: Make the sub-envs.
-        autoreset_mode: When sub-envs are reset.
-        make: Function that makes sub-env i again, if `restarts` are given.
-        restarts: What to do about a sub-env that fails; with `None` its failure is raised.
+        env_fns: Functions that make the sub-envs.
+        autoreset_mode: Autoreset mode: when sub-envs are reset.
+        make: Function that makes sub-env i again; needed with `restarts`.
+        restarts: Restarts of failed sub-envs; with `None`, a failure is raised.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset every sub-env; see `gymnasium.vector.SyncVectorEnv.reset`."""
+        """Reset all sub-envs; see `gymnasium.vector.SyncVectorEnv.reset`."""
         seeds: Sequence[int | None] = seed if isinstance(seed, list) else [None] * self.num_envs
         if isinstance(seed, int):
             seeds = [seed + i for i in range(self.num_envs)]
@@ -70,7 +70,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
     def step(
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Step every sub-env; see `gymnasium.vector.SyncVectorEnv.step`."""
+        """Step all sub-envs; see `gymnasium.vector.SyncVectorEnv.step`."""
         n = self.num_envs
         rewards, terminated, truncated = np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
         obs, infos = self._empty_obs(), dict[str, Any]()
@@ -91,7 +91,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
                 self._write(obs, i, env_obs)
             except (Exception, StepOverdue) as error:
                 info = self._restart(i, method, error, obs)
-                if method == "step":  # whatever it gave before it failed: nothing was stepped
+                if method == "step":  # a failed step does not count, even if it returned some values
                     rewards[i], terminated[i], truncated[i] = 0.0, False, False
             if info:
                 infos = self._add_info(infos, info, i)
@@ -99,16 +99,16 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
         return obs, rewards, terminated, truncated, infos
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close every sub-env, also after one that raises."""
+        """Close all sub-envs, even if closing one of them raises an exception."""
         with ExitStack() as closing:
             for env in reversed(self.envs):
                 closing.callback(env.close)
 
     def _restart(self, i: int, method: str, error: BaseException, obs: Tree) -> dict[str, Any]:
-        """Put a new sub-env in the place of one that failed, its first observation into the batch, and return its info.
+        """Replace a failed sub-env, write the first observation of the new one to the batch, and return its info.
 
         Raises:
-            SubEnvError: Sub-envs are not restarted here, or this one could not be.
+            SubEnvError: Sub-envs are not restarted in this vector env, or the restart failed.
         """
         failure = SubEnvError(i, method, problem_of(error))
         failure.__cause__ = error
@@ -138,7 +138,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
         return map_tree(lambda make: make(), self._make_obs)
 
     def _write(self, columns: Tree, i: int, obs: Tree) -> None:
-        """Write one sub-env's observation into the batch; NumPy alone would broadcast a wrong shape into place."""
+        """Write the observation of one sub-env to the batch; NumPy alone would broadcast a wrong shape."""
         if isinstance(columns, np.ndarray):
             if np.shape(obs) != columns.shape[1:]:
                 raise ValueError(f"observation must have shape {columns.shape[1:]}, got {np.shape(obs)}")

@@ -1,4 +1,4 @@
-"""From what `.environment(...)` was given to a Gymnasium vector env."""
+"""Functions that make a Gymnasium vector env from the settings of `.environment(...)`."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, n
 
 log = logging.getLogger("corral")
 
-# A constructor whose first parameter has one of these names takes the whole EnvContext as one argument.
+# A constructor whose first parameter has one of these names receives the whole EnvContext as one argument.
 CONTEXT_NAMES = frozenset({"config", "cfg", "env_config", "context", "ctx", "env_context", "env_ctx"})
 
 
 class EnvContext(dict[str, Any]):
-    """The `env_config` as an env's factory sees it: a dict, and where the env will live.
+    """The `env_config` that a factory of an env receives: a dict, with the indices of the runner and the sub-env.
 
     Attributes:
-        worker_index: 0 for the embedded runner, 1 and up for the others.
-        num_workers: How many runners there are besides the embedded one.
+        worker_index: Index of the runner: 0 for the embedded runner, 1 and up for the others.
+        num_workers: Number of runners in addition to the embedded one.
         vector_index: Index of the sub-env in its vector env.
     """
 
     def __init__(
         self, env_config: dict[str, Any], worker_index: int = 0, num_workers: int = 0, vector_index: int = 0
     ) -> None:
-        """Copy the config and note the indices."""
+        """Copy the config and keep the indices."""
         super().__init__(env_config)
         self.worker_index = worker_index
         self.num_workers = num_workers
@@ -52,18 +52,18 @@ class EnvContext(dict[str, Any]):
 
 
 def env_name(env: Any) -> str:
-    """Return the name of an env setting for messages and run directories."""
+    """Return the name of the setting `env` for messages and run directories."""
     return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
 
 
 def resolve_env(env: Any) -> str | Callable[..., Any]:
-    """Return a registered id as it is, and a class or factory for anything else.
+    """Return the id if `env` is a registered id, else the class or factory.
 
     Args:
         env: A Gymnasium id, a `"package.module:Name"` import path, a class, or a factory `fn(env_config)`.
 
     Raises:
-        ConfigError: The id is unknown; the nearest known one is named.
+        ConfigError: The id is unknown, or the import fails; the message names the nearest known id.
     """
     factory: Callable[..., Any]
     if callable(env):
@@ -96,10 +96,10 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
 
 
 def _call_factory(factory: Callable[..., Any], context: EnvContext) -> Any:
-    """Call a class or factory with the context if it takes one, else with `env_config` as keyword arguments.
+    """Return the env of a class or factory, called with the context, or with `env_config` as keyword arguments.
 
-    The first parameter takes the context if its name says so, or if it is the only required one and `env_config` has
-    no value for it.
+    The first parameter receives the context if its name is in `CONTEXT_NAMES`, or if it is the only required parameter
+    and `env_config` has no value for it.
     """
     parameters = [p for p in inspect.signature(factory).parameters.values() if p.kind is not p.VAR_KEYWORD]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
@@ -126,30 +126,31 @@ def make_vector_env(
     limits: AsyncLimits = NO_LIMITS,
     restarts: Restarts | None = None,
 ) -> VectorEnv[Any, Any, Any]:
-    """Make the vector env of one runner.
+    """Return the vector env of one runner.
 
     Args:
-        env: See `resolve_env`. A factory may return a ready `VectorEnv`, which is taken as it is.
+        env: Setting `env`; see `resolve_env`. A factory may return a ready `VectorEnv`, which is used unchanged.
         context: Config and indices; its `vector_index` is ignored.
-        num_envs: Number of sub-envs N, or `None` if the user did not say.
-        default_num_envs: N for `None`, unless a ready `VectorEnv` has its own.
-        vectorization: `"sync"`, `"async"` (a process each), or `"auto"`: the id's native vector env where it has one
-            with this autoreset mode, neither `wrappers` nor `needs_sub_envs` forbids it, and N > 1; else `"sync"`.
+        num_envs: Number of sub-envs N, or `None` if the user did not set it.
+        default_num_envs: Number of sub-envs if `num_envs` is `None`; a ready `VectorEnv` has its own number.
+        vectorization: `"sync"`, `"async"` (one process per sub-env), or `"auto"`: the native vector env of the id if
+            there is one with this autoreset mode, N > 1, `wrappers` is empty and `needs_sub_envs` is False; else
+            `"sync"`.
         autoreset_mode: `"next_step"` or `"same_step"`.
-        wrappers: Put around every sub-env, the first one innermost.
+        wrappers: Wrappers of each sub-env; the first one is the innermost.
         check: Whether to check spaces, reset and first step.
         seed: Seed of the global generators in the processes of async sub-envs.
-        needs_sub_envs: Whether somebody wants to see the sub-envs, which a native vector env does not have.
-        limits: How long async sub-envs may take; the step's limit holds for the check too.
-        restarts: What to do about a sub-env that fails; with `None` its failure is raised.
+        needs_sub_envs: Whether callbacks need the sub-envs, which a native vector env does not have.
+        limits: Time limits of async sub-envs; the limit per step also applies to the check.
+        restarts: Restarts of failed sub-envs; with `None`, a failure is raised.
 
     Raises:
         ConfigError: The id is unknown, or settings contradict a ready vector env.
-        EnvError: The env raised, or gave what its spaces do not allow.
+        EnvError: The env raised an exception, or returned a value outside its spaces.
     """
     resolved, name, n = resolve_env(env), env_name(env), num_envs or default_num_envs
     mode = AutoresetMode.SAME_STEP if autoreset_mode == "same_step" else AutoresetMode.NEXT_STEP
-    with ExitStack() as opened:  # closes what was made, unless all goes well
+    with ExitStack() as opened:  # closes the envs if anything raises
         if isinstance(resolved, str) and vectorization == "auto" and n > 1 and not (wrappers or needs_sub_envs):
             native = _make_native(resolved, name, n, mode, context)
             if native is not None:
@@ -175,9 +176,8 @@ def make_vector_env(
                 check_env(first, name)
         with _errors_of(name, "its sub-envs were put into one vector env"):
             if vectorization == "async":
-                return make_async(
-                    make, n, mode, first, seed, limits, restarts
-                )  # `first` is closed: it was for its spaces
+                # `first` is closed on return: only its spaces were needed.
+                return make_async(make, n, mode, first, seed, limits, restarts)
             envs = [first]
             for index in range(1, n):
                 envs.append(make(index))
@@ -195,7 +195,7 @@ def _itself(env: Any) -> Any:
 
 @contextmanager
 def _errors_of(name: str, when: str) -> Iterator[None]:
-    """Turn whatever an env raises into an `EnvError` that names it."""
+    """Turn any exception of an env into an `EnvError` that names the env."""
     try:
         yield
     except CorralError:
@@ -207,7 +207,7 @@ def _errors_of(name: str, when: str) -> Iterator[None]:
 def _make_native(
     env_id: str, name: str, num_envs: int, mode: AutoresetMode, context: EnvContext
 ) -> VectorEnv[Any, Any, Any] | None:
-    """Make the id's own vector env, or return `None` if there is none that resets in this mode."""
+    """Return the native vector env of an id, or `None` if there is none with this autoreset mode."""
     spec = gym.spec(env_id.rpartition(":")[2])
     if spec.vector_entry_point is None or spec.additional_wrappers:
         return None
@@ -221,7 +221,7 @@ def _make_native(
 
 
 def _make_one(resolved: str | Callable[..., Any], name: str, context: EnvContext, wrappers: Sequence[Any]) -> Any:
-    """Make one env and wrap it, or return the ready `VectorEnv` of a factory."""
+    """Return one env with its wrappers, or the ready `VectorEnv` of a factory."""
     with _errors_of(name, f"sub-env {context.vector_index} was made with env_config {dict(context)}"):
         if isinstance(resolved, str):
             made = gym.make(resolved, disable_env_checker=True, **context)
@@ -263,7 +263,7 @@ def _refuse_contradictions(
 
 @contextmanager
 def _check_limit(name: str, limits: AsyncLimits) -> Iterator[None]:
-    """Limit the first reset and the first step of an env, each as later ones are."""
+    """Limit the first reset and the first step of an env, together to twice the limit of a later step."""
     try:
         with limited(limits.step_timeout_s and 2 * limits.step_timeout_s, "twice env_step_timeout_s"):
             yield
@@ -272,7 +272,7 @@ def _check_limit(name: str, limits: AsyncLimits) -> Iterator[None]:
 
 
 def _check_vector_env(env: VectorEnv[Any, Any, Any], name: str, check: bool, limits: AsyncLimits) -> None:
-    """Check a vector env that was not built here: its spaces, its autoreset mode, and one reset and step."""
+    """Check a vector env that Corral did not build: its spaces, its autoreset mode, and one reset and step."""
     check_spaces(env, name, "single_")
     if env.metadata.get("autoreset_mode") not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
         raise EnvError(

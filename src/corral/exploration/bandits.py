@@ -1,4 +1,4 @@
-"""Contextual bandits: rewards that are linear in the observation, and actions that weigh what is not known of them."""
+"""Contextual bandits: rewards are linear in the observation, and actions are chosen by reward and uncertainty."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ FloatArray = NDArray[np.float64]
 
 
 class LinearBandit(Exploration, ABC):
-    """Takes the arm whose reward is best by ridge regression on what all runners sampled. A subclass gives `scores`.
+    """Chooses the arm with the best score of a ridge regression on the steps of all runners; subclasses have `scores`.
 
-    It chooses by the observation and the reward of one step alone, whatever the algorithm's module says. The features
-    are the numbers of the observation side by side (bytes as [0, 1], Discrete entries one-hot) and a 1. Of each arm it
-    keeps the precision `lambda_ * I + sum(x x^T)` and the sum of `x * reward`.
+    The score depends on the observation and on the rewards of single steps, not on the algorithm's module. The features
+    x are the numbers of the observation in one vector (bytes scaled to [0, 1], Discrete entries one-hot) and a 1. For
+    each arm, the bandit stores the precision `lambda_ * I + sum(x x^T)` and the sum of `x * reward`.
 
     Args:
-        alpha: How much what is not known counts.
-        lambda_: Precision of the weights before any step.
+        alpha: Weight of the uncertainty.
+        lambda_: Prior precision of the weights.
     """
 
     on_policy = False
@@ -39,7 +39,7 @@ class LinearBandit(Exploration, ABC):
     def __init__(
         self, action_space: spaces.Space[Any], *, alpha: float = 1.0, lambda_: float = 1.0, **kwargs: Any
     ) -> None:
-        """Take the settings."""
+        """Keep the settings, and start with the prior."""
         super().__init__(action_space, **kwargs)
         self.alpha = not_negative(self, "alpha", alpha)
         if not_negative(self, "lambda_", lambda_) == 0:
@@ -48,11 +48,11 @@ class LinearBandit(Exploration, ABC):
         self._space = space_tree(self.model.observation_space)
         width = sum(_num_features(space) for space in leaves(self._space)) + 1
         self.num_arms = int(action_space.n)
-        self._learns = False  # as the algorithm's own does, and no runner's
+        self._learns = False  # True in the algorithm, which learns, and False in runners
         self._take(np.tile(lambda_ * np.eye(width), (self.num_arms, 1, 1)), np.zeros((self.num_arms, width)))
 
     def _take(self, precision: FloatArray, sums: FloatArray) -> None:
-        """Go by statistics `[A, D, D]` and `[A, D]`."""
+        """Set the statistics: precision `[A, D, D]` and sums `[A, D]`; compute covariance and weights."""
         self.precision, self.sums = precision, sums
         self.covariance = np.linalg.inv(precision)
         self.weights: FloatArray = np.einsum("aij,aj->ai", self.covariance, sums)
@@ -75,12 +75,12 @@ class LinearBandit(Exploration, ABC):
 
     @abstractmethod
     def scores(self, features: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """Return what to choose by, `[B, A]`."""
+        """Return the score of each arm, `[B, A]`."""
 
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
     ) -> Choice:
-        """Take an arm of the best score, any of several; without exploration, the arm of the best reward."""
+        """Choose the arm with the best score, at random among ties; without exploration, the best expected reward."""
         features, rng = self.features(action_distribution.obs), action_distribution.rng
         if not explore:
             return self.expected(features).argmax(-1), None
@@ -90,7 +90,7 @@ class LinearBandit(Exploration, ABC):
         return np.where(ties, rng.random(scores.shape), -1.0).argmax(-1), None
 
     def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
-        """Take the valid steps into the statistics."""
+        """Add the valid steps to the statistics; return the mean squared error of the expected rewards."""
         precision, sums = self.precision.copy(), self.sums.copy()
         errors = []
         for rollout in rollouts:
@@ -111,53 +111,53 @@ class LinearBandit(Exploration, ABC):
         return {"bandit_squared_error": float(np.mean(np.concatenate(errors)))}
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
-        """Return the statistics, from which runners work out the rest."""
+        """Return the statistics, from which runners compute covariance and weights."""
         return {"precision": self.precision, "sums": self.sums}
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Go by what the algorithm's own exploration has learned."""
+        """Use the statistics that the algorithm's exploration has learned."""
         self._take(weights["precision"], weights["sums"])
 
     def get_state(self) -> dict[str, Any]:
-        """Return the statistics; nothing in a runner, which gets them as weights."""
+        """Return the statistics; in a runner, which receives them as weights, return an empty dict."""
         return {"precision": self.precision.copy(), "sums": self.sums.copy()} if self._learns else {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the statistics of a state, if they are of the same arms and features."""
+        """Restore the statistics of a state, if it has the same numbers of arms and features."""
         if state["precision"].shape == self.precision.shape:
             self._take(state["precision"], state["sums"])
             self._learns = True
 
 
 class ThompsonSampling(LinearBandit):
-    """Takes the arm that is best by rewards drawn from their posterior, `N(x^T weights, alpha^2 x^T covariance x)`.
+    """Chooses the arm with the highest reward drawn from the posterior `N(x^T weights, alpha^2 x^T covariance x)`.
 
-    For one observation that is the same as drawing the weights of each arm, and takes fewer numbers.
+    For one observation, this is equivalent to drawing the weights of each arm, and needs fewer random numbers.
 
     Args:
-        alpha: Standard deviation of the posterior, as a multiple of that under unit noise.
+        alpha: Standard deviation of the reward noise, which scales the standard deviation of the posterior.
     """
 
     paper = "Agrawal and Goyal 2013, arXiv:1209.3352"
 
     def scores(self, features: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """Draw the rewards."""
+        """Return rewards `[B, A]` drawn from the posterior."""
         deviations = self.deviations(features)
         drawn: FloatArray = self.expected(features) + self.alpha * deviations * rng.standard_normal(deviations.shape)
         return drawn
 
 
 class UpperConfidenceBound(LinearBandit):
-    """Takes the arm of the highest upper bound, `x^T weights + alpha * sqrt(x^T covariance x)`: LinUCB.
+    """Chooses the arm with the highest upper bound, `x^T weights + alpha * sqrt(x^T covariance x)`: LinUCB.
 
     Args:
-        alpha: Width of the bound.
+        alpha: Width of the confidence interval.
     """
 
     paper = "Li et al. 2010, arXiv:1003.0146"
 
     def scores(self, features: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """Return the bounds."""
+        """Return the upper bounds `[B, A]`."""
         bounds: FloatArray = self.expected(features) + self.alpha * self.deviations(features)
         return bounds
 

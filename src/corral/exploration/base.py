@@ -1,4 +1,4 @@
-"""The base class of explorations: they choose actions while sampling, and may add to the rewards."""
+"""The base class of explorations, which choose actions while sampling and may add to the rewards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from corral.modules.inference import Inference
     from corral.modules.module import Module
 
-# Action noise is drawn for this many rows at once; the stream of draws does not depend on how samples are cut.
+# Action noise is drawn for this many rows at once; the drawn numbers do not depend on the lengths of the samples.
 NOISE_ROWS = 64
 
 Choice = tuple[NDArray[Any], NDArray[np.float32] | None]
@@ -29,19 +29,19 @@ Choice = tuple[NDArray[Any], NDArray[np.float32] | None]
 class RowDistribution:
     """The policy's action distribution for one row: N sub-envs at once.
 
-    One object serves all rows, so keep its numbers and not the object.
+    The same object is used for all rows: keep copies of its arrays, not the object.
 
     Attributes:
         inputs: The policy's outputs, float32 `[N, D]`: logits, Q-values, or means and log standard deviations.
-        obs: Observations that the inputs were computed from, a tree of `[N, ...]`.
-        distribution: Distribution whose parameters the inputs are.
-        rng: Generator for everything that is drawn here.
+        obs: Observations from which the inputs were computed, a tree of `[N, ...]`.
+        distribution: Distribution that has the inputs as its parameters.
+        rng: Generator for all random numbers of the exploration.
     """
 
     __slots__ = ("_noise", "_row", "distribution", "inputs", "obs", "rng")
 
     def __init__(self, distribution: ActionDistribution, rng: np.random.Generator) -> None:
-        """Take the distribution of the action space; inputs and observations are set for each row."""
+        """Keep the distribution of the action space; the runner sets inputs and observations for each row."""
         self.distribution = distribution
         self.rng = rng
         self.inputs: FloatArray = np.zeros((0, distribution.num_inputs), np.float32)
@@ -50,7 +50,7 @@ class RowDistribution:
         self._row = 0
 
     def sample(self, inputs: FloatArray | None = None) -> NDArray[Any]:
-        """Draw actions `[N, ...]` from the distribution, or from the one that other inputs `[N, D]` give."""
+        """Return actions `[N, ...]` drawn from the distribution; `inputs`, `[N, D]`, replace the policy's outputs."""
         inputs = self.inputs if inputs is None else inputs
         if self._noise is None or self._row == NOISE_ROWS or self._noise.shape[1] != len(inputs):
             self._noise = self.distribution.noise(self.rng, (NOISE_ROWS, len(inputs)))
@@ -59,13 +59,13 @@ class RowDistribution:
         return self.distribution.sample(inputs, self._noise[self._row - 1])
 
     def mode(self) -> NDArray[Any]:
-        """Return the most likely actions `[N, ...]`; of Q-values, the best ones."""
+        """Return the most likely actions `[N, ...]`; with Q-values as inputs, the best actions."""
         return self.distribution.mode(self.inputs)
 
     deterministic_sample = mode
 
     def random(self) -> NDArray[Any]:
-        """Draw actions `[N, ...]` evenly from the action space."""
+        """Return actions `[N, ...]` drawn uniformly from the action space."""
         return self.distribution.random(self.rng, len(self.inputs))
 
     def logp(self, actions: NDArray[Any]) -> NDArray[np.float32]:
@@ -77,29 +77,29 @@ class RowDistribution:
         return logp
 
     def random_logp(self, actions: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the log-likelihood `[N]` of actions that `random` drew."""
+        """Return the log-likelihood `[N]` of actions that were drawn by `random`."""
         return self.distribution.random_logp(actions)
 
 
 class Exploration:
-    """How actions are chosen while sampling. Subclasses define `get_exploration_action`.
+    """Chooses actions while sampling. Subclasses define `get_exploration_action`.
 
-    Every runner has one for its sub-envs, and the algorithm has one for `compute_actions` and for learning from all
-    rollouts. The keyword arguments of a subclass's own `__init__` are the settings that `exploration_config` takes;
-    it passes the others on in `**kwargs`.
+    Each runner has an exploration for its sub-envs. The algorithm has one more, for `compute_actions` and for learning
+    from all rollouts. The keyword arguments of a subclass's `__init__` are the settings in `exploration_config`; the
+    subclass passes all other arguments to the base class in `**kwargs`.
 
     Attributes:
         action_space: Action space of one sub-env.
         config: Config of the algorithm.
-        model: Module whose outputs the actions are chosen from.
-        inference: Inference that computes the outputs, or `None` where no actions are chosen.
-        num_workers: Runners besides the embedded one.
-        worker_index: 0 for the embedded runner and in the algorithm, 1 and up for others.
-        num_envs: N.
-        rng: Generator for everything that is drawn here.
-        on_policy: Whether an algorithm that learns from its own policy's actions only can use it: the actions are drawn
-            from the policy's distribution, or come with their log-likelihood.
-        action_spaces: Types of action spaces that it supports.
+        model: Module whose outputs determine the actions.
+        inference: Inference that computes the outputs, or `None` if no actions are chosen.
+        num_workers: Number of runners in addition to the embedded one.
+        worker_index: Index of the runner: 0 for the embedded runner and in the algorithm, 1 and up for others.
+        num_envs: Number of sub-envs N.
+        rng: Generator for all random numbers of the exploration.
+        on_policy: Whether algorithms that learn only from actions of their own policy can use the exploration. They can
+            if the actions are drawn from the policy's distribution, or are returned with their log-likelihood.
+        action_spaces: Types of supported action spaces.
         paper: Source of the method.
     """
 
@@ -137,12 +137,12 @@ class Exploration:
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
     ) -> tuple[Any, Any]:
-        """Choose the actions of one row.
+        """Return the actions of one row.
 
         Args:
             action_distribution: Action distribution of the N sub-envs.
-            timestep: Env steps sampled so far by all runners over the lifetime of the run.
-            explore: False asks for the deterministic choice.
+            timestep: Number of env steps sampled so far by all runners, over the lifetime of the run.
+            explore: Whether to explore; with False, return the deterministic actions.
 
         Returns:
             Module actions `[N, ...]` and their log-likelihood `[N]`, each an array or a tensor; `None` means the
@@ -151,15 +151,16 @@ class Exploration:
         raise TypeError(f"{type(self).__name__} has no method get_exploration_action.")
 
     def begin_episodes(self, begins: NDArray[np.bool_], *, timestep: int, explore: bool) -> None:
-        """Prepare a row in which episodes begin in the sub-envs where `begins`, bool `[N]`, is True."""
+        """Prepare a row. Episodes begin in the sub-envs for which `begins`, bool `[N]`, is True."""
 
     def end_sample(self, rollout: Rollout, *, timestep: int, explore: bool) -> None:
-        """Look at a rollout that is complete, in the runner that sampled it."""
+        """Receive a complete rollout, in the runner that sampled it."""
 
     def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
-        """Learn from what all runners sampled, in the algorithm's process, before anything else does.
+        """Learn from the rollouts of all runners, in the algorithm's process, before the learners do; return numbers.
 
-        Rewards may be changed here: `rollout.rewards = ...` replaces them. Arrays from another process are read-only.
+        This method may change rewards: `rollout.rewards = ...` replaces them. Arrays from another process are
+        read-only.
 
         Returns:
             Numbers to report under `exploration/` in the result.
@@ -167,29 +168,29 @@ class Exploration:
         return {}
 
     def get_metrics(self, timestep: int) -> dict[str, float]:
-        """Return numbers to report under `env_runners/`, such as `epsilon`; the same names every time."""
+        """Return numbers to report under `env_runners/`, such as `epsilon`; the names must always be the same."""
         return {}
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
-        """Return arrays that `learn` changes and runners need to act; they travel with the module's weights."""
+        """Return the arrays that `learn` changes and runners need to act; they are sent with the module's weights."""
         return {}
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Receive the arrays that `get_weights` of the algorithm's exploration returned."""
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state from which exploring continues, without the timestep: plain data and arrays."""
+        """Return the state from which exploration continues, as plain data and arrays, without the timestep."""
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where the exploration of this state was."""
+        """Restore a state that `get_state` returned."""
 
 
 class Delegating(Exploration):
-    """Delegates the choice of actions, and everything that belongs to it, to another exploration.
+    """Delegates the choice of actions, and all other methods, to another exploration.
 
     Attributes:
-        sub: The other exploration, which a subclass's `__init__` makes.
+        sub: The other exploration; the `__init__` of a subclass makes it.
     """
 
     sub: Exploration
@@ -197,21 +198,21 @@ class Delegating(Exploration):
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
     ) -> tuple[Any, Any]:
-        """Choose as `sub` does."""
+        """Return the actions that `sub` chooses."""
         return self.sub.get_exploration_action(
             action_distribution=action_distribution, timestep=timestep, explore=explore
         )
 
     def begin_episodes(self, begins: NDArray[np.bool_], *, timestep: int, explore: bool) -> None:
-        """Let `sub` prepare; runners call this only if it has something to prepare."""
+        """Let `sub` prepare a row; runners call this only if `sub` overrides the method."""
         self.sub.begin_episodes(begins, timestep=timestep, explore=explore)
 
     def end_sample(self, rollout: Rollout, *, timestep: int, explore: bool) -> None:
-        """Let `sub` look at the rollout."""
+        """Pass the rollout to `sub`."""
         self.sub.end_sample(rollout, timestep=timestep, explore=explore)
 
     def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
-        """Let `sub` learn."""
+        """Let `sub` learn, and return its numbers."""
         return self.sub.learn(rollouts, timestep=timestep)
 
     def get_metrics(self, timestep: int) -> dict[str, float]:
@@ -223,22 +224,22 @@ class Delegating(Exploration):
         return self.sub.get_weights()
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Pass the weights on to `sub`."""
+        """Pass the weights to `sub`."""
         self.sub.set_weights(weights)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state of `sub` under that name, if it has any."""
+        """Return the state of `sub` under the key `sub`, or an empty dict if `sub` has no state."""
         state = self.sub.get_state()
         return {"sub": state} if state else {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Let `sub` continue from its state."""
+        """Restore the state of `sub`."""
         if "sub" in state:
             self.sub.set_state(state["sub"])
 
 
 def overrides_method(exploration: Exploration, method: str) -> bool:
-    """Return whether an exploration overrides a method, itself or by an exploration that it delegates to."""
+    """Return whether an exploration, or the exploration to which it delegates, overrides a method."""
     own = getattr(type(exploration), method)
     if isinstance(exploration, Delegating) and own is getattr(Delegating, method):
         return overrides_method(exploration.sub, method)

@@ -1,4 +1,4 @@
-"""Explorations from an `exploration_config`: the type by name, import path or class, and its settings."""
+"""Functions that make explorations from an `exploration_config`: a type (name, import path or class) and settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from corral.exploration.base import Exploration
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
 
-# name -> "module:class"; a module is imported when its type is asked for
+# Module of each built-in type, by name; the module is imported when its type is used.
 BUILT_IN = {
     "StochasticSampling": "corral.exploration.sampling",
     "Random": "corral.exploration.sampling",
@@ -35,18 +35,18 @@ BUILT_IN = {
     "UpperConfidenceBound": "corral.exploration.bandits",
 }
 
-# Arguments that the runner gives; no config holds them.
+# Arguments that the runner gives; they are not settings.
 _GIVEN = frozenset(inspect.signature(Exploration.__init__).parameters)
 
 
 def exploration_class(kind: Any) -> type[Exploration]:
-    """Return the exploration class that the key `type` of an `exploration_config` names.
+    """Return the exploration class for the key `type` of an `exploration_config`.
 
     Args:
-        kind: The name of a built-in type, an import path such as `"package.module:Name"`, or a class.
+        kind: Name of a built-in type, import path such as `"package.module:Name"`, or class.
 
     Raises:
-        ConfigError: It names no exploration class.
+        ConfigError: `kind` is not an exploration class, or does not name one.
     """
     if isinstance(kind, str) and kind in BUILT_IN:
         found = getattr(importlib.import_module(BUILT_IN[kind]), kind)
@@ -70,7 +70,7 @@ def exploration_class(kind: Any) -> type[Exploration]:
 
 
 def settings_of(cls: type[Exploration]) -> dict[str, Any]:
-    """Return the defaults of the settings that a type takes, by name; `inspect.Parameter.empty` for required ones."""
+    """Return the default of each setting of a type, by name; `inspect.Parameter.empty` for required settings."""
     settings: dict[str, Any] = {}
     for owner in cls.__mro__:
         if owner is Exploration:
@@ -90,15 +90,15 @@ def settings_of(cls: type[Exploration]) -> dict[str, Any]:
 
 
 def resolved(exploration_config: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an `exploration_config` with its type; without a type, the settings override the algorithm's default."""
+    """Return an `exploration_config` with a type; if it has no type, its settings override the algorithm's default."""
     return dict(exploration_config) if "type" in exploration_config else {**default, **exploration_config}
 
 
 def check_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any] | None = None) -> None:
-    """Refuse an exploration that does not fit the algorithm, or the action space if that is known.
+    """Refuse an exploration that does not fit the algorithm, or the action space if the space is known.
 
     Raises:
-        ConfigError: The type does not fit, and the message names types that do; or a setting is unknown or missing.
+        ConfigError: The type does not fit, and the message names types that fit; or a setting is unknown or missing.
     """
     kind, settings = _split(config)
     cls = exploration_class(kind)
@@ -113,7 +113,7 @@ def check_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any] |
         fitting = [name for name in BUILT_IN if exploration_class(name).on_policy]
         raise ConfigError(
             f"exploration_config: {config.algo_name} learns from actions of its own policy only, and {cls.__name__} "
-            f"takes others: use {', '.join(fitting)}."
+            f"chooses other actions: use {', '.join(fitting)}."
         )
     if action_space is not None and not isinstance(action_space, cls.action_spaces):
         fitting = [
@@ -123,7 +123,7 @@ def check_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any] |
             and (found.on_policy or not config.ON_POLICY)
         ]
         raise ConfigError(
-            f"exploration_config: {cls.__name__} takes {_names(cls.action_spaces)} actions, and the env's are "
+            f"exploration_config: {cls.__name__} needs the action space {_names(cls.action_spaces)}, and the env has "
             f"{action_space}: use {', '.join(fitting)}."
         )
 
@@ -132,7 +132,7 @@ def make_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any], *
     """Return the exploration of a config.
 
     Args:
-        config: The config of the algorithm.
+        config: Config of the algorithm.
         action_space: Action space of one sub-env.
         **given: Further arguments of `Exploration.__init__`.
 
@@ -145,7 +145,7 @@ def make_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any], *
 
 
 def make_sub_exploration(exploration: Exploration, sub_config: Mapping[str, Any] | None) -> Exploration:
-    """Return the exploration that chooses the actions for another exploration; `None` is the algorithm's default."""
+    """Return an exploration to which another exploration delegates; `None` as config means the algorithm's default."""
     config = exploration.config.copy(exploration_config=dict(sub_config or {}))
     return make_exploration(
         config,

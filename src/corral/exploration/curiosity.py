@@ -1,4 +1,4 @@
-"""Curiosity: rewards for what a model of the env did not expect."""
+"""Curiosity: rewards for observations that a model of the env predicted badly."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ from corral.modules.networks import ACTIVATIONS, Encoder, Flat, mlp, num_outputs
 
 
 class Curiosity(IntrinsicReward):
-    """Rewards what a forward model did not expect, in features that tell what the agent's actions change.
+    """Rewards the error of a forward model, in features that depend on the effects of the agent's actions.
 
-    An inverse model predicts the action from the features of an observation and the next one, a forward model the next
-    features from the features and the action. The reward of a step is `eta / 2` times the squared error of the forward
-    model, before it learns from that step; the loss is `(1 - beta)` times the loss of the inverse model (cross-entropy,
-    or half the squared error of continuous actions) plus `beta` times the loss of the forward model.
+    An inverse model predicts the action from the features of an observation and of the next observation. A forward
+    model predicts the next features from the features and the action. The reward of a step is `eta / 2` times the
+    squared error of the forward model, before the model learns from this step. The loss is `(1 - beta)` times the loss
+    of the inverse model (cross-entropy, or half the squared error for continuous actions) plus `beta` times the loss of
+    the forward model.
 
     Args:
         feature_dim: Width of the features.
-        feature_net_config: `fcnet_hiddens`, `fcnet_activation` and `conv_filters` of the net that computes them.
+        feature_net_config: `fcnet_hiddens`, `fcnet_activation` and `conv_filters` of the net of the features.
         inverse_net_hiddens: Widths of the hidden layers of the inverse model.
-        inverse_net_activation: Their activation.
+        inverse_net_activation: Activation of the inverse model.
         forward_net_hiddens: Widths of the hidden layers of the forward model.
-        forward_net_activation: Their activation.
+        forward_net_activation: Activation of the forward model.
         beta: Weight of the forward model's loss, in [0, 1].
         eta: Weight of the reward.
         lr: Learning rate.
@@ -64,7 +65,7 @@ class Curiosity(IntrinsicReward):
         lr: float = 1e-3,
         **kwargs: Any,
     ) -> None:
-        """Take the settings."""
+        """Keep the settings."""
         super().__init__(action_space, **kwargs)
         self.feature_dim = at_least_1(self, "feature_dim", feature_dim)
         self.features = net_config(self, "feature_net_config", feature_net_config)
@@ -77,22 +78,22 @@ class Curiosity(IntrinsicReward):
         self.lr = not_negative(self, "lr", lr)
 
     def make_net(self) -> nn.Module:
-        """Return features, inverse and forward model."""
+        """Return a net with features, inverse model and forward model."""
         return CuriosityNet(self.model, self.features, self.feature_dim, self.inverse_layers, self.forward_layers)
 
     def judge(self, steps: Steps, shares: Sequence[Share], timestep: int) -> tuple[FloatArray, dict[str, float]]:
-        """Return rewards and losses."""
+        """Return the rewards `[B]` and the losses to report, and learn."""
         forward_errors, inverse_errors = self.train(steps, timestep).astype(np.float64)
         losses = {"forward_loss": float(forward_errors.mean()), "inverse_loss": float(inverse_errors.mean())}
         return self.eta * forward_errors, losses
 
     def errors(self, steps: Steps) -> tuple[Tensor, ...]:
-        """Return the errors of the forward and of the inverse model."""
+        """Return the errors of the forward model and of the inverse model, `[B]` each."""
         errors: tuple[Tensor, Tensor] = self.net(*steps.columns)
         return errors
 
     def loss(self, *errors: Tensor) -> Tensor:
-        """Weigh the two."""
+        """Return the weighted sum of the mean errors."""
         loss: Tensor = self.beta * errors[0].mean() + (1 - self.beta) * errors[1].mean()
         return loss
 
@@ -108,7 +109,7 @@ class CuriosityNet(nn.Module):
         inverse: tuple[list[int], str],
         forward: tuple[list[int], str],
     ) -> None:
-        """Build them for the spaces of the module that acts."""
+        """Build the nets for the spaces of the module that acts."""
         super().__init__()
         self.distribution: ActionDistribution = model.distribution
         self.features = encoder(model.observation_space, config, feature_dim)
@@ -123,7 +124,7 @@ class CuriosityNet(nn.Module):
         self.forward_model = head(feature_dim + num_actions, *forward, feature_dim)
 
     def forward(self, obs: Tree, actions: Tensor, next_obs: Tree) -> tuple[Tensor, Tensor]:
-        """Return half the squared error of the forward model and the error of the inverse model, `[B]` each."""
+        """Return half the squared error of the forward model, and the error of the inverse model, `[B]` each."""
         features, next_features = self.features(obs), self.features(next_obs)
         guess = self.inverse_model(torch.cat([features, next_features], -1))
         if isinstance(self.distribution, DiagGaussian):
@@ -143,10 +144,10 @@ def head(num_inputs: int, hiddens: list[int], activation: str, width: int) -> nn
 
 
 def layers(exploration: IntrinsicReward, name: str, hiddens: Sequence[int], activation: str) -> tuple[list[int], str]:
-    """Return the hidden layers of a net and their activation.
+    """Return the widths of the hidden layers of a net, and their activation.
 
     Raises:
-        ConfigError: A width or the activation is none.
+        ConfigError: A width is not a number above 0, or the activation is unknown.
     """
     if activation not in ACTIVATIONS:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Random network distillation: rewards for what a net has not yet learned to tell."""
+"""Random network distillation: rewards for observations for which a net cannot yet predict the output of another."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from corral.modules.module import ModelConfig
 
 
 class RND(IntrinsicReward):
-    """Rewards observations that a net has not yet learned to tell: random network distillation.
+    """Rewards the error with which a net predicts the output of a random net: random network distillation.
 
-    One net learns to give what another one gives, whose random weights stay as they are. The reward of a step is the
-    mean squared difference of their outputs for the observation that it leads to, before it is learned from. With
-    `normalize`, observations are scaled by their running mean and deviation and clipped to [-5, 5], and rewards are
-    divided by the running deviation of their discounted sums (discount 0.99, over the ends of episodes), as in section
-    2.4 of the paper.
+    A predictor net learns the outputs of a target net, whose random weights never change. The reward of a step is the
+    mean squared difference of their outputs for the next observation, before the predictor learns from it. With
+    `normalize`, observations are normalised by their running mean and standard deviation and clipped to [-5, 5], and
+    rewards are divided by the running standard deviation of their discounted sums. The discount is 0.99, and the sums
+    continue over the ends of episodes, as in section 2.4 of the paper.
 
     Args:
-        embed_dim: Width of the outputs.
+        embed_dim: Width of the nets' outputs.
         distill_net_config: `fcnet_hiddens`, `fcnet_activation` and `conv_filters` of both nets.
         lr: Learning rate.
         intrinsic_reward_coeff: Weight of the reward.
@@ -57,7 +57,7 @@ class RND(IntrinsicReward):
         normalize: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Take the settings."""
+        """Keep the settings."""
         super().__init__(action_space, **kwargs)
         self.embed_dim = at_least_1(self, "embed_dim", embed_dim)
         self.distill = net_config(self, "distill_net_config", distill_net_config)
@@ -65,14 +65,14 @@ class RND(IntrinsicReward):
         self.coeff = not_negative(self, "intrinsic_reward_coeff", intrinsic_reward_coeff)
         self.normalize = normalize
         self._return_moments = Moments()
-        self._returns: dict[int, FloatArray] = {}  # by runner, the discounted sums [N] at the end of its last rollout
+        self._returns: dict[int, FloatArray] = {}  # discounted sums [N] at the end of the last rollout, by runner
 
     def make_net(self) -> nn.Module:
-        """Return both nets."""
+        """Return one module with both nets."""
         return DistillationNet(self.model.observation_space, self.distill, self.embed_dim, self.normalize)
 
     def judge(self, steps: Steps, shares: Sequence[Share], timestep: int) -> tuple[FloatArray, dict[str, float]]:
-        """Return rewards and the loss."""
+        """Return the rewards `[B]` and the loss to report, and learn."""
         if self.normalize:
             cast(DistillationNet, self.net).observe(steps.next_obs)
         errors = self.train(steps, timestep)[0].astype(np.float64)
@@ -84,11 +84,11 @@ class RND(IntrinsicReward):
         return rewards, {"distillation_loss": float(errors.mean())}
 
     def errors(self, steps: Steps) -> tuple[Tensor, ...]:
-        """Return the mean squared differences."""
+        """Return the mean squared differences of the outputs, `[B]`."""
         return (self.net(steps.next_obs),)
 
     def _sums(self, share: Share, errors: FloatArray) -> FloatArray:
-        """Return the discounted sums of errors so far, at each valid step of a rollout."""
+        """Return the discounted sum of the errors so far, at each valid step of a rollout, `[B]`."""
         rollout = share.rollout
         column, sums = np.zeros(rollout.valid.shape), np.empty(rollout.valid.shape)
         column[rollout.valid] = errors
@@ -103,7 +103,7 @@ class RND(IntrinsicReward):
         return flat
 
     def get_state(self) -> dict[str, Any]:
-        """Return nets and running statistics."""
+        """Return the nets and the running statistics."""
         state = super().get_state()
         if self._returns:
             state["returns"] = {index: total.copy() for index, total in self._returns.items()}
@@ -119,12 +119,12 @@ class RND(IntrinsicReward):
 
 
 class DistillationNet(nn.Module):
-    """The nets of `RND`, on observations normalised by running statistics, which are buffers."""
+    """The nets of `RND`; buffers hold the running statistics that normalise observations."""
 
     limit = 5.0
 
     def __init__(self, space: spaces.Space[Any], config: ModelConfig, embed_dim: int, normalize: bool) -> None:
-        """Build them."""
+        """Build both nets and the buffers."""
         super().__init__()
         self._space, self._normalize = space_tree(space), normalize
         inputs = normalized_space(space) if normalize else space
@@ -137,10 +137,10 @@ class DistillationNet(nn.Module):
             self.register_buffer(f"variance_{i}", torch.zeros(box.shape, dtype=torch.float64))
 
     def observe(self, obs: Tree) -> None:
-        """Take observations `[B, ...]` into the running statistics."""
+        """Add observations `[B, ...]` to the running statistics."""
         moments = self._moments()
         for moment, leaf in zip(moments, self._boxes(obs), strict=True):
-            for part in torch.split(leaf, MINIBATCH_ROWS):  # as float64, which of images takes room
+            for part in torch.split(leaf, MINIBATCH_ROWS):  # in parts, because images as float64 need much memory
                 moment.update(part.numpy())
         for i, moment in enumerate(moments):
             self.get_buffer(f"mean_{i}").copy_(torch.as_tensor(moment.mean))
@@ -179,20 +179,20 @@ class DistillationNet(nn.Module):
 
 
 class Moments:
-    """The running mean and variance of arrays, entry by entry.
+    """Running mean and variance of arrays, per entry.
 
     Attributes:
-        mean: So far.
-        variance: So far.
-        count: How many entries there were.
+        mean: Running mean.
+        variance: Running variance.
+        count: Number of rows added so far.
     """
 
     def __init__(self, mean: Any = 0.0, variance: Any = 0.0, count: float = 0.0) -> None:
-        """Replace the statistics."""
+        """Set the statistics."""
         self.mean, self.variance, self.count = mean, variance, count
 
     def update(self, values: NDArray[Any]) -> None:
-        """Add values `[B, ...]` (Chan et al. 1979, for the merging of variances)."""
+        """Add values `[B, ...]`; variances are merged as in Chan et al. 1979."""
         values = values.astype(np.float64)
         count = self.count + len(values)
         delta, share = values.mean(0) - self.mean, len(values) / count
@@ -201,16 +201,16 @@ class Moments:
         self.count = count
 
     def get_state(self) -> dict[str, Any]:
-        """Return all three."""
+        """Return mean, variance and count."""
         return {"mean": self.mean, "variance": self.variance, "count": self.count}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `get_state` returned."""
+        """Restore a state that `get_state` returned."""
         self.mean, self.variance, self.count = state["mean"], state["variance"], state["count"]
 
 
 def normalized_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the space of observations whose Box entries were normalised: floats, whatever they were."""
+    """Return the space of observations whose Box entries are normalised: all Box entries are unbounded float32."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: normalized_space(part) for key, part in space.spaces.items()})
     if isinstance(space, spaces.Tuple):

@@ -1,4 +1,4 @@
-"""Exploration of discrete actions by their values: now and then a random one, or each by its softmax."""
+"""Exploration of discrete actions by their values: epsilon-greedy, or drawn from the softmax of the values."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DISCRETE = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 class EpsilonGreedy(Exploration):
-    """Takes a random action with probability epsilon, and the best one otherwise; each sub-env for itself.
+    """Chooses a random action with probability epsilon, else the best action; independently for each sub-env.
 
     Args:
         initial_epsilon: Epsilon at the start, and for `warmup_timesteps`.
-        final_epsilon: Epsilon in the end.
-        warmup_timesteps: Env steps before epsilon begins to fall.
-        epsilon_timesteps: Env steps that it takes to fall, along a straight line.
-        epsilon_schedule: A number or `[[timestep, epsilon], ...]` in place of all of these.
+        final_epsilon: Epsilon at the end.
+        warmup_timesteps: Number of env steps before epsilon begins to fall.
+        epsilon_timesteps: Number of env steps in which epsilon falls linearly from the initial to the final value.
+        epsilon_schedule: A number or `[[timestep, epsilon], ...]`, which replaces the four settings above.
     """
 
     on_policy = False
@@ -56,13 +56,13 @@ class EpsilonGreedy(Exploration):
         self.schedule = epsilon_schedule
 
     def epsilons(self, timestep: int, num_envs: int) -> float | NDArray[np.float64]:
-        """Return epsilon, of all sub-envs or `[N]` of each."""
+        """Return epsilon: one number for all sub-envs, or an array `[N]` with one per sub-env."""
         return schedule_value(self.schedule, timestep)
 
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
     ) -> Choice:
-        """Take the best actions, and replace some of them."""
+        """Return the best actions; with exploration, replace each by a random action with probability epsilon."""
         actions = action_distribution.mode()
         if not explore:
             return actions, None
@@ -78,24 +78,25 @@ class EpsilonGreedy(Exploration):
 
 
 class PerWorkerEpsilonGreedy(EpsilonGreedy):
-    """A constant epsilon for each actor: `0.4 ** (1 + 7 * i / (n - 1))` for actor i of n.
+    """Epsilon-greedy with a constant epsilon per actor: `0.4 ** (1 + 7 * i / (n - 1))` for actor i of n.
 
-    An actor is a sub-env, counted over all runners: with one sub-env each, a runner. With a single actor epsilon
-    follows the settings of `EpsilonGreedy`.
+    Each sub-env of each runner is an actor. If there is only one actor, epsilon follows the settings of
+    `EpsilonGreedy`.
     """
 
     paper = "Horgan et al. 2018, arXiv:1803.00933, section 4.1"
 
     def epsilons(self, timestep: int, num_envs: int) -> float | NDArray[np.float64]:
-        """Return epsilon of each sub-env, `[N]`."""
+        """Return epsilon per sub-env, `[N]`."""
         spread = per_actor(self)
         return super().epsilons(timestep, num_envs) if spread is None else np.resize(spread, num_envs)
 
 
 def per_actor(exploration: Exploration) -> NDArray[np.float64] | None:
-    """Return the factors `[N]` of a runner's sub-envs among all sub-envs, or `None` if there is only one actor.
+    """Return the factors `[N]` of a runner's sub-envs, or `None` if all runners together have only one sub-env.
 
-    From 0.4 for the first to 0.4 ** 8 for the last, evenly in the exponent (Horgan et al. 2018, arXiv:1803.00933).
+    The factors of all sub-envs go from 0.4 for the first to 0.4 ** 8 for the last, with equal steps of the exponent
+    (Horgan et al. 2018, arXiv:1803.00933).
     """
     num_actors = max(1, exploration.num_workers) * exploration.num_envs
     if num_actors == 1:
@@ -106,10 +107,11 @@ def per_actor(exploration: Exploration) -> NDArray[np.float64] | None:
 
 
 class SoftQ(Exploration):
-    """Draws from the softmax of the Q-values divided by a temperature (Boltzmann exploration).
+    """Draws actions from the softmax of the Q-values divided by a temperature (Boltzmann exploration).
 
     Args:
-        temperature: A number above 0, or a schedule over timesteps; towards 0 the best action is taken.
+        temperature: A number above 0, or a schedule over timesteps; the lower it is, the more often the best action is
+            chosen.
     """
 
     on_policy = False
@@ -128,7 +130,7 @@ class SoftQ(Exploration):
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
     ) -> Choice:
-        """Draw, or take the best."""
+        """Return drawn actions; without exploration, the best actions."""
         if not explore:
             return action_distribution.mode(), None
         scaled = action_distribution.inputs / np.float32(schedule_value(self.temperature, timestep))

@@ -1,7 +1,7 @@
-"""Intrinsic rewards: what is new to a small net, or far from what was seen, is added to the env's rewards.
+"""Intrinsic rewards: rewards for novel observations, which are added to the rewards of the env.
 
-The nets live and learn in the algorithm's process, before anything else learns from the rollouts. Runners only choose
-actions, by another exploration. What callbacks and results show of episodes are the env's own rewards.
+The nets are in the algorithm's process and learn there, before the learners receive the rollouts. Runners only choose
+actions, by another exploration. Callbacks in runners, and the returns in results, have the rewards of the env only.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 
-# Steps of one gradient step: more are cut, fewer wait. A step of 64 costs hardly more than one of 4, which is what
-# algorithms with a replay buffer sample at once.
+# Largest and smallest number of env steps in one gradient step: more env steps are split, fewer wait for others. A
+# gradient step on 64 env steps costs hardly more than on 4, which algorithms with a replay buffer sample at once.
 MINIBATCH_ROWS, MIN_ROWS = 256, 64
 NET_SETTINGS = ("fcnet_hiddens", "fcnet_activation", "conv_filters")
 
 
 class IntrinsicReward(Delegating, ABC):
-    """Adds an intrinsic reward to the env's reward. A subclass defines `make_net`, `judge` and, to `train`, `errors`.
+    """Adds an intrinsic reward to the reward of the env.
+
+    A subclass defines `make_net` and `judge`; if its net learns, it also defines `errors` and calls `train`.
 
     Args:
-        random_timesteps: Env steps at the beginning whose actions are drawn evenly from the action space.
-        sub_exploration: The `exploration_config` by which actions are chosen; `None` is the algorithm's default.
+        random_timesteps: Number of env steps at the beginning with actions drawn uniformly from the action space.
+        sub_exploration: The `exploration_config` that chooses the actions; `None` means the algorithm's default.
     """
 
     def __init__(
@@ -54,34 +56,34 @@ class IntrinsicReward(Delegating, ABC):
         sub_exploration: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take the settings."""
+        """Keep the settings, and make the sub-exploration."""
         super().__init__(action_space, **kwargs)
         self.random_timesteps = not_negative(self, "random_timesteps", random_timesteps)
         self.sub = make_sub_exploration(self, sub_exploration)
-        self.lr = 0.0  # of nets that learn
-        self._net: nn.Module | None = None  # made when it is first needed, which in a runner is never
+        self.lr = 0.0  # set by subclasses whose nets learn
+        self._net: nn.Module | None = None  # made when it is first needed; runners never need it
         self._optimizers: dict[str, ModuleOptimizer] = {}
         self._num_threads: int | None = None
-        self._waiting: list[Steps] = []  # that are too few for a gradient step
+        self._waiting: list[Steps] = []  # too few for a gradient step
 
     @abstractmethod
     def make_net(self) -> nn.Module:
-        """Return the net, all parts in one."""
+        """Return one module with all nets."""
 
     @abstractmethod
     def judge(self, steps: Steps, shares: Sequence[Share], timestep: int) -> tuple[FloatArray, dict[str, float]]:
-        """Return the rewards `[B]` of steps, and numbers to report; learn from the steps.
+        """Return the rewards `[B]` of steps and numbers to report, and learn from the steps.
 
         Args:
-            steps: The valid steps of all rollouts.
-            shares: Which of them are each rollout's.
-            timestep: Env steps sampled so far.
+            steps: Valid steps of all rollouts.
+            shares: Rows of each rollout in `steps`.
+            timestep: Number of env steps sampled so far.
         """
 
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
     ) -> tuple[Any, Any]:
-        """Choose as the sub-exploration does, or evenly at the beginning."""
+        """Return actions of the sub-exploration; for the first `random_timesteps`, actions drawn uniformly."""
         if explore and timestep < self.random_timesteps:
             actions = action_distribution.random()
             return actions, action_distribution.random_logp(actions)
@@ -90,23 +92,23 @@ class IntrinsicReward(Delegating, ABC):
         )
 
     def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
-        """Put rewards with the intrinsic ones added in the place of the rollouts' own."""
+        """Add the intrinsic rewards to the rewards of the rollouts, learn, and return numbers to report."""
         learned = self.sub.learn(rollouts, timestep=timestep)
         steps, shares = gathered(rollouts)
         if not shares:
             return learned
-        _ = self.net  # which is made now at the latest
+        _ = self.net  # makes the net and sets the number of threads
         with torch_threads(self._num_threads):
             rewards, numbers = self.judge(steps, shares, timestep)
         for share in shares:
-            column = share.rollout.rewards.copy()  # what came from another process may not be written to
+            column = share.rollout.rewards.copy()  # arrays from another process are read-only
             column[share.rollout.valid] += rewards[share.rows]
             share.rollout.rewards = column
         return {**learned, "intrinsic_reward_mean": float(rewards.mean()), **numbers}
 
     @property
     def net(self) -> nn.Module:
-        """The net, with weights that the config's seed determines; what is trained of it gets an optimizer."""
+        """The net, whose initial weights depend on the config's seed; made at the first use, with an optimizer."""
         if self._net is None:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(self.config.seed or 0)
@@ -118,18 +120,18 @@ class IntrinsicReward(Delegating, ABC):
         return self._net
 
     def errors(self, steps: Steps) -> tuple[Tensor, ...]:
-        """Return the errors of what is trained, `[B]` each; of a net that does not learn there are none."""
+        """Return the errors of the nets that learn, `[B]` each; empty if no net learns."""
         return ()
 
     def loss(self, *errors: Tensor) -> Tensor:
-        """Return the loss of errors."""
+        """Return the loss for errors `[B]`."""
         return errors[0].mean()
 
     def train(self, steps: Steps, timestep: int) -> NDArray[np.float32]:
-        """Return the errors of steps, `[K, B]`, and learn from them; each is judged before it is learned from.
+        """Return the errors of steps, `[K, B]`, and learn; the errors of each step are from before learning from it.
 
-        A minibatch is one gradient step, in an order that seed and timestep determine. Fewer steps than make one wait
-        for others.
+        There is one gradient step per minibatch, and the order of the steps depends on the seed and the timestep. If
+        there are fewer than `MIN_ROWS` steps, they are kept until there are enough for a gradient step.
         """
         if steps.num_steps < MIN_ROWS:
             with torch.no_grad():
@@ -157,7 +159,7 @@ class IntrinsicReward(Delegating, ABC):
         optimizer.step()
 
     def get_state(self) -> dict[str, Any]:
-        """Return the weights, what the optimizer has learned and what waits; nothing where no net was made."""
+        """Return the states of the sub-exploration and, if they were made, of net and optimizer, with waiting steps."""
         state = super().get_state()
         if self._net is not None:
             state |= get_learner_state({"net": self._net}, self._optimizers)
@@ -168,7 +170,7 @@ class IntrinsicReward(Delegating, ABC):
         """Restore a state that `get_state` returned.
 
         Raises:
-            CheckpointError: It is of another net.
+            CheckpointError: The state belongs to a different net.
         """
         super().set_state(state)
         if "weights" in state:
@@ -181,46 +183,46 @@ class Steps:
     """Steps `[B, ...]` as tensors.
 
     Attributes:
-        obs: What they started from, a tree.
+        obs: Observations before the steps, a tree.
         actions: Module actions.
-        next_obs: What they led to, a tree.
+        next_obs: Observations after the steps, a tree.
     """
 
     def __init__(self, obs: Tree, actions: Any, next_obs: Tree) -> None:
-        """Take the columns."""
+        """Keep the columns."""
         self.obs, self.actions, self.next_obs = obs, actions, next_obs
 
     @property
     def columns(self) -> tuple[Tree, Any, Tree]:
-        """All three."""
+        """Tuple of observations, actions and next observations."""
         return self.obs, self.actions, self.next_obs
 
     @property
     def num_steps(self) -> int:
-        """B."""
+        """Number of steps B."""
         return len(self.actions)
 
     def at(self, rows: NDArray[np.int64]) -> Steps:
-        """Return some of the steps."""
+        """Return the steps with the given indices."""
         index = torch.from_numpy(rows)
         return Steps(*map_tree(lambda leaf: leaf[index], self.columns))
 
 
 def join_steps(parts: Sequence[Steps]) -> Steps:
-    """Return the steps of all parts."""
+    """Return the steps of all parts, concatenated."""
     return Steps(*map_tree(lambda *leaves: torch.cat(leaves), *(steps.columns for steps in parts)))
 
 
 class Share:
-    """Positions of the valid steps of a rollout among the valid steps of all."""
+    """Positions of the valid steps of one rollout among the valid steps of all rollouts."""
 
     def __init__(self, rollout: Rollout, rows: slice) -> None:
-        """Take the rollout and the rows of its steps, in the order of `rollout.valid_rows`."""
+        """Keep the rollout and the rows of its steps, in the order of `rollout.valid_rows`."""
         self.rollout, self.rows = rollout, rows
 
 
 def gathered(rollouts: Sequence[Rollout]) -> tuple[Steps, list[Share]]:
-    """Return the valid steps of rollouts, and whose they are; rollouts without any have no share."""
+    """Return the valid steps of all rollouts, and a share for each rollout that has valid steps."""
     parts, shares, start = [], [], 0
     for rollout in rollouts:
         count = int(np.count_nonzero(rollout.valid))
@@ -238,7 +240,7 @@ def gathered(rollouts: Sequence[Rollout]) -> tuple[Steps, list[Share]]:
 
 
 def next_observations(rollout: Rollout) -> Tree:
-    """Return what each step led to, a tree of `[T, N, ...]`: for the last of an episode its own final observation."""
+    """Return the observation after each step, a tree of `[T, N, ...]`; at the end of an episode, the final one."""
     if not rollout.final_obs:
         return map_tree(lambda column: column[1:], rollout.obs)
     rows, envs = (np.array(part) for part in zip(*rollout.final_obs, strict=True))
@@ -252,7 +254,7 @@ def next_observations(rollout: Rollout) -> Tree:
 
 
 def encoder(space: spaces.Space[Any], config: ModelConfig, width: int) -> nn.Sequential:
-    """Return a net from observations to `[B, width]`."""
+    """Return a net that maps observations to features `[B, width]`."""
     body = Encoder(space, list(config.fcnet_hiddens), config.fcnet_activation, config.conv_filters)
     features = config.fcnet_hiddens[-1] if config.fcnet_hiddens else num_outputs(body.parts)
     return nn.Sequential(body, orthogonal(nn.Linear(features, width), 1.0))
@@ -262,22 +264,22 @@ def net_config(exploration: IntrinsicReward, name: str, config: Mapping[str, Any
     """Return the settings of a net.
 
     Raises:
-        ConfigError: One is unknown or wrong.
+        ConfigError: A setting is unknown or has a wrong value.
     """
     for key in config or {}:
         if key not in NET_SETTINGS:
             raise ConfigError(
                 f"exploration_config of {type(exploration).__name__}: {name} has no setting {key!r}. "
-                f"{nearest(key, NET_SETTINGS)} It takes {', '.join(NET_SETTINGS)}."
+                f"{nearest(key, NET_SETTINGS)} The settings are {', '.join(NET_SETTINGS)}."
             )
     return ModelConfig.parse(config or {})
 
 
 def at_least_1(exploration: IntrinsicReward, name: str, value: Any) -> int:
-    """Return a whole number above 0.
+    """Return the value if it is an integer of at least 1.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is not an integer, or is below 1.
     """
     if not isinstance(value, int) or value < 1:
         raise ConfigError(f"exploration_config of {type(exploration).__name__}: {name}={value!r} must be at least 1.")

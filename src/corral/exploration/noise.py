@@ -1,4 +1,4 @@
-"""Noise on continuous actions: drawn again at every step, or drifting."""
+"""Noise on continuous actions: independent in each step, or correlated over time."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ FloatArray = NDArray[np.float64]
 
 
 class ActionNoise(Exploration, ABC):
-    """Adds noise to the policy's most likely action. A subclass gives `noise`.
+    """Adds noise to the policy's most likely action. A subclass defines `noise`.
 
-    The unit is the unit of `DiagGaussian.to_unit`: [-1, 1] along bounded dimensions, the env's own along others. What
-    leaves the bounds is clipped.
+    The noise has the unit of `DiagGaussian.to_unit`: bounded dimensions have the range [-1, 1], other dimensions have
+    the unit of the env. Actions outside of the bounds are clipped.
 
     Args:
-        random_timesteps: Env steps at the beginning whose actions are drawn evenly from the action space.
-        initial_scale: What the noise is multiplied by when they are over.
-        final_scale: What it is multiplied by in the end.
-        scale_timesteps: Env steps from the one to the other, along a straight line.
-        scale_schedule: A number or `[[timestep, scale], ...]` in place of the three.
+        random_timesteps: Number of env steps at the beginning with actions drawn uniformly from the action space.
+        initial_scale: Factor of the noise after the random steps.
+        final_scale: Factor of the noise at the end.
+        scale_timesteps: Number of env steps in which the factor changes linearly from the initial to the final value.
+        scale_schedule: A number or `[[timestep, scale], ...]`, which replaces the three settings above.
     """
 
     on_policy = False
     action_spaces = (spaces.Box,)
     per_worker: ClassVar[bool] = False
-    """Whether each actor has a constant scale of its own; see `per_actor`."""
+    """Whether each actor has its own constant scale; see `per_actor`."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ActionNoise(Exploration, ABC):
         scale_schedule: Schedule | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take the settings."""
+        """Keep the settings."""
         super().__init__(action_space, **kwargs)
         self.random_timesteps = not_negative(self, "random_timesteps", random_timesteps)
         if scale_schedule is None:
@@ -63,21 +63,21 @@ class ActionNoise(Exploration, ABC):
 
     @abstractmethod
     def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-        """Draw the noise of one row, `[N, ...]`, before it is scaled."""
+        """Return the noise of one row, `[N, ...]`, before scaling."""
 
     def scales(self, timestep: int, num_envs: int) -> float | FloatArray:
-        """Return what the noise is multiplied by, of all sub-envs or `[N]` of each."""
+        """Return the factor of the noise: one number for all sub-envs, or an array `[N]` with one per sub-env."""
         return schedule_value(self.schedule, timestep) if self._spread is None else np.resize(self._spread, num_envs)
 
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
     ) -> Choice:
-        """Take the most likely actions, and add noise."""
+        """Return the most likely actions; with exploration, add noise, or draw uniformly in the first steps."""
         if not explore:
             return action_distribution.mode(), None
         if timestep < self.random_timesteps:
             return action_distribution.random(), None
-        gaussian = cast(DiagGaussian, action_distribution.distribution)  # what there is for a Box
+        gaussian = cast(DiagGaussian, action_distribution.distribution)  # the distribution of a Box
         actions = gaussian.to_unit(action_distribution.mode())
         noise = self.noise(actions.shape, action_distribution.rng)
         scales = self.scales(timestep, len(actions))
@@ -90,29 +90,29 @@ class ActionNoise(Exploration, ABC):
 
 
 class GaussianNoise(ActionNoise):
-    """Adds Gaussian noise, drawn again at every step.
+    """Adds Gaussian noise, which is independent in each step.
 
     Args:
-        stddev: Standard deviation of the noise, before it is scaled.
+        stddev: Standard deviation of the noise, before scaling.
     """
 
     paper = "Fujimoto et al. 2018, arXiv:1802.09477, section 6.1"
 
     def __init__(self, action_space: spaces.Space[Any], *, stddev: float = 0.1, **kwargs: Any) -> None:
-        """Take the settings."""
+        """Keep the settings."""
         super().__init__(action_space, **kwargs)
         self.stddev = not_negative(self, "stddev", stddev)
 
     def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-        """Draw from a Gaussian."""
+        """Return Gaussian noise."""
         noise: FloatArray = self.stddev * rng.standard_normal(shape)
         return noise
 
 
 class PerWorkerGaussianNoise(GaussianNoise):
-    """Gaussian noise with a constant scale for each actor, as `PerWorkerEpsilonGreedy` spreads its epsilon.
+    """Adds Gaussian noise with a constant scale per actor, equal to the epsilon of `PerWorkerEpsilonGreedy`.
 
-    With a single actor the scale follows the settings of `GaussianNoise`.
+    If there is only one actor, the scale follows the settings of `GaussianNoise`.
     """
 
     per_worker = True
@@ -120,15 +120,15 @@ class PerWorkerGaussianNoise(GaussianNoise):
 
 
 class OrnsteinUhlenbeckNoise(ActionNoise):
-    """Adds noise that drifts: an Ornstein-Uhlenbeck process for each sub-env, which starts at 0 with each episode.
+    """Adds noise of an Ornstein-Uhlenbeck process per sub-env; the process starts at 0 in each episode.
 
-    A step moves it by `-ou_theta * state + ou_sigma * normal`. What is added is the state times `ou_base_scale`, times
-    the scale, times the width of the bounds (1 along dimensions without).
+    In each step the state changes by `-ou_theta * state + ou_sigma * normal`. The noise is the state times
+    `ou_base_scale`, times the scale, times the width of the range: 2 for bounded dimensions, 1 for others.
 
     Args:
-        ou_theta: The part of its state that the process loses in a step, in [0, 2).
-        ou_sigma: Standard deviation of what it gains.
-        ou_base_scale: A constant factor.
+        ou_theta: Fraction of the state that the process loses per step, in [0, 2).
+        ou_sigma: Standard deviation of the random change per step.
+        ou_base_scale: Constant factor of the noise.
     """
 
     paper = "Uhlenbeck and Ornstein 1930, doi:10.1103/PhysRev.36.823; Lillicrap et al. 2016, arXiv:1509.02971"
@@ -142,7 +142,7 @@ class OrnsteinUhlenbeckNoise(ActionNoise):
         ou_base_scale: float = 0.1,
         **kwargs: Any,
     ) -> None:
-        """Take the settings."""
+        """Keep the settings, and start the processes at 0."""
         super().__init__(action_space, **kwargs)
         self.theta = between(self, "ou_theta", ou_theta, 0, 2)
         self.sigma = not_negative(self, "ou_sigma", ou_sigma)
@@ -153,12 +153,12 @@ class OrnsteinUhlenbeckNoise(ActionNoise):
         self.state: FloatArray = np.zeros((self.num_envs, *action_space.shape))
 
     def begin_episodes(self, begins: NDArray[np.bool_], *, timestep: int, explore: bool) -> None:
-        """Let the process start again where an episode begins."""
+        """Set the process to 0 in the sub-envs in which an episode begins."""
         if len(begins) == len(self.state):
             self.state[begins] = 0.0
 
     def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-        """Take one step of the process; a batch of another size starts one of its own."""
+        """Return the noise after one step of the process; a batch of another size starts a new process."""
         if shape != self.state.shape:
             self.state = np.zeros(shape)
         self.state += self.sigma * rng.standard_normal(shape) - self.theta * self.state
@@ -166,19 +166,19 @@ class OrnsteinUhlenbeckNoise(ActionNoise):
         return noise
 
     def get_state(self) -> dict[str, Any]:
-        """Return `ou_state`, `[N, ...]`."""
+        """Return the state of the processes, `ou_state`, `[N, ...]`."""
         return {"ou_state": self.state.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of as many sub-envs; a state of fewer or more is ignored."""
+        """Restore a state with the same number of sub-envs; a state with another number is ignored."""
         if state["ou_state"].shape == self.state.shape:
             self.state = state["ou_state"].copy()
 
 
 class PerWorkerOrnsteinUhlenbeckNoise(OrnsteinUhlenbeckNoise):
-    """Ornstein-Uhlenbeck noise with a constant scale for each actor, as `PerWorkerEpsilonGreedy` spreads its epsilon.
+    """Adds Ornstein-Uhlenbeck noise with a constant scale per actor, equal to the epsilon of `PerWorkerEpsilonGreedy`.
 
-    With a single actor the scale follows the settings of `OrnsteinUhlenbeckNoise`.
+    If there is only one actor, the scale follows the settings of `OrnsteinUhlenbeckNoise`.
     """
 
     per_worker = True
@@ -186,10 +186,10 @@ class PerWorkerOrnsteinUhlenbeckNoise(OrnsteinUhlenbeckNoise):
 
 
 def between(exploration: Exploration, name: str, value: Any, low: float, high: float) -> Any:
-    """Return a number of at least `low` and below `high`.
+    """Return the value if it is a number in [low, high).
 
     Raises:
-        ConfigError: It is outside, or it is no number.
+        ConfigError: The value is not a number, or is out of range.
     """
     if not isinstance(value, (int, float)) or not low <= value < high:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Noise in the weights of the policy, rather than in its actions."""
+"""Noise in the weights of the policy instead of in its actions."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ ADAPTATION = 1.01  # alpha of the paper's section 3
 
 
 class ParameterNoise(Delegating):
-    """Acts with weights to which Gaussian noise was added: drawn when an episode begins, other noise for each sub-env.
+    """Acts with weights that have added Gaussian noise; the noise is drawn per sub-env at the start of each episode.
 
-    The deviation adapts, by a factor of 1.01 after each rollout, to keep the perturbed policy at a distance from the
-    plain one. For discrete actions the distance is the KL divergence of the softmax of the outputs, and the target is
-    the divergence of epsilon-greedy from greedy action, `-log(1 - epsilon + epsilon / num_actions)`. For continuous
-    actions the distance is the root mean square of the difference between the most likely actions, in the unit of
-    `DiagGaussian.to_unit`.
+    The standard deviation is multiplied or divided by 1.01 after each rollout, so that the distance between the
+    perturbed policy and the unperturbed policy stays near a target. For discrete actions the distance is the KL
+    divergence of the softmax of the outputs, and the target is the divergence between epsilon-greedy and greedy
+    actions, `-log(1 - epsilon + epsilon / num_actions)`. For continuous actions the distance is the root mean square of
+    the difference between the most likely actions, in the unit of `DiagGaussian.to_unit`.
 
-    `compute_actions` knows no episodes, and goes by the plain weights.
+    `compute_actions` has no episodes, and uses the unperturbed weights.
 
     Args:
-        initial_stddev: Deviation of the noise in each weight at the start.
-        random_timesteps: Env steps at the beginning whose actions are drawn evenly from the action space.
-        sub_exploration: An `exploration_config` by which actions are chosen from the perturbed policy's outputs; `None`
-            takes the most likely ones.
-        target_epsilon: Epsilon of the target for discrete actions, in [0, 1).
-        target_distance: The target for continuous actions.
+        initial_stddev: Initial standard deviation of the noise in each weight.
+        random_timesteps: Number of env steps at the beginning with actions drawn uniformly from the action space.
+        sub_exploration: The `exploration_config` that chooses actions from the outputs of the perturbed policy; `None`
+            means the most likely actions.
+        target_epsilon: Epsilon in the target for discrete actions, in [0, 1).
+        target_distance: Target distance for continuous actions.
     """
 
     on_policy = False
@@ -58,7 +58,7 @@ class ParameterNoise(Delegating):
         target_distance: float = 0.2,
         **kwargs: Any,
     ) -> None:
-        """Take the settings."""
+        """Keep the settings, and make the sub-exploration."""
         super().__init__(action_space, **kwargs)
         self.stddev = float(not_negative(self, "initial_stddev", initial_stddev))
         self.random_timesteps = not_negative(self, "random_timesteps", random_timesteps)
@@ -66,10 +66,10 @@ class ParameterNoise(Delegating):
         self.target_distance = not_negative(self, "target_distance", target_distance)
         self.sub = make_sub_exploration(self, sub_exploration or {"type": "StochasticSampling"})
         self._draws = sub_exploration is not None
-        self._due = np.ones(self.num_envs, np.bool_)  # sub-envs that act with noise of an earlier episode, or none
+        self._due = np.ones(self.num_envs, np.bool_)  # sub-envs that have no noise, or noise of an earlier episode
 
     def begin_episodes(self, begins: NDArray[np.bool_], *, timestep: int, explore: bool) -> None:
-        """Draw new noise for the weights where an episode begins."""
+        """Draw new noise for the weights of the sub-envs in which an episode begins."""
         self.sub.begin_episodes(begins, timestep=timestep, explore=explore)
         self._due |= begins
         if explore and self.inference is not None and self._due.any():
@@ -79,7 +79,7 @@ class ParameterNoise(Delegating):
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
     ) -> tuple[Any, Any]:
-        """Choose by the outputs of the perturbed weights."""
+        """Return actions chosen from the outputs of the perturbed policy; in the first steps, drawn uniformly."""
         if explore and timestep < self.random_timesteps:
             return action_distribution.random(), None
         return self.sub.get_exploration_action(
@@ -87,7 +87,7 @@ class ParameterNoise(Delegating):
         )
 
     def end_sample(self, rollout: Rollout, *, timestep: int, explore: bool) -> None:
-        """Measure the distance in the last row, and adapt the deviation of the noise that acts."""
+        """Measure the distance in the last row, and adapt the standard deviation of the noise."""
         self.sub.end_sample(rollout, timestep=timestep, explore=explore)
         valid = rollout.valid[-1] if rollout.num_rows else np.zeros(0, np.bool_)
         if not explore or self.inference is None or not valid.any():
@@ -98,7 +98,7 @@ class ParameterNoise(Delegating):
         self.inference.perturb(self.stddev, np.zeros_like(valid), self.rng)
 
     def distance(self, plain: NDArray[np.float32], perturbed: NDArray[np.float32]) -> tuple[float, float]:
-        """Return how far two policies' outputs `[N, D]` lie apart, and the target."""
+        """Return the distance between the outputs `[N, D]` of two policies, and the target distance."""
         distribution = self.model.distribution
         if isinstance(distribution, DiagGaussian):
             modes = [distribution.to_unit(distribution.mode(inputs)) for inputs in (plain, perturbed)]
@@ -109,15 +109,15 @@ class ParameterNoise(Delegating):
         return kl, -math.log(1 - self.target_epsilon + self.target_epsilon * share)
 
     def get_metrics(self, timestep: int) -> dict[str, float]:
-        """Return `parameter_noise_stddev`, and what the sub-exploration reports."""
+        """Return `parameter_noise_stddev`, and the metrics of the sub-exploration."""
         return {**self.sub.get_metrics(timestep), "parameter_noise_stddev": self.stddev}
 
     def get_state(self) -> dict[str, Any]:
-        """Return the deviation."""
+        """Return the standard deviation, and the state of the sub-exploration."""
         return {**super().get_state(), "stddev": self.stddev}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue with the deviation of a state; the noise itself is drawn again."""
+        """Restore the standard deviation; the noise itself is drawn again."""
         super().set_state(state)
         self.stddev = state["stddev"]
         self._due[:] = True

@@ -1,4 +1,4 @@
-"""Actions drawn from the policy's own distribution, or evenly from the action space."""
+"""Actions drawn from the policy's distribution, or uniformly from the action space."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from corral.exploration.base import Choice, Exploration, RowDistribution
 
 
 class StochasticSampling(Exploration):
-    """Draws from the policy's distribution; without exploration, its most likely action.
+    """Draws actions from the policy's distribution; without exploration, chooses the most likely action.
 
     Args:
-        random_timesteps: Env steps at the beginning whose actions are drawn evenly from the action space.
+        random_timesteps: Number of env steps at the beginning with actions drawn uniformly from the action space.
     """
 
     paper = "Williams 1992, doi:10.1007/BF00992696"
 
     def __init__(self, action_space: spaces.Space[Any], *, random_timesteps: int = 0, **kwargs: Any) -> None:
-        """Take the settings."""
+        """Keep the settings."""
         super().__init__(action_space, **kwargs)
         self.random_timesteps = not_negative(self, "random_timesteps", random_timesteps)
 
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
     ) -> Choice:
-        """Draw, or take the mode."""
+        """Return drawn actions and their log-likelihood; without exploration, the most likely actions."""
         if not explore:
             return action_distribution.mode(), None
         if timestep < self.random_timesteps:
@@ -37,7 +37,7 @@ class StochasticSampling(Exploration):
 
 
 class Random(Exploration):
-    """Draws evenly from the action space, always; without exploration, the policy's most likely action."""
+    """Draws actions uniformly from the action space; without exploration, chooses the policy's most likely action."""
 
     on_policy = False
     paper = "a baseline"
@@ -45,7 +45,7 @@ class Random(Exploration):
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
     ) -> Choice:
-        """Draw, or take the mode."""
+        """Return drawn actions and their log-likelihood; without exploration, the most likely actions."""
         if not explore:
             return action_distribution.mode(), None
         actions = action_distribution.random()
@@ -53,10 +53,10 @@ class Random(Exploration):
 
 
 def not_negative(exploration: Exploration, name: str, value: Any) -> Any:
-    """Return a number that may not be negative.
+    """Return the value if it is a finite number of at least 0.
 
     Raises:
-        ConfigError: It is, or it is no number.
+        ConfigError: The value is not a number, is negative, or is not finite.
     """
     if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""State entropy: rewards for observations far from everything else that was seen."""
+"""State entropy: rewards for observations that are far from other observations."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from corral.exploration.sampling import not_negative
 
 
 class RE3(IntrinsicReward):
-    """Rewards observations that lie far from others, in the outputs of a random encoder that never learns.
+    """Rewards observations that are far from others, measured in the outputs of a random encoder that never learns.
 
-    The reward of a step is `beta * log(1 + distance)`: the distance of what it leads to from its k-th nearest neighbour
-    among the steps of the same rollouts and those in a memory of recent ones.
+    The reward of a step is `beta * log(1 + distance)`. The distance is between the next observation and its k-th
+    nearest neighbour among the observations of the same rollouts and of a memory of recent steps.
 
     Args:
         embeds_dim: Width of the encoder's outputs.
         encoder_net_config: `fcnet_hiddens`, `fcnet_activation` and `conv_filters` of the encoder.
         beta: Weight of the reward.
         beta_schedule: `"constant"`, or `"linear_decay"` (RLlib's name for it): `beta` is multiplied by `1 - rho` each
-            time that rollouts were judged.
-        rho: See `beta_schedule`.
-        k_nn: Which neighbour counts.
-        memory_size: Steps in the memory.
+            time after the rewards of a round are computed.
+        rho: Decay of `beta`, in [0, 1]; see `beta_schedule`.
+        k_nn: Rank k of the neighbour: 1 is the nearest neighbour.
+        memory_size: Number of steps in the memory.
     """
 
     paper = "Seo et al. 2021, arXiv:2102.09430"
@@ -57,7 +57,7 @@ class RE3(IntrinsicReward):
         memory_size: int = 4096,
         **kwargs: Any,
     ) -> None:
-        """Take the settings."""
+        """Keep the settings."""
         super().__init__(action_space, **kwargs)
         self.embeds_dim = at_least_1(self, "embeds_dim", embeds_dim)
         self.encoder = net_config(self, "encoder_net_config", encoder_net_config)
@@ -78,7 +78,7 @@ class RE3(IntrinsicReward):
         return encoder(self.model.observation_space, self.encoder, self.embeds_dim).requires_grad_(False)
 
     def judge(self, steps: Steps, shares: Sequence[Share], timestep: int) -> tuple[FloatArray, dict[str, float]]:
-        """Return rewards, and the weight that they were given."""
+        """Return the rewards `[B]`, and `beta` and the mean distance to report."""
         with torch.inference_mode():
             new: NDArray[np.float32] = self.net(steps.next_obs).numpy()
         self._memory = np.concatenate([self._memory, new])
@@ -89,7 +89,7 @@ class RE3(IntrinsicReward):
         return rewards, {"re3_beta": beta, "neighbour_distance_mean": float(distances.mean())}
 
     def get_state(self) -> dict[str, Any]:
-        """Return the encoder, the memory and the weight."""
+        """Return the encoder, the memory and `beta`."""
         state = super().get_state()
         return {**state, "memory": self._memory, "beta": self.beta} if len(self._memory) else state
 
@@ -101,10 +101,10 @@ class RE3(IntrinsicReward):
 
 
 def neighbour_distances(points: NDArray[np.float32], among: NDArray[np.float32], k_nn: int) -> FloatArray:
-    """Return the distances `[B]` of points `[B, d]` from their k-th nearest neighbour in `among` `[M, d]`.
+    """Return the distance of each point `[B, d]` to its k-th nearest neighbour in `among` `[M, d]`, as `[B]`.
 
-    `among` holds the points too, and none is its own neighbour. Where there are fewer than `k_nn` others, the furthest
-    counts; where there is none, the distance is 0.
+    `among` contains the points too, and a point is not its own neighbour. If a point has fewer than `k_nn` neighbours,
+    the distance to the furthest is returned; if it has no neighbour, 0.
     """
     k = min(k_nn, len(among) - 1)
     center = among.mean(0)
@@ -114,6 +114,7 @@ def neighbour_distances(points: NDArray[np.float32], among: NDArray[np.float32],
     for start in range(0, len(points), MINIBATCH_ROWS):
         rows = slice(start, start + MINIBATCH_ROWS)
         distances = squares[rows, None] + lengths - 2 * (points[rows] @ among.T)
-        found[rows] = np.partition(distances, k, -1)[:, k]  # the nearest is the point itself, or one that is the same
-    # By a product of matrices, eight times as fast as differences, and exact to some 1e-6 of the squares: nearer is 0.
+        found[rows] = np.partition(distances, k, -1)[:, k]  # the nearest is the point itself, or an equal point
+    # The matrix product is eight times as fast as differences, but has errors of about 1e-6 of the squares. So smaller
+    # distances are set to 0.
     return np.sqrt(np.where(found > 1e-5 * squares, found, 0.0), dtype=np.float64)

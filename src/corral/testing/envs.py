@@ -1,4 +1,4 @@
-"""Small envs with known answers."""
+"""Small envs with known optimal or exact results, for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-# The action spaces that IdentityEnv is solved with, by name.
+# Action spaces for IdentityEnv and PoorHabit, by name.
 IDENTITY_ACTION_SPACES: dict[str, spaces.Space[Any]] = {
     "discrete": spaces.Discrete(4),
     "discrete_from_minus_2": spaces.Discrete(4, start=-2),
@@ -23,15 +23,14 @@ IDENTITY_ACTION_SPACES: dict[str, spaces.Space[Any]] = {
 
 
 class IdentityEnv(gym.Env[Any, Any]):
-    """Pays for repeating the observation as the action; episodes have a fixed length.
+    """Env that rewards an action equal to the observation; episodes have a fixed length.
 
-    A step of a discrete space pays the share of entries that match, so the best return is `episode_length` and a
-    random policy gets its chance level. A step of a Box pays `1 - mean(|action - observation|) / half_width`, with 1 as
-    the half width of an unbounded one.
+    For discrete spaces, the reward is the fraction of entries that are equal, so the best return is `episode_length`.
+    For a Box, the reward is `1 - mean(|action - observation| / half_width)`; the half width of an unbounded Box is 1.
     """
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
-        """Take `space` (a name in `IDENTITY_ACTION_SPACES` or a space) and `episode_length` from the config."""
+        """Read `space` (a name in `IDENTITY_ACTION_SPACES` or a space) and `episode_length` (16) from the config."""
         config = config or {}
         space = config.get("space", "discrete")
         self.action_space = IDENTITY_ACTION_SPACES[space] if isinstance(space, str) else space
@@ -53,7 +52,7 @@ class IdentityEnv(gym.Env[Any, Any]):
         return self._obs
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Pay for the match and show the next observation; the time limit truncates."""
+        """Return the next observation and the reward; the last step truncates the episode."""
         self._t += 1
         if isinstance(self.action_space, spaces.Box):
             bounded = self.action_space.is_bounded()
@@ -65,17 +64,18 @@ class IdentityEnv(gym.Env[Any, Any]):
 
 
 class CountingEnv(gym.Env[NDArray[np.float32], int]):
-    """Episodes of known content: the observation is `[episode, t]`, the reward of step t is t, whatever the action.
+    """Env with known observations and rewards: the observation is `[episode, t]`, the reward of step t is t.
 
-    With `ends="terminated"` or `"truncated"` an episode ends after `episode_length` steps; `"alternate"` takes turns,
-    starting with termination. `vector_index` of the context adds to the length, so that sub-envs end apart.
+    The actions have no effect. An episode ends after `episode_length` steps, with `ends="terminated"` or `"truncated"`;
+    `"alternate"` alternates between both, beginning with termination. With `stagger`, the `vector_index` of the context
+    is added to the length, so that episodes of different sub-envs end at different steps.
     """
 
     observation_space: Any = spaces.Box(-1.0, 1e6, (2,), np.float32)
     action_space: Any = spaces.Discrete(2)
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
-        """Take `episode_length` (3), `ends` ("terminated") and `stagger` (False) from the config."""
+        """Read `episode_length` (3), `ends` ("terminated") and `stagger` (False) from the config."""
         config = config or {}
         self._length = int(config.get("episode_length", 3))
         if config.get("stagger"):
@@ -96,7 +96,7 @@ class CountingEnv(gym.Env[NDArray[np.float32], int]):
         return np.array([self._episode, self._t], np.float32)
 
     def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Count one step."""
+        """Count one step, and return `[episode, t]` and the reward t."""
         self._t += 1
         over = self._t >= self._length
         truncates = self._ends == "truncated" or (self._ends == "alternate" and self._episode % 2 == 1)
@@ -104,17 +104,17 @@ class CountingEnv(gym.Env[NDArray[np.float32], int]):
 
 
 class TimeLimitCorridor(gym.Env[NDArray[np.float32], int]):
-    """One state, reward 1 a step, cut by a time limit that the observation does not show.
+    """Env with one state and reward 1 per step, truncated by a time limit that the observation does not show.
 
-    With discount gamma the value is 1 / (1 - gamma) in every state if, and only if, a truncated step bootstraps. An
-    algorithm that takes the time limit for a termination learns far less.
+    With discount gamma, the value of the state is 1 / (1 - gamma) if, and only if, truncated steps bootstrap. An
+    algorithm that treats the time limit as a termination learns a much lower value.
     """
 
     observation_space: Any = spaces.Box(0.0, 1.0, (1,), np.float32)
     action_space: Any = spaces.Discrete(2)
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
-        """Take `episode_length` (5) from the config."""
+        """Read `episode_length` (5) from the config."""
         self._length = int((config or {}).get("episode_length", 5))
 
     def reset(
@@ -126,20 +126,20 @@ class TimeLimitCorridor(gym.Env[NDArray[np.float32], int]):
         return np.ones(1, np.float32), {}
 
     def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Pay 1."""
+        """Return the reward 1; the last step truncates the episode."""
         self._t += 1
         return np.ones(1, np.float32), 1.0, False, self._t >= self._length, {}
 
 
 class FaultyEnv(CountingEnv):
-    """A `CountingEnv` that goes wrong in one sub-env after some steps.
+    """A `CountingEnv` that fails in one sub-env after some steps.
 
-    `fault` is one of raise_step, raise_reset, nan_reward, nan_obs, shape and dtype; `at_step` (4) counts the env's
-    steps over its lifetime, and `vector_index` (1) says in which sub-env.
+    `fault` is one of raise_step, raise_reset, nan_reward, nan_obs, shape and dtype. `at_step` (4) is the step of the
+    first fault, counted over the lifetime of the env. `vector_index` (1) is the index of the sub-env that fails.
     """
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
-        """Take the fault, where and when from the config."""
+        """Read `fault` ("raise_step"), `at_step` (4) and `vector_index` (1) from the config."""
         super().__init__(config)
         config = config or {}
         self._fault = config.get("fault", "raise_step")
@@ -153,13 +153,13 @@ class FaultyEnv(CountingEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start an episode, or raise."""
+        """Start an episode, or raise an `OSError`."""
         if self._fault == "raise_reset" and self._due():
             raise OSError("the simulator is gone")
         return super().reset(seed=seed, options=options)
 
     def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Step, and go wrong when it is time."""
+        """Make one step, with the fault if `at_step` is reached."""
         self._steps += 1
         obs, reward, terminated, truncated, info = super().step(action)
         if self._due():
@@ -176,24 +176,25 @@ class FaultyEnv(CountingEnv):
 
 
 class DeepSea(gym.Env[NDArray[np.float32], int]):
-    """A sea of `size` rows and columns, in which one course of actions out of `2 ** size` finds the treasure.
+    """Grid of `size` rows and columns, in which one of `2 ** size` sequences of actions finds the treasure.
 
-    It starts at the top left, and sinks one row per step. Action 1 goes right and costs `0.01 / size`, action 0 goes
-    left for nothing, and in the last row at the far right is a treasure of 1. So whoever follows the rewards that are
-    easily found learns to go left. The observation is one-hot over the cells (Osband et al. 2019, arXiv:1703.07608).
+    The agent starts at the top left, and moves down one row per step. Action 1 moves right and costs `0.01 / size`.
+    Action 0 moves left without cost. A treasure of 1 is at the right end of the last row. So an agent that follows
+    the frequent rewards learns to move left. The observation is one-hot over the cells (Osband et al. 2019,
+    arXiv:1703.07608).
     """
 
     action_space: Any = spaces.Discrete(2)
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
-        """Take `size` (10) from the config."""
+        """Read `size` (10) from the config."""
         self.size = int((config or {}).get("size", 10))
         self.observation_space: Any = spaces.Box(0.0, 1.0, (self.size * self.size,), np.float32)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start at the top left."""
+        """Start an episode at the top left."""
         super().reset(seed=seed)
         self._row, self._column = 0, 0
         return self._obs(), {}
@@ -204,7 +205,7 @@ class DeepSea(gym.Env[NDArray[np.float32], int]):
         return cells
 
     def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Sink one row, to the left or to the right."""
+        """Move down one row, to the left or to the right."""
         found = bool(action == 1 and self._column == self.size - 1)
         reward = found - (0.01 / self.size if action == 1 else 0.0)
         self._column = min(self.size - 1, self._column + 1) if action == 1 else max(0, self._column - 1)
@@ -214,19 +215,19 @@ class DeepSea(gym.Env[NDArray[np.float32], int]):
 
 
 class PoorHabit(gym.Env[NDArray[np.float32], Any]):
-    """One state that pays 1 for what was done there first, and 2 for anything else.
+    """Env with one state that rewards the first action with 1, and all other actions with 2.
 
-    What is done first is the very first action of the env's life, so set `disable_env_checking`: the check would make
-    it otherwise. A greedy agent keeps doing it, because it pays more than nothing. For a Box, the first action stands
-    for all actions within a third of the half width of it, and they pay 1 minus their distance from it: the first
-    action is a local optimum.
+    The first action is the first one in the lifetime of the env. So set `disable_env_checking`; otherwise the check
+    chooses the first action. A greedy agent repeats the first action, because its reward is above 0. For a Box, an
+    action within a third of the half width from the first action has the reward 1 minus this distance, in half widths:
+    the first action is a local optimum.
     """
 
     observation_space: Any = spaces.Box(0.0, 1.0, (1,), np.float32)
     radius = 1 / 3
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
-        """Take `space`, a name in `IDENTITY_ACTION_SPACES` or a space, and `episode_length` (1) from the config."""
+        """Read `space` (a name in `IDENTITY_ACTION_SPACES` or a space) and `episode_length` (1) from the config."""
         config = config or {}
         space = config.get("space", "discrete")
         self.action_space = IDENTITY_ACTION_SPACES[space] if isinstance(space, str) else space
@@ -242,7 +243,7 @@ class PoorHabit(gym.Env[NDArray[np.float32], Any]):
         return np.ones(1, np.float32), {}
 
     def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Pay."""
+        """Return the reward of the action; the last step terminates the episode."""
         self._t += 1
         if self._first is None:
             self._first = np.array(action)

@@ -1,4 +1,4 @@
-"""Configs from the settings of a trial."""
+"""Functions that make a config from the settings of a trial."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from corral.errors import ConfigError, nearest
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
-# Groups whose setter takes its main setting first: `{"callbacks": MyCallbacks}` is `.callbacks(MyCallbacks)`.
+# Groups whose setter accepts the main setting without a name: `{"callbacks": MyCallback}` is `.callbacks(MyCallback)`.
 _TAKE_ONE = ("environment", "rl_module", "callbacks", "engine")
 
 
 def configured(base: ConfigT, settings: Mapping[str, Any]) -> ConfigT:
-    """Return a copy of a config with a trial's settings.
+    """Return a copy of a config with the settings of a trial.
 
     Args:
-        base: The config to start from.
-        settings: Each key is a setting (`"lr"`), a path (`"training.lr"`, `"rl_module.model_config.hidden"`), or a
-            group with its settings (`"training": {"lr": 1e-3}`). Later ones override earlier ones.
+        base: Config that the settings change.
+        settings: Settings of the trial. Each key is a setting (`"lr"`), a path (`"training.lr"`,
+            `"rl_module.model_config.hidden"`), or a group with its settings (`"training": {"lr": 1e-3}`). Later keys
+            override earlier keys.
 
     Raises:
-        ConfigError: A name is unknown, and the message suggests the nearest one, or a value has the wrong type or is
-            out of bounds.
+        ConfigError: A name is unknown (the message suggests the nearest name), or a value has the wrong type or is out
+            of bounds.
     """
     config = base.copy()
     for name, value in settings.items():
@@ -36,7 +37,7 @@ def configured(base: ConfigT, settings: Mapping[str, Any]) -> ConfigT:
             config.set_path(name, value)
         elif name == "algo":
             if config_class(value) is not type(config):
-                raise ConfigError(f"param_space: algo={value!r}, and the trainable is of {config.algo_name}.")
+                raise ConfigError(f"param_space: algo={value!r}, but the trainable runs {config.algo_name}.")
         else:
             _set_one(config, name, value)
     return config
@@ -51,7 +52,7 @@ def _set_group(config: AlgorithmConfig, group: str, value: Any) -> None:
     elif group in _TAKE_ONE:
         setter(value)
     else:
-        raise ConfigError(f"param_space: group {group!r} holds settings by name, got {value!r}.")
+        raise ConfigError(f"param_space: group {group!r} must be a dict of settings by name, got {value!r}.")
 
 
 def _set_one(config: AlgorithmConfig, name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Resources of a Ray cluster for a trial."""
+"""Resources that a trial reserves in a Ray cluster."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from corral.engines.base import TRAITS
 
 
 def resources(config: AlgorithmConfig) -> PlacementGroupFactory:
-    """Return the resources of a trial: a bundle for the algorithm, and one for each runner and learner.
+    """Return the resources of a trial: a bundle for the algorithm, and one bundle per runner and learner.
 
-    The algorithm has one CPU, and the GPUs of an embedded learner. In a trial Ray is initialised, so that
-    `engine_name="auto"` means Ray: runners and learners are actors, and get bundles. Processes of the process engine
-    are part of the algorithm's bundle. On the local engine runners and learners take turns on the one CPU.
+    The algorithm has one CPU, and the GPUs of an embedded learner. Ray is initialised in a trial, so
+    `engine_name="auto"` means Ray: runners and learners are actors with their own bundles. With the process engine, the
+    resources of the processes are part of the algorithm's bundle. With the local engine, runners and learners run one
+    after another on the CPU of the algorithm.
     """
     runner: dict[str, float] = {
         "CPU": config.num_cpus_per_env_runner,

@@ -37,8 +37,8 @@ def register(*algorithms: str | type[AlgorithmConfig]) -> None:
     """Register algorithms with Tune by name, for `tune.Tuner("PPO", param_space={"env": "CartPole-v1"})`.
 
     Args:
-        *algorithms: Short names and import paths, which Tune then knows by these texts, and config classes, which Tune
-            then knows by the name of their algorithm. Without any, all algorithms that have a short name.
+        *algorithms: Short names and import paths, which become the names in Tune, and config classes, whose algorithm's
+            name becomes the name in Tune. Without arguments, all algorithms with a short name are registered.
 
     Raises:
         ConfigError: No algorithm has the name, or the import path names no config class.
@@ -49,9 +49,9 @@ def register(*algorithms: str | type[AlgorithmConfig]) -> None:
 
 
 class AlgorithmTrainable(tune.Trainable):
-    """Runs one algorithm as a trial; an iteration of Tune is one iteration of the algorithm. Made by `trainable`.
+    """Trainable that runs one algorithm; an iteration of Tune is one iteration of the algorithm. Made by `trainable`.
 
-    Its checkpoints are checkpoints of the algorithm: `Algorithm.from_checkpoint(result.checkpoint.path)`.
+    The checkpoints are checkpoints of the algorithm: `Algorithm.from_checkpoint(result.checkpoint.path)`.
 
     Attributes:
         base_config: Config that the settings of a trial change.
@@ -63,7 +63,7 @@ class AlgorithmTrainable(tune.Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Return the resources of a trial. Tune calls it in the driver, so that a misspelt setting raises there."""
+        """Return the resources of a trial. Tune calls this in the driver, so a misspelt setting raises there."""
         return resources(configured(cls.base_config, config))
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -74,12 +74,13 @@ class AlgorithmTrainable(tune.Trainable):
         self.cleanup()
         self._config, self._pickles = config, _pickles(config)
         self._starts_again = False
-        # From a copy: instances, such as callbacks, change while they run, and another trial may follow in this actor.
+        # Build from a copy: instances in the config, such as callbacks, change during a trial, and this actor may run
+        # another trial later.
         copied: AlgorithmConfig = cloudpickle.loads(cloudpickle.dumps(config))
         self.algorithm = copied.build()
 
     def step(self) -> dict[str, Any]:
-        """Run one iteration."""
+        """Run one iteration, and return its result."""
         if self._starts_again:
             self._build(self._config)
         return reportable(self.algorithm.train())
@@ -94,10 +95,10 @@ class AlgorithmTrainable(tune.Trainable):
         self._starts_again = False
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Change to the settings of another trial, or of this trial after population-based training changed them.
+        """Apply the settings of another trial, or settings that population-based training has changed; return True.
 
         If all changed settings can change in place, the algorithm is kept, with its runners and envs. In
-        population-based training a checkpoint follows. Without a checkpoint this is the start of another trial, and
+        population-based training, Tune then restores a checkpoint. Without a checkpoint, another trial starts, and
         `step` builds a new algorithm.
         """
         config = configured(self.base_config, new_config)
@@ -119,7 +120,7 @@ class AlgorithmTrainable(tune.Trainable):
 
 
 def _pickles(config: AlgorithmConfig) -> dict[str, bytes]:
-    """Return each setting as bytes. Equal bytes are equal settings, even if a function was sent here twice."""
+    """Return each setting as bytes; equal settings have equal bytes, even if a function was sent here twice."""
     return {
         name: cloudpickle.dumps(getattr(config, name)) for group in config.group_fields().values() for name in group
     }
@@ -128,11 +129,11 @@ def _pickles(config: AlgorithmConfig) -> dict[str, bytes]:
 def reportable(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a result that Tune stores: numbers, texts and series of them, under the same nested keys.
 
-    Keys that Tune fills in itself are left out (`training_iteration`, `time_total_s`, `config`, `done`, ...), except
-    `timesteps_total`, the env steps so far. Arrays, images and videos are left out.
+    Keys that Tune sets itself are left out (`training_iteration`, `time_total_s`, `config`, `done`, ...), except
+    `timesteps_total`, the number of env steps so far. Arrays, images and videos are left out.
 
     Args:
-        result: A result of `Algorithm.train()`.
+        result: Result of `Algorithm.train()`.
     """
     told: dict[str, Any] = _told({name: value for name, value in result.items() if name not in _OF_TUNE})
     return {**told, TIMESTEPS_TOTAL: result["num_env_steps_sampled_lifetime"]}
