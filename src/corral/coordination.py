@@ -1,10 +1,10 @@
-"""Named actors: objects that envs, callbacks and the driver reach by name, wherever each of them runs.
+"""Named actors: objects that envs, callbacks and the driver call by name, in any process.
 
-    coordination.create("counter", Counter)       # in the driver, or anywhere else
+    coordination.create("counter", Counter)       # in the driver, or in another process
     coordination.get("counter").call("inc", 1)    # in an env or a callback
 
-Where Ray is initialised, an actor is a Ray actor of that name. Otherwise the object lives in the driver's process,
-which calls it directly, while other processes go through a socket.
+If Ray is initialised, an actor is a Ray actor with this name. Otherwise, the object is in the driver's process. The
+driver calls it directly, and other processes call it through a socket.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ __all__ = ["ENVIRONMENT_VARIABLE", "ActorHandle", "create", "environment", "get"
 
 @dataclass(frozen=True)
 class ActorHandle:
-    """An actor by its name. It can be pickled, and works wherever the actor can be reached.
+    """Handle of an actor, which calls the actor by name. It can be pickled and used in any process of the run.
 
     Attributes:
-        name: The actor's.
+        name: Name of the actor.
     """
 
     name: str
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a method, wait, and return what it returns.
+        """Call a method, wait, and return the result.
 
-        Calls of one actor run one after another, so a method is atomic; calls of different actors do not wait for each
+        Calls of one actor run one after another, so a method is atomic. Calls of different actors do not wait for each
         other. Arguments and results are copies, in the driver too.
 
         Args:
-            method: Its name.
-            *args: The method's.
-            **kwargs: The method's.
+            method: Name of the method.
+            *args: Positional arguments of the method.
+            **kwargs: Keyword arguments of the method.
 
         Raises:
-            CoordinationError: There is no such actor or method (the nearest is named), or it cannot be reached.
+            CoordinationError: There is no such actor or method (the message suggests the nearest name), or the actor
+                cannot be reached.
             SerializationError: An argument or the result cannot be copied.
-            Exception: What the method raised; from another process, with the traceback there as a note.
+            Exception: Exception of the method; if the actor is in another process, with the remote traceback as a note.
         """
         return actors().call(self.name, method, args, kwargs)
 
@@ -50,38 +51,38 @@ class ActorHandle:
 def create(name: str, cls: type, /, *args: Any, **kwargs: Any) -> ActorHandle:
     """Make an actor, `cls(*args, **kwargs)`, and return a handle.
 
-    It lives until `remove`, or the end of the driver; a Ray actor made in a Ray worker ends with that worker.
+    The actor exists until `remove`, or until the driver ends. A Ray actor made in a Ray worker ends with this worker.
 
     Args:
-        name: One that no actor has yet.
-        cls: A class. With Ray it may be one that `ray.remote` decorated.
-        *args: The constructor's.
-        **kwargs: The constructor's.
+        name: New name, which no other actor has.
+        cls: Class of the actor; with Ray, it may be decorated with `ray.remote`.
+        *args: Positional arguments of the constructor.
+        **kwargs: Keyword arguments of the constructor.
 
     Raises:
         CoordinationError: The name is taken, or the constructor raised.
         SerializationError: The class or an argument cannot be copied.
     """
     if not (isinstance(name, str) and name):
-        raise CoordinationError(f"create: the name of an actor is a text that is not empty, got {name!r}.")
+        raise CoordinationError(f"create: the name of an actor must be a non-empty str, got {name!r}.")
     actors().create(name, cls, args, kwargs)
     return ActorHandle(name)
 
 
 def get(name: str) -> ActorHandle:
-    """Return a handle on the actor of this name.
+    """Return a handle of the actor with this name.
 
     Raises:
-        CoordinationError: There is none; the nearest name is given, or all.
+        CoordinationError: No actor has this name; the message suggests the nearest name.
     """
     actors().find(name)
     return ActorHandle(name)
 
 
 def remove(name: str) -> None:
-    """End the actor of this name. A call under way continues to its end, unless Ray runs it: then it fails.
+    """End the actor with this name. A running call continues to its end; if Ray runs the call, the call fails.
 
     Raises:
-        CoordinationError: There is none; the nearest name is given, or all.
+        CoordinationError: No actor has this name; the message suggests the nearest name.
     """
     actors().remove(name)

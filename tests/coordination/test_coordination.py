@@ -261,7 +261,7 @@ def test_what_cannot_be_returned_is_an_error(name: str, form: Form, in_workers: 
 
 
 def test_a_name_is_a_text_and_an_actor_is_made_of_a_class(name: str, without_ray: None) -> None:
-    with pytest.raises(CoordinationError, match="a text that is not empty"):
+    with pytest.raises(CoordinationError, match="must be a non-empty str"):
         coordination.create("", Counter)
     with pytest.raises(CoordinationError, match="expected a class, got function"):
         coordination.create(name, lambda: Counter())  # type: ignore[arg-type]

@@ -337,11 +337,14 @@ def discrete(**exploration_config: Any) -> AlgorithmConfig:
         ({"epsilon_schedule": []}, ["at least one"]),
         ({"type": "SoftQ", "temperature": 0}, ["above 0"]),
         ({"type": "StochasticSampling", "random_timesteps": float("nan")}, ["random_timesteps=nan"]),
-        ({"type": "GaussianNoise"}, ["GaussianNoise takes Box actions", "use StochasticSampling, Random"]),
-        ({"type": "OrnsteinUhlenbeckNoise"}, ["takes Box actions"]),
+        ({"type": "GaussianNoise"}, ["GaussianNoise needs the action space Box", "use StochasticSampling, Random"]),
+        ({"type": "OrnsteinUhlenbeckNoise"}, ["needs the action space Box"]),
         ({"type": "ParameterNoise", "initial_stddev": -1}, ["initial_stddev=-1"]),
         ({"type": "ParameterNoise", "target_epsilon": 1.0}, ["target_epsilon=1.0", "[0, 1)"]),
-        ({"type": "ParameterNoise", "sub_exploration": {"type": "GaussianNoise"}}, ["GaussianNoise takes Box"]),
+        (
+            {"type": "ParameterNoise", "sub_exploration": {"type": "GaussianNoise"}},
+            ["GaussianNoise needs the action space Box"],
+        ),
         ({"type": "Curiosity", "beta": 1.5}, ["beta=1.5"]),
         ({"type": "Curiosity", "lr": -1e-3}, ["lr=-0.001"]),
         ({"type": "Curiosity", "feature_dim": 0}, ["feature_dim=0"]),
@@ -368,8 +371,8 @@ def test_bad_settings_are_refused_at_build(settings: dict[str, Any], said: list[
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"type": "EpsilonGreedy"}, ["EpsilonGreedy takes Discrete", "GaussianNoise"]),
-        ({"type": "ThompsonSampling"}, ["ThompsonSampling takes Discrete actions"]),
+        ({"type": "EpsilonGreedy"}, ["EpsilonGreedy needs the action space Discrete", "GaussianNoise"]),
+        ({"type": "ThompsonSampling"}, ["ThompsonSampling needs the action space Discrete"]),
         ({"type": "GaussianNoise", "stddev": -0.1}, ["stddev=-0.1"]),
         ({"type": "GaussianNoise", "scale_schedule": [[0, -1.0]]}, ["scale", "at least 0"]),
         ({"type": "GaussianNoise", "ou_theta": 0.1}, ["unknown setting 'ou_theta'", "stddev"]),

@@ -1,4 +1,4 @@
-"""Random network distillation: rewards for observations for which a net cannot yet predict the output of another."""
+"""Random network distillation: rewards for the error with which a net predicts the output of a random net."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small envs with known optimal or exact results, for tests."""
+"""Small envs with known results, for tests."""
 
 from __future__ import annotations
 
