@@ -301,6 +301,38 @@ class TestRing:
             # Steps 4 (nothing learned), 8 (learned), 12 (copied), 16, 20, 24 (copied), 28, 32.
             assert same == [True, False, True, False, False, True, False, False]
 
+    def test_the_frequency_counts_from_the_last_update_of_the_target(self) -> None:
+        config = self.config(target_network_update_freq=12).training(num_steps_sampled_before_learning_starts=24)
+        with config.build() as algo:
+            moved = []
+            for _ in range(10):
+                before = algo.get_module().target_q.state_dict()["head.weight"].clone()
+                algo.training_step()
+                moved.append(not torch.equal(algo.get_module().target_q.state_dict()["head.weight"], before))
+            assert [4 * index for index, has_moved in enumerate(moved, 1) if has_moved] == [24, 36]
+
+    def test_the_target_moves_by_tau_after_every_gradient_step(self) -> None:
+        with self.config(target_network_update_freq=0, tau=0.25, training_intensity=8).build() as algo:
+            module = algo.get_module()
+            for _ in range(4):
+                before = [target.detach().clone() for target in module.target_q.parameters()]
+                algo.training_step()
+                for old, target, new in zip(before, module.target_q.parameters(), module.q.parameters(), strict=True):
+                    torch.testing.assert_close(target.detach(), old + 0.25 * (new.detach() - old))
+
+    def test_schedules_follow_the_env_steps(self) -> None:
+        weights: list[Any] = []
+
+        def note(train_batch: Any) -> None:
+            weights.append(train_batch["weights"].copy())
+
+        buffer = {"type": "prioritized", "capacity": 64, "beta": [[0, 0.0], [40, 0.0], [44, 1.0]]}
+        config = self.config(lr=[[0, 1e-2], [40, 1e-2], [44, 1e-3]], replay_buffer_config=buffer)
+        with config.callbacks(on_learn_on_batch=note).build() as algo:
+            lrs = [algo.training_step().get("default_policy", {}) for _ in range(12)]
+            assert [lr["default_optimizer_learning_rate"] for lr in lrs[1:]] == 9 * [1e-2] + 2 * [1e-3]
+        assert all((weight == 1).all() for weight in weights[:9]) and not (weights[9] == 1).all()
+
     def test_the_result_has_its_keys_before_anything_is_learned(self) -> None:
         config = self.config().training(num_steps_sampled_before_learning_starts=250)
         with config.build() as algo:
@@ -436,6 +468,19 @@ class TestEvents:
             algo.train()
             drawn = algo.local_replay_buffer.sample(512, beta=1.0)
         assert len(np.unique(drawn["weights"].round(6))) > 10
+
+    def test_each_row_gets_the_priority_of_its_own_error(self) -> None:
+        def reward_even_rows(train_batch: Any) -> None:
+            train_batch["rewards"] = np.where(train_batch["indices"] % 2 == 0, 100.0, 0.0).astype(np.float32)
+            train_batch["terminated"] = np.ones(len(train_batch["rewards"]), np.bool_)
+
+        config = small_config(
+            num_steps_sampled_before_learning_starts=64, training_intensity=64, lr=1e-5, **PRIORITIZED
+        )
+        with config.callbacks(on_learn_on_batch=reward_even_rows).build() as algo:
+            algo.train()
+            drawn = algo.local_replay_buffer.sample(512, beta=1.0)
+        assert (drawn["indices"] % 2 == 0).mean() > 0.8
 
 
 class TestBadInput:
