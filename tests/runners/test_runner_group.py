@@ -351,6 +351,33 @@ def test_an_unknown_part_changes_nothing_in_the_embedded_runner() -> None:
         assert (runner.module.state_dict()["policy_head.weight"] == weights).all()
 
 
+@pytest.mark.parametrize("engine", ["local", "process"])
+def test_an_earlier_call_that_is_fetched_late_does_not_bring_back_an_older_state(engine: str) -> None:
+    def num_steps() -> list[int]:
+        return [runner.state["num_env_steps_sampled_lifetime"] for runner in group._runners.values()]
+
+    with started(config(engine)) as group:
+        assert group.foreach_env_runner_async("ping") == 2
+        group.sample(SampleRequest(num_timesteps=8), Timers())
+        assert num_steps() == [4, 4]
+        results: list[tuple[int, Any]] = []
+        while len(results) < 2:
+            results += group.fetch_ready(timeout_seconds=30)
+        assert num_steps() == [4, 4]
+
+
+def test_a_call_of_a_worker_that_was_replaced_is_no_failure_of_the_new_one() -> None:
+    with started(config("process", delay_between_env_runner_restarts_s=0.0)) as group:
+        group.foreach_env_runner_async(lambda runner: time.sleep(600), remote_worker_ids=[1])
+        group._runners[1].handle.kill()
+        deadline_s = time.monotonic() + 60
+        while group.num_remote_worker_restarts < 1 or group.num_healthy_remote_workers < 2:
+            assert time.monotonic() < deadline_s
+            group.sample(SampleRequest(num_timesteps=2), Timers())
+        assert group.fetch_ready(timeout_seconds=30) == []
+        assert (group.num_failures, group.num_healthy_remote_workers) == (1, 2)
+
+
 @pytest.mark.parametrize(("engine", "num_env_runners"), [("local", 0), ("local", 2), ("process", 2)])
 def test_a_stopped_group_starts_nothing(engine: str, num_env_runners: int) -> None:
     with config(engine).copy(num_env_runners=num_env_runners).build() as algo:
