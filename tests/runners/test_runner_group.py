@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from corral import DQNConfig, PPOConfig
+from corral.algorithms.ppo import PPO
 from corral.engines.lazy import LazyEngine
 from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError, CorralError, SerializationError, WeightsError
@@ -329,6 +330,30 @@ class TestPartsOfTheWeights:
                 assert time.monotonic() < deadline_s
                 algo.train()
             assert all(algo.env_runner_group.foreach_env_runner(lambda runner: hasattr(runner, "scale")))
+
+    def test_a_part_that_setup_adds_is_there_before_the_first_sample(self, engine: str) -> None:
+        class Filtering(PPO):
+            def setup(self) -> None:
+                self.weight_providers["filter"] = lambda: {"scale": np.ones(3)}
+
+        def receive(env_runner: Any) -> None:
+            env_runner.weight_receivers["filter"] = lambda arrays: setattr(env_runner, "scale", arrays["scale"])
+
+        with Filtering(config(engine).copy().callbacks(on_environment_created=receive)) as algo:
+            found = algo.env_runner_group.foreach_env_runner(lambda runner: runner.scale.tolist())
+            assert found == [[1, 1, 1]] * 2
+
+    def test_a_new_part_is_sent_though_the_version_stays(self, engine: str) -> None:
+        def receive(env_runner: Any) -> None:
+            env_runner.weight_receivers["filter"] = lambda arrays: setattr(env_runner, "scale", arrays["scale"])
+
+        with config(engine).copy().callbacks(on_environment_created=receive).build() as algo:
+            version = algo.env_runner_group.take_costs()["weights_version"]
+            algo.weight_providers["filter"] = lambda: {"scale": np.ones(3)}
+            algo.sync_weights()
+            found = algo.env_runner_group.foreach_env_runner(lambda runner: runner.scale.tolist())
+            assert found == [[1, 1, 1]] * 2
+            assert algo.env_runner_group.take_costs()["weights_version"] == version
 
     def test_a_part_that_a_runner_does_not_know_is_named(self, engine: str) -> None:
         with started(config(engine)) as group:

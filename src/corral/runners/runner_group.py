@@ -73,6 +73,7 @@ class EnvRunnerGroup:
         self._num_env_steps = 0  # of all runners of the algorithm, where known
         self._weights: Any = {}
         self._weights_version = -1
+        self._part_names: set[str] = set()
         self._weights_bytes = 0
         self._logged: list[tuple[Parts, dict[str, float]]] = []  # what came with fragments: metrics and seconds
         self._calls: list[PendingUserCall] = []  # of foreach_env_runner_async
@@ -368,13 +369,17 @@ class EnvRunnerGroup:
     # Weights and metrics.
 
     def sync_weights(self, parts: Mapping[str, Mapping[str, Any]], version: int) -> None:
-        """Give the runners new weights, if the version changed since the last call; see `EnvRunner.set_weight_parts`.
+        """Give the runners new weights, if their version or the set of parts changed since the last call.
 
-        Runners that are busy get them before their next fragment; nobody is waited for.
+        Runners that are busy get them before their next fragment; nobody is waited for. See
+        `EnvRunner.set_weight_parts`.
         """
-        if version == self._weights_version:
+        if version == self._weights_version and parts.keys() == self._part_names:
             return
-        self._weights_version = version
+        if parts.keys() != self._part_names:
+            for runner in self._runners.values():
+                runner.weights_version = -1  # the same version has another part now, which busy runners need too
+        self._weights_version, self._part_names = version, set(parts)
         if self.local_env_runner is not None:
             self.local_env_runner.set_weight_parts(parts, version)
             return
