@@ -67,6 +67,16 @@ def test_announces_sub_envs_then_the_vector_env() -> None:
     host.close()
 
 
+def test_recovers_with_tasks_that_the_envs_changed_themselves() -> None:
+    host = Log().host(config())
+    host.make()
+    for index, sub_env in enumerate(host.env.envs):  # type: ignore[attr-defined]
+        sub_env.unwrapped.task = index + 5  # as an env does that chooses its next task
+    host.recover()
+    assert host.get_tasks() == [5, 6]
+    host.close()
+
+
 def test_recovers_with_the_tasks_of_the_envs_and_other_seeds() -> None:
     host = Log().host(config())
     host.make()

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from corral import DQNConfig, PPOConfig
+from corral.algorithms.ppo import PPO
 from corral.engines.lazy import LazyEngine
 from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError, CorralError, SerializationError, WeightsError
@@ -330,6 +331,30 @@ class TestPartsOfTheWeights:
                 algo.train()
             assert all(algo.env_runner_group.foreach_env_runner(lambda runner: hasattr(runner, "scale")))
 
+    def test_a_part_that_setup_adds_is_there_before_the_first_sample(self, engine: str) -> None:
+        class Filtering(PPO):
+            def setup(self) -> None:
+                self.weight_providers["filter"] = lambda: {"scale": np.ones(3)}
+
+        def receive(env_runner: Any) -> None:
+            env_runner.weight_receivers["filter"] = lambda arrays: setattr(env_runner, "scale", arrays["scale"])
+
+        with Filtering(config(engine).copy().callbacks(on_environment_created=receive)) as algo:
+            found = algo.env_runner_group.foreach_env_runner(lambda runner: runner.scale.tolist())
+            assert found == [[1, 1, 1]] * 2
+
+    def test_a_new_part_is_sent_though_the_version_stays(self, engine: str) -> None:
+        def receive(env_runner: Any) -> None:
+            env_runner.weight_receivers["filter"] = lambda arrays: setattr(env_runner, "scale", arrays["scale"])
+
+        with config(engine).copy().callbacks(on_environment_created=receive).build() as algo:
+            version = algo.env_runner_group.take_costs()["weights_version"]
+            algo.weight_providers["filter"] = lambda: {"scale": np.ones(3)}
+            algo.sync_weights()
+            found = algo.env_runner_group.foreach_env_runner(lambda runner: runner.scale.tolist())
+            assert found == [[1, 1, 1]] * 2
+            assert algo.env_runner_group.take_costs()["weights_version"] == version
+
     def test_a_part_that_a_runner_does_not_know_is_named(self, engine: str) -> None:
         with started(config(engine)) as group:
             group.sync_weights({"module": {}}, 1)
@@ -349,6 +374,33 @@ def test_an_unknown_part_changes_nothing_in_the_embedded_runner() -> None:
             algo.env_runner_group.sync_weights({"modules": {"default_policy": zeros}, "filter": {}}, 99)
         assert runner.weights_version == version
         assert (runner.module.state_dict()["policy_head.weight"] == weights).all()
+
+
+@pytest.mark.parametrize("engine", ["local", "process"])
+def test_an_earlier_call_that_is_fetched_late_does_not_bring_back_an_older_state(engine: str) -> None:
+    def num_steps() -> list[int]:
+        return [runner.state["num_env_steps_sampled_lifetime"] for runner in group._runners.values()]
+
+    with started(config(engine)) as group:
+        assert group.foreach_env_runner_async("ping") == 2
+        group.sample(SampleRequest(num_timesteps=8), Timers())
+        assert num_steps() == [4, 4]
+        results: list[tuple[int, Any]] = []
+        while len(results) < 2:
+            results += group.fetch_ready(timeout_seconds=30)
+        assert num_steps() == [4, 4]
+
+
+def test_a_call_of_a_worker_that_was_replaced_is_no_failure_of_the_new_one() -> None:
+    with started(config("process", delay_between_env_runner_restarts_s=0.0)) as group:
+        group.foreach_env_runner_async(lambda runner: time.sleep(600), remote_worker_ids=[1])
+        group._runners[1].handle.kill()
+        deadline_s = time.monotonic() + 60
+        while group.num_remote_worker_restarts < 1 or group.num_healthy_remote_workers < 2:
+            assert time.monotonic() < deadline_s
+            group.sample(SampleRequest(num_timesteps=2), Timers())
+        assert group.fetch_ready(timeout_seconds=30) == []
+        assert (group.num_failures, group.num_healthy_remote_workers) == (1, 2)
 
 
 @pytest.mark.parametrize(("engine", "num_env_runners"), [("local", 0), ("local", 2), ("process", 2)])

@@ -140,8 +140,8 @@ class Algorithm(ABC):
                 "modules": self.learner_group.get_acting_weights,
                 "exploration": self.exploration.get_weights,
             }
+            self.setup()  # which may add a part to the weights
             self.sync_weights()
-            self.setup()
             for name in self.METRICS:
                 self.metrics.log_values(("learners", DEFAULT_MODULE_ID, name), [], reduce="mean")
             self._callbacks.fire("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
@@ -187,7 +187,7 @@ class Algorithm(ABC):
         return rollouts
 
     def sync_weights(self) -> None:
-        """Give the runners the parts of the weights from every provider, if the version changed."""
+        """Give the runners the parts of the weights from every provider, if the version or the set of parts changed."""
         with self.timers.time("syncing"):
             parts = {name: arrays for name, provide in self.weight_providers.items() if (arrays := provide())}
             version = self.learner_group.weights_version + self._num_exploration_versions

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +14,7 @@ from corral.engines import Engine, WorkerHandle
 from corral.engines.base import resources_of_runner
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.runner import EnvRunner
-from corral.runners.worker_calls import restore_runner, sample_and_report
+from corral.runners.worker_calls import call_runner, restore_runner, sample_and_report
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -50,6 +52,19 @@ class PendingSample(PendingCall):
     """
 
     request: SampleRequest = field(kw_only=True)
+
+
+@dataclass
+class PendingUserCall(PendingCall):
+    """A call of a user's function, whose answer is what `call_runner` returns.
+
+    Attributes:
+        runner: The runner that was called.
+        handle: Its worker at that time; the runner may have another one when the answer arrives.
+    """
+
+    runner: RemoteRunner = field(kw_only=True)
+    handle: WorkerHandle = field(kw_only=True)
 
 
 @dataclass
@@ -128,6 +143,7 @@ class RemoteRunner:
     num_failures_in_row: int = 0
     num_restarts: int = 0
     state: dict[str, Any] = field(default_factory=dict)
+    _state_asked_s: float = -math.inf
     weights_version: int = -1
     costs: Costs = field(default_factory=Costs)
     seconds_per_step: float = float("nan")
@@ -191,6 +207,21 @@ class RemoteRunner:
         start = time.perf_counter()
         self.sampling = PendingSample(self.handle.call(sample_and_report, request), start, request=request)
 
+    def call(self, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> PendingUserCall:
+        """Call a method of the runner by name, or a function with the runner."""
+        start = time.perf_counter()
+        return PendingUserCall(self.handle.call(call_runner, fn, dict(kwargs)), start, runner=self, handle=self.handle)
+
+    def note_state(self, state: dict[str, Any], asked_s: float) -> None:
+        """Keep the state that came with an answer, unless the answer to a later call has arrived before.
+
+        Args:
+            state: State of the runner after the call.
+            asked_s: Clock reading when the call was made; a runner answers its calls in this order.
+        """
+        if asked_s >= self._state_asked_s:
+            self.state, self._state_asked_s = state, asked_s
+
     def send_weights(self, weights: Any, version: int, num_bytes: int) -> None:
         """Send weights, and note the call, which tells how long they take to arrive."""
         start = time.perf_counter()
@@ -212,7 +243,7 @@ class RemoteRunner:
         reply: SampleReply = call.future.result()
         rollout, costs, now = reply.rollout, self.costs, time.perf_counter()
         self.num_failures_in_row = 0
-        self.state = reply.state
+        self.note_state(reply.state, call.asked_s)
         costs.num_fragments += 1
         costs.num_env_steps += rollout.num_env_steps
         costs.sample_s += reply.sample_s

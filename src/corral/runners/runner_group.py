@@ -14,7 +14,7 @@ from corral.episodes.rollout import Rollout
 from corral.errors import CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
-from corral.runners.remote_runner import Costs, RemoteRunner
+from corral.runners.remote_runner import Costs, PendingUserCall, RemoteRunner
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.restarts import note_failure
 from corral.runners.runner import EnvRunner
@@ -73,9 +73,10 @@ class EnvRunnerGroup:
         self._num_env_steps = 0  # of all runners of the algorithm, where known
         self._weights: Any = {}
         self._weights_version = -1
+        self._part_names: set[str] = set()
         self._weights_bytes = 0
         self._logged: list[tuple[Parts, dict[str, float]]] = []  # what came with fragments: metrics and seconds
-        self._calls: dict[Future[Any], int] = {}  # of foreach_env_runner_async, with the runner's index
+        self._calls: list[PendingUserCall] = []  # of foreach_env_runner_async
         self._stopped = False
         indices = range(1, config.num_env_runners + 1)
         self._runners = {index: RemoteRunner(index, config, engine, module_spec) for index in indices}
@@ -368,13 +369,17 @@ class EnvRunnerGroup:
     # Weights and metrics.
 
     def sync_weights(self, parts: Mapping[str, Mapping[str, Any]], version: int) -> None:
-        """Give the runners new weights, if the version changed since the last call; see `EnvRunner.set_weight_parts`.
+        """Give the runners new weights, if their version or the set of parts changed since the last call.
 
-        Runners that are busy get them before their next fragment; nobody is waited for.
+        Runners that are busy get them before their next fragment; nobody is waited for. See
+        `EnvRunner.set_weight_parts`.
         """
-        if version == self._weights_version:
+        if version == self._weights_version and parts.keys() == self._part_names:
             return
-        self._weights_version = version
+        if parts.keys() != self._part_names:
+            for runner in self._runners.values():
+                runner.weights_version = -1  # the same version has another part now, which busy runners need too
+        self._weights_version, self._part_names = version, set(parts)
         if self.local_env_runner is not None:
             self.local_env_runner.set_weight_parts(parts, version)
             return
@@ -457,12 +462,13 @@ class EnvRunnerGroup:
         results = []
         if local_env_runner and self.local_env_runner is not None:
             results.append(call_runner(self.local_env_runner, fn, kwargs or {})[0])
-        futures = self._call(fn, kwargs, remote_worker_ids)
-        _, late = wait(futures, timeout_seconds)
-        if late:
-            names = ", ".join(self._runners[index].name for future, index in futures.items() if future in late)
+        calls = self._call(fn, kwargs, remote_worker_ids)
+        wait([call.future for call in calls], timeout_seconds)
+        done = [call for call in calls if call.future.done()]
+        if len(done) < len(calls):
+            names = ", ".join(call.runner.name for call in calls if call not in done)
             log.warning("foreach_env_runner: no result within %s s from %s.", timeout_seconds, names)
-        results += [result for _, result in self._results(futures, done=futures.keys() - late)]
+        results += [result for _, result in self._results(done)]
         return results
 
     def foreach_env(self, fn: Callable[[Any], Any], **selection: Any) -> list[list[Any]]:
@@ -485,9 +491,9 @@ class EnvRunnerGroup:
         Returns:
             The number of runners that were called.
         """
-        futures = self._call(fn, kwargs, remote_worker_ids)
-        self._calls |= futures
-        return len(futures)
+        calls = self._call(fn, kwargs, remote_worker_ids)
+        self._calls += calls
+        return len(calls)
 
     def fetch_ready(self, timeout_seconds: float = 0.0) -> list[tuple[int, Any]]:
         """Return the results of `foreach_env_runner_async` that have arrived: pairs of a runner's index and its result.
@@ -498,37 +504,35 @@ class EnvRunnerGroup:
         Raises:
             Exception: Exception that the function raised.
         """
-        done, _ = wait(self._calls, timeout_seconds, FIRST_COMPLETED)
-        finished = {future: index for future, index in self._calls.items() if future in done}
-        self._calls = {future: index for future, index in self._calls.items() if future not in done}
-        return self._results(finished, done)
+        wait([call.future for call in self._calls], timeout_seconds, FIRST_COMPLETED)
+        done = [call for call in self._calls if call.future.done()]
+        self._calls = [call for call in self._calls if call not in done]
+        return self._results(done)
 
     def _call(
         self, fn: str | Callable[..., Any], kwargs: Mapping[str, Any] | None, ids: Iterable[int] | None
-    ) -> dict[Future[Any], int]:
+    ) -> list[PendingUserCall]:
         healthy = self.healthy_worker_ids
         chosen = healthy if ids is None else list(ids)
         unknown = sorted(set(chosen) - self._runners.keys())
         if unknown:
             raise ValueError(f"remote_worker_ids: this group has no runners {unknown}; it has {[*self._runners]}.")
-        return {self._runners[i].handle.call(call_runner, fn, dict(kwargs or {})): i for i in chosen if i in healthy}
+        return [self._runners[i].call(fn, kwargs or {}) for i in chosen if i in healthy]
 
-    def _results(self, futures: Mapping[Future[Any], int], done: Iterable[Future[Any]]) -> list[tuple[int, Any]]:
+    def _results(self, calls: Iterable[PendingUserCall]) -> list[tuple[int, Any]]:
         """Return index and result of calls that are done, and note the failure of runners that died."""
-        finished = set(done)
         results = []
-        for future, index in futures.items():
-            if future not in finished:
-                continue
-            runner, error = self._runners[index], future.exception()
+        for call in calls:
+            runner, error = call.runner, call.future.exception()
             if isinstance(error, WorkerDiedError):
-                if runner.failure is None:
+                if runner.failure is None and runner.handle is call.handle:  # not restarted since
                     self._fail(runner, error)
             elif error is not None:
                 raise error
             else:
-                result, runner.state = future.result()
-                results.append((index, result))
+                result, state = call.future.result()
+                runner.note_state(state, call.asked_s)
+                results.append((runner.index, result))
         return results
 
     def stop(self) -> None:
