@@ -231,6 +231,19 @@ def test_schedules_follow_the_env_steps() -> None:
             assert learner["curr_entropy_coeff"] == pytest.approx(progress)
 
 
+def test_the_explained_variance_is_of_the_batch_that_was_learned_from() -> None:
+    batches: list[Any] = []
+
+    def note(train_batch: Any) -> None:
+        batches.append((train_batch["values"].copy(), train_batch["value_targets"].copy()))
+
+    config = PPOConfig().environment("CartPole-v1").debugging(seed=0).training(train_batch_size_per_learner=256)
+    with config.callbacks(on_learn_on_batch=note).build() as algo:
+        explained = algo.train()["learners"]["default_policy"]["vf_explained_var"]
+    [(values, targets)] = batches
+    assert explained == pytest.approx(1 - np.var(targets - values) / np.var(targets))
+
+
 def learner_after(num_iterations: int, **training: Any) -> dict[str, float]:
     config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=4).debugging(seed=0)
     config.training(train_batch_size_per_learner=128, minibatch_size=64, num_epochs=6, lr=1e-2, **training)

@@ -410,6 +410,20 @@ def test_learners_together_take_the_steps_of_one() -> None:
         np.testing.assert_allclose(two[name], value, rtol=1e-2, atol=1e-3, err_msg=name)
 
 
+def test_actions_now_and_next_are_drawn_with_independent_normal_noise() -> None:
+    columns: list[Any] = []
+
+    def note(train_batch: Any) -> None:
+        columns.append((train_batch["noise"].copy(), train_batch["next_noise"].copy()))
+
+    with quick().callbacks(on_learn_on_batch=note).build() as algorithm:
+        for _ in range(3):
+            algorithm.train()
+    now, following = (np.concatenate(column).ravel() for column in zip(*columns, strict=True))
+    assert len(now) > 500 and abs(np.corrcoef(now, following)[0, 1]) < 0.1
+    assert [now.std(), following.std()] == pytest.approx([1, 1], abs=0.1)
+
+
 def test_errors_become_priorities() -> None:
     config = quick(replay_buffer_config={"type": "prioritized", "capacity": 1000, "beta": 1.0})
     with config.build() as algorithm:

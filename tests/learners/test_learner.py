@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from learner_cases import Recorder, make_learner, update
 from torch import Tensor, nn
 
+from corral import PPOConfig
 from corral.core.schedules import schedule_value, validate_schedule
 from corral.errors import ConfigError, LossError
 from corral.learners.gradients import clip_gradients
@@ -215,6 +216,25 @@ def test_runners_get_the_weights_and_buffers_after_each_update(make: type[Linear
             np.testing.assert_array_equal(weights[name], value)
         update(learner, regression(8), lr=0.1)
     assert not np.array_equal(seen[0], seen[1]) and not np.array_equal(seen[1], seen[2])
+
+
+def test_an_update_trains_in_training_mode_after_values_were_computed() -> None:
+    module = Centered()
+    learner = make_learner(module, squares)
+    for _ in range(2):
+        learner.values("m", regression(8)["obs"])
+        before = module.mean
+        update(learner, regression(8), lr=0.1)
+        assert not torch.equal(module.mean, before)
+
+
+def test_the_settings_of_an_update_are_those_of_the_config() -> None:
+    config = PPOConfig().training(num_epochs=3, minibatch_size=7, shuffle_batch_per_epoch=False)
+    config.training(grad_clip=0.3, grad_clip_by="value")
+    expected = UpdateSettings(
+        lr=0.1, num_epochs=3, minibatch_size=7, shuffle=False, grad_clip=0.3, grad_clip_by="value", groups=("a",)
+    )
+    assert UpdateSettings.from_config(config, lr=0.1, groups=("a",)) == expected
 
 
 @pytest.mark.parametrize(

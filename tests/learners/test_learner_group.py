@@ -345,6 +345,14 @@ def test_what_is_frozen_moves_in_no_learner(build: Build, algorithm: str, optimi
                 assert np.array_equal(weights["m"][name], before[name]) == (name in frozen), name
 
 
+def test_other_losses_reach_all_learners(build: Build) -> None:
+    group, one = build(MakeLearner(2)), MakeLearner(1)()
+    for learner in (group, one):
+        learner.set_losses({"m": roots})
+    results = [update(learner, regression(8), lr=0.01)["total_loss"] for learner in (group, one)]
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+
+
 def test_learners_that_froze_different_parameters_are_refused(build: Build) -> None:
     group = build(MakeLearner(2))
     group._workers[1].call(_apply, "m", freeze, ["scale"]).result()
