@@ -74,8 +74,10 @@ def test_a_short_name_may_be_registered(my_algo: Any) -> None:
     ("name", "config", "message"),
     [
         ("ppo", PPOConfig, "'ppo' is a built-in algorithm"),
-        ("my:A2C", PPOConfig, "'my:A2C' is no short name"),
-        ("", PPOConfig, "'' is no short name"),
+        ("my:A2C", PPOConfig, "'my:A2C' is not a short name"),
+        ("", PPOConfig, "'' is not a short name"),
+        (" ", PPOConfig, "' ' is not a short name"),
+        (5, PPOConfig, "5 is not a short name"),
         ("A2C", PPO, r"PPO'> is not a subclass of corral.AlgorithmConfig. Name the config class"),
         ("A2C", PPOConfig(), r"is not a subclass of corral.AlgorithmConfig"),
     ],

@@ -167,6 +167,7 @@ def test_each_group_has_its_own_learning_rate_and_limit_of_gradients() -> None:
         ({"groups": ["critics"]}, r"no group\(s\) of parameters \['critics'\].*\['actor', 'critic'\]"),
         ({"every": {"aktor": 2}}, r"no group\(s\) of parameters \['aktor'\]"),
         ({"every": {"actor": 0}}, r"every={'actor': 0} must be at least 1"),
+        ({"every": {"actor": 2}}, r"every={'actor': 2} .* this update takes 1, so the group\(s\) would never move"),
         ({"lr": {"actor": 0.1}}, r"has no learning rate for the group\(s\) \['critic'\]"),
     ],
 )

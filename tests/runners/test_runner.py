@@ -220,6 +220,12 @@ class TestSampleByTimesteps:
         with pytest.raises(ValueError, match="num_timesteps and num_episodes"):
             make_runner().sample(**arguments)
 
+    def test_force_reset_without_steps_counts_in_the_next_sample(self, make_runner: MakeRunner) -> None:
+        runner = make_runner(num_envs=2)
+        runner.sample(num_timesteps=4)
+        assert runner.sample(num_timesteps=0, force_reset=True).num_env_steps == 0
+        assert not runner.sample(num_timesteps=4).continues
+
     def test_force_reset_starts_all_episodes_anew(self, make_runner: MakeRunner) -> None:
         runner = make_runner(num_envs=2, env_config={"episode_length": 5})
         runner.sample(num_timesteps=4)

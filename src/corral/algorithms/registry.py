@@ -39,10 +39,10 @@ def register_algorithm(name: str, config: str | type[AlgorithmConfig]) -> None:
         ConfigError: A built-in algorithm has the name, the name looks like an import path, or `config` is no config
             class.
     """
+    if not isinstance(name, str) or not name.strip() or ":" in name or "." in name:
+        raise ConfigError(f"register_algorithm: {name!r} is not a short name: use a word without ':' and '.'.")
     if name.lower() in {known.lower() for known in ALGORITHMS}:
         raise ConfigError(f"register_algorithm: {name!r} is a built-in algorithm: choose another name.")
-    if not name or ":" in name or "." in name:
-        raise ConfigError(f"register_algorithm: {name!r} is no short name: leave out ':' and '.'.")
     if not isinstance(config, str):
         _check_config_class(config, f"register_algorithm: {config!r}")
     for known in [known for known in _registered if known.lower() == name.lower()]:

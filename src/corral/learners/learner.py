@@ -167,18 +167,19 @@ class Learner:
 
     def _update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
         module, optimizer = self.modules[module_id], self._optimizers[module_id]
-        settings.check_groups(optimizer.groups)
-        optimizer.set_lr(settings.lr)
         optimizer.sync()
         size = num_rows(batch)
         sizes = self._gather_sizes(module_id, size)
         num_minibatches = max(1, round(min(sizes) / settings.minibatch_size)) if settings.minibatch_size else 1
+        num_gradient_steps = settings.num_epochs * num_minibatches
+        settings.check_groups(optimizer.groups, num_gradient_steps)
+        optimizer.set_lr(settings.lr)
         bounds = row_bounds(size, num_minibatches)
         weights = shares_of_rows(bounds, sizes)  # of this learner in each gradient step
         report = UpdateReport(size, num_minibatches)
         if not module.training:  # `values` leaves it in evaluation mode
             module.train()
-        compute_loss, batch = self._loss_and_columns(module_id, batch, settings.num_epochs * num_minibatches)
+        compute_loss, batch = self._loss_and_columns(module_id, batch, num_gradient_steps)
         for epoch in range(settings.num_epochs):
             order = self._order(size) if settings.shuffle and num_minibatches > 1 else None
             rows = batch if order is None else map_tree(lambda column, rows=order: column.index_select(0, rows), batch)

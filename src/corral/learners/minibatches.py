@@ -108,11 +108,8 @@ def _means(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if any(list(step) != order for step in steps):
         names = dict.fromkeys(name for step in steps for name in step)
         return {name: sum(taken) / len(taken) for name in names if (taken := _taken(steps, name))}
-    if isinstance(first["total_loss"], Tensor):
-        scalars = torch.stack([value for step in steps for value in step.values()])
-        means = scalars.reshape(len(steps), -1).mean(0).tolist()
-    else:
-        means = np.mean([list(step.values()) for step in steps], 0).tolist()
+    scalars = torch.stack([value for step in steps for value in step.values()])
+    means = scalars.reshape(len(steps), -1).mean(0).tolist()
     return dict(zip(first, means, strict=True))
 
 

@@ -94,14 +94,15 @@ class UpdateSettings:
             **settings,
         )
 
-    def check_groups(self, names: Collection[str]) -> None:
-        """Check that the groups that are named exist.
+    def check_groups(self, names: Collection[str], num_gradient_steps: int) -> None:
+        """Check that the groups that are named exist, and move in this update.
 
         Args:
             names: Names of the module's groups of parameters.
+            num_gradient_steps: Gradient steps of the update, if nothing stops it.
 
         Raises:
-            ConfigError: A group does not exist, has no learning rate, or steps less often than never.
+            ConfigError: A group does not exist, has no learning rate, or would never move.
         """
         lrs = self.lr if isinstance(self.lr, Mapping) else None
         if lrs is None and not self.every and self.groups is None:
@@ -115,6 +116,11 @@ class UpdateSettings:
             raise ConfigError(f"update: lr={dict(lrs)} has no learning rate for the group(s) {missing}.")
         if wrong := {name: every for name, every in self.every.items() if every < 1}:
             raise ConfigError(f"update: every={wrong} must be at least 1; leave a group out of `groups` to skip it.")
+        if never := {name: every for name, every in self.every.items() if every > num_gradient_steps}:
+            raise ConfigError(
+                f"update: every={never} counts gradient steps within one update, and this update takes "
+                f"{num_gradient_steps}, so the group(s) would never move: give `groups` in the updates that step them."
+            )
 
     def groups_at(self, step: int, names: Collection[str]) -> Collection[str]:
         """Return the groups that move in a gradient step.

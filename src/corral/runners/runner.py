@@ -243,6 +243,7 @@ class EnvRunner:
         self._timestep = self._timestep if request.timestep is None else request.timestep
         rows = -(-wanted // self.host.num_envs)
         # Autoreset rows come on top; the last call's total is a good guess of how many.
+        self._needs_reset |= request.force_reset
         rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
         whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
         mode = make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
@@ -251,7 +252,7 @@ class EnvRunner:
         try:
             with self.host.sampling(), torch_threads(self._num_threads):
                 if wanted:
-                    begins_with_reset = self._needs_reset or request.force_reset or whole_episodes
+                    begins_with_reset = self._needs_reset or whole_episodes
                     self._needs_reset = True  # until `_finish`: an exception leaves the envs ahead of the columns
                     if begins_with_reset:
                         self._reset(rollout)
