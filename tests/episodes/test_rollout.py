@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from corral.core.tree import Tree, map_tree, space_tree
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, map_tree
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
 from corral.modules.distributions import action_distribution
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral.core.tree import Tree, map_tree, space_tree
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, map_tree
 from corral.exploration import RowDistribution, make_exploration
 from corral.learners.learner_group import LearnerGroup
 from corral.modules.inference import Inference

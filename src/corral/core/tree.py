@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gymnasium import spaces
-
 Tree = Any  # an array or tensor, or a dict or tuple of trees
 
 
@@ -44,12 +42,3 @@ def num_rows(batch: Tree) -> int:
     while not hasattr(batch, "shape"):
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     return len(batch)
-
-
-def space_tree(space: spaces.Space[Any]) -> Tree:
-    """Return a space as a tree of plain spaces, nested like the observations of the space."""
-    if isinstance(space, spaces.Dict):
-        return {key: space_tree(part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(space_tree(part) for part in space.spaces)
-    return space

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from corral.coordination import environment
 from corral.core.seeding import seed_everything
-from corral.core.tree import Tree, map_tree, space_tree
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, map_tree
 from corral.envs.checks import check_obs
 from corral.envs.step_timeout import StepTimer
 from corral.envs.sub_envs import CLOSE_LIMIT_S, Restarts, problem_of, restart_env, restart_error

@@ -11,7 +11,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.tree import Tree, leaves, map_tree, named_leaves, space_tree
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, leaves, map_tree, named_leaves
 from corral.errors import EnvError
 
 if TYPE_CHECKING:

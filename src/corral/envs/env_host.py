@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from corral.core.tree import Tree, space_tree
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.step_timeout import StepTimer, require_signals, sampling
 from corral.envs.sub_envs import (

@@ -12,7 +12,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from corral.core.tree import Tree, map_tree, space_tree
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, map_tree
 from corral.envs.checks import check_obs
 from corral.envs.step_timeout import StepOverdue
 from corral.envs.sub_envs import Restarts, problem_of, restart_env, restart_error

@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.tree import Tree, leaves, map_tree, space_tree
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError
 from corral.exploration.base import Choice, Exploration, RowDistribution
 from corral.exploration.sampling import not_negative

@@ -11,7 +11,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from corral.core.tree import Tree, leaves, map_tree, space_tree
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, leaves, map_tree
 from corral.exploration.intrinsic import (
     MINIBATCH_ROWS,
     FloatArray,

@@ -13,7 +13,8 @@ from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from corral.core.settings import OneOf, PositiveInt, parse_settings
-from corral.core.tree import Tree, leaves, space_tree
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, leaves
 from corral.modules.distributions import DiagGaussian, action_distribution
 from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, Flat, is_image, orthogonal
 from corral.modules.networks import num_outputs as encoder_outputs

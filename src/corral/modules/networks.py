@@ -12,7 +12,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
-from corral.core.tree import Tree, leaves, map_tree, space_tree
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
