@@ -571,6 +571,24 @@ CASES = (
         has_ratio=False,
     ),
     Case(
+        name="cpu_per_wall",
+        title="CPUs that a process with one thread keeps busy",
+        what=(
+            "CPU seconds per wall second of the busiest process, with `num_threads=1` and nets of two layers of 256: "
+            "PPO, DQN and SAC, each with everything in one process and with two runners and two learners in processes. "
+            "A library that starts a second thread all the same would show here."
+        ),
+        measure="cpu_per_wall",
+        unit="CPUs",
+        value="cpus",
+        digits=2,
+        higher_is_better=False,
+        systems=("corral",),
+        seconds=3.0,
+        limit=1.05,
+        has_ratio=False,
+    ),
+    Case(
         name="straggler",
         title="What a runner ten times slower costs the others",
         what=(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import cpu_time
 import large_nets
 import measuring
 import q_learning_forms
@@ -154,6 +155,7 @@ if __name__ == "__main__":
             "replay_sampling": replay_side.sampling,
             "replay_insertion": replay_side.insertion,
             "time_to_450": time_to_450,
+            "cpu_per_wall": cpu_time.cpu_per_wall,
             "import": import_package,
             "import_ppo": import_ppo,
             "callbacks": callbacks,

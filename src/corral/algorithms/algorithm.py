@@ -31,6 +31,7 @@ from corral.metrics.logger import MetricsLogger
 from corral.metrics.result import merge_nested
 from corral.metrics.timers import Timers, timer_results
 from corral.modules.module import DEFAULT_MODULE_ID, Module
+from corral.modules.threads import limit_threads, num_threads_for
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
 
@@ -124,6 +125,7 @@ class Algorithm(ABC):
             self.round_size = round_size(config, self.env_runner_group.num_envs)
             spec = self.env_runner_group.module_spec
             module = spec.build()
+            self._num_threads = num_threads_for(module, config.num_threads)
             self._callbacks.fire(
                 "on_create_policy", policy_id=DEFAULT_MODULE_ID, policy=module, metrics_logger=self.metrics
             )
@@ -216,7 +218,7 @@ class Algorithm(ABC):
         """
         if self._stopped:
             raise CorralError("this algorithm was stopped, and its envs are closed: build() another one.")
-        with self._exceptions_shown():
+        with self._exceptions_shown(), limit_threads(self._num_threads):
             config, start = self.config, time.perf_counter()
             steps_before = self.num_env_steps_sampled_lifetime
             while True:

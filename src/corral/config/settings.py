@@ -145,8 +145,8 @@ class LearnersSettings:
         num_gpus_per_learner: GPUs that Ray reserves for each learner; in processes on this machine the learners share
             the GPUs of the machine.
         device: Torch device of the learners: `"auto"` (CUDA if available), or a device name.
-        num_threads: Number of torch's intra-op threads while sampling and learning; `"auto"` means one thread for small
-            nets, and torch's default for others.
+        num_threads: Number of threads of torch's ops and of NumPy's matrix products during `train()`; `"auto"` means
+            one thread for small nets, and the default of both libraries for others.
         compile: Whether `torch.compile` compiles the loss, which makes updates of large networks faster. The first
             updates take longer, up to a minute. A C++ compiler must be installed.
     """

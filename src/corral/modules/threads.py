@@ -1,9 +1,11 @@
-"""Torch's intra-op threads: set for a block of code and restored after it."""
+"""Threads of torch's ops and of NumPy's matrix products: set for a block of code and restored after it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +26,27 @@ def torch_threads(num_threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def limit_threads(num_threads: int | None) -> Iterator[None]:
+    """Run a block with `num_threads` threads in torch and in NumPy; `None` keeps the choice of both.
+
+    A second thread, even with little work, keeps a core busy: after each op it waits for the next one in a loop.
+    """
+    if num_threads is None:
+        yield
+        return
+    with torch_threads(num_threads), _thread_pools().limit(limits=num_threads, user_api="blas"):
+        yield
+
+
+@cache
+def _thread_pools() -> Any:
+    """Return the thread pools of the libraries of this process; to find them takes some 10 ms."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def num_threads_for(module: nn.Module, setting: int | str) -> int | None:
