@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/.ready
+ENVS_READY := $(BENCH_VENV)/.envs-ready
 DOCS_READY := $(VENV)/.docs-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check slow campaign bench docs format clean
+.PHONY: help train test check slow campaign bench defaults docs format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -24,8 +25,8 @@ $(READY): requirements/torch.txt requirements/base.txt requirements/dev.txt pypr
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 
-train: $(READY) ## train PPO on CartPole-v1 to a mean return of 450
-	$(BIN)/corral train --algo PPO --env CartPole-v1 --stop episode_return_mean=450 --stop num_env_steps=500000
+train: $(READY) ## train PPO on CartPole-v1 to a mean return of 450, with the settings of examples/cartpole.yaml
+	$(BIN)/corral train --config examples/cartpole.yaml
 
 check: $(READY) ## lint, types, spelling and plain English
 	$(BIN)/ruff check .
@@ -51,6 +52,14 @@ $(BENCH_READY): requirements/torch.txt benchmarks/requirements-rivals.txt
 
 bench: $(READY) $(BENCH_READY) ## measure against RLlib and Stable-Baselines3, and write benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/run.py --rivals-python $(BENCH_VENV)/bin/python
+
+$(ENVS_READY): $(READY) $(BENCH_READY) benchmarks/requirements-envs.txt
+	$(BIN)/pip install --quiet --requirement benchmarks/requirements-envs.txt
+	$(BENCH_VENV)/bin/pip install --quiet --requirement benchmarks/requirements-envs.txt
+	@touch $@
+
+defaults: $(ENVS_READY) ## compare what the default settings learn with Stable-Baselines3's, and write benchmarks/DEFAULTS.md
+	$(BIN)/python benchmarks/defaults.py --sb3-python $(BENCH_VENV)/bin/python
 
 $(DOCS_READY): $(READY) requirements/docs.txt
 	$(BIN)/pip install --quiet --requirement requirements/docs.txt

@@ -1,6 +1,7 @@
 """Takes one measurement of Corral in this process and prints it as a JSON line (see `run.py`)."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cpu_time
@@ -13,6 +14,8 @@ import runner_groups
 import sac_side
 from corral_config import config, ppo_config
 from measuring import Fields, Options
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def _no_op(episode: Any) -> None:
@@ -71,10 +74,13 @@ def dqn(options: Options) -> Fields:
 
 
 def time_to_450(options: Options) -> Fields:
-    """Trains PPO with Corral's defaults until the mean episode return reaches 450."""
-    from corral import PPOConfig
+    """Trains PPO with the settings of `examples/cartpole.yaml` until the mean episode return reaches 450."""
+    from corral.algorithms.registry import config_from_dict
+    from corral.cli.experiment import read_experiment
 
-    with PPOConfig().environment(measuring.ENV).debugging(seed=options.seed).build() as algo:
+    settings = read_experiment(ROOT / "examples" / "cartpole.yaml")
+    del settings["stop"]  # `train_until_target` has its own
+    with config_from_dict(settings).debugging(seed=options.seed).build() as algo:
 
         def train() -> tuple[float, int]:
             result = algo.train()

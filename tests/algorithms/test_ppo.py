@@ -113,8 +113,8 @@ def test_value_loss(vf_clip_param: float | None, errors: list[float]) -> None:
     module = Given(logits_for([0.5, 0.5]), [3.0, 0.0])
     batch = make_batch([0.5, 0.5], [0.0, 0.0], values=[1.0, -1.0], value_targets=[0.0, 4.0])
     loss, scalars = loss_of(module, batch, vf_clip_param=vf_clip_param, vf_loss_coeff=0.25)
-    assert scalars["vf_loss"] == pytest.approx(0.5 * sum(errors) / 2)
-    assert loss.item() == pytest.approx(0.25 * 0.5 * sum(errors) / 2)
+    assert scalars["vf_loss"] == pytest.approx(sum(errors) / 2)
+    assert loss.item() == pytest.approx(0.25 * sum(errors) / 2)
 
 
 def test_a_value_beyond_its_clip_range_gets_no_gradient_when_the_clipped_error_is_larger() -> None:
@@ -122,7 +122,7 @@ def test_a_value_beyond_its_clip_range_gets_no_gradient_when_the_clipped_error_i
     batch = make_batch([0.5, 0.5], [0.0, 0.0], values=[-1.0, 0.0], value_targets=[4.0, 4.0])
     loss_of(module, batch, vf_clip_param=0.5, vf_loss_coeff=1.0)[0].backward()  # type: ignore[no-untyped-call]
     assert module.values.grad is not None
-    np.testing.assert_allclose(module.values.grad, [0, -4 / 2])
+    np.testing.assert_allclose(module.values.grad, [0, 2 * -4 / 2])
 
 
 def entropy_of(p: float) -> float:
@@ -157,11 +157,9 @@ def test_without_the_penalty_the_divergence_is_estimated_and_costs_nothing() -> 
     assert loss.item() == 0.0
 
 
-@pytest.mark.parametrize(
-    ("mean_kl", "expected"), [(0.031, 0.4), (0.029, 0.2), (0.02, 0.2), (0.0134, 0.2), (0.0132, 0.1)]
-)
-def test_kl_coefficient_doubles_above_the_band_and_halves_below(mean_kl: float, expected: float) -> None:
-    assert adapted_kl_coeff(0.2, mean_kl, kl_target=0.02) == pytest.approx(expected)
+@pytest.mark.parametrize(("kl", "expected"), [(0.031, 0.4), (0.029, 0.2), (0.02, 0.2), (0.0134, 0.2), (0.0132, 0.1)])
+def test_kl_coefficient_doubles_above_the_band_and_halves_below(kl: float, expected: float) -> None:
+    assert adapted_kl_coeff(0.2, kl, kl_target=0.02) == pytest.approx(expected)
 
 
 def test_explained_variance() -> None:
@@ -216,6 +214,30 @@ def test_kl_target_moves_the_coefficient(kl_target: float, factor: float) -> Non
     with config.training(kl_coeff=0.2, kl_target=kl_target).build() as algo:
         seen = [algo.train()["learners"]["default_policy"]["curr_kl_coeff"] for _ in range(3)]
     assert seen == pytest.approx([0.2, 0.2 * factor, 0.2 * factor**2])
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_kl_target_compares_the_divergence_after_the_last_epoch(env: str) -> None:
+    config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=4).debugging(seed=0)
+    config.training(train_batch_size_per_learner=256, minibatch_size=32, num_epochs=2, lr=3e-3, kl_coeff=0.01)
+    sampled: list[Rollout] = []
+    listening = config.copy().callbacks(on_sample_end=lambda samples: sampled.append(samples)).training(kl_target=1.0)
+    with listening.build() as algo:
+        reported = algo.train()["learners"]["default_policy"]
+        [rollout] = sampled
+        module = algo.get_module()
+        with torch.no_grad():
+            now = module.policy(torch.from_numpy(rollout.valid_rows(rollout.obs[:-1])))
+        old = torch.from_numpy(rollout.valid_rows(rollout.dist_inputs))
+        kl = float(module.distribution.kl(old, now).mean())
+    assert reported["final_kl"] == pytest.approx(kl, rel=1e-3)
+    # A target whose band ends between the mean over the epochs and the final divergence tells them apart.
+    kl_target = math.sqrt(kl * reported["mean_kl"]) / 1.5
+    expected = adapted_kl_coeff(0.01, kl, kl_target)
+    assert expected != adapted_kl_coeff(0.01, reported["mean_kl"], kl_target)
+    with config.training(kl_target=kl_target).build() as algo:
+        seen = [algo.train()["learners"]["default_policy"]["curr_kl_coeff"] for _ in range(2)]
+    assert seen == pytest.approx([0.01, expected])
 
 
 def test_schedules_follow_the_env_steps() -> None:

@@ -20,7 +20,7 @@ from corral import PPOConfig
 from corral.core.schedules import schedule_value, validate_schedule
 from corral.errors import ConfigError, LossError
 from corral.learners.gradients import clip_gradients
-from corral.learners.learner import VALUES_CHUNK, Learner
+from corral.learners.learner import EVALUATION_CHUNK, Learner
 from corral.learners.losses import Batch
 from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.modules.module import Module
@@ -299,7 +299,7 @@ def test_a_loss_that_is_not_finite_is_named_and_leaves_the_weights(bad: float) -
 
 def test_values_of_more_rows_than_one_piece() -> None:
     module = Linear()
-    obs = np.random.default_rng(0).normal(size=(VALUES_CHUNK + 3, 2)).astype(np.float32)
+    obs = np.random.default_rng(0).normal(size=(EVALUATION_CHUNK + 3, 2)).astype(np.float32)
     values = make_learner(module, squares).values("m", obs)
     with torch.no_grad():
         np.testing.assert_allclose(values, module.value(torch.from_numpy(obs)), atol=1e-6)

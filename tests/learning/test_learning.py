@@ -1,5 +1,6 @@
 """PPO learns what it should, over several seeds."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 
 from corral import PPOConfig
 from corral.algorithms.algorithm import Algorithm
+from corral.algorithms.registry import config_from_dict
+from corral.cli.experiment import read_experiment
 from corral.testing import IDENTITY_ACTION_SPACES, IdentityEnv, TimeLimitCorridor
 
 
@@ -26,7 +29,15 @@ def greedy_return(algorithm: Algorithm, num_episodes: int) -> float:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 4))])
-def test_cartpole_reaches_450_within_200_000_steps(seed: int) -> None:
+def test_cartpole_reaches_450_with_the_settings_of_its_file(seed: int) -> None:
+    settings = read_experiment(Path("examples/cartpole.yaml"))
+    stop = settings.pop("stop")
+    with config_from_dict(settings).debugging(seed=seed).build() as algorithm:
+        assert train_to(algorithm, stop["episode_return_mean"], 200_000) >= 450
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+def test_cartpole_reaches_450_with_the_defaults(seed: int) -> None:
     with PPOConfig().environment("CartPole-v1").debugging(seed=seed).build() as algorithm:
         assert train_to(algorithm, 450, 200_000) >= 450
 

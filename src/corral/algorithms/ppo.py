@@ -49,8 +49,9 @@ class PPOConfig(AlgorithmConfig):
         vf_loss_coeff: Weight of the value loss.
         entropy_coeff: Weight of the entropy bonus, or a schedule over env steps.
         kl_coeff: Weight of the KL penalty, or a schedule over env steps; 0 leaves the penalty out.
-        kl_target: KL divergence to which the coefficient adapts after each iteration, starting from `kl_coeff`; with
-            `None` the coefficient follows its schedule.
+        kl_target: KL divergence in nats to which the coefficient adapts after each iteration, starting from `kl_coeff`.
+            The divergence is measured after the last epoch, over the whole batch. With `None` the coefficient follows
+            its schedule.
         normalize_advantages: Whether the advantages of a batch are scaled to mean 0 and standard deviation 1.
         target_kl: Limit of the divergence in nats: no further epoch of an iteration starts once the mean divergence
             over the minibatches of an epoch exceeds 1.5 times this limit; `None` takes all `num_epochs`. It adapts no
@@ -59,10 +60,10 @@ class PPOConfig(AlgorithmConfig):
 
     DEFAULT_NUM_ENVS: ClassVar[int] = 16
 
-    lr: Schedule = 1e-3
+    lr: Schedule = 3e-4
     train_batch_size_per_learner: int = 2048
-    minibatch_size: int | None = 256
-    num_epochs: int = 8
+    minibatch_size: int | None = 64
+    num_epochs: int = 10
     grad_clip: float | None = 0.5
     lambda_: Probability = 0.95
     clip_param: PositiveFloat = 0.2
@@ -149,8 +150,15 @@ class PPO(Algorithm):
         metrics["vf_explained_var"] = explained_variance(batch["values"], batch["value_targets"])
         metrics |= {f"curr_{name}": value for name, value in coefficients.items()}
         if config.kl_target is not None:
-            self._kl_coeff = adapted_kl_coeff(self._kl_coeff, metrics["mean_kl"], config.kl_target)
+            metrics["final_kl"] = self._divergence(batch)
+            self._kl_coeff = adapted_kl_coeff(self._kl_coeff, metrics["final_kl"], config.kl_target)
         return results
+
+    def _divergence(self, batch: Batch) -> float:
+        """Return the mean KL divergence from the policy that sampled a batch to the policy of now, in nats."""
+        now = self.learner_group.dist_inputs(DEFAULT_MODULE_ID, batch["obs"])
+        distribution = self.get_module(DEFAULT_MODULE_ID).distribution
+        return float(distribution.kl(torch.from_numpy(batch["dist_inputs"]), torch.from_numpy(now)).mean())
 
 
 @dataclass(frozen=True)
@@ -234,9 +242,9 @@ def ppo_loss(
     """Return the loss of a minibatch; a pure function of weights and columns.
 
     - Clipped surrogate: eq. 7 of the paper.
-    - Value loss: half the squared error to the value targets; with `vf_clip_param`, the larger of this error and the
-      error of the value held within `vf_clip_param` of the old value (OpenAI Baselines' ppo2; studied in Engstrom et
-      al. 2020, arXiv:2005.12729).
+    - Value loss: the squared error to the value targets, without a factor of one half; with `vf_clip_param`, the larger
+      of this error and the error of the value held within `vf_clip_param` of the old value (OpenAI Baselines' ppo2;
+      studied in Engstrom et al. 2020, arXiv:2005.12729).
     - Entropy bonus: eq. 9 of the paper.
     - KL penalty: eq. 8 of the paper, exact, from the old policy's outputs. Without the penalty the reported divergence
       is the estimate E[(r - 1) - log r] (Schulman 2020, http://joschu.net/blog/kl-approx.html).
@@ -262,10 +270,10 @@ def ppo_loss(
 
     value_targets = batch["value_targets"]
     if vf_clip_param is None:
-        vf_loss = 0.5 * functional.mse_loss(values, value_targets)
+        vf_loss = functional.mse_loss(values, value_targets)
     else:
         near = batch["values"] + (values - batch["values"]).clamp(-vf_clip_param, vf_clip_param)
-        vf_loss = 0.5 * torch.max((values - value_targets).square(), (near - value_targets).square()).mean()
+        vf_loss = torch.max((values - value_targets).square(), (near - value_targets).square()).mean()
 
     loss = policy_loss + vf_loss_coeff * vf_loss
     entropy_coeff, kl_coeff = coefficients["entropy_coeff"], coefficients["kl_coeff"]
@@ -289,11 +297,11 @@ def ppo_loss(
     return loss, {name: value.detach() for name, value in scalars.items()}
 
 
-def adapted_kl_coeff(kl_coeff: float, mean_kl: float, kl_target: float) -> float:
+def adapted_kl_coeff(kl_coeff: float, kl: float, kl_target: float) -> float:
     """Return the next KL coefficient: doubled above the target's band, halved below it (section 4 of the paper)."""
-    if mean_kl > kl_target * KL_BAND:
+    if kl > kl_target * KL_BAND:
         return kl_coeff * KL_FACTOR
-    if mean_kl < kl_target / KL_BAND:
+    if kl < kl_target / KL_BAND:
         return kl_coeff / KL_FACTOR
     return kl_coeff
 

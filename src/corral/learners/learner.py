@@ -30,8 +30,8 @@ from corral.modules.inference import ActingWeights
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
 
-# Values of very large batches are computed in chunks of this many observations, to bound memory.
-VALUES_CHUNK = 8192
+# Very large batches are evaluated in chunks of this many observations, to bound memory.
+EVALUATION_CHUNK = 8192
 
 
 class Learner:
@@ -286,14 +286,21 @@ class Learner:
 
     def values(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
         """Return the module's state values, float32 `[B]`, for a tree of observations `[B, ...]`."""
-        module = self.modules[module_id].eval()
-        size = num_rows(obs)
+        return self._evaluate(module_id, "value", obs)
+
+    def dist_inputs(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
+        """Return the outputs of the module's policy, float32 `[B, d]`, for a tree of observations `[B, ...]`."""
+        return self._evaluate(module_id, "policy", obs)
+
+    def _evaluate(self, module_id: str, method: str, obs: Tree) -> NDArray[np.float32]:
+        """Return what a method of the module returns, in evaluation mode and without gradients."""
+        evaluate = getattr(self.modules[module_id].eval(), method)
         parts = []
         with torch_threads(self._num_threads[module_id]), torch.inference_mode():
-            for start in range(0, size, VALUES_CHUNK):
-                chunk = map_tree(lambda column, a=start: self._to_device(column[a : a + VALUES_CHUNK]), obs)
-                parts.append(module.value(chunk).cpu().numpy())
-        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+            for start in range(0, max(1, num_rows(obs)), EVALUATION_CHUNK):
+                chunk = map_tree(lambda column, a=start: self._to_device(column[a : a + EVALUATION_CHUNK]), obs)
+                parts.append(evaluate(chunk).cpu().numpy())
+        return np.concatenate(parts)
 
     def get_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return the weights by module id and parameter name; on the CPU they are views: copy them before an update."""

@@ -152,6 +152,10 @@ class LearnerGroup:
         """Return state values `[B]` of observations `[B, ...]`."""
         return self._learner.values(module_id, obs)
 
+    def dist_inputs(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
+        """Return the outputs of the policy `[B, d]` for observations `[B, ...]`."""
+        return self._learner.dist_inputs(module_id, obs)
+
     def get_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return the weights by module id and parameter name."""
         return self._learner.get_weights()

@@ -1,0 +1,159 @@
+"""Compares what Corral and Stable-Baselines3 learn with their default settings, env by env, and writes a table.
+
+    make defaults
+
+The table (DEFAULTS.md) and every run (defaults.json next to it) are written after each run, so an interrupted
+comparison keeps what it has. Runs in defaults.json are not repeated; `--again corral` repeats the runs of one library.
+What a run learns depends on its seed and not on the load of the machine.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from processes import run_script
+
+HERE = Path(__file__).resolve().parent
+LIBRARIES = ("corral", "sb3")
+SEEDS = (0, 1, 2)
+TIMEOUT_SECONDS = 3600.0
+
+# Env steps per run. Ten envs in all: classic control, Box2D and MuJoCo. DQN needs Discrete actions, SAC a Box.
+RUNS: dict[str, dict[str, int]] = {
+    "PPO": {
+        "CartPole-v1": 50_000,
+        "Acrobot-v1": 100_000,
+        "Pendulum-v1": 150_000,
+        "LunarLander-v3": 200_000,
+        "LunarLanderContinuous-v3": 200_000,
+        "BipedalWalker-v3": 200_000,
+        "InvertedDoublePendulum-v5": 100_000,
+        "Hopper-v5": 200_000,
+        "Walker2d-v5": 200_000,
+        "HalfCheetah-v5": 200_000,
+    },
+    "DQN": {"CartPole-v1": 50_000, "Acrobot-v1": 50_000, "LunarLander-v3": 100_000},
+    "SAC": {
+        "Pendulum-v1": 8_000,
+        "LunarLanderContinuous-v3": 20_000,
+        "InvertedDoublePendulum-v5": 15_000,
+        "Hopper-v5": 20_000,
+        "HalfCheetah-v5": 20_000,
+    },
+}
+
+Run = dict[str, Any]
+
+
+def main() -> int:
+    """Run what is missing, write the table after each run; return 1 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--corral-python", default=sys.executable, help="an interpreter with Corral, Box2D and MuJoCo")
+    parser.add_argument("--sb3-python", default=sys.executable, help="an interpreter with Stable-Baselines3 and both")
+    parser.add_argument("--only", help="comma-separated algorithms")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time; each has one thread")
+    parser.add_argument("--again", choices=LIBRARIES, help="repeat the runs of this library")
+    parser.add_argument("--set", action="append", default=[], metavar="GROUP.NAME=VALUE", help="settings of Corral's")
+    parser.add_argument("--out", type=Path, default=HERE / "DEFAULTS.md", help="the table; the runs go next to it")
+    options = parser.parse_args()
+    raw_path = options.out.with_name(f"{options.out.stem.lower()}.json")
+    runs: list[Run] = json.loads(raw_path.read_text()) if raw_path.exists() else []
+    algos = options.only.split(",") if options.only else list(RUNS)
+    if options.again:
+        runs = [run for run in runs if run["library"] != options.again or run["algo"] not in algos]
+    done = {key(run) for run in runs}
+    wanted = [
+        (library, algo, env, seed)
+        for algo in algos
+        for seed, env, library in product(SEEDS, RUNS[algo], LIBRARIES)
+        if (library, algo, env, seed) not in done
+    ]
+    pythons = {"corral": options.corral_python, "sb3": options.sb3_python}
+    failed = False
+    with ThreadPoolExecutor(options.jobs) as pool:
+        pending = [pool.submit(train, *job, pythons[job[0]], options.set) for job in wanted]
+        for future in as_completed(pending):
+            run = future.result()
+            print(json.dumps(run), file=sys.stderr, flush=True)
+            if "error" in run:
+                failed = True
+                continue
+            runs = sorted([*runs, run], key=key)
+            raw_path.write_text(json.dumps(runs, indent=1) + "\n")
+            options.out.write_text(render(runs))
+    options.out.write_text(render(runs))
+    return int(failed)
+
+
+def key(run: Run) -> tuple[str, str, str, int]:
+    """Return what tells runs apart."""
+    return run["library"], run["algo"], run["env"], run["seed"]
+
+
+def train(library: str, algo: str, env: str, seed: int, python: str, settings: list[str]) -> Run:
+    """Run one training in a process of its own and return its fields, or an `error`."""
+    command = [python, str(HERE / "learning_side.py"), library, algo, env]
+    command += ["--seed", str(seed), "--steps", str(RUNS[algo][env])]
+    if library == "corral":
+        command += [word for setting in settings for word in ("--set", setting)]
+    outcome = run_script(command, TIMEOUT_SECONDS, HERE.parent)
+    if outcome.line is None:
+        return {"library": library, "algo": algo, "env": env, "seed": seed, "error": outcome.error}
+    return outcome.line
+
+
+def render(runs: list[Run]) -> str:
+    """Return the page with one table per algorithm."""
+    lines = [
+        "# What the default settings learn",
+        "",
+        "Written by `make defaults`. Both libraries train with their own defaults for the same number of env steps,",
+        f"on envs as Gymnasium makes them, with {len(SEEDS)} seeds. A cell holds the mean and, in brackets, each seed.",
+        "*Training* is the mean return of the last 100 episodes of training; *greedy* is the mean return of 20",
+        "episodes without exploration after training; *CPU* is the mean of the CPU seconds of training. Corral's",
+        "greedy return is *as good* if it is not below the one of Stable-Baselines3 by more than the standard",
+        "error of the difference.",
+    ]
+    for algo, steps in RUNS.items():
+        lines += ["", f"## {algo}", ""]
+        lines.append("| Env | Env steps | Corral training | SB3 training | Corral greedy | SB3 greedy | CPU s | |")
+        lines.append("| --- | ---: | --- | --- | --- | --- | --- | --- |")
+        for env, num_steps in steps.items():
+            of = {
+                library: [run for run in runs if (run["library"], run["algo"], run["env"]) == (library, algo, env)]
+                for library in LIBRARIES
+            }
+            if not all(of.values()):
+                continue
+            cells = [
+                show([run[f"{kind}_return"] for run in of[library]])
+                for kind in ("training", "greedy")
+                for library in LIBRARIES
+            ]
+            cpu = " / ".join(f"{statistics.mean(run['cpu_seconds'] for run in of[lib]):,.0f}" for lib in LIBRARIES)
+            verdict = judge(*([run["greedy_return"] for run in of[library]] for library in LIBRARIES))
+            lines.append(f"| {env} | {num_steps:,} | {' | '.join(cells)} | {cpu} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def show(values: list[float]) -> str:
+    """Return the mean and each value."""
+    return f"{statistics.mean(values):,.0f} ({', '.join(f'{value:,.0f}' for value in values)})"
+
+
+def judge(ours: list[float], theirs: list[float]) -> str:
+    """Return whether our mean is better, as good (within the standard error of the difference) or below."""
+    difference = statistics.mean(ours) - statistics.mean(theirs)
+    error = sum(statistics.variance(values) / len(values) for values in (ours, theirs) if len(values) > 1) ** 0.5
+    if difference > error:
+        return "better"
+    return "as good" if difference >= -error else "below"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Trains one algorithm once with the defaults of one library and prints a JSON line (see `defaults.py`).
+
+    python benchmarks/learning_side.py corral PPO Hopper-v5 --seed 0 --steps 200000
+
+Both libraries get one thread: the runs are compared by what they learn per env step and by their CPU time. No wrapper
+normalises observations or rewards.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from measuring import THREAD_VARIABLES, Fields
+
+GREEDY_EPISODES = 20
+# Seeds of the greedy episodes, the same for both libraries and apart from the seeds of training.
+FIRST_GREEDY_SEED = 100_000
+
+Act = Callable[[Any], Any]
+
+
+def train_corral(options: argparse.Namespace) -> tuple[float, int, Act]:
+    """Train with Corral; return the mean of the last 100 training returns, the env steps, and the greedy policy."""
+    from corral.algorithms.registry import config_class
+    from corral.cli.experiment import parse_pair
+
+    config = config_class(options.algo)().environment(options.env).debugging(seed=options.seed)
+    config = config.learners(num_threads=1)
+    for text in options.set:
+        config.set_path(*parse_pair(text, "--set"))
+    algo = config.build()
+    result = algo.train()
+    while result["num_env_steps_sampled_lifetime"] < options.steps:
+        result = algo.train()
+
+    def act(obs: Any) -> Any:
+        return algo.compute_single_action(obs, explore=False)
+
+    mean = float(result["env_runners"].get("episode_return_mean", float("nan")))
+    return mean, int(result["num_env_steps_sampled_lifetime"]), act
+
+
+def train_sb3(options: argparse.Namespace) -> tuple[float, int, Act]:
+    """Train with Stable-Baselines3; return what `train_corral` returns."""
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", PYGAME_HIDE_SUPPORT_PROMPT="1")
+    import stable_baselines3
+    from stable_baselines3.common.utils import safe_mean
+
+    policy = "MlpPolicy"
+    model = getattr(stable_baselines3, options.algo)(policy, options.env, seed=options.seed, device="cpu")
+    model.learn(total_timesteps=options.steps)
+    mean = float(safe_mean([episode["r"] for episode in model.ep_info_buffer or ()]))
+    return mean, int(model.num_timesteps), lambda obs: model.predict(obs, deterministic=True)[0]
+
+
+def greedy_return(env_id: str, act: Act) -> float:
+    """Return the mean return of episodes in which the policy does not explore."""
+    import gymnasium
+
+    env = gymnasium.make(env_id)
+    total = 0.0
+    for episode in range(GREEDY_EPISODES):
+        obs, _ = env.reset(seed=FIRST_GREEDY_SEED + episode)
+        done = False
+        while not done:
+            obs, reward, terminated, truncated, _ = env.step(act(obs))
+            total += float(reward)
+            done = terminated or truncated
+    env.close()
+    return total / GREEDY_EPISODES
+
+
+def measure(options: argparse.Namespace) -> Fields:
+    """Train, then evaluate greedily; CPU seconds are of imports and training."""
+    import torch
+
+    torch.set_num_threads(1)
+    training_return, env_steps, act = (train_corral if options.library == "corral" else train_sb3)(options)
+    cpu_seconds = time.process_time()
+    return {
+        "library": options.library,
+        "algo": options.algo,
+        "env": options.env,
+        "seed": options.seed,
+        "settings": options.set,
+        "env_steps": env_steps,
+        "training_return": training_return,
+        "greedy_return": greedy_return(options.env, act),
+        "cpu_seconds": cpu_seconds,
+    }
+
+
+def main() -> None:
+    """Parse the command line, train, and print the line."""
+    parser = argparse.ArgumentParser(description="Trains one algorithm once and prints a JSON line.")
+    parser.add_argument("library", choices=("corral", "sb3"))
+    parser.add_argument("algo")
+    parser.add_argument("env")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, required=True, help="env steps to train for")
+    parser.add_argument("--set", action="append", default=[], metavar="GROUP.NAME=VALUE", help="a setting of Corral's")
+    options = parser.parse_args()
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))  # before NumPy and PyTorch are imported
+    warnings.simplefilter("ignore")
+    line_out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    line_out.write(json.dumps(measure(options)) + "\n")
+    line_out.close()
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
