@@ -79,6 +79,10 @@ def kill_yourself(worker: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stop_yourself(worker: Any) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def exit_with_3(worker: Any) -> None:
     os._exit(3)
 

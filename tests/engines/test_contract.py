@@ -29,6 +29,7 @@ from engine_workers import (
     raise_stubborn,
     sleep,
     start_a_family,
+    stop_yourself,
     until,
 )
 
@@ -331,6 +332,41 @@ def test_kill_ends_a_worker_that_has_not_started(start: Start) -> None:
     future = handle.call("add")
     handle.kill()
     assert type(raised(future)) is WorkerDiedError
+
+
+# Workers that take too long.
+
+
+@with_processes
+def test_a_worker_that_does_not_answer_in_time_is_killed(start: Start) -> None:
+    handle = start(Counter)
+    process = result(handle.call(pid))
+    late, queued = handle.call(stop_yourself, timeout_s=0.3), handle.call("add")
+    error = raised(late)
+    assert type(error) is WorkerDiedError and "did not answer within 0.3 s" in str(error)
+    assert type(raised(queued)) is WorkerDiedError
+    assert not handle.alive()
+    until(lambda: not is_running(process))
+
+
+@with_processes
+def test_the_time_of_a_call_begins_with_the_answer_to_the_one_before(start: Start) -> None:
+    handle = start(Counter)
+    result(handle.call("add"))
+    futures = [handle.call(sleep, 1.5), handle.call("add", timeout_s=1.0)]
+    assert [result(future) for future in futures] == [None, 2]
+    futures = [handle.call(sleep, 0.6, timeout_s=1.5) for _ in range(3)]
+    assert [result(future) for future in futures] == [None] * 3
+
+
+@with_processes
+def test_a_call_that_cannot_even_be_sent_is_overdue(start: Start) -> None:
+    handle = start(Counter)
+    process = result(handle.call(pid))
+    os.kill(process, signal.SIGSTOP)
+    error = raised(handle.call(double, {"rewards": np.ones(4_000_000)}, timeout_s=0.3))
+    assert "did not answer within 0.3 s" in str(error)
+    until(lambda: not is_running(process))
 
 
 @with_processes

@@ -13,14 +13,14 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-KINDS = ("kill", "raise", "hang")
+KINDS = ("kill", "raise", "hang", "freeze")
 
 
 class FaultyEnv(gym.Env[Any, Any]):
     """Every observation is `[runner, instance, step]`, and there is no second one like it; an episode has 7 steps.
 
     A file `<kind>-<runner>` in the directory `record` makes the next step of that runner fail, once: `kill` ends the
-    process, `raise` raises, `hang` sleeps. With `rates`, steps fail at random too. What fails is written to the file
+    process, `raise` raises, `hang` sleeps, `freeze` stops the process. With `rates`, steps fail at random too. What fails is written to the file
     `faults`, and each instance counts its steps in a file of its own, `<pid>-<instance>.steps`.
     """
 
@@ -67,6 +67,8 @@ class FaultyEnv(gym.Env[Any, Any]):
             file.write(f"{kind}\n")
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if kind == "hang":
             time.sleep(1000)
         raise ArithmeticError(f"the simulator of runner {self.runner} diverged")

@@ -24,7 +24,9 @@ class LocalHandle:
         except Exception as error:
             self._problem = error
 
-    def call(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+    def call(
+        self, method: str | Callable[..., Any], *args: Any, timeout_s: float | None = None, **kwargs: Any
+    ) -> Future[Any]:
         """Run the method now, and return a finished future with its result or its exception."""
         future: Future[Any] = Future()
         if self._problem is not None:

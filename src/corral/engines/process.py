@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import signal
@@ -16,15 +17,16 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from typing import Any
 
 from corral.engines.actors import environment as coordination_environment
 from corral.engines.base import TRAITS, Resources, require_on_this_machine
+from corral.engines.call_limits import overdue_message
 from corral.engines.serialization import Frames, pack, receive, send, unpack
 from corral.engines.worker import CRASH_FD
 from corral.errors import WorkerDiedError
@@ -48,6 +50,50 @@ class _Call:
 
     message: list[Frames]
     future: Future[Any]
+    timeout_s: float | None = None
+
+
+class _OverdueError(Exception):
+    """The worker has not answered in time."""
+
+
+class _WatchedChannel:
+    """The socket to the process of a worker. Its operations fail when the process has ended, or is overdue.
+
+    The socket alone is not enough: it stays open if a process that the worker forked still has it.
+
+    Args:
+        channel: The socket.
+        process: The process.
+
+    Attributes:
+        deadline_s: Clock reading (`time.monotonic`) after which the process is overdue.
+    """
+
+    def __init__(self, channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        channel.settimeout(DEATH_CHECK_S)
+        self._channel, self._process = channel, process
+        self.deadline_s = math.inf
+
+    def sendall(self, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[self._try(self._channel.send, view) :]
+
+    def recv_into(self, buffer: memoryview) -> int:
+        return self._try(self._channel.recv_into, buffer)
+
+    def _try(self, operation: Callable[[memoryview], int], view: memoryview) -> int:
+        has_ended = False
+        while True:
+            try:
+                return operation(view)
+            except TimeoutError:
+                if has_ended:  # and what it had sent before has been read
+                    raise EOFError from None
+                if time.monotonic() > self.deadline_s:
+                    raise _OverdueError from None
+                has_ended = self._process.poll() is not None
 
 
 class ProcessHandle:
@@ -89,6 +135,7 @@ class ProcessHandle:
         finally:
             theirs.close()
             os.close(their_crash_fd)
+        self._watched = _WatchedChannel(self._channel, self._process)
         self._finalizer = weakref.finalize(self, _end, self._process)
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._calls.put(_Call(first, Future()))
@@ -100,7 +147,9 @@ class ProcessHandle:
         """Id of the process."""
         return self._process.pid
 
-    def call(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+    def call(
+        self, method: str | Callable[..., Any], *args: Any, timeout_s: float | None = None, **kwargs: Any
+    ) -> Future[Any]:
         """Queue a call, and return its future; see `WorkerHandle.call`."""
         shared = {index: part.frames for index, part in enumerate(args) if isinstance(part, Packed)}
         plain = [None if index in shared else part for index, part in enumerate(args)]
@@ -111,7 +160,7 @@ class ProcessHandle:
         future: Future[Any] = Future()
         with self._lock:
             if self._problem is None:
-                self._calls.put(_Call(message, future))
+                self._calls.put(_Call(message, future, timeout_s))
                 return future
         future.set_exception(self._problem)
         return future
@@ -134,12 +183,13 @@ class ProcessHandle:
         while (call := self._calls.get()) is not None:
             if not call.future.set_running_or_notify_cancel():
                 continue
+            self._watched.deadline_s = math.inf if call.timeout_s is None else time.monotonic() + call.timeout_s
             try:
-                send(self._channel, call.message)
+                send(self._watched, call.message)
                 call.message = []
-                answer = self._receive()
-            except (OSError, EOFError) as error:
-                problem = self._give_up(self._death(error))
+                answer = receive(self._watched)
+            except (OSError, EOFError, _OverdueError) as error:
+                problem = self._give_up(self._death(error, call))
                 call.future.set_exception(problem)
                 break
             try:
@@ -161,15 +211,11 @@ class ProcessHandle:
         self._channel.close()
         os.close(self._crash_fd)
 
-    def _receive(self) -> list[list[bytearray]]:
-        # When the process ends, the socket stays open if a process that it forked still has the socket.
-        while not wait([self._channel], DEATH_CHECK_S):
-            if self._process.poll() is not None and not wait([self._channel], 0):
-                raise EOFError
-        return receive(self._channel)
-
-    def _death(self, error: BaseException) -> WorkerDiedError:
+    def _death(self, error: BaseException, call: _Call) -> WorkerDiedError:
         """Return an error that says how the process ended, with its last output."""
+        if isinstance(error, _OverdueError):
+            assert call.timeout_s is not None  # else there is no deadline
+            return WorkerDiedError(f"{self._name}: process {self._process.pid} {overdue_message(call.timeout_s)}.")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_S)
         code = self._process.returncode
