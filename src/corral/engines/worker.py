@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from corral.engines.local import call_method
+from corral.engines.process_group_guard import guard_this_process
 from corral.engines.serialization import Frames, pack, portable_error, receive, send, unpack
 
 # Variable with the file descriptor to which a crashing process writes. The parent puts this output into the error; see
@@ -71,8 +72,11 @@ def _failure(error: BaseException, where: str) -> list[Frames]:
 def _end_with_parent(parent: int) -> None:
     """End this process and all processes that it started soon after its parent died, whatever this process is doing.
 
-    The id of the parent is an argument, because the parent may die before this process calls `os.getppid`.
+    The id of the parent is an argument, because the parent may die before this process calls `os.getppid`. Where there
+    is no guard, a thread has to do, which cannot run while C code holds Python's global lock.
     """
+    if guard_this_process(parent):
+        return
 
     def watch() -> None:
         while os.getppid() == parent:
