@@ -87,6 +87,23 @@ def exit_with_3(worker: Any) -> None:
     os._exit(3)
 
 
+def crash_with_deep_stacks(worker: Any, num_threads: int) -> None:
+    """Crash while many threads are deep in Python code, so that the report of their stacks is long."""
+    ready = threading.Barrier(num_threads + 1)
+
+    def descend_into_a_function_with_a_long_name(depth: int) -> None:
+        if depth:
+            descend_into_a_function_with_a_long_name(depth - 1)
+        else:
+            ready.wait()
+            time.sleep(600)
+
+    for _ in range(num_threads):
+        threading.Thread(target=descend_into_a_function_with_a_long_name, args=[150], daemon=True).start()
+    ready.wait()
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
 def double(worker: Any, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Double columns in place, and return them."""
     for column in columns.values():

@@ -21,6 +21,7 @@ from engine_workers import (
     NotLoadable,
     Unpicklable,
     alarm_rings,
+    crash_with_deep_stacks,
     double,
     exit_with_3,
     is_running,
@@ -332,6 +333,17 @@ def test_kill_ends_a_worker_that_has_not_started(start: Start) -> None:
     future = handle.call("add")
     handle.kill()
     assert type(raised(future)) is WorkerDiedError
+
+
+# The report of a crash.
+
+
+@pytest.mark.parametrize("engine", ["process"], indirect=True)
+def test_a_long_crash_report_does_not_block_the_process_that_ends(start: Start) -> None:
+    handle = start(Counter)
+    error = raised(handle.call(crash_with_deep_stacks, 20))
+    assert type(error) is WorkerDiedError and "killed by SIGSEGV" in str(error)
+    assert len(str(error)) > 50_000 and "crash_with_deep_stacks" in str(error)
 
 
 # Workers that take too long.

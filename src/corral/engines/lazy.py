@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from corral.engines import engine_for, make_engine
@@ -78,7 +79,8 @@ def refuse_in_import_of_worker() -> None:
     Raises:
         ConfigError: The message names the module and the line.
     """
-    frame, module = sys._getframe(1), None
+    frame: FrameType | None = sys._getframe(1)
+    module: FrameType | None = None
     while frame is not None:
         if module is None and frame.f_code.co_name == "<module>":
             module = frame

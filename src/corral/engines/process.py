@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -35,6 +36,7 @@ log = logging.getLogger("corral")
 
 DEATH_CHECK_S = 0.5
 EXIT_S = 5.0
+REPORT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,12 @@ class ProcessHandle:
         self._problem: BaseException | None = None
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair()
-        self._crash_fd, their_crash_fd = os.pipe()
-        os.set_blocking(self._crash_fd, False)
+        self._crash_report = tempfile.TemporaryFile()  # not a pipe, whose writer may block
         environment = {
             **os.environ,
             **coordination_environment(),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            CRASH_FD: str(their_crash_fd),
+            CRASH_FD: str(self._crash_report.fileno()),
         }
         # Several workers share the cores, so each worker gets as many threads as CPUs that it asked for.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, int(resources.num_cpus))))
@@ -123,18 +124,17 @@ class ProcessHandle:
                     f"from corral.engines.worker import main; main({theirs.fileno()}, {os.getpid()})",
                 ],
                 env=environment,
-                pass_fds=(theirs.fileno(), their_crash_fd),
+                pass_fds=(theirs.fileno(), self._crash_report.fileno()),
                 stdin=subprocess.DEVNULL,
                 # Ctrl-C in the terminal reaches only this process, and `killpg` ends all that the worker has started.
                 process_group=0,
             )
         except BaseException:
             self._channel.close()
-            os.close(self._crash_fd)
+            self._crash_report.close()
             raise
         finally:
             theirs.close()
-            os.close(their_crash_fd)
         self._watched = _WatchedChannel(self._channel, self._process)
         self._finalizer = weakref.finalize(self, _end, self._process)
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -209,7 +209,7 @@ class ProcessHandle:
             is_factory = False
         self._fail_queued()
         self._channel.close()
-        os.close(self._crash_fd)
+        self._crash_report.close()
 
     def _death(self, error: BaseException, call: _Call) -> WorkerDiedError:
         """Return an error that says how the process ended, with its last output."""
@@ -225,9 +225,10 @@ class ProcessHandle:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = f"ended by itself with exit code {code}"
-        with contextlib.suppress(BlockingIOError):
-            if last_words := os.read(self._crash_fd, 1 << 16).decode(errors="replace").strip():
-                how += f". Its last output:\n{last_words}"
+        size = self._crash_report.seek(0, os.SEEK_END)
+        self._crash_report.seek(max(0, size - REPORT_BYTES))  # the stack of the main thread is the last one
+        if last_words := self._crash_report.read().decode(errors="replace").strip():
+            how += f". Its last output:\n{last_words}"
         return WorkerDiedError(f"{self._name}: process {self._process.pid} {how}")
 
     def _give_up(self, problem: BaseException) -> BaseException:

@@ -14,8 +14,8 @@ from corral.engines.local import call_method
 from corral.engines.process_group_guard import guard_this_process
 from corral.engines.serialization import Frames, pack, portable_error, receive, send, unpack
 
-# Variable with the file descriptor to which a crashing process writes. The parent puts this output into the error; see
-# `process.py`.
+# Variable with the descriptor of the file to which a crashing process writes. The parent puts this output into the error;
+# see `process.py`.
 CRASH_FD = "CORRAL_CRASH_FD"
 
 PARENT_CHECK_S = 1.0
