@@ -83,6 +83,28 @@ def stop_yourself(worker: Any) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def fork_and_leave(worker: Any, how: str) -> int | None:
+    """Fork a child that leaves this function in a way of its own, and return the child's exit code."""
+    child = os.fork()
+    if not child:
+        if how == "exit":
+            sys.exit(3)
+        if how == "raise":
+            raise LookupError("in the forked process")
+        return None
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def fork_a_sleeper(worker: Any) -> int:
+    """Fork a child that has this process's files, and is in no group that ends with it; return its id."""
+    child = os.fork()
+    if not child:
+        os.setsid()
+        time.sleep(600)
+        os._exit(0)
+    return child
+
+
 def exit_with_3(worker: Any) -> None:
     os._exit(3)
 

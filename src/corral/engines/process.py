@@ -28,6 +28,7 @@ from typing import Any
 from corral.engines.actors import environment as coordination_environment
 from corral.engines.base import TRAITS, Resources, require_on_this_machine
 from corral.engines.call_limits import overdue_message
+from corral.engines.forks import foreign_call
 from corral.engines.serialization import Frames, pack, receive, send, unpack
 from corral.engines.worker import CRASH_FD
 from corral.errors import WorkerDiedError
@@ -105,6 +106,7 @@ class ProcessHandle:
         """Start the process, and queue the factory for it."""
         first = [pack(name, "the name"), pack(factory, name)]
         self._name = name
+        self._owner = os.getpid()
         self._problem: BaseException | None = None
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair()
@@ -136,7 +138,7 @@ class ProcessHandle:
         finally:
             theirs.close()
         self._watched = _WatchedChannel(self._channel, self._process)
-        self._finalizer = weakref.finalize(self, _end, self._process)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._owner)
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._calls.put(_Call(first, Future()))
         self._thread = threading.Thread(target=self._serve, name=f"calls of {name}", daemon=True)
@@ -151,6 +153,8 @@ class ProcessHandle:
         self, method: str | Callable[..., Any], *args: Any, timeout_s: float | None = None, **kwargs: Any
     ) -> Future[Any]:
         """Queue a call, and return its future; see `WorkerHandle.call`."""
+        if os.getpid() != self._owner:
+            return foreign_call(self._name, self._owner)
         shared = {index: part.frames for index, part in enumerate(args) if isinstance(part, Packed)}
         plain = [None if index in shared else part for index, part in enumerate(args)]
         call = {"method": method, "args": plain, "kwargs": kwargs, "shared": list(shared)}
@@ -167,10 +171,12 @@ class ProcessHandle:
 
     def alive(self) -> bool:
         """Return whether the worker can still answer calls."""
-        return self._problem is None and self._process.poll() is None
+        return os.getpid() == self._owner and self._problem is None and self._process.poll() is None
 
     def kill(self) -> None:
-        """End the process and all processes that it started."""
+        """End the process and all processes that it started; in a process forked since the start, do nothing."""
+        if os.getpid() != self._owner:
+            return
         self._give_up(WorkerDiedError(f"{self._name} was ended."))
         if threading.current_thread() is not self._thread:  # callbacks of futures run in this thread
             self._thread.join(EXIT_S)
@@ -256,11 +262,14 @@ def _num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
     """Kill a process and its whole group, and wait for the end of the process.
 
-    The group exists as long as one of its processes runs, so this also works when the process itself has ended.
+    The group exists as long as one of its processes runs, so this also works when the process itself has ended. A
+    process that was forked from the owner runs this at its exit too, and must not end the owner's workers.
     """
+    if os.getpid() != owner:
+        return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -20,6 +20,7 @@ import ray.exceptions
 
 from corral.engines.base import TRAITS, Resources
 from corral.engines.call_limits import overdue_message
+from corral.engines.forks import foreign_call
 from corral.engines.ray_resources import describe_available, require
 from corral.engines.ray_worker import Parcel, actor_class, serialization_errors, unpack_copy
 from corral.errors import WorkerDiedError
@@ -42,6 +43,7 @@ class RayHandle:
         """
         self._actor = actor
         self._name = name
+        self._owner = os.getpid()
         self._answers = answers
         self._problem: BaseException | None = None
         self._pending: dict[Future[Any], float | None] = {}  # in the order of the calls, with their limits in seconds
@@ -57,6 +59,8 @@ class RayHandle:
         self, method: str | Callable[..., Any], *args: Any, timeout_s: float | None = None, **kwargs: Any
     ) -> Future[Any]:
         """Send a call to the actor, and return its future; see `WorkerHandle.call`."""
+        if os.getpid() != self._owner:
+            return foreign_call(self._name, self._owner)
         if not ray.is_initialized():
             self._give_up(WorkerDiedError(f"{self._name} was ended: Ray was shut down."))
         sent = [
@@ -68,10 +72,12 @@ class RayHandle:
 
     def alive(self) -> bool:
         """Return whether the worker can still answer calls; the death of a worker is only noticed by a call."""
-        return self._problem is None
+        return os.getpid() == self._owner and self._problem is None
 
     def kill(self) -> None:
-        """Let Ray end the actor; the processes that the worker started end with it."""
+        """Let Ray end the actor and the processes that it started; in a process forked since the start, do nothing."""
+        if os.getpid() != self._owner:
+            return
         self._give_up(WorkerDiedError(f"{self._name} was ended."))
         if ray.is_initialized():
             with contextlib.suppress(ray.exceptions.RayError):  # the cluster may be gone
@@ -224,6 +230,7 @@ class RayEngine:
     def __init__(self) -> None:
         """Start or join Ray, if necessary."""
         self._runtime: str | None = _join_runtime()
+        self._owner = os.getpid()
         self._actor_class = actor_class()
         self._answers = ThreadPoolExecutor(1, "answers of Ray actors")
         self._handles: weakref.WeakSet[RayHandle] = weakref.WeakSet()
@@ -271,6 +278,6 @@ class RayEngine:
     def stop(self) -> None:
         """Shut Ray down if an engine started it and no other engine uses it."""
         self._stopped.set()
-        if self._runtime is not None:
+        if self._runtime is not None and os.getpid() == self._owner:
             _leave_runtime(self._runtime)
             self._runtime = None

@@ -255,6 +255,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
         restarts: Restarts | None,
     ) -> None:
         """Start the processes."""
+        self._owner = os.getpid()
         self._guard = start_guarded_group()
         group = None if self._guard is None else self._guard.pid
         try:
@@ -397,6 +398,8 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ask the processes to end, wait for `timeout` seconds or without limit, and kill those that still run."""
+        if os.getpid() != self._owner:  # a process that was forked from it
+            return
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
             if self._interrupted or terminate:

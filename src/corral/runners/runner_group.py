@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from corral.core.tree import leaves
 from corral.engines.call_limits import CallLimits
+from corral.engines.forks import forks_end_here
 from corral.episodes.rollout import Rollout
 from corral.errors import CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
@@ -250,7 +251,8 @@ class EnvRunnerGroup:
         """
         self._check_running()
         if self.local_env_runner is not None:
-            return [self.local_env_runner.collect(request)]
+            with forks_end_here():
+                return [self.local_env_runner.collect(request)]
         timestep = self._timestep_of(request)
         self.restore_runners()
         taken = self._take_arrived()
