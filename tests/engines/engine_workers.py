@@ -79,8 +79,51 @@ def kill_yourself(worker: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stop_yourself(worker: Any) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def fork_and_leave(worker: Any, how: str) -> int | None:
+    """Fork a child that leaves this function in a way of its own, and return the child's exit code."""
+    child = os.fork()
+    if not child:
+        if how == "exit":
+            sys.exit(3)
+        if how == "raise":
+            raise LookupError("in the forked process")
+        return None
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def fork_a_sleeper(worker: Any) -> int:
+    """Fork a child that has this process's files, and is in no group that ends with it; return its id."""
+    child = os.fork()
+    if not child:
+        os.setsid()
+        time.sleep(600)
+        os._exit(0)
+    return child
+
+
 def exit_with_3(worker: Any) -> None:
     os._exit(3)
+
+
+def crash_with_deep_stacks(worker: Any, num_threads: int) -> None:
+    """Crash while many threads are deep in Python code, so that the report of their stacks is long."""
+    ready = threading.Barrier(num_threads + 1)
+
+    def descend_into_a_function_with_a_long_name(depth: int) -> None:
+        if depth:
+            descend_into_a_function_with_a_long_name(depth - 1)
+        else:
+            ready.wait()
+            time.sleep(600)
+
+    for _ in range(num_threads):
+        threading.Thread(target=descend_into_a_function_with_a_long_name, args=[150], daemon=True).start()
+    ready.wait()
+    os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def double(worker: Any, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -21,14 +21,18 @@ from engine_workers import (
     NotLoadable,
     Unpicklable,
     alarm_rings,
+    crash_with_deep_stacks,
     double,
     exit_with_3,
+    fork_a_sleeper,
+    fork_and_leave,
     is_running,
     kill_yourself,
     pid,
     raise_stubborn,
     sleep,
     start_a_family,
+    stop_yourself,
     until,
 )
 
@@ -37,6 +41,8 @@ from corral.errors import SerializationError, WorkerDiedError
 
 WITH_PROCESSES = ["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))]
 with_processes = pytest.mark.parametrize("engine", WITH_PROCESSES, indirect=True)
+
+slow_on_ray = partial(pytest.param, marks=pytest.mark.slow_on_ray)
 
 Start = Callable[..., WorkerHandle]
 
@@ -331,6 +337,101 @@ def test_kill_ends_a_worker_that_has_not_started(start: Start) -> None:
     future = handle.call("add")
     handle.kill()
     assert type(raised(future)) is WorkerDiedError
+
+
+# Processes that workers, or the driver, fork.
+
+
+@with_processes
+@pytest.mark.parametrize(("how", "code"), [("exit", 3), slow_on_ray("raise", 1), slow_on_ray("return", 0)])
+def test_a_forked_process_ends_instead_of_acting_as_a_second_worker(start: Start, how: str, code: int) -> None:
+    handle = start(Counter)
+    process = result(handle.call(pid))
+    assert result(handle.call(fork_and_leave, how)) == code
+    assert [result(handle.call("add")) for _ in range(3)] == [1, 2, 3]
+    assert result(handle.call(pid)) == process
+
+
+@pytest.mark.parametrize("engine", ["process"], indirect=True)
+def test_a_death_is_noticed_while_a_call_is_sent_and_a_forked_process_has_the_socket(start: Start) -> None:
+    handle = start(Counter)
+    process, sleeper = result(handle.call(pid)), result(handle.call(fork_a_sleeper))
+    os.kill(process, signal.SIGSTOP)
+    call = handle.call(double, {"rewards": np.ones(4_000_000)})  # more than fits into the socket
+    os.kill(process, signal.SIGKILL)
+    try:
+        assert "was killed by SIGKILL" in str(raised(call))
+    finally:
+        os.kill(sleeper, signal.SIGKILL)
+
+
+FORKING_DRIVER = """
+import os, sys
+from corral.engines import make_engine
+engine = make_engine("process")
+worker = engine.start(lambda: [1, 2], name="worker")
+process = worker.call(lambda w: os.getpid()).result(60)
+child = os.fork()
+if not child:
+    print(worker.alive(), type(worker.call("count", 1).exception(60)).__name__, flush=True)
+    worker.kill()
+    engine.stop()
+    sys.exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(worker.alive(), worker.call(lambda w: os.getpid()).result(60) == process)
+worker.kill()
+"""
+
+
+def test_a_process_forked_from_the_driver_leaves_the_workers_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKING_DRIVER], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.stdout.splitlines() == ["False WorkerDiedError", "3", "True True"], done.stderr
+
+
+# The report of a crash.
+
+
+@pytest.mark.parametrize("engine", ["process"], indirect=True)
+def test_a_long_crash_report_does_not_block_the_process_that_ends(start: Start) -> None:
+    handle = start(Counter)
+    error = raised(handle.call(crash_with_deep_stacks, 20))
+    assert type(error) is WorkerDiedError and "killed by SIGSEGV" in str(error)
+    assert len(str(error)) > 50_000 and "crash_with_deep_stacks" in str(error)
+
+
+# Workers that take too long.
+
+
+@with_processes
+def test_a_worker_that_does_not_answer_in_time_is_killed(start: Start) -> None:
+    handle = start(Counter)
+    process = result(handle.call(pid))
+    late, queued = handle.call(stop_yourself, timeout_s=0.3), handle.call("add")
+    error = raised(late)
+    assert type(error) is WorkerDiedError and "did not answer within 0.3 s" in str(error)
+    assert type(raised(queued)) is WorkerDiedError
+    assert not handle.alive()
+    until(lambda: not is_running(process))
+
+
+@with_processes
+def test_the_time_of_a_call_begins_with_the_answer_to_the_one_before(start: Start) -> None:
+    handle = start(Counter)
+    result(handle.call("add"))
+    futures = [handle.call(sleep, 1.5), handle.call("add", timeout_s=1.0)]
+    assert [result(future) for future in futures] == [None, 2]
+    futures = [handle.call(sleep, 0.6, timeout_s=1.5) for _ in range(3)]
+    assert [result(future) for future in futures] == [None] * 3
+
+
+@with_processes
+def test_a_call_that_cannot_even_be_sent_is_overdue(start: Start) -> None:
+    handle = start(Counter)
+    process = result(handle.call(pid))
+    os.kill(process, signal.SIGSTOP)
+    error = raised(handle.call(double, {"rewards": np.ones(4_000_000)}, timeout_s=0.3))
+    assert "did not answer within 0.3 s" in str(error)
+    until(lambda: not is_running(process))
 
 
 @with_processes

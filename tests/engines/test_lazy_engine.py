@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,3 +116,49 @@ def test_a_stopped_engine_stops_once(counted: Counted) -> None:
     engine.stop()
     engine.stop()
     assert [what for what, _ in counted.log] == ["require", "stop"]
+
+
+# A module that a worker imports for the env's class, and that builds an algorithm at its top level.
+EXPERIMENT = """
+import os
+from corral import PPOConfig
+from corral.testing import IdentityEnv
+
+with open({record!r}, "a") as file:
+    print(os.getpid(), file=file)
+
+class Env(IdentityEnv):
+    pass
+
+config = PPOConfig().environment({env}, disable_env_checking=True).engine({engine!r})
+config.env_runners(num_env_runners=2, num_envs_per_env_runner=1, num_cpus_per_env_runner=0.1)
+if os.getpid() != {driver}:  # the test builds it in the driver
+    config.build()
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "env"),
+    [
+        ("process", "Env"),
+        ("process", "'unguarded:Env'"),  # which the factory imports; unpickling it imports nothing
+        pytest.param("ray", "Env", marks=pytest.mark.xdist_group("ray")),
+    ],
+)
+def test_a_module_that_builds_when_workers_import_it_is_refused(
+    engine: str, env: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if engine == "ray":
+        request.getfixturevalue("ray_runtime")
+    record = tmp_path / "imports"
+    source = EXPERIMENT.format(record=str(record), env=env, engine=engine, driver=os.getpid())
+    (tmp_path / "unguarded.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "unguarded", raising=False)
+    made = importlib.import_module("unguarded").config
+    with pytest.raises(ConfigError, match="imports the module 'unguarded', whose top level builds") as caught:
+        made.build()
+    assert 'under `if __name__ == "__main__":`' in str(caught.value)
+    assert f"unguarded.py:{len(source.splitlines())}" in str(caught.value)
+    processes = record.read_text().split()
+    assert len(set(processes)) == len(processes) <= 3  # this one and two workers, which started none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import time
@@ -13,15 +14,16 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-KINDS = ("kill", "raise", "hang")
+KINDS = ("kill", "raise", "hang", "freeze", "hold")
 
 
 class FaultyEnv(gym.Env[Any, Any]):
     """Every observation is `[runner, instance, step]`, and there is no second one like it; an episode has 7 steps.
 
     A file `<kind>-<runner>` in the directory `record` makes the next step of that runner fail, once: `kill` ends the
-    process, `raise` raises, `hang` sleeps. With `rates`, steps fail at random too. What fails is written to the file
-    `faults`, and each instance counts its steps in a file of its own, `<pid>-<instance>.steps`.
+    process, `raise` raises, `hang` sleeps, `freeze` stops the process, `hold` sleeps in C code that holds Python's
+    global lock. With `rates`, steps fail at random too. What fails is written to the file `faults`, and each instance
+    counts its steps in a file of its own, `<pid>-<instance>.steps`.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
@@ -67,6 +69,10 @@ class FaultyEnv(gym.Env[Any, Any]):
             file.write(f"{kind}\n")
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if kind == "hold":
+            ctypes.PyDLL(None).sleep(1000)
         if kind == "hang":
             time.sleep(1000)
         raise ArithmeticError(f"the simulator of runner {self.runner} diverged")

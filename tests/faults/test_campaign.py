@@ -1,4 +1,4 @@
-"""A training run in which runners are killed, raise and hang at random, hundreds of times."""
+"""A training run in which runners are killed, raise, hang and are stopped at random, hundreds of times."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NUM_FAULTS = {"local": 40, "process": 16, "ray": 12}  # `make campaign` takes 20
 FRAGMENT = 10
 RATES = {
     "local": {"raise": 0.005, "hang": 0.001},
-    "process": {"kill": 0.0004, "raise": 0.005, "hang": 0.0006},
-    "ray": {"kill": 0.0004, "raise": 0.005, "hang": 0.0006},
+    "process": {"kill": 0.0004, "raise": 0.005, "hang": 0.0006, "freeze": 0.0003},
+    "ray": {"kill": 0.0004, "raise": 0.005, "hang": 0.0006, "freeze": 0.0003},
 }
 
 
@@ -48,6 +48,7 @@ def test_a_run_survives_hundreds_of_faults_and_counts_every_step_once(engine: st
         .rl_module(model_config={"fcnet_hiddens": [4]})
         .fault_tolerance(
             env_step_timeout_s=0.2,
+            worker_timeout_s=3.0,
             delay_between_env_runner_restarts_s=0.01,
             num_consecutive_env_runner_failures_tolerance=50,
         )

@@ -210,7 +210,8 @@ from failing import FaultyEnv
 from corral import PPOConfig
 
 config = PPOConfig().environment(FaultyEnv, env_config={{"record": {record!r}}})
-config.env_runners(num_env_runners=2, num_envs_per_env_runner=2, vectorization={vectorization!r}).engine("process")
+config.env_runners(num_envs_per_env_runner=2, vectorization={vectorization!r}).engine("process")
+config.env_runners(num_env_runners={num_env_runners})
 config.training(train_batch_size_per_learner=200, minibatch_size=100)
 with config.build() as algo:
     while True:
@@ -219,9 +220,24 @@ with config.build() as algo:
 """
 
 
-@pytest.mark.parametrize(("stop_signal", "vectorization"), [(signal.SIGINT, "sync"), (signal.SIGKILL, "async")])
-def test_no_process_outlives_the_run(stop_signal: int, vectorization: str, record: Path) -> None:
-    script = SCRIPT.format(tests=str(Path(__file__).parent), record=str(record), vectorization=vectorization)
+@pytest.mark.parametrize(
+    ("stop_signal", "num_env_runners", "vectorization", "fault"),
+    [
+        (signal.SIGINT, 2, "sync", None),
+        (signal.SIGKILL, 2, "async", None),
+        (signal.SIGKILL, 1, "sync", "hold"),
+        (signal.SIGKILL, 0, "async", "hold"),
+    ],
+)
+def test_no_process_outlives_the_run(
+    stop_signal: int, num_env_runners: int, vectorization: str, fault: str | None, record: Path
+) -> None:
+    script = SCRIPT.format(
+        tests=str(Path(__file__).parent),
+        record=str(record),
+        num_env_runners=num_env_runners,
+        vectorization=vectorization,
+    )
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],
         stdout=subprocess.PIPE,
@@ -231,7 +247,12 @@ def test_no_process_outlives_the_run(stop_signal: int, vectorization: str, recor
     ) as run:
         assert run.stdout is not None and run.stdout.readline() == "trained\n"
         workers = pids(record) - {run.pid}
-        assert len([pid for pid in workers if alive(pid)]) >= 2
+        assert len([pid for pid in workers if alive(pid)]) >= (1 if fault and num_env_runners else 2)
+        if fault is not None:
+            order(record, fault, runner=num_env_runners)
+            deadline_s = time.monotonic() + DEADLINE_S
+            while not faults(record):
+                assert time.monotonic() < deadline_s
         run.send_signal(stop_signal)
         run.wait(30)
         assert wait_until_gone(workers) == set()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from corral import PPOConfig
+from corral.engines.call_limits import CallLimits
 from corral.engines.local import LocalEngine
 from corral.runners.remote_runner import PendingSample, RemoteRunner
 from corral.runners.requests import SampleRequest
@@ -23,7 +24,9 @@ from corral.runners.stragglers import (
 
 
 def runners(*seconds_per_step: float) -> list[RemoteRunner]:
-    made = [RemoteRunner(i, PPOConfig(), LocalEngine()) for i, _ in enumerate(seconds_per_step, start=1)]
+    made = [
+        RemoteRunner(i, PPOConfig(), LocalEngine(), CallLimits("auto")) for i, _ in enumerate(seconds_per_step, start=1)
+    ]
     for runner, seconds in zip(made, seconds_per_step, strict=True):
         runner.seconds_per_step = seconds
     return made

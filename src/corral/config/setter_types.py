@@ -91,6 +91,7 @@ class FaultToleranceArgs(TypedDict, total=False):
     delay_between_env_runner_restarts_s: float
     restart_failed_sub_environments: bool
     env_step_timeout_s: float | None
+    worker_timeout_s: float | Literal["auto"] | None
 
 
 class ReportingArgs(TypedDict, total=False):

@@ -194,9 +194,9 @@ class EvaluationSettings:
 class FaultToleranceSettings:
     """Settings for failures of runners and envs.
 
-    A runner fails when it is killed, raises, or hangs longer than `env_step_timeout_s`. The env steps that the runner
-    had not yet returned are lost, and counted. An exception in a callback is not a failure of the runner: see
-    `on_error`.
+    A runner fails when it is killed, raises, or hangs longer than `env_step_timeout_s` or `worker_timeout_s`. The env
+    steps that the runner had not yet returned are lost, and counted. An exception in a callback is not a failure of the
+    runner: see `on_error`.
 
     Attributes:
         restart_failed_env_runners: Whether a failed runner of the engine is replaced. If both this setting and
@@ -212,6 +212,10 @@ class FaultToleranceSettings:
             fails. The unfinished episode of the sub-env ends and is not counted. Sub-envs of native vector envs cannot
             be recreated.
         env_step_timeout_s: Seconds that one `step` or `reset` of a vector env may take; `None` waits forever.
+        worker_timeout_s: Seconds that a runner or learner of the engine may take to answer one call, such as a request
+            for a fragment. A worker that takes longer hangs or is stopped: it is killed and counts as failed. `"auto"`
+            is ten times as long per env step as the slowest fragment or update so far, and at least 5 minutes; for the
+            first fragments and updates, and for other calls, it is an hour. `None` waits forever.
     """
 
     restart_failed_env_runners: bool = True
@@ -221,6 +225,7 @@ class FaultToleranceSettings:
     delay_between_env_runner_restarts_s: NonNegativeFloat = 1.0
     restart_failed_sub_environments: bool = False
     env_step_timeout_s: PositiveFloat | None = None
+    worker_timeout_s: PositiveFloat | Literal["auto"] | None = "auto"
 
 
 @dataclass(kw_only=True)

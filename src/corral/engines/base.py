@@ -75,12 +75,22 @@ TRAITS = {
 class WorkerHandle(Protocol):
     """A running worker. Its calls run one after another, in the order in which they were made."""
 
-    def call(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+    def call(
+        self, method: str | Callable[..., Any], *args: Any, timeout_s: float | None = None, **kwargs: Any
+    ) -> Future[Any]:
         """Call a method of the worker by name, or `method(worker, *args, **kwargs)`, and return a future at once.
 
         The future holds the result, or the exception with the worker's traceback as a note. It holds a
         `WorkerDiedError` if the worker died before or during the call, and the exception of the factory if the factory
         raised one.
+
+        Args:
+            method: Name of a method, or a function.
+            args: Positional arguments.
+            timeout_s: Seconds that the worker may take, counted from its answer to the call before. A worker that takes
+                longer is killed, so that it counts as dead. `None` is no limit. The local engine has no limit, because
+                its calls run in the thread that makes them.
+            kwargs: Further keyword arguments.
 
         Raises:
             SerializationError: An argument cannot be pickled.

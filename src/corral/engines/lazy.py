@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from corral.engines import engine_for, make_engine
 from corral.engines.base import TRAITS, Engine, Resources, WorkerHandle
+from corral.errors import ConfigError
+
+# The files whose functions import the user's modules in a worker's process: they unpickle, or they call the factory.
+_WORKER_FILES = {str(Path(__file__).with_name(name)) for name in ("worker.py", "ray_worker.py")}
 
 
 class LazyEngine:
@@ -31,6 +38,8 @@ class LazyEngine:
 
     def _get(self) -> Engine:
         if self._engine is None:
+            if self.traits.own_process:
+                refuse_in_import_of_worker()
             self._engine = make_engine(self.traits.name)
         return self._engine
 
@@ -62,3 +71,23 @@ class LazyEngine:
         if self._engine is not None:
             self._engine.stop()
             self._engine = None
+
+
+def refuse_in_import_of_worker() -> None:
+    """Refuse to start workers from the top level of a module that a worker imports: its workers would import it too.
+
+    Raises:
+        ConfigError: The message names the module and the line.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    module: FrameType | None = None
+    while frame is not None:
+        if module is None and frame.f_code.co_name == "<module>":
+            module = frame
+        elif module is not None and frame.f_code.co_filename in _WORKER_FILES:
+            raise ConfigError(
+                f"a worker imports the module {module.f_globals.get('__name__')!r}, whose top level builds an "
+                f"algorithm with workers ({module.f_code.co_filename}:{module.f_lineno}). These workers would import "
+                'the module again, without end. Put the code that builds and trains under `if __name__ == "__main__":`.'
+            )
+        frame = frame.f_back

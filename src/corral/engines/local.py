@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from corral.engines.base import TRAITS, Resources, require_on_this_machine
+from corral.engines.forks import forks_end_here
 from corral.errors import WorkerDiedError
 
 
@@ -20,11 +21,13 @@ class LocalHandle:
         self._worker: Any = None
         self._problem: Exception | None = None
         try:
-            self._worker = factory()
+            self._worker = make_worker(factory)
         except Exception as error:
             self._problem = error
 
-    def call(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+    def call(
+        self, method: str | Callable[..., Any], *args: Any, timeout_s: float | None = None, **kwargs: Any
+    ) -> Future[Any]:
         """Run the method now, and return a finished future with its result or its exception."""
         future: Future[Any] = Future()
         if self._problem is not None:
@@ -77,8 +80,15 @@ class LocalEngine:
         """Do nothing: no process was started."""
 
 
+def make_worker(factory: Callable[[], Any]) -> Any:
+    """Return the worker that a factory makes; all engines call this."""
+    with forks_end_here():
+        return factory()
+
+
 def call_method(worker: Any, method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return the result of a worker's method, given by name, or of `method(worker, ...)`; all engines call this."""
-    if isinstance(method, str):
-        return getattr(worker, method)(*args, **kwargs)
-    return method(worker, *args, **kwargs)
+    with forks_end_here():
+        if isinstance(method, str):
+            return getattr(worker, method)(*args, **kwargs)
+        return method(worker, *args, **kwargs)

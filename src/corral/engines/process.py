@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from typing import Any
 
 from corral.engines.actors import environment as coordination_environment
 from corral.engines.base import TRAITS, Resources, require_on_this_machine
+from corral.engines.call_limits import overdue_message
+from corral.engines.forks import foreign_call
 from corral.engines.serialization import Frames, pack, receive, send, unpack
 from corral.engines.worker import CRASH_FD
 from corral.errors import WorkerDiedError
@@ -33,6 +37,7 @@ log = logging.getLogger("corral")
 
 DEATH_CHECK_S = 0.5
 EXIT_S = 5.0
+REPORT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,50 @@ class _Call:
 
     message: list[Frames]
     future: Future[Any]
+    timeout_s: float | None = None
+
+
+class _OverdueError(Exception):
+    """The worker has not answered in time."""
+
+
+class _WatchedChannel:
+    """The socket to the process of a worker. Its operations fail when the process has ended, or is overdue.
+
+    The socket alone is not enough: it stays open if a process that the worker forked still has it.
+
+    Args:
+        channel: The socket.
+        process: The process.
+
+    Attributes:
+        deadline_s: Clock reading (`time.monotonic`) after which the process is overdue.
+    """
+
+    def __init__(self, channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        channel.settimeout(DEATH_CHECK_S)
+        self._channel, self._process = channel, process
+        self.deadline_s = math.inf
+
+    def sendall(self, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[self._try(self._channel.send, view) :]
+
+    def recv_into(self, buffer: memoryview) -> int:
+        return self._try(self._channel.recv_into, buffer)
+
+    def _try(self, operation: Callable[[memoryview], int], view: memoryview) -> int:
+        has_ended = False
+        while True:
+            try:
+                return operation(view)
+            except TimeoutError:
+                if has_ended:  # and what it had sent before has been read
+                    raise EOFError from None
+                if time.monotonic() > self.deadline_s:
+                    raise _OverdueError from None
+                has_ended = self._process.poll() is not None
 
 
 class ProcessHandle:
@@ -57,16 +106,16 @@ class ProcessHandle:
         """Start the process, and queue the factory for it."""
         first = [pack(name, "the name"), pack(factory, name)]
         self._name = name
+        self._owner = os.getpid()
         self._problem: BaseException | None = None
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair()
-        self._crash_fd, their_crash_fd = os.pipe()
-        os.set_blocking(self._crash_fd, False)
+        self._crash_report = tempfile.TemporaryFile()  # not a pipe, whose writer may block
         environment = {
             **os.environ,
             **coordination_environment(),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            CRASH_FD: str(their_crash_fd),
+            CRASH_FD: str(self._crash_report.fileno()),
         }
         # Several workers share the cores, so each worker gets as many threads as CPUs that it asked for.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, int(resources.num_cpus))))
@@ -77,19 +126,19 @@ class ProcessHandle:
                     f"from corral.engines.worker import main; main({theirs.fileno()}, {os.getpid()})",
                 ],
                 env=environment,
-                pass_fds=(theirs.fileno(), their_crash_fd),
+                pass_fds=(theirs.fileno(), self._crash_report.fileno()),
                 stdin=subprocess.DEVNULL,
                 # Ctrl-C in the terminal reaches only this process, and `killpg` ends all that the worker has started.
                 process_group=0,
             )
         except BaseException:
             self._channel.close()
-            os.close(self._crash_fd)
+            self._crash_report.close()
             raise
         finally:
             theirs.close()
-            os.close(their_crash_fd)
-        self._finalizer = weakref.finalize(self, _end, self._process)
+        self._watched = _WatchedChannel(self._channel, self._process)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._owner)
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._calls.put(_Call(first, Future()))
         self._thread = threading.Thread(target=self._serve, name=f"calls of {name}", daemon=True)
@@ -100,8 +149,12 @@ class ProcessHandle:
         """Id of the process."""
         return self._process.pid
 
-    def call(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+    def call(
+        self, method: str | Callable[..., Any], *args: Any, timeout_s: float | None = None, **kwargs: Any
+    ) -> Future[Any]:
         """Queue a call, and return its future; see `WorkerHandle.call`."""
+        if os.getpid() != self._owner:
+            return foreign_call(self._name, self._owner)
         shared = {index: part.frames for index, part in enumerate(args) if isinstance(part, Packed)}
         plain = [None if index in shared else part for index, part in enumerate(args)]
         call = {"method": method, "args": plain, "kwargs": kwargs, "shared": list(shared)}
@@ -111,17 +164,19 @@ class ProcessHandle:
         future: Future[Any] = Future()
         with self._lock:
             if self._problem is None:
-                self._calls.put(_Call(message, future))
+                self._calls.put(_Call(message, future, timeout_s))
                 return future
         future.set_exception(self._problem)
         return future
 
     def alive(self) -> bool:
         """Return whether the worker can still answer calls."""
-        return self._problem is None and self._process.poll() is None
+        return os.getpid() == self._owner and self._problem is None and self._process.poll() is None
 
     def kill(self) -> None:
-        """End the process and all processes that it started."""
+        """End the process and all processes that it started; in a process forked since the start, do nothing."""
+        if os.getpid() != self._owner:
+            return
         self._give_up(WorkerDiedError(f"{self._name} was ended."))
         if threading.current_thread() is not self._thread:  # callbacks of futures run in this thread
             self._thread.join(EXIT_S)
@@ -134,12 +189,13 @@ class ProcessHandle:
         while (call := self._calls.get()) is not None:
             if not call.future.set_running_or_notify_cancel():
                 continue
+            self._watched.deadline_s = math.inf if call.timeout_s is None else time.monotonic() + call.timeout_s
             try:
-                send(self._channel, call.message)
+                send(self._watched, call.message)
                 call.message = []
-                answer = self._receive()
-            except (OSError, EOFError) as error:
-                problem = self._give_up(self._death(error))
+                answer = receive(self._watched)
+            except (OSError, EOFError, _OverdueError) as error:
+                problem = self._give_up(self._death(error, call))
                 call.future.set_exception(problem)
                 break
             try:
@@ -159,17 +215,13 @@ class ProcessHandle:
             is_factory = False
         self._fail_queued()
         self._channel.close()
-        os.close(self._crash_fd)
+        self._crash_report.close()
 
-    def _receive(self) -> list[list[bytearray]]:
-        # When the process ends, the socket stays open if a process that it forked still has the socket.
-        while not wait([self._channel], DEATH_CHECK_S):
-            if self._process.poll() is not None and not wait([self._channel], 0):
-                raise EOFError
-        return receive(self._channel)
-
-    def _death(self, error: BaseException) -> WorkerDiedError:
+    def _death(self, error: BaseException, call: _Call) -> WorkerDiedError:
         """Return an error that says how the process ended, with its last output."""
+        if isinstance(error, _OverdueError):
+            assert call.timeout_s is not None  # else there is no deadline
+            return WorkerDiedError(f"{self._name}: process {self._process.pid} {overdue_message(call.timeout_s)}.")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_S)
         code = self._process.returncode
@@ -179,9 +231,10 @@ class ProcessHandle:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = f"ended by itself with exit code {code}"
-        with contextlib.suppress(BlockingIOError):
-            if last_words := os.read(self._crash_fd, 1 << 16).decode(errors="replace").strip():
-                how += f". Its last output:\n{last_words}"
+        size = self._crash_report.seek(0, os.SEEK_END)
+        self._crash_report.seek(max(0, size - REPORT_BYTES))  # the stack of the main thread is the last one
+        if last_words := self._crash_report.read().decode(errors="replace").strip():
+            how += f". Its last output:\n{last_words}"
         return WorkerDiedError(f"{self._name}: process {self._process.pid} {how}")
 
     def _give_up(self, problem: BaseException) -> BaseException:
@@ -209,11 +262,14 @@ def _num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
     """Kill a process and its whole group, and wait for the end of the process.
 
-    The group exists as long as one of its processes runs, so this also works when the process itself has ended.
+    The group exists as long as one of its processes runs, so this also works when the process itself has ended. A
+    process that was forked from the owner runs this at its exit too, and must not end the owner's workers.
     """
+    if os.getpid() != owner:
+        return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):

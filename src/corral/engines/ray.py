@@ -8,6 +8,8 @@ import os
 import re
 import sys
 import threading
+import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,9 +19,13 @@ import ray
 import ray.exceptions
 
 from corral.engines.base import TRAITS, Resources
+from corral.engines.call_limits import overdue_message
+from corral.engines.forks import foreign_call
 from corral.engines.ray_resources import describe_available, require
 from corral.engines.ray_worker import Parcel, actor_class, serialization_errors, unpack_copy
 from corral.errors import WorkerDiedError
+
+WATCH_S = 0.5  # seconds between checks for overdue actors
 
 
 class RayHandle:
@@ -37,18 +43,24 @@ class RayHandle:
         """
         self._actor = actor
         self._name = name
+        self._owner = os.getpid()
         self._answers = answers
         self._problem: BaseException | None = None
-        self._pending: set[Future[Any]] = set()
+        self._pending: dict[Future[Any], float | None] = {}  # in the order of the calls, with their limits in seconds
+        self._oldest_since_s = 0.0  # clock reading when the first of them was made, or the call before was answered
         self._lock = threading.Lock()
         try:
-            self._submit(actor.make, True, Parcel(factory, name))
+            self._submit(actor.make, True, None, Parcel(factory, name))
         except BaseException:
             self.kill()
             raise
 
-    def call(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+    def call(
+        self, method: str | Callable[..., Any], *args: Any, timeout_s: float | None = None, **kwargs: Any
+    ) -> Future[Any]:
         """Send a call to the actor, and return its future; see `WorkerHandle.call`."""
+        if os.getpid() != self._owner:
+            return foreign_call(self._name, self._owner)
         if not ray.is_initialized():
             self._give_up(WorkerDiedError(f"{self._name} was ended: Ray was shut down."))
         sent = [
@@ -56,20 +68,31 @@ class RayHandle:
             for index, part in enumerate(args)
         ]
         call = {"method": method, "kwargs": kwargs}
-        return self._submit(self._actor.call, False, Parcel(call, f"{self._name}: the call's "), *sent)
+        return self._submit(self._actor.call, False, timeout_s, Parcel(call, f"{self._name}: the call's "), *sent)
 
     def alive(self) -> bool:
         """Return whether the worker can still answer calls; the death of a worker is only noticed by a call."""
-        return self._problem is None
+        return os.getpid() == self._owner and self._problem is None
 
     def kill(self) -> None:
-        """Let Ray end the actor; the processes that the worker started end with it."""
+        """Let Ray end the actor and the processes that it started; in a process forked since the start, do nothing."""
+        if os.getpid() != self._owner:
+            return
         self._give_up(WorkerDiedError(f"{self._name} was ended."))
         if ray.is_initialized():
             with contextlib.suppress(ray.exceptions.RayError):  # the cluster may be gone
                 ray.kill(self._actor, no_restart=True)
 
-    def _submit(self, method: Any, is_factory: bool, *parcels: Any) -> Future[Any]:
+    def end_if_overdue(self) -> None:
+        """Let Ray end the actor if it has not answered its oldest call in time."""
+        with self._lock:
+            timeout_s = next(iter(self._pending.values()), None)
+            if timeout_s is None or time.monotonic() - self._oldest_since_s <= timeout_s:
+                return
+        self._give_up(WorkerDiedError(f"{self._name}: its process {overdue_message(timeout_s)}."))
+        self.kill()
+
+    def _submit(self, method: Any, is_factory: bool, timeout_s: float | None, *parcels: Any) -> Future[Any]:
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # Ray has the call, so the future cannot be cancelled
         with self._lock:
@@ -78,7 +101,9 @@ class RayHandle:
                 return future
             with serialization_errors():
                 answer = method.remote(*parcels).future()
-            self._pending.add(future)
+            if not self._pending:
+                self._oldest_since_s = time.monotonic()
+            self._pending[future] = timeout_s
 
         def note(done: Future[Any]) -> None:
             with contextlib.suppress(RuntimeError):  # raised when this interpreter is ending
@@ -110,7 +135,8 @@ class RayHandle:
         with self._lock:
             if future not in self._pending:
                 return
-            self._pending.remove(future)
+            del self._pending[future]
+            self._oldest_since_s = time.monotonic()
         if error is None:
             future.set_result(result)
             return
@@ -122,9 +148,16 @@ class RayHandle:
         """Keep the first reason why no call can succeed, and set it as the exception of all pending futures."""
         with self._lock:
             self._problem = self._problem or problem
-            pending, self._pending = self._pending, set()
+            pending, self._pending = self._pending, {}
         for future in pending:
             future.set_exception(self._problem)
+
+
+def _watch(handles: weakref.WeakSet[RayHandle], stopped: threading.Event) -> None:
+    """End actors that are overdue, until the engine is stopped."""
+    while not stopped.wait(WATCH_S):
+        for handle in list(handles):
+            handle.end_if_overdue()
 
 
 def _arrival_error(error: ray.exceptions.RayTaskError, name: str) -> BaseException:
@@ -197,8 +230,15 @@ class RayEngine:
     def __init__(self) -> None:
         """Start or join Ray, if necessary."""
         self._runtime: str | None = _join_runtime()
+        self._owner = os.getpid()
         self._actor_class = actor_class()
         self._answers = ThreadPoolExecutor(1, "answers of Ray actors")
+        self._handles: weakref.WeakSet[RayHandle] = weakref.WeakSet()
+        self._stopped = threading.Event()
+        weakref.finalize(self, self._stopped.set)
+        threading.Thread(
+            target=_watch, args=[self._handles, self._stopped], name="watch of actors", daemon=True
+        ).start()
 
     def require(self, resources: Sequence[Resources]) -> None:
         """Refuse more resources than the cluster has, or the placement group in which this process runs.
@@ -222,7 +262,9 @@ class RayEngine:
         }
         paths = [os.path.abspath(path) for path in sys.path]
         actor = self._actor_class.options(**options).remote(name, os.getcwd(), paths)
-        return RayHandle(actor, factory, name, self._answers)
+        handle = RayHandle(actor, factory, name, self._answers)
+        self._handles.add(handle)
+        return handle
 
     def share(self, value: Any) -> ray.ObjectRef[Any]:
         """Put a value into Ray's object store, and return the reference; each node fetches the value once."""
@@ -235,6 +277,7 @@ class RayEngine:
 
     def stop(self) -> None:
         """Shut Ray down if an engine started it and no other engine uses it."""
-        if self._runtime is not None:
+        self._stopped.set()
+        if self._runtime is not None and os.getpid() == self._owner:
             _leave_runtime(self._runtime)
             self._runtime = None

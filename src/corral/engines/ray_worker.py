@@ -16,7 +16,7 @@ from typing import Any
 import ray
 import ray.cloudpickle
 
-from corral.engines.local import call_method
+from corral.engines.local import call_method, make_worker
 from corral.engines.process_group_guard import guard_this_process
 from corral.engines.serialization import Frames, pack, portable_error, unpack
 from corral.errors import SerializationError
@@ -82,7 +82,7 @@ class Host:
         return self._answer(call_method, self._worker, method, args, kwargs)
 
     def _make(self, factory: Callable[[], Any]) -> None:
-        self._worker = factory()
+        self._worker = make_worker(factory)
 
     def _answer(self, function: Callable[..., Any], *args: Any) -> tuple[bool, list[pickle.PickleBuffer]]:
         try:

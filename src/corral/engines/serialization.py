@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import pickle
-import socket
 import struct
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
 
@@ -21,6 +20,16 @@ Frames = list[pickle.PickleBuffer | bytes | memoryview | bytearray]
 
 # Smaller arrays are copied into the pickle, which costs less than one more system call.
 OUT_OF_BAND_BYTES = 64 * 1024
+
+
+class Channel(Protocol):
+    """The two operations of a socket that messages need."""
+
+    def sendall(self, data: Any, /) -> None:
+        """Send all bytes of a buffer."""
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """Receive into a buffer, and return the number of bytes; 0 if the other process has closed the channel."""
 
 
 def pack(value: Any, name: str, dumps: Callable[..., bytes] = cloudpickle.dumps) -> Frames:
@@ -57,7 +66,7 @@ def unpack(frames: Sequence[Any]) -> Any:
     return pickle.loads(frames[0], buffers=frames[1:])
 
 
-def send(channel: socket.socket, message: Sequence[Frames]) -> None:
+def send(channel: Channel, message: Sequence[Frames]) -> None:
     """Send several packed values as one message."""
     sizes = [[memoryview(frame).nbytes for frame in frames] for frames in message]
     header = struct.pack(f"!{1 + len(sizes)}Q", len(sizes), *map(len, sizes))
@@ -67,7 +76,7 @@ def send(channel: socket.socket, message: Sequence[Frames]) -> None:
             channel.sendall(frame)
 
 
-def receive(channel: socket.socket) -> list[list[bytearray]]:
+def receive(channel: Channel) -> list[list[bytearray]]:
     """Return the packed values of one message of `send`.
 
     Raises:
@@ -80,7 +89,7 @@ def receive(channel: socket.socket) -> list[list[bytearray]]:
     return [[_exactly(channel, next(sizes)) for _ in range(count)] for count in counts]
 
 
-def _exactly(channel: socket.socket, num_bytes: int) -> bytearray:
+def _exactly(channel: Channel, num_bytes: int) -> bytearray:
     buffer = bytearray(num_bytes)
     view = memoryview(buffer)
     while view:

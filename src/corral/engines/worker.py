@@ -10,11 +10,12 @@ import threading
 import time
 from typing import Any
 
-from corral.engines.local import call_method
+from corral.engines.local import call_method, make_worker
+from corral.engines.process_group_guard import guard_this_process
 from corral.engines.serialization import Frames, pack, portable_error, receive, send, unpack
 
-# Variable with the file descriptor to which a crashing process writes. The parent puts this output into the error; see
-# `process.py`.
+# Variable with the descriptor of the file to which a crashing process writes. The parent puts this output into the
+# error; see `process.py`.
 CRASH_FD = "CORRAL_CRASH_FD"
 
 PARENT_CHECK_S = 1.0
@@ -41,7 +42,7 @@ def _serve(channel: socket.socket) -> None:
     try:
         name = unpack(first[0])
         where = f"{name} (process {os.getpid()})"
-        worker = unpack(first[1])()
+        worker = make_worker(unpack(first[1]))
         answer = _success(None, name)
     except BaseException as error:
         answer = _failure(error, where)
@@ -71,8 +72,11 @@ def _failure(error: BaseException, where: str) -> list[Frames]:
 def _end_with_parent(parent: int) -> None:
     """End this process and all processes that it started soon after its parent died, whatever this process is doing.
 
-    The id of the parent is an argument, because the parent may die before this process calls `os.getppid`.
+    The id of the parent is an argument, because the parent may die before this process calls `os.getppid`. Where there
+    is no guard, a thread has to do, which cannot run while C code holds Python's global lock.
     """
+    if guard_this_process(parent):
+        return
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -27,6 +27,7 @@ from corral.coordination import environment
 from corral.core.seeding import seed_everything
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, map_tree
+from corral.engines.process_group_guard import start_guarded_group
 from corral.envs.checks import check_obs
 from corral.envs.step_timeout import StepTimer
 from corral.envs.sub_envs import CLOSE_LIMIT_S, Restarts, problem_of, restart_env, restart_error
@@ -254,7 +255,14 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
         restarts: Restarts | None,
     ) -> None:
         """Start the processes."""
-        super().__init__(env_fns, autoreset_mode=mode, worker=partial(_worker, environment()))
+        self._owner = os.getpid()
+        self._guard = start_guarded_group()
+        group = None if self._guard is None else self._guard.pid
+        try:
+            super().__init__(env_fns, autoreset_mode=mode, worker=partial(_worker, environment(), group))
+        except BaseException:
+            self._end_guard()
+            raise
         self.parent_pipes = [_Pipe(pipe, i) for i, pipe in enumerate(self.parent_pipes)]  # type: ignore[misc]
         self._limits, self._restarts = limits, restarts
 
@@ -390,6 +398,8 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ask the processes to end, wait for `timeout` seconds or without limit, and kill those that still run."""
+        if os.getpid() != self._owner:  # a process that was forked from it
+            return
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
             if self._interrupted or terminate:
@@ -407,6 +417,12 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
             if pipe is not None:
                 pipe.close()
         self.error_queue.close()
+        self._end_guard()
+
+    def _end_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.wait()
 
 
 def _wait_for_end(process: Any, pipe: Any, deadline: float) -> None:
@@ -431,8 +447,13 @@ def _write_row(index: int, column: NDArray[Any], value: Any) -> None:
     np.copyto(column[index, ...], value, casting="same_kind")
 
 
-def _worker(coordination: dict[str, str], *arguments: Any) -> None:
-    """Run Gymnasium's worker, and ignore Ctrl-C: a terminal sends it to all processes, and the parent ends workers."""
+def _worker(coordination: dict[str, str], group: int | None, *arguments: Any) -> None:
+    """Run Gymnasium's worker, and ignore Ctrl-C: a terminal sends it to all processes, and the parent ends workers.
+
+    `group` is a process group that ends with the parent.
+    """
+    if group is not None:
+        os.setpgid(0, group)
     os.environ.update(coordination)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gym.vector.async_vector_env._async_worker(*arguments)

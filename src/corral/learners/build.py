@@ -12,6 +12,7 @@ from corral.callbacks.dispatch import Dispatcher, make_dispatcher
 from corral.config.validation import optimizer_class
 from corral.core.seeding import seed_everything
 from corral.engines.base import Engine, WorkerHandle, resources_of_learner
+from corral.engines.call_limits import CallLimits
 from corral.learners.distributed import LOOPBACK, Peers, learner_device
 from corral.learners.learner import Learner
 from corral.learners.learner_group import LearnerGroup
@@ -64,6 +65,7 @@ def make_learner_group(
         host=LOOPBACK if engine.traits.is_on_one_machine else None,
         start_timeout_s=config.start_timeout_s,
         describe_available=engine.describe_available,
+        limits=CallLimits(config.worker_timeout_s),
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from corral.core.tree import Tree, map_tree, num_rows
+from corral.engines.call_limits import CallLimits
 from corral.errors import CorralError, LossError, WorkerDiedError
 from corral.learners.distributed import LostPeerError, backend_for, gpu_id
 from corral.learners.learner import Learner
@@ -49,6 +50,7 @@ class LearnerGroup:
         host: Host where the workers find each other; `None` is the network address of the first worker's host.
         start_timeout_s: Seconds that the workers have to start.
         describe_available: Returns what there is room for, for the message when the workers do not start in time.
+        limits: Time limits of the workers' calls; `None` is no limit.
 
     Attributes:
         weights_version: Number of updates so far; 0 is the random initialisation.
@@ -66,10 +68,12 @@ class LearnerGroup:
         host: str | None = None,
         start_timeout_s: float = 120.0,
         describe_available: Callable[[], str] = str,
+        limits: CallLimits | None = None,
     ) -> None:
         """Connect the workers."""
         self._learner = learner
         self._workers = list(workers)
+        self._limits = limits or CallLimits(None)
         self._ended: str | None = None  # why the workers are gone
         self._num_worker_callback_errors = 0
         self.weights_version = 0
@@ -126,12 +130,19 @@ class LearnerGroup:
         self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]
     ) -> dict[str, dict[str, Any]]:
         shards = split_batches(batches, len(self._workers))
+        passes = sum(num_rows(batch) * settings[module_id].num_epochs for module_id, batch in batches.items())
+        limit_s, start_s = self._limits.limit_s("row passes", passes), time.monotonic()
         try:
-            answers = self._call_each(_update, [(shard, settings, rank == 0) for rank, shard in enumerate(shards)])
+            answers = self._call_each(
+                _update, [(shard, settings, rank == 0) for rank, shard in enumerate(shards)], limit_s
+            )
         except LossError:
             if self._ended is None:
-                self._learner.set_weights(self._results([self._workers[0].call("get_weights")])[0])
+                [call] = self._call_workers(self._workers[:1], Learner.get_weights, [()])
+                self._learner.set_weights(self._results([call])[0])
             raise
+        taken = [num_rows(batch) * answers[0][0][module_id]["num_epochs"] for module_id, batch in batches.items()]
+        self._limits.note("row passes", sum(taken), time.monotonic() - start_s)
         self._learner.set_weights(answers[0][1])
         return {
             module_id: merge_results(
@@ -222,15 +233,30 @@ class LearnerGroup:
         """Return `function(learner, *args)` of every learner that takes gradient steps."""
         return self._call_each(function, [args] * max(1, len(self._workers)))
 
-    def _call_each(self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return `function(learner, *args)` of every learner that takes gradient steps, each with its own arguments."""
+    def _call_each(
+        self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]], limit_s: float | None = None
+    ) -> list[Any]:
+        """Return `function(learner, *args)` of every learner that takes gradient steps, each with its own arguments.
+
+        `limit_s` is the seconds that a worker may take; `None` is the limit for calls whose duration is not known.
+        """
         if not self._workers:
             return [function(self._learner, *args) for args in arguments]
         if self._ended is not None:
             raise WorkerDiedError(f"the learners are gone, and are not restarted: {self._ended}")
-        return self._results(
-            [worker.call(function, *args) for worker, args in zip(self._workers, arguments, strict=True)]
-        )
+        return self._results(self._call_workers(self._workers, function, arguments, limit_s))
+
+    def _call_workers(
+        self,
+        workers: Sequence[WorkerHandle],
+        function: Callable[..., Any],
+        arguments: Sequence[Sequence[Any]],
+        limit_s: float | None = None,
+    ) -> list[Future[Any]]:
+        timeout_s = limit_s or self._limits.limit_s()
+        return [
+            worker.call(function, *args, timeout_s=timeout_s) for worker, args in zip(workers, arguments, strict=True)
+        ]
 
     def _results(self, futures: Sequence[Future[Any]]) -> list[Any]:
         """Return the results of one call to several workers.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from corral.engines import Engine, WorkerHandle
 from corral.engines.base import resources_of_runner
+from corral.engines.call_limits import CallLimits
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.runner import EnvRunner
 from corral.runners.worker_calls import call_runner, restore_runner, sample_and_report
@@ -49,9 +50,13 @@ class PendingSample(PendingCall):
 
     Attributes:
         request: What was asked for.
+        timeout_s: Seconds after which the runner counts as hung; `None` is no limit.
+        is_reported: Whether the log says that the fragment is late.
     """
 
     request: SampleRequest = field(kw_only=True)
+    timeout_s: float | None = None
+    is_reported: bool = False
 
 
 @dataclass
@@ -110,6 +115,7 @@ class RemoteRunner:
         index: 1 and up.
         config: Config that the runner is made from.
         engine: Engine that runs it.
+        limits: Time limits of calls, shared by all runners of the group.
         module_spec: Spec of its module; `None` until the driver has made the spec and calls `make_module`.
         handle: Handle of the worker.
         sampling: Call for a fragment that the runner has not answered yet, if any.
@@ -132,6 +138,7 @@ class RemoteRunner:
     index: int
     config: AlgorithmConfig
     engine: Engine
+    limits: CallLimits
     module_spec: ModuleSpec | None = None
     handle: WorkerHandle = field(init=False)
     sampling: PendingSample | None = None
@@ -204,13 +211,15 @@ class RemoteRunner:
 
     def ask(self, request: SampleRequest) -> None:
         """Ask for a fragment."""
-        start = time.perf_counter()
-        self.sampling = PendingSample(self.handle.call(sample_and_report, request), start, request=request)
+        start, limit_s = time.perf_counter(), self.limits.limit_s(request.unit, request.num_wanted)
+        future = self.handle.call(sample_and_report, request, timeout_s=limit_s)
+        self.sampling = PendingSample(future, start, request=request, timeout_s=limit_s)
 
     def call(self, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> PendingUserCall:
         """Call a method of the runner by name, or a function with the runner."""
         start = time.perf_counter()
-        return PendingUserCall(self.handle.call(call_runner, fn, dict(kwargs)), start, runner=self, handle=self.handle)
+        future = self.handle.call(call_runner, fn, dict(kwargs), timeout_s=self.limits.limit_s())
+        return PendingUserCall(future, start, runner=self, handle=self.handle)
 
     def note_state(self, state: dict[str, Any], asked_s: float) -> None:
         """Keep the state that came with an answer, unless the answer to a later call has arrived before.
@@ -225,7 +234,8 @@ class RemoteRunner:
     def send_weights(self, weights: Any, version: int, num_bytes: int) -> None:
         """Send weights, and note the call, which tells how long they take to arrive."""
         start = time.perf_counter()
-        self.syncs.append(PendingCall(self.handle.call("set_weight_parts", weights, version), start))
+        future = self.handle.call("set_weight_parts", weights, version, timeout_s=self.limits.limit_s())
+        self.syncs.append(PendingCall(future, start))
         self.costs.sync_bytes += num_bytes
         self.weights_version = version
 
@@ -243,6 +253,7 @@ class RemoteRunner:
         reply: SampleReply = call.future.result()
         rollout, costs, now = reply.rollout, self.costs, time.perf_counter()
         self.num_failures_in_row = 0
+        self.limits.note(call.request.unit, call.request.num_wanted, reply.sample_s)
         self.note_state(reply.state, call.asked_s)
         costs.num_fragments += 1
         costs.num_env_steps += rollout.num_env_steps

@@ -54,6 +54,11 @@ class SampleRequest:
         assert wanted is not None  # the constructor made sure
         return wanted
 
+    @property
+    def unit(self) -> str:
+        """What `num_wanted` counts: `"env steps"` or `"episodes"`."""
+        return "episodes" if self.num_timesteps is None else "env steps"
+
     def num_in(self, rollout: Rollout) -> int:
         """Return how many of the wanted env steps, or episodes, a rollout holds."""
         if self.num_timesteps is not None:

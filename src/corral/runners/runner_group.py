@@ -10,6 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
 from corral.core.tree import leaves
+from corral.engines.call_limits import CallLimits
+from corral.engines.forks import forks_end_here
 from corral.episodes.rollout import Rollout
 from corral.errors import CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
@@ -78,8 +80,8 @@ class EnvRunnerGroup:
         self._logged: list[tuple[Parts, dict[str, float]]] = []  # what came with fragments: metrics and seconds
         self._calls: list[PendingUserCall] = []  # of foreach_env_runner_async
         self._stopped = False
-        indices = range(1, config.num_env_runners + 1)
-        self._runners = {index: RemoteRunner(index, config, engine, module_spec) for index in indices}
+        indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
+        self._runners = {index: RemoteRunner(index, config, engine, limits, module_spec) for index in indices}
         try:
             if not self._runners:
                 self.local_env_runner = EnvRunner(config, makes_module=False)
@@ -249,7 +251,8 @@ class EnvRunnerGroup:
         """
         self._check_running()
         if self.local_env_runner is not None:
-            return [self.local_env_runner.collect(request)]
+            with forks_end_here():
+                return [self.local_env_runner.collect(request)]
         timestep = self._timestep_of(request)
         self.restore_runners()
         taken = self._take_arrived()
@@ -266,8 +269,8 @@ class EnvRunnerGroup:
                 wait([future for future, _ in calls], max(0.0, timeout_s), FIRST_COMPLETED)
                 taken += self._take_arrived()
                 if time.perf_counter() >= deadline_s:
-                    self._report_late()
                     break
+        self._report_late()
         return [rollout for _, rollout in sorted(taken, key=lambda entry: entry[0])]
 
     def sample_async(self, request: SampleRequest) -> int:
@@ -339,13 +342,21 @@ class EnvRunnerGroup:
                 time.sleep(timeout_s)
 
     def _report_late(self) -> None:
-        late = [runner.name for runner in self._runners.values() if runner.sampling is not None]
-        if late:
+        """Log the runners whose fragments have been late for `sample_timeout_s`, each fragment once."""
+        asked_before_s = time.perf_counter() - self._config.sample_timeout_s
+        calls = [(runner, runner.sampling) for runner in self._runners.values() if runner.sampling is not None]
+        for runner, call in calls:
+            if call.is_reported or call.asked_s > asked_before_s or call.future.done():
+                continue
+            call.is_reported = True
             log.warning(
                 "No fragment within sample_timeout_s=%s from %s; a fragment that arrives later counts later. "
-                "If an env may hang, set fault_tolerance(env_step_timeout_s=...).",
+                "If an env may hang, set fault_tolerance(env_step_timeout_s=...). %s",
                 self._config.sample_timeout_s,
-                ", ".join(late),
+                runner.name,
+                "worker_timeout_s=None: the runner is never replaced for being late."
+                if call.timeout_s is None
+                else f"The runner is replaced if it takes longer than {call.timeout_s:.0f} s (worker_timeout_s).",
             )
 
     @property
@@ -429,7 +440,7 @@ class EnvRunnerGroup:
                 self.local_env_runner.set_state({"exploration": state})
         for runner, state in zip(self._runners.values(), states, strict=False):
             runner.state = {**runner.state, "exploration": state}
-            runner.handle.call("set_state", {"exploration": state})
+            runner.call("set_state", {"state": {"exploration": state}})
 
     # User code.
 
