@@ -138,8 +138,8 @@ class QNetwork(nn.Module):
         elif form.dueling:
             if [type(part) for part in self.encoder.parts] != [ImageEncoder] or num_features % 2:
                 raise ConfigError(
-                    "dueling=True needs a hidden layer for each stream: fcnet_hiddens is empty. Give fcnet_hiddens, or for "
-                    "one image an even number of conv_features."
+                    "dueling=True needs a hidden layer for each stream: fcnet_hiddens is empty. Give fcnet_hiddens, or "
+                    "for one image an even number of conv_features."
                 )
             num_features //= 2
         self.streams = nn.Sequential(*layers)
