@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -101,6 +101,22 @@ class Module(nn.Module):
     def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
         """Return `policy(obs)` and `value(obs)`; override it if they share layers."""
         return self.policy(obs), self.value(obs)
+
+    def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+        """Call the methods that the class defines, and yield each call, its output, and the shape after axis 0.
+
+        The check of a new module compares them. Override it to have other methods checked too.
+        """
+        own, num_inputs = type(self), (self.distribution.num_inputs,)
+        if own.policy is not Module.policy:
+            yield "policy(obs)", self.policy(obs), num_inputs
+        if own.value is not Module.value:
+            yield "value(obs)", self.value(obs), ()
+        if own.policy_and_value is not Module.policy_and_value:
+            both = self.policy_and_value(obs)
+            policy, value = both if isinstance(both, (tuple, list)) and len(both) == 2 else (both, None)
+            yield "policy_and_value(obs)[0]", policy, num_inputs
+            yield "policy_and_value(obs)[1]", value, ()
 
     def acting_weights(self) -> dict[str, Tensor]:
         """Return the part of `state_dict` that `policy` needs, which is sent to the runners; all of it by default."""

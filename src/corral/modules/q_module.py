@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -208,6 +208,15 @@ class QModule(Module):
             values: Tensor = (self.target_q if target else self.q)(obs)
             return values
         return self.logits(obs, target=target).softmax(-1) @ self.atoms
+
+    def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+        """Call the networks, then the methods; see `Module.outputs`."""
+        num_outputs = self.num_actions * self.form.num_atoms
+        for name in ("q", "target_q"):
+            yield f"{name}(obs)", getattr(self, name)(obs), (num_outputs,)
+        yield "logits(obs)", self.logits(obs), (self.num_actions, self.form.num_atoms)
+        yield "q_values(obs)", self.q_values(obs), (self.num_actions,)
+        yield from super().outputs(obs)
 
     def policy(self, obs: Tree) -> Tensor:
         """Return the action values as `dist_inputs`: the best action is the mode."""

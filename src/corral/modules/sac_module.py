@@ -146,6 +146,17 @@ class SACModule(Module):
         """
         return Critic(self.observation_space, self.action_space, SACNetworkConfig.parse(self.model_config))
 
+    def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+        """Call the networks, then the methods; see `Module.outputs`."""
+        yield "actor(obs)", self.actor(obs), (self.distribution.num_inputs,)
+        for index, critic in enumerate((*self.q, *self.target_q)):
+            name = f"q[{index}]" if index < len(self.q) else f"target_q[{index - len(self.q)}]"
+            if isinstance(self.action_space, spaces.Discrete):
+                yield f"{name}(obs)", critic(obs), (int(self.action_space.n),)
+            else:
+                yield f"{name}(obs, actions)", critic(obs, torch.zeros(2, self.distribution.num_noise)), ()
+        yield from super().outputs(obs)
+
     # Methods that the algorithm calls.
 
     def policy(self, obs: Tree) -> Tensor:
