@@ -29,7 +29,7 @@ def ppo_images(options: Options) -> Fields:
         .environment(ImageEnv)
         .env_runners(num_envs_per_env_runner=8)
         .training(lr=2.5e-4, train_batch_size_per_learner=1024, minibatch_size=256, num_epochs=4, grad_clip=0.5)
-        .rl_module(model_config={"fcnet_hiddens": [512], "fcnet_activation": "relu", "vf_share_layers": True})
+        .rl_module(model_config={"fcnet_hiddens": [], "conv_features": 512, "vf_share_layers": True})
         .debugging(seed=options.seed)
     )
     with config.build() as algo:

@@ -182,7 +182,6 @@ def test_unsupported_observation_space_is_named() -> None:
         ({"fcnet_activation": "rleu"}, "'rleu'. Did you mean 'relu'"),
         ({"fcnet_hiddens": "64"}, "fcnet_hiddens="),
         ({"fcnet_hiddens": 64}, "fcnet_hiddens="),
-        ({"fcnet_hiddens": None}, "fcnet_hiddens="),
         ({"fcnet_hiddens": [64, 0]}, "fcnet_hiddens="),
         ({"conv_filters": [[8]]}, "conv_filters"),
         ({"initial_log_std": "x"}, "initial_log_std="),

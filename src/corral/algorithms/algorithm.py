@@ -124,6 +124,8 @@ class Algorithm(ABC):
             log.info("Engine: %s.", self.env_runner_group.engine_name)
             self.round_size = round_size(config, self.env_runner_group.num_envs)
             spec = self.env_runner_group.module_spec
+            self._policy = DriverPolicy(config, spec, self.env_runner_group.num_envs)  # which checks the module
+            self.exploration = self._policy.exploration
             module = spec.build()
             self._num_threads = num_threads_for(module, config.num_threads)
             self._callbacks.fire(
@@ -136,8 +138,6 @@ class Algorithm(ABC):
                 {DEFAULT_MODULE_ID: self.make_loss()},
                 self.engine,
             )
-            self._policy = DriverPolicy(config, spec, self.env_runner_group.num_envs)
-            self.exploration = self._policy.exploration
             self.weight_providers: dict[str, Callable[[], Mapping[str, Any]]] = {
                 "modules": self.learner_group.get_acting_weights,
                 "exploration": self.exploration.get_weights,

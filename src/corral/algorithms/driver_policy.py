@@ -12,6 +12,7 @@ from corral.exploration import RowDistribution, make_exploration
 from corral.learners.learner_group import LearnerGroup
 from corral.modules.inference import Inference
 from corral.modules.module import DEFAULT_MODULE_ID
+from corral.modules.spec import check_module
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -26,8 +27,14 @@ class DriverPolicy:
     """
 
     def __init__(self, config: AlgorithmConfig, spec: ModuleSpec, num_envs: int) -> None:
-        """Make the module and the exploration; `num_envs` is N of a runner."""
-        self._inference = Inference(spec.build())
+        """Make and check the module, and make the exploration; `num_envs` is N of a runner.
+
+        Raises:
+            ConfigError: A method of the module returns another shape or dtype than it must.
+        """
+        module = spec.build()
+        check_module(module)
+        self._inference = Inference(module)
         self._version = -1
         self._spaces = space_tree(spec.observation_space)
         rng = np.random.default_rng(config.seed)

@@ -25,7 +25,7 @@ class OffPolicyConfig(AlgorithmConfig):
 
     Attributes:
         replay_buffer_config: `type`, `capacity` and other settings of the buffer; see `ReplayConfig`.
-        num_steps_sampled_before_learning_starts: Number of env steps in the buffer before the first update.
+        num_steps_sampled_before_learning_starts: Number of env steps added to the buffer before the first update.
         training_intensity: Ratio of steps trained on to env steps sampled: a batch of 32 every 4 env steps is 8. `None`
             makes one update after each round of sampling.
         n_step: Number of steps whose rewards are summed before the bootstrapped value.
@@ -143,8 +143,9 @@ class OffPolicyAlgorithm(Algorithm):
 
     def _num_updates_due(self, num_env_steps: int) -> int:
         config = self.config
-        enough = min(config.num_steps_sampled_before_learning_starts, self._replay_config.capacity)
-        if len(self.local_replay_buffer) < max(enough, 1):
+        # Not steps held: rows that only reset a sub-env take room in the ring, so it may never hold so many.
+        buffer = self.local_replay_buffer
+        if not len(buffer) or buffer.num_env_steps_added < config.num_steps_sampled_before_learning_starts:
             return 0
         if config.training_intensity is None:
             return 1

@@ -132,6 +132,7 @@ class PPO(Algorithm):
                 gamma=config.gamma,
                 lambda_=config.lambda_,
                 normalize_advantages=config.normalize_advantages,
+                for_callbacks=self._callbacks.subscribed("on_learn_on_batch"),
             )
         steps = self.num_env_steps_sampled_lifetime
         if config.kl_target is None:
@@ -183,6 +184,7 @@ def ppo_batch(
     gamma: float,
     lambda_: float,
     normalize_advantages: bool,
+    for_callbacks: bool = False,
 ) -> Batch:
     """Turn rollouts into one batch of valid steps.
 
@@ -192,10 +194,11 @@ def ppo_batch(
         gamma: Discount per step.
         lambda_: Lambda of generalized advantage estimation (GAE).
         normalize_advantages: Whether advantages get mean 0 and deviation 1 over the batch.
+        for_callbacks: Whether the batch has the columns that only callbacks read.
 
     Returns:
         Columns `[B, ...]`: `obs`, `actions`, `logp`, `dist_inputs`, `values`, `advantages`, `value_targets`, and the
-        columns that user code added to a rollout.
+        columns that user code added to a rollout; for callbacks also `rewards`, `terminated` and `truncated`.
     """
     parts = []
     level_added_columns(rollouts)
@@ -222,6 +225,8 @@ def ppo_batch(
                 "value_targets": value_targets,
             }
         )
+        if for_callbacks:
+            columns |= {name: rollout.columns[name] for name in ("rewards", "terminated", "truncated")}
         parts.append({name: rollout.valid_rows(column) for name, column in columns.items()})
     batch: Batch = parts[0] if len(parts) == 1 else map_tree(lambda *leaf: np.concatenate(leaf), *parts)
     if normalize_advantages:

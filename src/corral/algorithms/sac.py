@@ -22,6 +22,7 @@ from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, le
 from corral.core.schedules import schedule_value
 from corral.core.settings import NonNegativeSchedule, PositiveFloat
 from corral.learners.losses import Batch, Loss
+from corral.modules.distributions import categorical_logp
 from corral.modules.module import DEFAULT_MODULE_ID, Module
 from corral.modules.sac_module import SACModule
 from corral.replay import ReplayConfig
@@ -204,10 +205,10 @@ def continuous_terms(module: SACModule, batch: Batch, alpha: Tensor) -> Terms:
 def discrete_terms(module: SACModule, batch: Batch, alpha: Tensor) -> Terms:
     """Return the terms for Discrete actions, with exact expectations (Christodoulou 2019, eqs. 10 to 12)."""
     with torch.no_grad():
-        next_logp = module.policy(batch["next_obs"]).log_softmax(-1)
+        next_logp = categorical_logp(module.policy(batch["next_obs"]))
         next_q = module.q_values(batch["next_obs"], target=True).amin(0)
         targets = soft_targets(batch, (next_logp.exp() * (next_q - alpha * next_logp)).sum(-1))
-    logp = module.policy(batch["obs"]).log_softmax(-1)
+    logp = categorical_logp(module.policy(batch["obs"]))
     probs = logp.exp()
     q_values = module.q_values(batch["obs"])
     q_taken = q_values[:, torch.arange(q_values.shape[1], device=q_values.device), batch["actions"]]

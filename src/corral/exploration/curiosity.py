@@ -24,7 +24,7 @@ from corral.exploration.intrinsic import (
 from corral.exploration.sampling import not_negative
 from corral.modules.distributions import ActionDistribution, DiagGaussian, module_action_space
 from corral.modules.module import ModelConfig
-from corral.modules.networks import ACTIVATIONS, Encoder, Flat, mlp, num_outputs, orthogonal
+from corral.modules.networks import ACTIVATIONS, Encoder, Flat, mlp, orthogonal
 
 
 class Curiosity(IntrinsicReward):
@@ -38,7 +38,7 @@ class Curiosity(IntrinsicReward):
 
     Args:
         feature_dim: Width of the features.
-        feature_net_config: `fcnet_hiddens`, `fcnet_activation` and `conv_filters` of the net of the features.
+        feature_net_config: Settings of the net of the features; see `NetworkConfig`.
         inverse_net_hiddens: Widths of the hidden layers of the inverse model.
         inverse_net_activation: Activation of the inverse model.
         forward_net_hiddens: Widths of the hidden layers of the forward model.
@@ -118,8 +118,8 @@ class CuriosityNet(nn.Module):
             width = self.distribution.num_noise
             self.action: nn.Module = Flat(width)
         else:
-            self.action = Encoder(space, [], "relu", None)
-        num_actions = width if isinstance(space, spaces.Box) else num_outputs(cast(Encoder, self.action).parts)
+            self.action = Encoder(space, [], config)
+        num_actions = width if isinstance(space, spaces.Box) else cast(Encoder, self.action).num_outputs
         self.inverse_model = head(2 * feature_dim, *inverse, width)
         self.forward_model = head(feature_dim + num_actions, *forward, feature_dim)
 

@@ -38,7 +38,7 @@ class RND(IntrinsicReward):
 
     Args:
         embed_dim: Width of the nets' outputs.
-        distill_net_config: `fcnet_hiddens`, `fcnet_activation` and `conv_filters` of both nets.
+        distill_net_config: Settings of both nets; see `NetworkConfig`.
         lr: Learning rate.
         intrinsic_reward_coeff: Weight of the reward.
         normalize: Whether observations and rewards are normalised.

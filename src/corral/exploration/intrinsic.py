@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from corral.exploration.build import make_sub_exploration
 from corral.exploration.sampling import not_negative
 from corral.learners.learner_state import get_learner_state, set_learner_state
 from corral.learners.optimizers import ModuleOptimizer
-from corral.modules.module import ModelConfig
-from corral.modules.networks import Encoder, num_outputs, orthogonal
+from corral.modules.module import ModelConfig, NetworkConfig
+from corral.modules.networks import Encoder, orthogonal
 from corral.modules.threads import num_threads_for, torch_threads
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ FloatArray = NDArray[np.float64]
 # Largest and smallest number of env steps in one gradient step: more env steps are split, fewer wait for others. A
 # gradient step on 64 env steps costs hardly more than on 4, which algorithms with a replay buffer sample at once.
 MINIBATCH_ROWS, MIN_ROWS = 256, 64
-NET_SETTINGS = ("fcnet_hiddens", "fcnet_activation", "conv_filters")
+NET_SETTINGS = tuple(field.name for field in fields(NetworkConfig))
 
 
 class IntrinsicReward(Delegating, ABC):
@@ -255,9 +256,8 @@ def next_observations(rollout: Rollout) -> Tree:
 
 def encoder(space: spaces.Space[Any], config: ModelConfig, width: int) -> nn.Sequential:
     """Return a net that maps observations to features `[B, width]`."""
-    body = Encoder(space, list(config.fcnet_hiddens), config.fcnet_activation, config.conv_filters)
-    features = config.fcnet_hiddens[-1] if config.fcnet_hiddens else num_outputs(body.parts)
-    return nn.Sequential(body, orthogonal(nn.Linear(features, width), 1.0))
+    body = Encoder(space, config.hiddens_for(space), config)
+    return nn.Sequential(body, orthogonal(nn.Linear(body.num_outputs, width), 1.0))
 
 
 def net_config(exploration: IntrinsicReward, name: str, config: Mapping[str, Any] | None) -> ModelConfig:

@@ -33,7 +33,7 @@ class RE3(IntrinsicReward):
 
     Args:
         embeds_dim: Width of the encoder's outputs.
-        encoder_net_config: `fcnet_hiddens`, `fcnet_activation` and `conv_filters` of the encoder.
+        encoder_net_config: Settings of the encoder; see `NetworkConfig`.
         beta: Weight of the reward.
         beta_schedule: `"constant"`, or `"linear_decay"` (RLlib's name for it): `beta` is multiplied by `1 - rho` each
             time after the rewards of a round are computed.

@@ -24,6 +24,7 @@ from corral.errors import ConfigError
 
 FloatArray = NDArray[np.float32]
 _LOG_2PI = math.log(2 * math.pi)
+_LOWEST_LOGP = -1e4  # its exponential is 0 in every dtype
 _NEARLY_1 = 0.999  # limit of squashed actions before the arctanh
 
 
@@ -112,12 +113,10 @@ class Categorical(ActionDistribution):
         return -functional.cross_entropy(dist_inputs, actions, reduction="none")
 
     def entropy(self, dist_inputs: Tensor) -> Tensor:
-        logp = dist_inputs.log_softmax(-1)
-        return -(logp.exp() * logp).sum(-1)
+        return categorical_entropy(dist_inputs)
 
     def kl(self, dist_inputs: Tensor, other_inputs: Tensor) -> Tensor:
-        logp = dist_inputs.log_softmax(-1)
-        return (logp.exp() * (logp - other_inputs.log_softmax(-1))).sum(-1)
+        return categorical_kl(dist_inputs, other_inputs)
 
 
 class MultiCategorical(ActionDistribution):
@@ -152,20 +151,21 @@ class MultiCategorical(ActionDistribution):
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         return actions + self._start
 
-    def _log_softmax(self, dist_inputs: Tensor) -> list[Tensor]:
-        return [part.log_softmax(-1) for part in torch.split(dist_inputs, self.sizes, dim=-1)]
+    def _parts(self, dist_inputs: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(dist_inputs, self.sizes, dim=-1)
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         picks = actions.reshape(actions.shape[0], -1, 1).unbind(1)
-        parts = [logp.gather(-1, pick) for logp, pick in zip(self._log_softmax(dist_inputs), picks, strict=True)]
+        pairs = zip(self._parts(dist_inputs), picks, strict=True)
+        parts = [part.log_softmax(-1).gather(-1, pick) for part, pick in pairs]
         return torch.cat(parts, -1).sum(-1)
 
     def entropy(self, dist_inputs: Tensor) -> Tensor:
-        return torch.stack([-(logp.exp() * logp).sum(-1) for logp in self._log_softmax(dist_inputs)]).sum(0)
+        return torch.stack([categorical_entropy(part) for part in self._parts(dist_inputs)]).sum(0)
 
     def kl(self, dist_inputs: Tensor, other_inputs: Tensor) -> Tensor:
-        pairs = zip(self._log_softmax(dist_inputs), self._log_softmax(other_inputs), strict=True)
-        return torch.stack([(p.exp() * (p - q)).sum(-1) for p, q in pairs]).sum(0)
+        pairs = zip(self._parts(dist_inputs), self._parts(other_inputs), strict=True)
+        return torch.stack([categorical_kl(part, other) for part, other in pairs]).sum(0)
 
 
 class Bernoulli(ActionDistribution):
@@ -200,13 +200,16 @@ class Bernoulli(ActionDistribution):
         return functional.logsigmoid(signs * dist_inputs).sum(-1)
 
     def entropy(self, dist_inputs: Tensor) -> Tensor:
-        # H = softplus(l) - l * sigmoid(l): finite for every logit, unlike p * log(p).
-        return (functional.softplus(dist_inputs) - dist_inputs * dist_inputs.sigmoid()).sum(-1)
+        # H = softplus(l) - l * sigmoid(l): finite for every finite logit, unlike p * log(p).
+        largest = torch.finfo(dist_inputs.dtype).max
+        logits = dist_inputs.clamp(-largest, largest)
+        return (functional.softplus(logits) - logits * logits.sigmoid()).sum(-1)
 
     def kl(self, dist_inputs: Tensor, other_inputs: Tensor) -> Tensor:
         p = dist_inputs.sigmoid()
         on = functional.logsigmoid(dist_inputs) - functional.logsigmoid(other_inputs)
         off = functional.logsigmoid(-dist_inputs) - functional.logsigmoid(-other_inputs)
+        on, off = on.masked_fill(dist_inputs == -math.inf, 0), off.masked_fill(dist_inputs == math.inf, 0)
         return (p * on + (1 - p) * off).sum(-1)
 
 
@@ -342,6 +345,27 @@ class SquashedGaussian(DiagGaussian):
         points = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * self._nodes.to(mean.device)
         slope = (_log_tanh_slope(points) * self._weights.to(mean.device)).sum(-1)
         return super().entropy(dist_inputs) + slope.sum(-1)
+
+
+def categorical_logp(logits: Tensor) -> Tensor:
+    """Return log-probabilities `[..., n]` for logits `[..., n]`, finite also where a logit is `-inf`.
+
+    So products with a probability of 0, and their gradients, are 0 and not NaN.
+    """
+    return logits.log_softmax(-1).clamp(min=_LOWEST_LOGP)
+
+
+def categorical_entropy(logits: Tensor) -> Tensor:
+    """Return the entropy `[...]` in nats for logits `[..., n]`; a logit of `-inf` excludes a value."""
+    logp = categorical_logp(logits)
+    return -(logp.exp() * logp).sum(-1)
+
+
+def categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:
+    """Return KL(logits || other_logits) `[...]` in nats; infinite if only the other excludes a value."""
+    logp = logits.log_softmax(-1)
+    gap = (logp - other_logits.log_softmax(-1)).masked_fill(logits == -math.inf, 0)
+    return (logp.exp() * gap).sum(-1)
 
 
 def _log_tanh_slope(u: Tensor) -> Tensor:

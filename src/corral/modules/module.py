@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -17,7 +17,6 @@ from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
 from corral.modules.distributions import DiagGaussian, action_distribution
 from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, Flat, is_image, orthogonal
-from corral.modules.networks import num_outputs as encoder_outputs
 
 DEFAULT_MODULE_ID = "default_policy"
 
@@ -27,15 +26,22 @@ class NetworkConfig:
     """Settings of every default module, given with `.rl_module(model_config={...})`.
 
     Attributes:
-        fcnet_hiddens: Widths of the hidden layers.
+        fcnet_hiddens: Widths of the hidden layers; `None` is no hidden layer if all observations are images, and
+            `DEFAULT_HIDDENS` otherwise.
         fcnet_activation: Activation after each hidden layer: tanh, relu, elu, gelu or silu.
         conv_filters: Convolutional layers, `[[out_channels, kernel, stride], ...]`; `None` chooses by the size of the
             image.
+        conv_activation: Activation after each convolutional layer, and after the layer of `conv_features`.
+        conv_features: Width of the linear layer between the convolutions of an image and the hidden layers.
     """
 
-    fcnet_hiddens: tuple[PositiveInt, ...] = (64, 64)
+    DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (64, 64)
+
+    fcnet_hiddens: tuple[PositiveInt, ...] | None = None
     fcnet_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] = "relu"
     conv_filters: ConvFilters | None = None
+    conv_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] = "relu"
+    conv_features: PositiveInt = 512
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
@@ -45,6 +51,12 @@ class NetworkConfig:
             ConfigError: A name is unknown, or a value has the wrong type or is out of bounds.
         """
         return parse_settings(cls, settings, "model_config")
+
+    def hiddens_for(self, space: spaces.Space[Any]) -> list[int]:
+        """Return the widths of the hidden layers for observations of a space."""
+        if self.fcnet_hiddens is not None:
+            return list(self.fcnet_hiddens)
+        return [] if all(map(is_image, leaves(space_tree(space)))) else list(self.DEFAULT_HIDDENS)
 
 
 class Module(nn.Module):
@@ -89,6 +101,22 @@ class Module(nn.Module):
     def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
         """Return `policy(obs)` and `value(obs)`; override it if they share layers."""
         return self.policy(obs), self.value(obs)
+
+    def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+        """Call the methods that the class defines, and yield each call, its output, and the shape after axis 0.
+
+        The check of a new module compares them. Override it to have other methods checked too.
+        """
+        own, num_inputs = type(self), (self.distribution.num_inputs,)
+        if own.policy is not Module.policy:
+            yield "policy(obs)", self.policy(obs), num_inputs
+        if own.value is not Module.value:
+            yield "value(obs)", self.value(obs), ()
+        if own.policy_and_value is not Module.policy_and_value:
+            both = self.policy_and_value(obs)
+            policy, value = both if isinstance(both, (tuple, list)) and len(both) == 2 else (both, None)
+            yield "policy_and_value(obs)[0]", policy, num_inputs
+            yield "policy_and_value(obs)[1]", value, ()
 
     def acting_weights(self) -> dict[str, Tensor]:
         """Return the part of `state_dict` that `policy` needs, which is sent to the runners; all of it by default."""
@@ -158,20 +186,18 @@ class ActorCritic(Module):
         """Build the layers from the spaces; see `ModelConfig` for the settings."""
         super().__init__(observation_space, action_space, model_config)
         config = ModelConfig.parse(model_config)
-        hiddens, activation = list(config.fcnet_hiddens), config.fcnet_activation
+        hiddens = config.hiddens_for(observation_space)
         share = config.vf_share_layers
         if share is None:
             share = any(is_image(leaf) for leaf in leaves(space_tree(observation_space)))
-        self.policy_encoder = Encoder(observation_space, hiddens, activation, config.conv_filters)
-        self.value_encoder = (
-            self.policy_encoder if share else Encoder(observation_space, hiddens, activation, config.conv_filters)
-        )
+        self.policy_encoder = Encoder(observation_space, hiddens, config)
+        self.value_encoder = self.policy_encoder if share else Encoder(observation_space, hiddens, config)
         num_outputs = self.distribution.num_inputs
         self.log_std: nn.Parameter | None = None
         if isinstance(self.distribution, DiagGaussian) and config.free_log_std:
             num_outputs //= 2
             self.log_std = nn.Parameter(torch.full((num_outputs,), float(config.initial_log_std)))
-        num_features = hiddens[-1] if hiddens else encoder_outputs(self.policy_encoder.parts)
+        num_features = self.policy_encoder.num_outputs
         self.policy_head = orthogonal(nn.Linear(num_features, num_outputs), self._SMALL_POLICY_GAIN)
         self.value_head = orthogonal(nn.Linear(num_features, 1), 1.0)
         if isinstance(self.distribution, DiagGaussian) and self.log_std is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -39,6 +39,15 @@ DEFAULT_FILTERS: tuple[tuple[int, ConvFilters], ...] = (
 )
 
 
+class EncoderConfig(Protocol):
+    """The settings of `corral.modules.module.NetworkConfig` that an encoder reads."""
+
+    fcnet_activation: str
+    conv_filters: ConvFilters | None
+    conv_activation: str
+    conv_features: int
+
+
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Linear | nn.Conv2d:
     """Initialise a layer orthogonally with zero bias (Andrychowicz et al. 2021, arXiv:2006.05990) and return it."""
     nn.init.orthogonal_(layer.weight, gain)
@@ -57,54 +66,59 @@ def mlp(num_inputs: int, hiddens: Sequence[int], activation: str) -> nn.Sequenti
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Return whether a space holds images: a Box of rank 3, at least 8 pixels high and wide."""
-    if not isinstance(space, spaces.Box) or len(space.shape) != 3:
+    """Return whether a space holds images: a Box of rank 3 or 4, at least 8 pixels high and wide."""
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (3, 4):
         return False
-    return min(_image_size(space)[:2]) >= MIN_IMAGE_PIXELS
+    rows = _first_pixel_axis(space)
+    return min(space.shape[rows : rows + 2]) >= MIN_IMAGE_PIXELS
 
 
-def _channels_last(space: spaces.Box) -> bool:
-    return space.shape[2] <= space.shape[0]
-
-
-def _image_size(space: spaces.Box) -> tuple[int, int, int]:
-    """Return height, width and channels."""
-    first, second, third = space.shape
-    return (first, second, third) if _channels_last(space) else (second, third, first)
+def _first_pixel_axis(space: spaces.Box) -> int:
+    """Return the axis of the height: of all pairs of adjacent axes, height and width have the most entries."""
+    return max(range(len(space.shape) - 1), key=lambda axis: space.shape[axis] * space.shape[axis + 1])
 
 
 class ImageEncoder(nn.Module):
-    """Convolutions over images `[B, H, W, C]` or `[B, C, H, W]`, flattened to `[B, num_outputs]`.
+    """Convolutions over images and a linear layer after them, as in Mnih et al. 2015: `[B, ...]` to `[B, num_outputs]`.
 
-    The first or last axis, whichever has fewer entries, holds the channels; uint8 images are scaled to [0, 1].
+    The pair of adjacent axes with the most entries holds the pixels. All other axes are channels: colours, stacked
+    frames, or both, as in `[B, frames, H, W, 3]`. uint8 images are scaled to [0, 1].
     """
 
-    def __init__(self, space: spaces.Box, filters: ConvFilters | None, activation: str) -> None:
+    def __init__(self, space: spaces.Box, config: EncoderConfig) -> None:
         """Build the layers.
 
         Raises:
             ConfigError: The filters shrink the image to nothing.
         """
         super().__init__()
-        self.channels_last = _channels_last(space)
-        height, width, channels = _image_size(space)
+        rows = _first_pixel_axis(space)
+        height, width = space.shape[rows : rows + 2]
+        others = [axis for axis in range(len(space.shape)) if axis not in (rows, rows + 1)]
+        self._axes = [0, *(axis + 1 for axis in (*others, rows, rows + 1))]  # batch, channels, pixels
+        self._shape = (-1, math.prod(space.shape) // (height * width), height, width)
         self.scale = 1 / 255 if space.dtype == np.uint8 else 1.0
-        filters = filters or next(choice for pixels, choice in DEFAULT_FILTERS if min(height, width) >= pixels)
+        filters = config.conv_filters or next(
+            choice for pixels, choice in DEFAULT_FILTERS if min(height, width) >= pixels
+        )
         layers: list[nn.Module] = []
+        channels = self._shape[1]
         for out_channels, kernel, stride in filters:
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
             if min(height, width) < 1:
                 raise ConfigError(f"conv_filters {list(filters)} shrink images of {space.shape} to nothing.")
             conv = nn.Conv2d(channels, out_channels, kernel, stride)
-            layers += [orthogonal(conv, math.sqrt(2)), ACTIVATIONS[activation]()]
+            layers += [orthogonal(conv, math.sqrt(2)), ACTIVATIONS[config.conv_activation]()]
             channels = out_channels
-        self.layers = nn.Sequential(*layers, nn.Flatten())
-        self.num_outputs = channels * height * width
+        self.num_outputs = config.conv_features
+        features = mlp(channels * height * width, [self.num_outputs], config.conv_activation)
+        self.layers = nn.Sequential(*layers, nn.Flatten(), *features)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Encode images to `[B, num_outputs]`."""
-        images = obs.float() * self.scale
-        return self.layers(images.permute(0, 3, 1, 2) if self.channels_last else images)  # type: ignore[no-any-return]
+        images = obs.permute(self._axes).float() * self.scale
+        features: Tensor = self.layers(images.reshape(self._shape) if images.ndim > 4 else images)
+        return features
 
 
 class OneHot(nn.Module):
@@ -142,17 +156,17 @@ class Flat(nn.Module):
 class Encoder(nn.Module):
     """Encodes observations of any supported space: one part per leaf, concatenated, then an MLP."""
 
-    def __init__(
-        self, space: spaces.Space[Any], hiddens: Sequence[int], activation: str, filters: ConvFilters | None
-    ) -> None:
-        """Build the parts for the leaves of a (nested) space."""
+    def __init__(self, space: spaces.Space[Any], hiddens: Sequence[int], config: EncoderConfig) -> None:
+        """Build the parts for the leaves of a (nested) space, and an MLP of these hidden layers."""
         super().__init__()
         self._space = space_tree(space)
-        self.parts = nn.ModuleList(_leaf_encoder(leaf, filters, activation) for leaf in leaves(self._space))
-        self.mlp = mlp(num_outputs(self.parts), hiddens, activation)
+        self.parts = nn.ModuleList(_leaf_encoder(leaf, config) for leaf in leaves(self._space))
+        num_inputs = sum(cast(int, part.num_outputs) for part in self.parts)
+        self.mlp = mlp(num_inputs, hiddens, config.fcnet_activation)
+        self.num_outputs = hiddens[-1] if hiddens else num_inputs
 
     def forward(self, obs: Tree) -> Tensor:
-        """Encode a tree of tensors `[B, ...]` to `[B, hiddens[-1]]`."""
+        """Encode a tree of tensors `[B, ...]` to `[B, num_outputs]`."""
         # In the order of the space: the keys of a user's dict may come in any other.
         ordered = leaves(map_tree(lambda _, leaf: leaf, self._space, obs))
         parts = [part(leaf) for part, leaf in zip(self.parts, ordered, strict=True)]
@@ -172,14 +186,9 @@ class LogStdClamp(nn.Module):
         return torch.cat([mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)], -1)
 
 
-def num_outputs(parts: nn.ModuleList) -> int:
-    """Return the width of the concatenated outputs of the parts."""
-    return sum(cast(int, part.num_outputs) for part in parts)
-
-
-def _leaf_encoder(space: spaces.Space[Any], filters: ConvFilters | None, activation: str) -> nn.Module:
+def _leaf_encoder(space: spaces.Space[Any], config: EncoderConfig) -> nn.Module:
     if isinstance(space, spaces.Box):
-        return ImageEncoder(space, filters, activation) if is_image(space) else Flat(math.prod(space.shape))
+        return ImageEncoder(space, config) if is_image(space) else Flat(math.prod(space.shape))
     if isinstance(space, spaces.MultiBinary):
         return Flat(math.prod(space.shape))
     if isinstance(space, spaces.Discrete):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from torch.nn import functional
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.module import Module, NetworkConfig
-from corral.modules.networks import ACTIVATIONS, Encoder, Flat, num_outputs, orthogonal
+from corral.modules.networks import ACTIVATIONS, Encoder, Flat, ImageEncoder, orthogonal
 
 
 @dataclass
@@ -113,11 +113,17 @@ class QNetwork(nn.Module):
     """An encoder, one more hidden layer (one per stream in a dueling network), and a head: `[B, n * atoms]`."""
 
     def __init__(self, observation_space: spaces.Space[Any], num_actions: int, config: NetworkConfig, form: QForm):
-        """Build the layers; the last of `fcnet_hiddens` is the width of each stream."""
+        """Build the layers; the last of `fcnet_hiddens` is the width of each stream.
+
+        Without hidden layers, the two streams of a dueling network read one half of the features of an image each.
+
+        Raises:
+            ConfigError: A dueling network has neither a hidden layer nor an even number of features of one image.
+        """
         super().__init__()
-        *shared, width = [*config.fcnet_hiddens] or [0]
-        self.encoder = Encoder(observation_space, shared, config.fcnet_activation, config.conv_filters)
-        num_features = shared[-1] if shared else num_outputs(self.encoder.parts)
+        *shared, width = config.hiddens_for(observation_space) or [0]
+        self.encoder = Encoder(observation_space, shared, config)
+        num_features = self.encoder.num_outputs
 
         def linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Module:
             if form.noisy:
@@ -129,11 +135,16 @@ class QNetwork(nn.Module):
         if width:
             layers = [linear(num_features, num_streams * width, math.sqrt(2)), ACTIVATIONS[config.fcnet_activation]()]
             num_features = width
+        elif form.dueling:
+            if [type(part) for part in self.encoder.parts] != [ImageEncoder] or num_features % 2:
+                raise ConfigError(
+                    "dueling=True needs a hidden layer for each stream: fcnet_hiddens is empty. Give fcnet_hiddens, or "
+                    "for one image an even number of conv_features."
+                )
+            num_features //= 2
         self.streams = nn.Sequential(*layers)
         self.head: nn.Module = linear(num_features, num_actions * form.num_atoms, 1.0)
         if form.dueling:
-            if not width:
-                raise ConfigError("dueling=True needs a hidden layer for each stream: fcnet_hiddens is empty.")
             self.head = DuelingHead(linear(num_features, form.num_atoms, 1.0), self.head, num_actions)
 
     def forward(self, obs: Tree) -> Tensor:
@@ -197,6 +208,15 @@ class QModule(Module):
             values: Tensor = (self.target_q if target else self.q)(obs)
             return values
         return self.logits(obs, target=target).softmax(-1) @ self.atoms
+
+    def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+        """Call the networks, then the methods; see `Module.outputs`."""
+        num_outputs = self.num_actions * self.form.num_atoms
+        for name in ("q", "target_q"):
+            yield f"{name}(obs)", getattr(self, name)(obs), (num_outputs,)
+        yield "logits(obs)", self.logits(obs), (self.num_actions, self.form.num_atoms)
+        yield "q_values(obs)", self.q_values(obs), (self.num_actions,)
+        yield from super().outputs(obs)
 
     def policy(self, obs: Tree) -> Tensor:
         """Return the action values as `dist_inputs`: the best action is the mode."""

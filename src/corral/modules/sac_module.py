@@ -18,7 +18,7 @@ from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.distributions import SquashedGaussian
 from corral.modules.module import Module, NetworkConfig
-from corral.modules.networks import Encoder, Flat, LogStdClamp, mlp, num_outputs, orthogonal
+from corral.modules.networks import Encoder, Flat, LogStdClamp, mlp, orthogonal
 
 # Fraction of the largest entropy of Discrete actions that "auto" aims at; see `SACModule.auto_target_entropy`.
 TARGET_ENTROPY_SHARE = 0.5
@@ -28,7 +28,7 @@ TARGET_ENTROPY_SHARE = 0.5
 class SACNetworkConfig(NetworkConfig):
     """Settings of the default module of SAC, for each of its networks; the networks share no layers."""
 
-    fcnet_hiddens: tuple[int, ...] = (256, 256)
+    DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (256, 256)
 
 
 class Actor(nn.Module):
@@ -39,10 +39,8 @@ class Actor(nn.Module):
     ) -> None:
         """Build the layers; the weights of the head start small, so the initial policy is almost constant."""
         super().__init__()
-        hiddens = list(config.fcnet_hiddens)
-        self.encoder = Encoder(observation_space, hiddens, config.fcnet_activation, config.conv_filters)
-        num_features = hiddens[-1] if hiddens else num_outputs(self.encoder.parts)
-        head: list[nn.Module] = [orthogonal(nn.Linear(num_features, num_inputs), 0.01)]
+        self.encoder = Encoder(observation_space, config.hiddens_for(observation_space), config)
+        head: list[nn.Module] = [orthogonal(nn.Linear(self.encoder.num_outputs, num_inputs), 0.01)]
         self.head = nn.Sequential(*head, *([LogStdClamp()] if clamp_log_std else []))
 
     def forward(self, obs: Tree) -> Tensor:
@@ -59,9 +57,9 @@ class Critic(nn.Module):
     ) -> None:
         """Build the layers; the first hidden layer reads the encoded observation and the Box action."""
         super().__init__()
-        hiddens = list(config.fcnet_hiddens)
-        self.encoder = Encoder(observation_space, [], config.fcnet_activation, config.conv_filters)
-        num_features = num_outputs(self.encoder.parts)
+        hiddens = config.hiddens_for(observation_space)
+        self.encoder = Encoder(observation_space, [], config)
+        num_features = self.encoder.num_outputs
         num_values = 1
         if isinstance(action_space, spaces.Discrete):
             num_values = int(action_space.n)
@@ -147,6 +145,17 @@ class SACModule(Module):
         `[B]`. For Discrete actions it is called as `critic(obs)` and returns `[B, n]`.
         """
         return Critic(self.observation_space, self.action_space, SACNetworkConfig.parse(self.model_config))
+
+    def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+        """Call the networks, then the methods; see `Module.outputs`."""
+        yield "actor(obs)", self.actor(obs), (self.distribution.num_inputs,)
+        for index, critic in enumerate((*self.q, *self.target_q)):
+            name = f"q[{index}]" if index < len(self.q) else f"target_q[{index - len(self.q)}]"
+            if isinstance(self.action_space, spaces.Discrete):
+                yield f"{name}(obs)", critic(obs), (int(self.action_space.n),)
+            else:
+                yield f"{name}(obs, actions)", critic(obs, torch.zeros(2, self.distribution.num_noise)), ()
+        yield from super().outputs(obs)
 
     # Methods that the algorithm calls.
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 
+from corral.core.tree import map_tree
+from corral.errors import ConfigError
 from corral.modules.module import Module
+
+NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,65 @@ class ModuleSpec:
     seed: int = 0
 
     def build(self) -> Module:
-        """Return a new module; no global random state is changed."""
+        """Return a new module; no global random state is changed.
+
+        Raises:
+            ConfigError: The class does not call `super().__init__`, or has weights of a dtype that NumPy does not have.
+        """
+        name = self.module_class.__name__
+        unfinished = (
+            f"{name}.__init__ must begin with super().__init__(observation_space, action_space, model_config), which "
+            "builds `distribution` and makes the module ready for layers."
+        )
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
-            return self.module_class(self.observation_space, self.action_space, dict(self.model_config))
+            try:
+                module = self.module_class(self.observation_space, self.action_space, dict(self.model_config))
+            except AttributeError as error:
+                if "before Module.__init__() call" in str(error):
+                    raise ConfigError(unfinished) from error
+                raise
+        if not hasattr(module, "distribution"):
+            raise ConfigError(unfinished)
+        for weight, value in module.state_dict().items():
+            if value.dtype.is_floating_point and value.dtype not in NUMPY_FLOATS:
+                raise ConfigError(
+                    f"{name}: the weight {weight!r} is {value.dtype}, and weights travel to runners as NumPy arrays, "
+                    "which have no such dtype: keep weights in torch.float32, and compute in other dtypes under "
+                    "torch.autocast in the module's methods."
+                )
+        return module
+
+
+def check_module(module: Module) -> None:
+    """Call the methods of a module on two observations, as runners and learners will.
+
+    The module may keep what it computes, as buffers; the caller should not train this copy.
+
+    Raises:
+        ConfigError: A method returns something else than a tensor of the expected shape and dtype.
+    """
+    space = copy.deepcopy(module.observation_space)  # drawing changes the generator of a space
+    space.seed(0)
+    obs = map_tree(_batch_of, space.sample(), space.sample())
+    was_training, calls = module.training, module.eval().outputs(obs)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        while True:
+            try:
+                call, output, shape = next(calls)
+            except Exception:  # the end, or an observation that an env may never give; sampling tries what it gives
+                break
+            given = type(output).__name__
+            if isinstance(output, torch.Tensor):
+                given = f"{output.dtype}{list(output.shape)}".removeprefix("torch.")
+            if given != (expected := f"float32{[2, *shape]}"):
+                raise ConfigError(
+                    f"{type(module).__name__}.{call} must return a tensor {expected} for 2 observations, and returns "
+                    f"{given}."
+                )
+    module.train(was_training)
+
+
+def _batch_of(*draws: Any) -> torch.Tensor:
+    rows = np.stack(draws)
+    return torch.from_numpy(rows.astype(np.float32) if rows.dtype.kind == "f" else rows)

@@ -35,7 +35,7 @@ BATCH_COLUMNS = (
 )
 """Names of the columns of every batch; user code added any other column."""
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 _OWN = ("actions", "rewards", "terminated", "truncated", "valid")
 
 
@@ -68,6 +68,9 @@ class ReplayBuffer:
 
     kind = "uniform"
 
+    num_env_steps_added: int
+    """Number of valid steps that were ever added, of which the ring has overwritten some."""
+
     def __init__(
         self,
         capacity: int,
@@ -99,7 +102,7 @@ class ReplayBuffer:
         self._added: list[str] = []  # names of columns that user code added
         self._workers: list[int] = []  # the runner of each block of lanes, in the order in which they came
         self._written = np.zeros(self.num_runners, np.int64)  # rows ever written to each block, the gap included
-        self._num_rows = self._num_lanes = self._num_valid = 0
+        self._num_rows = self._num_lanes = self._num_valid = self.num_env_steps_added = 0
         self._candidates: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -163,6 +166,7 @@ class ReplayBuffer:
     def _add(self, rollout: Rollout, layout: Layout) -> None:
         assert self._observations is not None
         obs, columns = self._checked(rollout, layout)
+        num_added = int(np.count_nonzero(columns["valid"]))
         kept = min(rollout.num_rows, self._num_rows - self.frame_stack)
         skipped = rollout.num_rows - kept
         block = self._block_of(rollout.worker_index)
@@ -188,6 +192,7 @@ class ReplayBuffer:
         self._workers[block : block + 1] = [rollout.worker_index]
         self._written[block] = stop
         self._num_valid += int(np.count_nonzero(columns["valid"]))
+        self.num_env_steps_added += num_added
         self._candidates = None
         self._rewritten(where, lanes)
 
@@ -370,6 +375,7 @@ class ReplayBuffer:
             "layout": self._layout.to_state(),
             "workers": list(self._workers),
             "written": self._written.tolist(),
+            "num_env_steps_added": self.num_env_steps_added,
             "columns": {name: np.array(self._columns[name].grid[:num_rows]) for name in self._columns},
             "added": [
                 [name, str(self._columns[name].grid.dtype), list(self._columns[name].grid.shape[2:])]
@@ -435,7 +441,7 @@ class ReplayBuffer:
         assert self._observations is not None
         rng, written = _rng_of(state["rng"]), np.array(state["written"], np.int64).reshape(self.num_runners)
         num_rows = min(int(written.max()), self._num_rows)
-        shape, added = (num_rows, self._num_lanes), state["added"]
+        num_added, shape, added = int(state["num_env_steps_added"]), (num_rows, self._num_lanes), state["added"]
         specs = {name: (self._columns[name].grid.dtype, self._columns[name].grid.shape[2:]) for name in _OWN}
         specs |= {name: (np.dtype(dtype), tuple(entry)) for name, dtype, entry in added}
         columns = {
@@ -454,6 +460,7 @@ class ReplayBuffer:
         self._observations.set_state(obs, num_rows)
         self._rng, self._written, self._workers = rng, written, list(state["workers"])
         self._num_valid, self._candidates = int(np.count_nonzero(columns["valid"])), None
+        self.num_env_steps_added = num_added
 
 
 def _plain_rng(rng: np.random.Generator) -> dict[str, str]:

@@ -253,3 +253,42 @@ class PoorHabit(gym.Env[NDArray[np.float32], Any]):
         distance = float(np.max(np.abs(np.asarray(action) - self._first) / half_width))
         reward = 2.0 if distance > self.radius else 1.0 - distance
         return np.ones(1, np.float32), reward, self._t >= self._length, False, {}
+
+
+class FindSquare(gym.Env[NDArray[np.uint8], int]):
+    """Env that shows a white square on black, and rewards the action that names the quadrant that it is in with 1.
+
+    The square is a seventh of the image wide, and its place in the quadrant is random. A random policy has a mean
+    return of a quarter of `episode_length`.
+    """
+
+    action_space: Any = spaces.Discrete(4)
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        """Read `side` (84), in pixels, and `episode_length` (16) from the config."""
+        config = config or {}
+        self._side = int(config.get("side", 84))
+        self._length = int(config.get("episode_length", 16))
+        self.observation_space: Any = spaces.Box(0, 255, (self._side, self._side, 1), np.uint8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """Start an episode."""
+        super().reset(seed=seed)
+        self._t = 0
+        return self._next(), {}
+
+    def _next(self) -> NDArray[np.uint8]:
+        half, width = self._side // 2, self._side // 7
+        self._quadrant = int(self.np_random.integers(4))
+        top, left = self.np_random.integers(half - width + 1, size=2) + half * np.array(divmod(self._quadrant, 2))
+        obs = np.zeros(self.observation_space.shape, np.uint8)
+        obs[top : top + width, left : left + width] = 255
+        return obs
+
+    def step(self, action: int) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        """Return the next image and the reward; the last step truncates the episode."""
+        reward = float(int(action) == self._quadrant)
+        self._t += 1
+        return self._next(), reward, False, self._t >= self._length, {}

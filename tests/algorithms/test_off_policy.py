@@ -1,0 +1,67 @@
+"""When algorithms with a replay buffer begin to learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from corral import DQNConfig, SACConfig
+from corral.algorithms.off_policy import OffPolicyConfig
+from corral.testing import CountingEnv, IdentityEnv
+
+CONFIGS: dict[str, type[OffPolicyConfig]] = {"dqn": DQNConfig, "sac": SACConfig}
+
+
+def config(algorithm: str, starts: int, **buffer: Any) -> OffPolicyConfig:
+    """Return a config with episodes of three steps, each of which takes four rows of the ring: one only resets."""
+    made = CONFIGS[algorithm]().environment(CountingEnv).rl_module(model_config={"fcnet_hiddens": [4]})
+    made.training(
+        num_steps_sampled_before_learning_starts=starts,
+        train_batch_size_per_learner=8,
+        replay_buffer_config={"capacity": 64, **buffer},
+    )
+    return made.env_runners(rollout_fragment_length=4).debugging(seed=0)
+
+
+def steps_at_first_update(config: OffPolicyConfig, max_rounds: int = 40) -> int | None:
+    """Return how many env steps had been sampled when the first update was made; `None` if none was made."""
+    with config.build() as algo:
+        for _ in range(max_rounds):
+            algo.training_step()
+            if algo.learner_group.weights_version:
+                return algo.num_env_steps_sampled_lifetime
+    return None
+
+
+@pytest.mark.parametrize("starts", [50, 63, 64])
+@pytest.mark.parametrize("type", ["uniform", "prioritized"])
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_learning_starts_after_as_many_steps_as_asked_for(algorithm: str, n_step: int, type: str, starts: int) -> None:
+    made = config(algorithm, starts, type=type).training(n_step=n_step)
+    assert steps_at_first_update(made) in range(starts, starts + 4)
+
+
+@pytest.mark.parametrize("runners", [{"num_env_runners": 2}, {"num_envs_per_env_runner": 3}])
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_steps_of_several_runners_and_sub_envs_count(algorithm: str, runners: dict[str, int]) -> None:
+    made = config(algorithm, 60).env_runners(**runners).engine("local")
+    first = steps_at_first_update(made)
+    assert first is not None and 60 <= first < 60 + 4 * max(runners.values())
+
+
+def test_a_start_beyond_the_capacity_is_a_number_of_steps_too() -> None:
+    assert steps_at_first_update(config("dqn", 100)) in range(100, 104)
+
+
+def test_a_restored_buffer_still_knows_how_many_steps_it_got() -> None:
+    made = config("dqn", 64).training(store_buffer_in_checkpoints=True).environment(IdentityEnv)
+    with made.build() as algo, made.build() as restored:
+        for _ in range(16):
+            algo.training_step()
+        restored.set_state(algo.get_state())
+        version = restored.learner_group.weights_version
+        assert algo.learner_group.weights_version == 1
+        restored.training_step()
+        assert restored.learner_group.weights_version == version + 1
