@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError
 
+from corral.core.familiar_names import meaning_of_key
 from corral.core.schedules import Schedule, schedule_problem
 from corral.errors import ConfigError, nearest, nearest_name
 
@@ -153,9 +154,11 @@ def check_names(place: str, given: Iterable[str], known: Collection[str], *, lis
     """
     for name in given:
         if name not in known:
-            close = nearest_name(name, known)
-            hint = "" if close is None else f" Did you mean {close!r}?"
-            if close is None or list_known:
+            hint = meaning_of_key(name, known)
+            if hint is None and (close := nearest_name(name, known)) is not None:
+                hint = f"Did you mean {close!r}?"
+            hint = "" if hint is None else f" {hint}"
+            if not hint or list_known:
                 hint += f" It takes {', '.join(known)}." if known else " It takes no settings."
             raise ConfigError(f"{place}: unknown setting {name!r}.{hint}")
 
