@@ -273,6 +273,20 @@ class AlgorithmConfig(
             setattr(other, name, value)
         return other
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings, and the specs of registered envs, which other processes do not have."""
+        from corral.envs.registration import registered_envs
+
+        envs = registered_envs([self.env, self.evaluation_config.get("env")])
+        return {**self.__dict__, "_registered_envs": envs}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over the settings, and register the envs in this process."""
+        from corral.envs.registration import register_envs
+
+        register_envs(state["_registered_envs"])
+        self.__dict__.update({name: value for name, value in state.items() if name != "_registered_envs"})
+
     @classmethod
     def overrides(cls, **settings: Any) -> dict[str, Any]:
         """Return settings as a dict, after checking names and values: a part of a config, such as `evaluation_config`.
