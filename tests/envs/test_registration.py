@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = '''
+SCRIPT = """
 import sys
 
 import gymnasium as gym
@@ -63,9 +63,10 @@ for env, num_envs in (("Pole-v0", 1), ("Named-v0", 1), ("Native-v0", 2)):
     with config.build() as algo:
         result = algo.train()
         group = algo.env_runner_group
-        shown = group.foreach_env(describe) if num_envs == 1 else group.foreach_env_runner(lambda r: type(r.env).__name__)
+        class_names = group.foreach_env_runner(lambda runner: type(runner.env).__name__)
+        shown = group.foreach_env(describe) if num_envs == 1 else class_names
         print(shown, result["env_runners"]["episode_len_mean"] <= 9, group.foreach_env_runner(evaluated))
-'''
+"""
 
 
 @pytest.mark.parametrize(

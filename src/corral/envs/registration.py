@@ -1,7 +1,7 @@
 """Envs that a script registers with `gym.register`, sent to the processes of the runners.
 
-Gymnasium's registry is a table of one process. A config that is sent to another process takes along the specs of its env
-ids. Entry points in the main script, which has the name `__main__` in its own process only, are sent as objects.
+Gymnasium's registry is a table of one process. A config that is sent to another process takes along the specs of its
+env ids. Entry points in the main script, which has the name `__main__` in its own process only, are sent as objects.
 """
 
 from __future__ import annotations
