@@ -57,7 +57,11 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"corral.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'corral' has no attribute {name!r}")
+        from corral.errors import nearest_name
+
+        close = None if name.startswith("_") else nearest_name(name, __all__)
+        hint = "" if close is None else f". Did you mean {close!r}?"
+        raise AttributeError(f"module 'corral' has no attribute {name!r}{hint}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -14,6 +14,10 @@ class ConfigError(CorralError, ValueError):
     """A setting is unknown, has a value of the wrong type, or contradicts another setting."""
 
 
+class UnknownAttributeError(CorralError, AttributeError):
+    """A config or an algorithm has no such attribute; the message says what Corral calls it, or the nearest name."""
+
+
 class EnvError(CorralError, RuntimeError):
     """An environment raised, or returned a value that its spaces do not allow."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -223,3 +224,26 @@ def test_actions_of_a_batch_lie_in_the_space() -> None:
         assert all(spaces.Box(-2, 2, (1,)).contains(action) for action in actions)
         greedy = [algorithm.compute_single_action(np.zeros(3, np.float32), explore=False).item() for _ in range(3)]
         assert len(set(greedy)) == 1
+
+
+class Drawing(CountingEnv):
+    """Notes what the global generators give when it is made, as an env does that uses them."""
+
+    drawn: ClassVar[list[tuple[float, float, float]]] = []
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__(config)
+        self.drawn.append((random.random(), float(np.random.random()), torch.rand(()).item()))
+
+
+def test_building_seeds_the_global_generators_of_python_numpy_and_torch() -> None:
+    def drawn(seed: int, before: int) -> list[tuple[float, float, float]]:
+        for seed_generator in (random.seed, np.random.seed, torch.manual_seed):
+            seed_generator(before)
+        Drawing.drawn.clear()
+        PPOConfig().environment(Drawing).env_runners(num_envs_per_env_runner=1).debugging(seed=seed).build().stop()
+        return [*Drawing.drawn]
+
+    first = drawn(3, before=1)
+    assert first and first == drawn(3, before=2)
+    assert not {value for values in first for value in values} & {v for values in drawn(4, before=1) for v in values}

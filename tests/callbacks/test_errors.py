@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from corral import Callback, PPOConfig
+from corral import Callback, PPOConfig, make_multi_callbacks
 from corral.errors import CallbackError, ConfigError
 from corral.testing import CountingEnv
 
@@ -209,3 +209,68 @@ def test_what_cannot_work_is_refused_when_it_is_given() -> None:
     with pytest.raises(ConfigError, match=r"NeedsAName.*name.*instance"):
         PPOConfig().callbacks(NeedsAName)
     PPOConfig().callbacks(NeedsAName("given"))
+
+
+class Misspelt(Callback):
+    def on_episode_ends(self, **kwargs: Any) -> None: ...
+
+
+class OfRLlib(Callback):
+    @staticmethod
+    def on_workers_recreated(**kwargs: Any) -> None: ...
+
+
+class OfBaselines(Callback):
+    def _on_step(self) -> bool:
+        return True
+
+
+class NoCallback:
+    def on_sample_end(self, **kwargs: Any) -> None: ...
+
+    @classmethod
+    def on_sample_start(cls) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (Misspelt, r"Misspelt\.on_episode_ends would never be called.* Did you mean 'on_episode_end'\?"),
+        (OfRLlib, r"OfRLlib\.on_workers_recreated would .* In Corral: on_env_runners_recreated \(worker_ids are"),
+        (
+            OfBaselines,
+            r"OfBaselines\._on_step would .* In Corral: on_episode_step \(it fires for each step of each sub-env",
+        ),
+        (NoCallback, r"NoCallback\.on_sample_start would never be called"),
+    ],
+)
+def test_a_method_that_is_named_like_an_event_and_is_none_is_refused(cls: type, message: str) -> None:
+    class Child(cls): ...  # type: ignore[misc, valid-type]
+
+    with pytest.raises(ConfigError, match=message):
+        PPOConfig().callbacks(cls)
+    for entry in (Child, Child(), make_multi_callbacks([Child])):
+        with pytest.raises(ConfigError, match=message.partition(".")[2]):
+            PPOConfig().callbacks(entry)
+
+
+def test_a_method_made_in_the_constructor_is_refused_when_the_instance_is_made() -> None:
+    class Late(Callback):
+        def __init__(self) -> None:
+            self.on_episode_ends = print
+
+    with pytest.raises(ConfigError, match=r"Late\.on_episode_ends would never be called"):
+        PPOConfig().environment(CountingEnv).callbacks(Late).build()
+
+
+def test_helpers_and_values_of_a_class_may_have_any_other_name() -> None:
+    class Helping(Callback):
+        on_gpu = False
+
+        @property
+        def on_time(self) -> bool:
+            raise AssertionError("reading it is the user's business")
+
+        def note_end(self) -> None: ...
+
+    PPOConfig().callbacks(Helping).callbacks(Helping())

@@ -232,6 +232,17 @@ class TestSeveral:
         runner.stop()
         return Naming.log
 
+    def test_classes_in_list_order_run_first_and_then_callables_in_list_order(self) -> None:
+        functions = [lambda: Naming.log.append("first"), lambda: Naming.log.append("second")]
+        once = ["Second 1", "Naming 1", "Subset 1", "first", "second"]
+        assert self.sample(Second, Naming(), Subset, on_sample_end=functions)[:5] == once
+        assert self.sample(Subset, Naming, on_sample_end=functions[::-1])[:4] == [
+            "Subset 1",
+            "Naming 1",
+            "second",
+            "first",
+        ]
+
     def test_make_multi_callbacks_is_the_list(self) -> None:
         alike = self.sample(Naming, Subset, Second)
         assert alike == ["Naming 1", "Subset 1", "Second 1", "Naming 2", "Subset 1", "Second 2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 import yaml
 
 from corral import DQN, PPO, Algorithm, Callback, DQNConfig, PPOConfig
+from corral.checkpoint import read_checkpoint
 from corral.errors import CheckpointError, ConfigError
 from corral.learners.settings import UpdateSettings
 from corral.modules.module import DEFAULT_MODULE_ID
@@ -428,5 +430,53 @@ if __name__ == "__main__":
     for what in ("save", "load"):
         done = subprocess.run([sys.executable, str(script), what], cwd=tmp_path, capture_output=True, text=True)
         assert (done.stdout, done.stderr) == ("MyPPO\n", "")
-    with pytest.raises(ConfigError, match=r"'__main__:MyConfig' cannot be imported: .* Move the class .* of its own"):
+    message = r"'train.py:MyConfig' cannot be imported: it is in the script train.py, .* Move the class .* of its own"
+    with pytest.raises(ConfigError, match=message):
+        Algorithm.from_checkpoint(tmp_path / "saved")
+
+
+IN_THE_SCRIPT = """
+import sys
+import torch
+from corral import Algorithm, PPOConfig
+from corral.testing import CountingEnv
+
+class MyEnv(CountingEnv):
+    pass
+
+class MyAdam(torch.optim.Adam):
+    pass
+
+if sys.argv[1] == "save":
+    config = PPOConfig().environment(MyEnv).training(optimizer=MyAdam, **{SMALL})
+    with config.env_runners(num_env_runners=1).engine("process").build() as algo:
+        algo.save("saved")
+else:
+    with Algorithm.from_checkpoint("saved") as algo:
+        algo.train()
+        print(algo.env_runner_group.foreach_env(lambda env: type(env).__name__)[0][0])
+"""
+
+
+def test_an_env_of_a_script_is_never_named_by_main(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(IN_THE_SCRIPT.replace("{SMALL}", str(SMALL)), encoding="utf-8")
+    for started, name in (([str(script)], "train.py:MyEnv"), (["-m", "train"], "train:MyEnv")):
+        path = tmp_path / "saved"
+        shutil.rmtree(path, ignore_errors=True)
+        for what, shown in (("save", ""), ("load", "MyEnv\n")):
+            run = [sys.executable, *started, what]
+            done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+            assert (done.returncode, done.stdout) == (0, shown), done.stderr
+        assert not [file for file in path.rglob("*") if file.is_file() and b"__main__" in file.read_bytes()]
+        assert read_checkpoint(path).config["environment"]["env"] == name
+        if name == "train.py:MyEnv":
+            with pytest.raises(ConfigError, match=r"env 'train.py:MyEnv' cannot .* Move .* call its restore_from"):
+                Algorithm.from_checkpoint(path)
+
+
+def test_without_a_script_no_file_can_name_a_class(tmp_path: Path) -> None:
+    code = IN_THE_SCRIPT.replace("{SMALL}", str(SMALL))
+    subprocess.run([sys.executable, "-c", code, "save"], cwd=tmp_path, check=True)
+    with pytest.raises(ConfigError, match=r"that no file can name \(environment.env: .*MyEnv.* restore_from_path"):
         Algorithm.from_checkpoint(tmp_path / "saved")

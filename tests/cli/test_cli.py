@@ -115,7 +115,7 @@ def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.Monkey
             ["--env", "corral.testing:CountinEnv"],
             "'corral.testing' has no env 'CountinEnv'. Did you mean 'CountingEnv'?",
         ),
-        (["--env", "no_such_module_xyz:Env"], "cannot import 'no_such_module_xyz'"),
+        (["--env", "no_such_module_xyz:Env"], "cannot be imported: No module named 'no_such_module_xyz'"),
         (["--set", "training.lrr=1"], "training: unknown setting 'lrr'. Did you mean 'lr'?"),
         (["--set", "train.lr=1"], "unknown setting 'train.lr'. Did you mean 'training.lr'?"),
         (["--set", "training.seed=1"], "It belongs to .debugging(...)."),

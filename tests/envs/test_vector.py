@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +16,8 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
+from corral import PPOConfig
+from corral.envs import vector
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, make_vector_env, resolve_env
 from corral.errors import ConfigError, EnvError, SubEnvError
@@ -180,8 +183,54 @@ class TestResolve:
         with pytest.raises(ConfigError, match=r"unknown env id 'CartPol-v1'\. Did you mean 'CartPole-v1'\?"):
             resolve_env("CartPol-v1")
 
+    @pytest.mark.parametrize(
+        ("env_id", "hint"),
+        [
+            ("ALE/Pong-v5", r"pip install 'gymnasium\[atari\]', and name it 'ale_py:ALE/Pong-v5'\.$"),
+            ("PongNoFrameskip-v4", r"pip install 'gymnasium\[atari\]', and name it 'ale_py:PongNoFrameskip-v4'\.$"),
+            ("FetchReach-v2", r"pip install 'gymnasium-robotics', and name it 'gymnasium_robotics:FetchReach-v2'\.$"),
+            ("MiniGrid-Empty-5x5-v0", r"pip install 'minigrid', and name it 'minigrid:MiniGrid-Empty-5x5-v0'\.$"),
+            ("LunarLander-v2", r"Did you mean 'LunarLander-v3'\?$"),
+            ("Blackjack-v0", r"Did you mean 'Blackjack-v1'\?$"),
+            ("CartPole", r"Did you mean 'CartPole-v1'\?$"),
+            ("halfcheetah", r"Did you mean 'HalfCheetah-v5'\?$"),
+            (
+                "Nothing-like-this-v0",
+                r"pprint_registry\(\) shows all ids; an id of another package is 'package:Name-v0'",
+            ),
+        ],
+    )
+    def test_an_unknown_id_says_in_one_line_what_to_write_or_to_install(self, env_id: str, hint: str) -> None:
+        with pytest.raises(ConfigError, match=hint) as caught:
+            PPOConfig().environment(env_id).validate()
+        assert "\n" not in str(caught.value)
+
+    def test_an_id_of_an_installed_package_is_named_with_its_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(vector, "_PACKAGES", ((r"ALE/", "json", "some-package"),))
+        with pytest.raises(ConfigError, match=r"It is in another package: name it 'json:ALE/Pong-v5'\."):
+            vector.resolve_env("ALE/Pong-v5")
+
+    @pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")
+    @pytest.mark.parametrize(
+        ("env_id", "module_name", "hint"),
+        [
+            ("LunarLander-v3", "Box2D", r"'LunarLander-v3' cannot be made here: Box2D is not installed.*pip install"),
+            ("Hopper-v5", "mujoco", r"'Hopper-v5' cannot be made here: MuJoCo is not installed, run `pip install"),
+            ("Hopper-v3", "mujoco_py", r"cannot be made here: .*gymnasium-robotics.* Did you mean 'Hopper-v5'\?$"),
+            ("phys2d/CartPole-v0", "jax", r"No module named 'jax'. Run `pip install jax`."),
+        ],
+    )
+    def test_a_missing_package_is_named_in_one_line(self, env_id: str, module_name: str, hint: str) -> None:
+        if find_spec(module_name) is not None:
+            pytest.skip(f"{module_name} is installed")
+        with pytest.raises(EnvError, match=hint) as caught:
+            PPOConfig().environment(env_id).build()
+        assert "\n" not in str(caught.value)
+
     def test_unknown_module_is_named(self) -> None:
-        with pytest.raises(ConfigError, match=r"cannot import 'no_such_package'"):
+        with pytest.raises(
+            ConfigError, match=r"'no_such_package:.*' cannot be imported: No module named 'no_such_package'"
+        ):
             resolve_env("no_such_package:Env")
 
     def test_unknown_name_in_a_module_is_named(self) -> None:

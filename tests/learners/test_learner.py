@@ -374,3 +374,22 @@ def test_a_gradient_that_is_not_finite_is_refused_though_the_loss_is_fine() -> N
     with pytest.raises(LossError, match="gradient norm=nan"):
         update(make_learner(module, loss), rows(4), lr=0.1)
     assert torch.equal(weights_of(module), before)
+
+
+@pytest.mark.parametrize("num_epochs", [1, 3])
+def test_columns_that_a_loss_reports_come_back_in_the_order_of_the_batch(num_epochs: int) -> None:
+    def reporting(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
+        return squares(module, batch, coefficients)[0], {"column": batch["row"] * 10.0}
+
+    learner = make_learner(Linear(), reporting, torch.optim.SGD)
+    batch = {**regression(50), "row": np.arange(50, dtype=np.float32)}
+    result = update(learner, batch, lr=0.1, minibatch_size=10, num_epochs=num_epochs, shuffle=True)
+    np.testing.assert_array_equal(result["column"], np.arange(50) * 10.0)
+
+
+@pytest.mark.parametrize("num_parameters", [1, 3])
+def test_the_norm_of_several_gradients_is_the_norm_of_all_their_entries(num_parameters: int) -> None:
+    parameters = [nn.Parameter(torch.zeros(1)) for _ in range(num_parameters)]
+    for parameter in parameters:
+        parameter.grad = torch.full((1,), 2.0)
+    assert clip_gradients(parameters, None, "global_norm") == pytest.approx(2 * math.sqrt(num_parameters))

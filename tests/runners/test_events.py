@@ -17,7 +17,7 @@ from corral import Callback, PPOConfig
 from corral.callbacks import EVENTS
 from corral.errors import ConfigError
 from corral.runners.runner import EnvRunner
-from corral.testing import CountingEnv, TimeLimitCorridor
+from corral.testing import CountingEnv
 from handmade import MakeRunner
 
 Trace = list[tuple[str, int]]
@@ -424,21 +424,6 @@ class Naming(Callback):
 
 
 class TestOrder:
-    def test_classes_then_callables_each_in_list_order(self, make_runner: MakeRunner) -> None:
-        Naming.log = log = []
-
-        class Other(Naming):
-            def __init__(self) -> None:
-                self.name = "other class"
-
-        runner = make_runner(
-            TimeLimitCorridor,
-            on_sample_end=[lambda: log.append("first"), lambda: log.append("second")],
-            callbacks_class=[Other, Naming("instance"), Naming],
-        )
-        runner.sample(num_timesteps=1)
-        assert log == ["other class", "instance", "class", "first", "second"]
-
     def test_several_calls_add_up_and_none_resets(self, make_runner: MakeRunner) -> None:
         Naming.log = log = []
         config = PPOConfig().environment(CountingEnv).callbacks(on_sample_end=lambda: log.append("early"))

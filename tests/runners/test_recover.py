@@ -245,6 +245,16 @@ class TestState:
             assert runner.get_state()["tasks"] is None
             runner.set_state({})
 
+    def test_an_evaluation_runner_draws_other_numbers_than_the_training_runner_of_its_index(self) -> None:
+        config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=2).debugging(seed=3)
+        training, evaluation, again = (
+            EnvRunner(made, 1).sample(num_timesteps=64, random_actions=True)
+            for made in (config, config.for_evaluation(), config.for_evaluation())
+        )
+        np.testing.assert_array_equal(evaluation.actions, again.actions)
+        assert (training.obs[0] != evaluation.obs[0]).all()
+        assert (training.actions[:16] != evaluation.actions[:16]).any()
+
     def test_a_replacement_draws_other_numbers(self) -> None:
         config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=2).debugging(seed=3)
         first, again, second, third = (

@@ -421,3 +421,25 @@ class TestMetrics:
         result = runner.metrics.reduce()
         assert np.isnan(result["episode_return_mean"])
         assert result["num_episodes"] == 0
+
+
+class LongerEachTime(CountingEnv):
+    """The return of an episode is its number, from 1."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._length = self._episode + 2
+        return super().reset(**kwargs)
+
+    def step(self, action: int) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, 1.0, *rest
+
+
+@pytest.mark.parametrize(("window", "mean"), [(1, 4.0), (2, 3.5), (3, 3.0), (100, 2.5)])
+def test_returns_are_smoothed_over_the_latest_episodes(make_runner: MakeRunner, window: int, mean: float) -> None:
+    env = {"env": LongerEachTime, "disable_env_checking": True}
+    runner = make_runner(**env, metrics_num_episodes_for_smoothing=window)
+    for _ in range(10):  # four episodes, of 1, 2, 3 and 4 steps
+        runner.sample(num_timesteps=1)
+    assert runner.metrics.peek("num_episodes") == 4
+    assert runner.metrics.peek("episode_return_mean") == runner.metrics.peek("episode_len_mean") == mean

@@ -450,3 +450,19 @@ class TestBadInput:
     def test_a_wrong_env_name_is_refused_before_a_process_starts(self) -> None:
         with pytest.raises(ConfigError, match="CartPole-v1"):
             PPOConfig().environment("CartPol-v1").env_runners(num_env_runners=2).engine("process").build()
+
+
+def test_a_restarted_runner_of_a_group_draws_other_numbers() -> None:
+    request, chosen = SampleRequest(num_timesteps=64), []
+    for killed in (False, False, True):
+        with started(config("process", num_env_runners=1)) as group:
+            if killed:
+                group.sample(request, Timers())
+                group._runners[1].handle.kill()
+            rollouts: list[Rollout] = []
+            while not rollouts:
+                rollouts = group.sample(request, Timers())
+            assert group.num_remote_worker_restarts == killed
+            chosen.append(rollouts[0].actions.tobytes())
+    first, again, restarted = chosen
+    assert first == again != restarted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,11 +18,12 @@ from corral.algorithms.stopping import StopCriteria
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import algorithm_state, load_algorithm, read_checkpoint, save_algorithm
 from corral.config.validation import reconfigured, round_size
+from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
 from corral.engines.base import resources_of_workers
 from corral.engines.lazy import LazyEngine
-from corral.errors import CorralError
+from corral.errors import ConfigError, CorralError
 from corral.exploration.base import overrides_method
 from corral.learners.build import make_learner_group
 from corral.learners.losses import Loss
@@ -68,7 +69,16 @@ _NO_EVALUATION = {
 }
 
 
-class Algorithm(ABC):
+class _WithHints(ABCMeta):
+    """Class of algorithm classes: says for `PPO.load` and other names of other libraries what Corral calls them."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            raise attribute_error(cls, name, ALGORITHM_METHODS)
+
+
+class Algorithm(metaclass=_WithHints):
     """Trains modules on an env. Subclasses define `make_loss` and `training_step`.
 
     Use it as a context manager, or call `stop()` at the end.
@@ -92,6 +102,26 @@ class Algorithm(ABC):
     STATE: ClassVar[tuple[str, ...]] = ("training_iteration", "num_env_steps_sampled_lifetime", "_time_total_s")
     METRICS: ClassVar[tuple[str, ...]] = ()
     FIXED_SETTINGS: ClassVar[frozenset[str]] = frozenset({"optimizer", "optimizer_config"})
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Refuse the arguments with which other libraries make an algorithm.
+
+        Raises:
+            ConfigError: The first argument is a name or a dict.
+        """
+        if isinstance(args[0] if args else settings.get("config"), (str, dict)):
+            raise ConfigError(
+                f"{cls.__name__} is made from a config: call build() of its config class, as in "
+                "PPOConfig().environment('CartPole-v1').training(lr=1e-3).build()."
+            )
+        return super().__new__(cls)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # a property that raised; raise its error again
+            raise attribute_error(self, name, ALGORITHM_METHODS)
 
     def __init__(self, config: AlgorithmConfig) -> None:
         """Build runners and learners from a copy of the config.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+from corral.core.familiar_names import RESULTS, meaning_of
 from corral.errors import StopCriterionError, nearest
 from corral.metrics.result import flat_result
 
@@ -54,9 +55,8 @@ class StopCriteria:
             if value is None:
                 if self._late_keys and result["training_iteration"] < LATE_KEY_ITERATIONS:
                     continue
-                raise StopCriterionError(
-                    f"stop criterion {name!r} does not appear in the result. {nearest(name, [*flat, *ALIASES])}"
-                )
+                hint = meaning_of(name, RESULTS, flat) or nearest(name, [*flat, *ALIASES])
+                raise StopCriterionError(f"stop criterion {name!r} does not appear in the result. {hint}")
             if not isinstance(value, Real):
                 raise StopCriterionError(f"stop criterion {name!r} is {value!r} in the result, which is not a number.")
             if float(value) >= limit and met is None:

@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from corral.callbacks.callback import EVENTS, Callback, Event, MultiCallbacks, overrides_event
+from corral.core.familiar_names import EVENT_ARGUMENTS, meaning_of
+from corral.core.familiar_names import EVENTS as FAMILIAR_EVENTS
 from corral.errors import CallbackError, ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Dispatcher:
         self._logs_errors = on_error == "log"
         self._logged: set[tuple[str, str]] = set()
         self.instances = [entry() if isinstance(entry, type) else entry for entry in single(classes)]
+        for instance in self.instances:
+            _refuse_unknown_events(instance)
         self._subscribers: dict[str, list[tuple[Callable[..., Any], tuple[str, ...] | None]]] = {}
         for name, event in EVENTS.items():
             methods = [getattr(instance, name) for instance in self.instances if _handles(instance, name)]
@@ -178,9 +182,10 @@ def accepted_arguments(function: Callable[..., Any], event: Event) -> tuple[str,
         if parameter.name in event.arguments:
             names.append(parameter.name)
         elif parameter.default is parameter.empty:
+            hint = meaning_of(parameter.name, EVENT_ARGUMENTS, event.arguments, event.name)
             raise ConfigError(
                 f"{event.name}: {getattr(function, '__name__', function)!r} takes {parameter.name!r}, which the event "
-                f"does not have. {nearest(parameter.name, event.arguments)} Its arguments are: "
+                f"does not have. {hint or nearest(parameter.name, event.arguments)} Its arguments are: "
                 f"{', '.join(event.arguments)}."
             )
     return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else tuple(names)
@@ -198,17 +203,37 @@ def _check_constructor(cls: type) -> None:
         return
 
 
+def _refuse_unknown_events(entry: Any) -> None:
+    """Refuse a class or an instance with a method that is named like an event, and that no event would call."""
+    for name in dir(entry):
+        if (name.startswith("on_") or name in FAMILIAR_EVENTS) and name not in EVENTS:
+            owner, method = (
+                (entry if isinstance(entry, type) else type(entry)).__name__,
+                inspect.getattr_static(entry, name),
+            )
+            if callable(method) or isinstance(method, classmethod):
+                raise ConfigError(
+                    f"callbacks: {owner}.{name} would never be called, because no event has this name. "
+                    f"{_event_hint(name)} A method that is no event has a name without on_ in front."
+                )
+
+
+def _event_hint(name: str) -> str:
+    return meaning_of(name, FAMILIAR_EVENTS, EVENTS) or nearest(name, EVENTS)
+
+
 def check_callbacks(classes: Sequence[Any], functions: Mapping[str, Sequence[Any]]) -> None:
     """Check callbacks when they are given.
 
     Raises:
-        ConfigError: An event is unknown, a callback is not callable, or it takes an argument that its event does not
-            have.
+        ConfigError: An event is unknown, a method of a class is named like an event and is none, a callback is not
+            callable, or it takes an argument that its event does not have.
     """
     for entry in single(classes):
         cls = entry if isinstance(entry, type) else type(entry)
         if isinstance(entry, type):
             _check_constructor(entry)
+        _refuse_unknown_events(entry)
         overridden = [name for name in EVENTS if overrides_event(cls, name)]
         if not issubclass(cls, Callback) and not overridden:
             raise ConfigError(
@@ -219,7 +244,7 @@ def check_callbacks(classes: Sequence[Any], functions: Mapping[str, Sequence[Any
             accepted_arguments(inspect.getattr_static(cls, name).__get__(cls, cls), EVENTS[name])
     for name, callables in functions.items():
         if name not in EVENTS:
-            raise ConfigError(f"callbacks: unknown event {name!r}. {nearest(name, EVENTS)}")
+            raise ConfigError(f"callbacks: unknown event {name!r}. {_event_hint(name)}")
         for function in callables:
             if not callable(function):
                 raise ConfigError(f"callbacks: {name} must be callable, got {type(function).__name__} {function!r}.")

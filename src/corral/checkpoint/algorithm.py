@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import corral
 from corral.checkpoint.directory import Checkpoint, read_checkpoint, write_checkpoint
 from corral.checkpoint.settings import settings_of, unnamed
-from corral.core.settings import import_path, path_of
+from corral.config.validation import optimizer_class
+from corral.core.settings import import_path, names_script, path_of
+from corral.envs.vector import resolve_env
 from corral.errors import CheckpointError, ConfigError
 from corral.loggers.run import plain, run_name
 
@@ -59,6 +61,11 @@ def load_algorithm(path: str | Path, cls: type[AlgorithmT]) -> AlgorithmT:
 
     checkpoint = read_checkpoint(path)
     config = config_from_dict(settings_of(checkpoint))
+    # The processes of runners and learners cannot import from this script, but they can be sent what is in it.
+    if names_script(config.env):
+        config.env = resolve_env(config.env)
+    if names_script(config.optimizer):
+        config.optimizer = optimizer_class(config.optimizer)
     algorithm = _class_to_build(checkpoint, config, cls)(config)
     try:
         algorithm.restore_from_path(path)

@@ -57,7 +57,9 @@ def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]
 
 
 def _found_by_name(value: Any) -> bool:
-    """Return whether the import path of a value leads back to it."""
+    """Return whether the import path of a value leads back to it, in this script at least."""
+    if path_of(value).startswith("__main__:"):
+        return False  # in a notebook, for example, where no other process ever finds it
     found: Any = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)

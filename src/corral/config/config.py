@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
@@ -32,8 +32,9 @@ from corral.config.settings import (
     RLModuleSettings,
     TrainingSettings,
 )
+from corral.core.familiar_names import CONFIG_METHODS, SETTINGS, attribute_error, meaning_of
 from corral.core.settings import check_names, check_setting
-from corral.errors import ConfigError, nearest
+from corral.errors import ConfigError, UnknownAttributeError, nearest
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
@@ -195,21 +196,51 @@ class AlgorithmConfig(
 
     def _set(self, group: str, settings: Mapping[str, object]) -> Self:
         known = (*self.group_fields()[group], *ALSO_IN.get(group, ()))
-        for other, others in self.group_fields().items():
-            if misplaced := [name for name in settings if name in others and name not in known]:
-                raise ConfigError(f"{group}: unknown setting {misplaced[0]!r}. It belongs to .{other}(...).")
-        check_names(group, settings, known)
+        for name in settings:
+            if name not in known and name in self._fields():
+                raise ConfigError(f"{group}: unknown setting {name!r}. It belongs to .{self._fields()[name]}(...).")
+        self._check_names(group, settings, known)
         for name, value in settings.items():
             setattr(self, name, value)
         return self
 
+    @classmethod
+    def _check_names(cls, place: str, settings: Mapping[str, object], known: Collection[str]) -> None:
+        """Refuse names that are not known; names of other libraries with what Corral calls them."""
+        for name in settings:
+            if name not in known and (hint := cls.meaning_of(name)) is not None:
+                raise ConfigError(f"{place}: unknown setting {name!r}. {hint}")
+        check_names(place, settings, known)
+
+    @classmethod
+    def meaning_of(cls, name: object) -> str | None:
+        """Return a sentence with the setting that another library calls so, or `None` if none is known."""
+        return meaning_of(name, SETTINGS, [f"{group}.{known}" for known, group in cls._fields().items()], cls.__name__)
+
     # Attributes.
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        """Refuse unknown settings before `__init__` does, with a hint.
+
+        Raises:
+            ConfigError: A name is unknown.
+        """
+        cls._check_names(cls.__name__, settings, cls._fields())
+        return super().__new__(cls)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # a property that raised; raise its error again
+            raise attribute_error(self, name, CONFIG_METHODS)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a setting, after checking its name and value.
 
         Raises:
-            AttributeError: The name is unknown, or the config is frozen.
+            UnknownAttributeError: The name is unknown.
+            AttributeError: The config is frozen.
             ConfigError: The value has the wrong type or is out of bounds.
         """
         if self.is_frozen:
@@ -218,7 +249,8 @@ class AlgorithmConfig(
             )
         fields = type(self)._fields()
         if name not in fields:
-            raise AttributeError(f"{type(self).__name__} has no setting {name!r}. {nearest(name, fields)}")
+            hint = self.meaning_of(name) or nearest(name, fields)
+            raise UnknownAttributeError(f"{type(self).__name__} has no setting {name!r}. {hint}")
         object.__setattr__(self, name, _checked(type(self), name, value))
 
     @property
@@ -241,6 +273,20 @@ class AlgorithmConfig(
             setattr(other, name, value)
         return other
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings, and the specs of registered envs, which other processes do not have."""
+        from corral.envs.registration import registered_envs
+
+        envs = registered_envs([self.env, self.evaluation_config.get("env")])
+        return {**self.__dict__, "_registered_envs": envs}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over the settings, and register the envs in this process."""
+        from corral.envs.registration import register_envs
+
+        register_envs(state["_registered_envs"])
+        self.__dict__.update({name: value for name, value in state.items() if name != "_registered_envs"})
+
     @classmethod
     def overrides(cls, **settings: Any) -> dict[str, Any]:
         """Return settings as a dict, after checking names and values: a part of a config, such as `evaluation_config`.
@@ -248,7 +294,7 @@ class AlgorithmConfig(
         Raises:
             ConfigError: A name is unknown, or a value has the wrong type or is out of bounds.
         """
-        check_names("overrides", settings, cls._fields())
+        cls._check_names("overrides", settings, cls._fields())
         return {name: _checked(cls, name, value) for name, value in settings.items()}
 
     # Dictionaries.
@@ -308,7 +354,9 @@ class AlgorithmConfig(
                 if values != name_of(cls) and config_class(values) is not cls:
                     raise ConfigError(f"{cls.__name__}.from_dict: the settings are for algo {values!r}.")
             elif group not in GROUPS:
-                raise ConfigError(f"config: unknown group {group!r}. {nearest(group, [*GROUPS, 'algo'])}")
+                hint = meaning_of(group, CONFIG_METHODS, GROUPS, cls.__name__) or cls.meaning_of(group)
+                hint = hint or nearest(group, [*GROUPS, "algo"])
+                raise ConfigError(f"config: unknown group {group!r}. {hint}")
             elif not isinstance(values, Mapping):
                 raise ConfigError(f"config: group {group!r} must hold settings by name, got {values!r}.")
             else:
@@ -325,7 +373,8 @@ class AlgorithmConfig(
         name, _, key = name.partition(".")
         if group not in GROUPS:
             paths = [f"{g}.{n}" for g, names in self.group_fields().items() for n in names]
-            raise ConfigError(f"config: unknown setting {path!r}. {nearest(path, paths)}")
+            hint = self.meaning_of(path.rpartition(".")[2]) or nearest(path, paths)
+            raise ConfigError(f"config: unknown setting {path!r}. {hint}")
         if key and name in self.group_fields()[group]:
             before = getattr(self, name)
             if not isinstance(before, dict):

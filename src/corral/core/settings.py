@@ -10,9 +10,11 @@ import dataclasses
 import functools
 import importlib
 import operator
+import sys
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -20,6 +22,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError
 
+from corral.core.familiar_names import meaning_of_key
 from corral.core.schedules import Schedule, schedule_problem
 from corral.errors import ConfigError, nearest, nearest_name
 
@@ -40,13 +43,7 @@ def import_path(path: str) -> Any:
         module_name, _, qualname = path.strip().rpartition(".")
     if not module_name or not qualname or module_name.startswith("."):
         raise ConfigError(f"{path!r} is not an import path such as 'package.module:Name'")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"{path!r} cannot be imported: {error}. The module must be in the working directory, on PYTHONPATH, or "
-            "installed"
-        ) from error
+    found: Any = module_named(module_name, path)
     for name in qualname.split("."):
         if not hasattr(found, name):
             raise ConfigError(f"{path!r} cannot be imported: {_missing_name(module_name, found, name)}")
@@ -54,17 +51,62 @@ def import_path(path: str) -> Any:
     return found
 
 
+def module_named(name: str, path: str) -> Any:
+    """Return the module that an import path names.
+
+    Args:
+        name: The part of the import path before the colon; `"train.py"` is the script that this process runs.
+        path: The whole import path, for the message.
+
+    Raises:
+        ConfigError: The module cannot be imported, or is another script.
+    """
+    if name == _main_name():
+        return sys.modules["__main__"]
+    if name.endswith(".py"):
+        raise ConfigError(
+            f"{path!r} cannot be imported: it is in the script {name}, and this process runs {_main_name()}. {_MOVE}"
+        )
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{path!r} cannot be imported: {error}. The module must be in the working directory, on PYTHONPATH, or "
+            "installed"
+        ) from error
+
+
 def path_of(value: Any) -> str:
-    """Return the import path of a class or function, `"package.module:Name"`."""
-    return f"{value.__module__}:{value.__qualname__}"
+    """Return the import path of a class or function, `"package.module:Name"`.
+
+    The name `__main__` means something else in each process. What is in the script `train.py` has the path
+    `"train.py:Name"`, which only that script can import. Without a script, as in a notebook, it is `"__main__:Name"`.
+    """
+    return f"{_main_name() if value.__module__ == '__main__' else value.__module__}:{value.__qualname__}"
+
+
+def names_script(path: Any) -> bool:
+    """Return whether a value is the import path of something in a script, or in the module that this process runs."""
+    module_name, colon, _ = path.partition(":") if isinstance(path, str) else ("", "", "")
+    return bool(colon) and (module_name.endswith(".py") or module_name == _main_name())
+
+
+def _main_name() -> str:
+    """Return the name of the module that Python was started with: a module after `-m`, or a file."""
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    return spec.name if spec is not None else Path(file).name if file else "__main__"
+
+
+_MOVE = (
+    "Move the class or function into a module of its own, such as my_module.py, and name it 'my_module:Name'; or build "
+    "the algorithm from your own config, and call its restore_from_path()"
+)
 
 
 def _missing_name(module_name: str, owner: Any, name: str) -> str:
     if module_name == "__main__":
-        return (
-            "'__main__' means the script that Python was started with, and here that is another script. Move the class "
-            "or function into a module of its own, such as my_module.py, and name it 'my_module:Name'"
-        )
+        return f"'__main__' means the script that Python was started with, and here that is another script. {_MOVE}"
     if name == "<locals>":
         return "it was defined inside a function. Define it at the top level of a module"
     return f"{module_name!r} has no {name!r}. {nearest(name, [n for n in vars(owner) if not n.startswith('_')])}"
@@ -153,9 +195,11 @@ def check_names(place: str, given: Iterable[str], known: Collection[str], *, lis
     """
     for name in given:
         if name not in known:
-            close = nearest_name(name, known)
-            hint = "" if close is None else f" Did you mean {close!r}?"
-            if close is None or list_known:
+            hint = meaning_of_key(name, known)
+            if hint is None and (close := nearest_name(name, known)) is not None:
+                hint = f"Did you mean {close!r}?"
+            hint = "" if hint is None else f" {hint}"
+            if not hint or list_known:
                 hint += f" It takes {', '.join(known)}." if known else " It takes no settings."
             raise ConfigError(f"{place}: unknown setting {name!r}.{hint}")
 

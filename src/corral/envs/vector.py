@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from corral.core.settings import module_named
 from corral.core.spaces import space_tree
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
 from corral.envs.checks import check_env, check_spaces, mismatch
 from corral.envs.step_timeout import limited
 from corral.envs.sub_envs import Restarts
 from corral.envs.sync_vector import SyncVectorEnv
-from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, nearest
+from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, nearest, nearest_name
 
 log = logging.getLogger("corral")
 
@@ -76,9 +78,9 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
         if not module_name or module_name.startswith("."):
             raise ConfigError(f"environment: env {env!r} is not an import path such as 'package.module:Name'.")
         try:
-            module = importlib.import_module(module_name)  # may register ids: "my_package:MyEnv-v0"
-        except ImportError as error:
-            raise ConfigError(f"environment: cannot import {module_name!r} of env {env!r}: {error}") from error
+            module = module_named(module_name, env)  # may register ids: "my_package:MyEnv-v0"
+        except ConfigError as error:
+            raise ConfigError(f"environment: env {error}.") from error
         if callable(getattr(module, attribute, None)):
             factory = getattr(module, attribute)
             return factory
@@ -91,8 +93,54 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
             raise ConfigError(
                 f"environment: module {module_name!r} has no env {attribute!r}. {nearest(attribute, names)}"
             ) from error
-        raise ConfigError(f"environment: unknown env id {env_id!r}. {nearest(env_id, gym.registry)}") from error
+        raise ConfigError(f"environment: unknown env id {env_id!r}. {_id_hint(env_id)}") from error
     return str(env)
+
+
+# Ids of other packages: pattern, module that registers them, and what to install.
+_PACKAGES = (
+    (
+        r"ALE/|\w*(NoFrameskip|Deterministic|-ram)\w*-v|(Pong|Breakout|SpaceInvaders|Qbert)-v",
+        "ale_py",
+        "gymnasium[atari]",
+    ),
+    (r"Fetch|Hand|Adroit|FrankaKitchen|(Ant|Point)Maze", "gymnasium_robotics", "gymnasium-robotics"),
+    (r"MiniGrid-|BabyAI-", "minigrid", "minigrid"),
+    (r"(highway|merge|roundabout|parking|intersection|racetrack)-", "highway_env", "highway-env"),
+    (r"dm_control/", "shimmy", "shimmy[dm-control]"),
+)
+
+
+def _id_hint(env_id: str) -> str:
+    """Return a sentence with what to write, or to install, instead of an unknown id."""
+    for pattern, module_name, package in _PACKAGES:
+        if re.match(pattern, env_id):
+            install = "" if find_spec(module_name) else f"pip install '{package}', and "
+            return f"It is in another package: {install}name it '{module_name}:{env_id}'."
+    known = newest_version(env_id) or nearest_name(env_id, gym.registry)
+    if known is not None:
+        return f"Did you mean {known!r}?"
+    return "gymnasium.pprint_registry() shows all ids; an id of another package is 'package:Name-v0'."
+
+
+def newest_version(env_id: str) -> str | None:
+    """Return the registered id with the same name, in upper or lower case, that has the highest version."""
+    name = re.sub(r"-v\d+$", "", env_id).lower()
+    same = [known for known in gym.registry.values() if re.sub(r"-v\d+$", "", known.id).lower() == name]
+    return max(same, key=lambda spec: spec.version or 0).id if same else None
+
+
+@contextmanager
+def _needs_said(env_id: str) -> Iterator[None]:
+    """Turn the error for a missing package into one line: what to install, or which version replaces the env."""
+    try:
+        yield
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        newest = newest_version(env_id.rpartition(":")[2])
+        remedy = f" Did you mean {newest!r}?" if newest not in (None, env_id) else ""
+        if isinstance(error, ModuleNotFoundError):
+            remedy = f" Run `pip install {error.name}`.{remedy}"
+        raise EnvError(f"env {env_id!r} cannot be made here: {str(error).rstrip('.')}.{remedy}") from error
 
 
 def _call_factory(factory: Callable[..., Any], context: EnvContext) -> Any:
@@ -211,7 +259,7 @@ def _make_native(
     spec = gym.spec(env_id.rpartition(":")[2])
     if spec.vector_entry_point is None or spec.additional_wrappers:
         return None
-    with _errors_of(name, f"its native vector env was made with env_config {dict(context)}"):
+    with _errors_of(name, f"its native vector env was made with env_config {dict(context)}"), _needs_said(env_id):
         native = gym.make_vec(env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **context)
     if native.metadata.get("autoreset_mode") == mode:
         return native
@@ -224,7 +272,8 @@ def _make_one(resolved: str | Callable[..., Any], name: str, context: EnvContext
     """Return one env with its wrappers, or the ready `VectorEnv` of a factory."""
     with _errors_of(name, f"sub-env {context.vector_index} was made with env_config {dict(context)}"):
         if isinstance(resolved, str):
-            made = gym.make(resolved, disable_env_checker=True, **context)
+            with _needs_said(resolved):
+                made = gym.make(resolved, disable_env_checker=True, **context)
         else:
             made = _call_factory(resolved, context)
         if isinstance(made, gym.Env):

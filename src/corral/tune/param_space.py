@@ -58,5 +58,6 @@ def _set_group(config: AlgorithmConfig, group: str, value: Any) -> None:
 def _set_one(config: AlgorithmConfig, name: str, value: Any) -> None:
     names = [known for group in config.group_fields().values() for known in group]
     if name not in names:
-        raise ConfigError(f"param_space: unknown setting {name!r}. {nearest(name, [*names, *GROUPS])}")
+        hint = config.meaning_of(name) or nearest(name, [*names, *GROUPS])
+        raise ConfigError(f"param_space: unknown setting {name!r}. {hint}")
     setattr(config, name, value)
