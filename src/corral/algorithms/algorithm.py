@@ -172,11 +172,12 @@ class Algorithm(ABC):
         rollouts: list[Rollout] = []
         left = num_timesteps
         while left > 0:
-            timestep = self.num_env_steps_sampled_lifetime + num_timesteps - left
-            request = SampleRequest(num_timesteps=self.round_size or left, timestep=timestep)
-            rollouts += self.env_runner_group.sample(request, self.timers)
-            left = num_timesteps - sum(rollout.num_env_steps for rollout in rollouts)
-        self.num_env_steps_sampled_lifetime += num_timesteps - left
+            request = SampleRequest(num_timesteps=self.round_size or left, timestep=self.num_env_steps_sampled_lifetime)
+            arrived = self.env_runner_group.sample(request, self.timers)
+            num_env_steps = sum(rollout.num_env_steps for rollout in arrived)
+            self.num_env_steps_sampled_lifetime += num_env_steps  # also if an exception ends the next round
+            left -= num_env_steps
+            rollouts += arrived
         if overrides_method(self.exploration, "learn"):
             with self.timers.time("exploring"):
                 learned = self.exploration.learn(rollouts, timestep=self.num_env_steps_sampled_lifetime)
