@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -70,7 +71,8 @@ _NO_EVALUATION = {
 class Algorithm(ABC):
     """Trains modules on an env. Subclasses define `make_loss` and `training_step`.
 
-    Use it as a context manager, or call `stop()` at the end.
+    Use it as a context manager, or call `stop()` at the end. If it is dropped without that, its workers are ended when
+    Python collects it.
 
     Attributes:
         config: Frozen config.
@@ -116,6 +118,7 @@ class Algorithm(ABC):
         self._running = False  # from on_algorithm_init to on_algorithm_stop
         self._callbacks = make_dispatcher(config)
         self.engine = LazyEngine(config.engine_name)
+        weakref.finalize(self, _end_dropped, self.engine).atexit = False  # at exit, the handles end their workers
         try:
             self.engine.require(resources_of_workers(config))
             self.env_runner_group = EnvRunnerGroup(config, self.engine)
@@ -440,15 +443,14 @@ class Algorithm(ABC):
     # Ending.
 
     def stop(self) -> None:
-        """Close the envs and end all workers; a second call does nothing."""
-        if self._stopped:
-            return
+        """Close the envs and end all workers; a second call only ends what an interrupted first call left."""
         self._stopped = True
+        running, self._running = self._running, False
         with ExitStack() as ending:  # the last one first, and every one of them whatever another raises
             for name in ("engine", "env_runner_group", "learner_group"):
                 if hasattr(self, name):  # building may have failed before it
                     ending.callback(getattr(self, name).stop)
-            if self._running:
+            if running:
                 self._callbacks.fire("on_algorithm_stop", algorithm=self)
 
     def __enter__(self) -> Self:
@@ -460,3 +462,10 @@ class Algorithm(ABC):
     ) -> None:
         """Stop."""
         self.stop()
+
+
+def _end_dropped(engine: LazyEngine) -> None:
+    """End the workers of an algorithm that nobody can stop any more."""
+    if running := engine.running():
+        log.warning("An algorithm was dropped without stop(): its %d worker(s) are ended.", len(running))
+    engine.stop()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
+from corral.core.interrupts import interrupts_deferred
 from corral.core.tree import leaves
 from corral.episodes.rollout import Rollout
 from corral.errors import CorralError, WorkerDiedError
@@ -560,17 +561,22 @@ class EnvRunnerGroup:
         return results
 
     def stop(self) -> None:
-        """Close all envs and end all workers. Nothing can be sampled afterwards."""
+        """Close all envs and end all workers, also if Ctrl-C interrupts it. Nothing can be sampled afterwards."""
         self._stopped = True
         if self.local_env_runner is not None:
             self.local_env_runner.stop()
         runners = [runner for runner in self._runners.values() if hasattr(runner, "handle")]
-        closing = [runner.handle.call("stop") for runner in runners if runner.handle.alive() and runner.ready]
-        done, late = wait(closing, CLOSE_S)
-        for future in done:
-            if (error := future.exception()) is not None and not isinstance(error, WorkerDiedError):
-                log.error("A runner could not close its env.", exc_info=error)
-        if late:
-            log.warning("%d env runner(s) did not close their envs within %s s, and were ended.", len(late), CLOSE_S)
-        for runner in runners:
-            runner.handle.kill()
+        try:
+            closing = [runner.handle.call("stop") for runner in runners if runner.handle.alive() and runner.ready]
+            done, late = wait(closing, CLOSE_S)
+            for future in done:
+                if (error := future.exception()) is not None and not isinstance(error, WorkerDiedError):
+                    log.error("A runner could not close its env.", exc_info=error)
+            if late:
+                log.warning(
+                    "%d env runner(s) did not close their envs within %s s, and were ended.", len(late), CLOSE_S
+                )
+        finally:
+            with interrupts_deferred():
+                for runner in runners:
+                    runner.handle.kill()
