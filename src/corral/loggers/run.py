@@ -124,10 +124,14 @@ class Run:
         """Warn that a logger cannot write, once for each logger."""
         if logger not in self._failing:
             self._failing.append(logger)
-            log.warning(
-                "%s cannot write its results in %s: %s. The run continues; results may be missing.",
-                *(type(logger).__name__, self.path, error.strerror or error),
+            message = (
+                f"{type(logger).__name__} cannot write its results in {self.path}: {error.strerror or error}. The run "
+                "continues; results may be missing."
             )
+            log.warning("%s", message)
+            if not logging.getLogger().hasHandlers() and sys.stderr is not None:  # run.log may be on the same disk
+                with contextlib.suppress(OSError, ValueError):
+                    print(message, file=sys.stderr)
 
 
 class _RunLog(logging.FileHandler):
