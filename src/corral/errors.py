@@ -70,6 +70,10 @@ class CoordinationError(CorralError, RuntimeError):
     """A named actor does not exist, exists already, has no such method, or cannot be reached."""
 
 
+class RunDirectoryError(CorralError, OSError):
+    """The directory of a run cannot be written; the message names the directory."""
+
+
 class CheckpointError(CorralError, ValueError):
     """A checkpoint cannot be written, or is missing, damaged, or of another algorithm; the message names the file."""
 

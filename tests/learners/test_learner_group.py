@@ -419,6 +419,57 @@ def test_a_learner_that_was_killed_between_updates(build: Build) -> None:
     assert_gone(pids)
 
 
+def test_the_last_weights_can_be_saved_after_a_learner_died(build: Build) -> None:
+    group = build(MakeLearner(2))
+    update(group, regression(8), lr=0.1)
+    weights = {"m": {name: value.copy() for name, value in group.get_weights()["m"].items()}}
+    os.kill(group._call_all(pid_of)[1], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        update(group, regression(8), lr=0.1)
+    state = group.get_state()
+    single = LearnerGroup(MakeLearner(0)())
+    single.set_state(state)
+    assert_same_weights(single.get_weights(), weights, 0)
+    update(single, regression(8), lr=0.1)
+
+
+def test_an_interrupt_between_the_calls_to_two_learners(build: Build) -> None:
+    make, batch = MakeLearner(2), regression(8)
+    group, undisturbed = build(make), LearnerGroup(make())
+    call = group._workers[0].call
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        group._workers[0].call = call  # type: ignore[method-assign]
+        future = call(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGINT)
+        return future
+
+    for _ in range(2):
+        group._workers[0].call = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            update(group, batch, lr=0.1, shuffle=False)
+        update(undisturbed, batch, lr=0.1, shuffle=False)
+    skip = ("count",)  # a buffer, which counts the rows of one learner
+    assert_same_weights(group.get_weights(), undisturbed.get_weights(), 1e-5, skip=skip)  # all took the update
+    update(group, batch, lr=0.1, shuffle=False)
+    update(undisturbed, batch, lr=0.1, shuffle=False)
+    assert_same_weights(group.get_weights(), undisturbed.get_weights(), 1e-5, skip=skip)
+
+
+def test_an_exception_between_the_calls_to_two_learners_ends_all_of_them(build: Build) -> None:
+    group = build(MakeLearner(2))
+    second = group._workers[1]
+    call = second.call
+    try:
+        second.call = lambda *args: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        with pytest.raises(ZeroDivisionError):
+            update(group, regression(8), lr=0.1)
+    finally:
+        second.call = call  # type: ignore[method-assign]
+    with pytest.raises(WorkerDiedError, match=r"the learners are gone.*only some of them were called: ZeroDivision"):
+        update(group, regression(8), lr=0.1)
+
+
 def test_one_learner_of_the_engine_needs_no_peers_and_leaves_no_process(build: Build) -> None:
     make, batch = MakeLearner(1), regression(20)
     group, single = build(make), make()

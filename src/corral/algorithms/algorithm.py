@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -81,7 +82,8 @@ class _WithHints(ABCMeta):
 class Algorithm(metaclass=_WithHints):
     """Trains modules on an env. Subclasses define `make_loss` and `training_step`.
 
-    Use it as a context manager, or call `stop()` at the end.
+    Use it as a context manager, or call `stop()` at the end. If it is dropped without that, its workers are ended when
+    Python collects it.
 
     Attributes:
         config: Frozen config.
@@ -147,6 +149,7 @@ class Algorithm(metaclass=_WithHints):
         self._running = False  # from on_algorithm_init to on_algorithm_stop
         self._callbacks = make_dispatcher(config)
         self.engine = LazyEngine(config.engine_name)
+        weakref.finalize(self, _end_dropped, self.engine).atexit = False  # at exit, the handles end their workers
         try:
             self.engine.require(resources_of_workers(config))
             self.env_runner_group = EnvRunnerGroup(config, self.engine)
@@ -204,11 +207,12 @@ class Algorithm(metaclass=_WithHints):
         rollouts: list[Rollout] = []
         left = num_timesteps
         while left > 0:
-            timestep = self.num_env_steps_sampled_lifetime + num_timesteps - left
-            request = SampleRequest(num_timesteps=self.round_size or left, timestep=timestep)
-            rollouts += self.env_runner_group.sample(request, self.timers)
-            left = num_timesteps - sum(rollout.num_env_steps for rollout in rollouts)
-        self.num_env_steps_sampled_lifetime += num_timesteps - left
+            request = SampleRequest(num_timesteps=self.round_size or left, timestep=self.num_env_steps_sampled_lifetime)
+            arrived = self.env_runner_group.sample(request, self.timers)
+            num_env_steps = sum(rollout.num_env_steps for rollout in arrived)
+            self.num_env_steps_sampled_lifetime += num_env_steps  # also if an exception ends the next round
+            left -= num_env_steps
+            rollouts += arrived
         if overrides_method(self.exploration, "learn"):
             with self.timers.time("exploring"):
                 learned = self.exploration.learn(rollouts, timestep=self.num_env_steps_sampled_lifetime)
@@ -348,6 +352,8 @@ class Algorithm(metaclass=_WithHints):
         Raises:
             StopCriterionError: A criterion never appears in the result.
             FileExistsError: The run directory holds a run already.
+            RunDirectoryError: The run directory cannot be written. Later, a logger that cannot write, such as on a full
+                disk, only logs a warning.
         """
         criteria = StopCriteria(stop, late_keys=self._callbacks.subscribed())
         chosen = default_loggers() if loggers is None else loggers
@@ -406,7 +412,8 @@ class Algorithm(metaclass=_WithHints):
         """Write a checkpoint, a directory, and return where; `None` is `checkpoints/<algo>-<env>-<time>-<iteration>`.
 
         Raises:
-            CheckpointError: The path holds something else, or the state holds an object that cannot be saved.
+            CheckpointError: The path holds something else or cannot be written, or the state holds an object that
+                cannot be saved.
         """
         return save_algorithm(self, path)
 
@@ -471,15 +478,14 @@ class Algorithm(metaclass=_WithHints):
     # Ending.
 
     def stop(self) -> None:
-        """Close the envs and end all workers; a second call does nothing."""
-        if self._stopped:
-            return
+        """Close the envs and end all workers; a second call only ends what an interrupted first call left."""
         self._stopped = True
+        running, self._running = self._running, False
         with ExitStack() as ending:  # the last one first, and every one of them whatever another raises
             for name in ("engine", "env_runner_group", "learner_group"):
                 if hasattr(self, name):  # building may have failed before it
                     ending.callback(getattr(self, name).stop)
-            if self._running:
+            if running:
                 self._callbacks.fire("on_algorithm_stop", algorithm=self)
 
     def __enter__(self) -> Self:
@@ -491,3 +497,10 @@ class Algorithm(metaclass=_WithHints):
     ) -> None:
         """Stop."""
         self.stop()
+
+
+def _end_dropped(engine: LazyEngine) -> None:
+    """End the workers of an algorithm that nobody can stop any more."""
+    if running := engine.running():
+        log.warning("An algorithm was dropped without stop(): its %d worker(s) are ended.", len(running))
+    engine.stop()

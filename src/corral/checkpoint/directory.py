@@ -79,7 +79,8 @@ def write_checkpoint(
         metadata: Further entries of `metadata.json`, in types that JSON holds.
 
     Raises:
-        CheckpointError: The state holds a type that cannot be saved, or the path holds something else.
+        CheckpointError: The state holds a type that cannot be saved, the path holds something else, or it cannot be
+            written, such as on a full disk. A checkpoint that was there stays.
     """
     path = Path(path).absolute()
     _check_free(path)
@@ -96,12 +97,14 @@ def write_checkpoint(
         "files": {name: {"num_bytes": len(data), "crc32": zlib.crc32(data)} for name, data in files.items()},
     }
     files[METADATA] = json.dumps(described, indent=1).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             _write(temporary / name, data)
         _into_place(temporary, path)
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be written: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return path

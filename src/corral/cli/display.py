@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,13 +24,13 @@ from corral.envs.vector import env_name
 from corral.metrics.result import flat_result
 from corral.metrics.timers import PARTS
 
-BARS = "▁▂▃▄▅▆▇█"
+BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 LINE_INTERVAL_S = 2.0
 SPARKLINE_WIDTH = 60
 
 
 class Display:
-    """Shows the results of a run as they arrive.
+    """Shows the results of a run as they arrive, while that can be written: a closed pipe or terminal ends no run.
 
     Attributes:
         path: Run directory, or `None` before there is one.
@@ -43,6 +45,7 @@ class Display:
         self._live: Live | None = None
         self._returns: list[float] = []
         self._last_line_s = 0.0
+        self._is_mute = False
         self.path: Path | None = None
         self.result: dict[str, Any] | None = None
 
@@ -50,7 +53,8 @@ class Display:
         """Start the panel if this is a terminal."""
         if not self._quiet and self._console.is_terminal:
             self._live = Live(self._panel(), console=self._console, refresh_per_second=8)
-            self._live.start()
+            with self._muted_if_it_fails():
+                self._live.start()
         return self
 
     def __exit__(
@@ -58,7 +62,8 @@ class Display:
     ) -> None:
         """Leave the last panel on the screen."""
         if self._live is not None:
-            self._live.stop()
+            with self._muted_if_it_fails():
+                self._live.stop()
 
     def start(self, path: Path) -> None:
         """Store the run directory."""
@@ -69,7 +74,9 @@ class Display:
         self.result = result
         self._returns.append(result["env_runners"]["episode_return_mean"])
         if self._live is not None:
-            self._live.update(self._panel())
+            panel = self._panel()
+            with self._muted_if_it_fails():
+                self._live.update(panel)
         elif not self._quiet and time.monotonic() - self._last_line_s > LINE_INTERVAL_S:
             self._last_line_s = time.monotonic()
             self._say(f"{self._title}: {self.summary()}")
@@ -81,8 +88,21 @@ class Display:
 
     def _say(self, text: str) -> None:
         # In one write, and not by the console: an interrupt in the middle of its print can leave it mute.
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
+        if sys.stdout is not None and not self._is_mute:
+            with self._muted_if_it_fails():
+                sys.stdout.write(f"{text}\n")
+                sys.stdout.flush()
+
+    @contextmanager
+    def _muted_if_it_fails(self) -> Iterator[None]:
+        """Show nothing any more after the standard output could not be written."""
+        try:
+            yield
+        except (OSError, ValueError):  # such as a closed pipe, a closed file, or a character that cannot be encoded
+            self._live, self._quiet, self._is_mute = None, True, True
+            # Else Python writes the rest at exit, and fails.
+            with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
     def summary(self) -> str:
         """Return the latest result as a short text."""
@@ -121,7 +141,7 @@ class Display:
         return Panel(
             Group(
                 numbers,
-                Text(sparkline(self._returns), style="cyan"),
+                Text(sparkline(self._returns, ASCII_BARS if self._console.options.ascii_only else BARS), style="cyan"),
                 self._progress(),
                 Text(shares, style="dim"),
                 Text(moved, style="dim"),
@@ -143,12 +163,12 @@ class Display:
         return table
 
 
-def sparkline(values: list[float], width: int = SPARKLINE_WIDTH) -> str:
+def sparkline(values: list[float], bars: str = BARS, width: int = SPARKLINE_WIDTH) -> str:
     """Return the latest values as a line of bars, scaled from the smallest to the largest; NaN is a blank."""
     shown = values[-width:]
     known = [value for value in shown if value == value]
     if not known:
         return ""
     low, high = min(known), max(known)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(" " if value != value else BARS[int((value - low) * scale)] for value in shown)
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(" " if value != value else bars[int((value - low) * scale)] for value in shown)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from corral import __version__
-from corral.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
+from corral.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, print_error
 from corral.errors import ConfigError, CorralError
 
 EPILOG = """\
@@ -23,15 +24,18 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status: 0, 1 (failed), 2 (wrong usage) or 130 (interrupted)."""
     options = make_parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without Unicode gets other characters, and no error
+            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
     try:
         return int(options.run(options))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except ConfigError as error:
-        print(f"corral: {error}", file=sys.stderr)
+        print_error(error)
         return EXIT_USAGE
     except (CorralError, FileExistsError) as error:
-        print(f"corral: {error}", file=sys.stderr)
+        print_error(error)
         return EXIT_ERROR
 
 

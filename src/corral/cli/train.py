@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from corral.cli import EXIT_ERROR, EXIT_INTERRUPTED
+from corral.cli import EXIT_ERROR, EXIT_INTERRUPTED, print_error
 from corral.cli.display import Display
 from corral.config.config import AlgorithmConfig
 from corral.errors import CorralError
 from corral.loggers import Logger
+from corral.loggers.run import check_run_dir
 
 
 def train(
@@ -33,7 +33,12 @@ def train(
 
     Returns:
         The exit status: 0, 1 after an error, 130 after an interrupt.
+
+    Raises:
+        FileExistsError: The run directory holds a run already.
+        RunDirectoryError: The run directory cannot be written.
     """
+    check_run_dir(run_dir)  # before the env and the workers are made
     display = Display(config, stop, quiet=quiet)
     try:
         with config.build() as algorithm, display:
@@ -44,7 +49,7 @@ def train(
     except CorralError as error:
         if display.path is None and error.__cause__ is not None:  # there is no run.log to hold the traceback
             traceback.print_exception(error.__cause__)
-        print(f"corral: {error}", file=sys.stderr)
+        print_error(error)
         display.end("Failed")
         return EXIT_ERROR
     display.end("Done")

@@ -20,7 +20,7 @@ class LazyEngine:
     """Engine that makes the chosen engine when it is first used; see `Engine` for the contract.
 
     An algorithm makes one lazy engine and gives it to all its groups of runners and learners. If the engine is never
-    used, no process starts and no cluster is joined.
+    used, no process starts and no cluster is joined. `stop` also ends the workers that their groups did not end.
 
     Attributes:
         traits: Traits of the chosen engine; reading them starts nothing.
@@ -30,6 +30,7 @@ class LazyEngine:
         """Choose the engine for the setting `engine_name`."""
         self.traits = TRAITS[engine_for(setting)]
         self._engine: Engine | None = None
+        self._handles: list[WorkerHandle] = []
 
     @property
     def is_made(self) -> bool:
@@ -56,7 +57,13 @@ class LazyEngine:
         self, factory: Callable[[], Any], *, name: str = "worker", resources: Resources | None = None
     ) -> WorkerHandle:
         """Start a worker; see `Engine.start`."""
-        return self._get().start(factory, name=name, resources=resources)
+        handle = self._get().start(factory, name=name, resources=resources)
+        self._handles = [handle, *self.running()]
+        return handle
+
+    def running(self) -> list[WorkerHandle]:
+        """Return the handles of the workers that have not ended."""
+        return [handle for handle in self._handles if handle.alive()]
 
     def share(self, value: Any) -> Any:
         """Return a value in a form for several calls; see `Engine.share`."""
@@ -67,7 +74,9 @@ class LazyEngine:
         return self._get().describe_available()
 
     def stop(self) -> None:
-        """Stop the chosen engine, if it was made."""
+        """End the workers that still run, and stop the chosen engine, if it was made."""
+        for handle in self.running():
+            handle.kill()
         if self._engine is not None:
             self._engine.stop()
             self._engine = None

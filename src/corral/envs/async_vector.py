@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import multiprocessing.connection
 import os
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import sharedctypes
 from typing import Any
 
 import cloudpickle
@@ -121,6 +123,7 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         self, make: Callable[[], gym.Env[Any, Any]], step_timeout_s: float | None, reports_failures: bool
     ) -> None:
         super().__init__(make())
+        self.note_step: Callable[[], None] = lambda: None  # the process sets it
         self._make, self._reports_failures = make, reports_failures
         self._timer = None if step_timeout_s is None else StepTimer(step_timeout_s)
         self._no_obs = map_tree(lambda space: np.zeros(space.shape, space.dtype), space_tree(self.observation_space))
@@ -138,6 +141,7 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         try:
             with _portable_errors():
                 obs, reward, terminated, truncated, info = self._call(self.env.step, action)
+                self.note_step()
                 check_obs(self.observation_space, obs)
         except Exception as error:
             return self._no_obs, 0.0, False, False, self._failed("step", error)
@@ -243,9 +247,14 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
         mode: Autoreset mode: when sub-envs are reset.
         limits: Time limits of the sub-envs.
         restarts: Restarts of failed sub-envs; with `None`, a failure is raised.
+
+    Attributes:
+        is_broken: Whether an exchange with the processes failed, so that the vector env can only be closed.
     """
 
+    is_broken = False
     _interrupted = False
+    _failed_in_step = False
 
     def __init__(
         self,
@@ -255,11 +264,13 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
         restarts: Restarts | None,
     ) -> None:
         """Start the processes."""
+        # Which sub-envs have taken the current step. In shared memory, so that it survives their processes.
+        self._stepped = sharedctypes.RawArray("b", len(env_fns))
         self._owner = os.getpid()
         self._guard = start_guarded_group()
         group = None if self._guard is None else self._guard.pid
         try:
-            super().__init__(env_fns, autoreset_mode=mode, worker=partial(_worker, environment(), group))
+            super().__init__(env_fns, autoreset_mode=mode, worker=partial(_worker, environment(), group, self._stepped))
         except BaseException:
             self._end_guard()
             raise
@@ -277,10 +288,20 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """Step all sub-envs; see `gymnasium.vector.AsyncVectorEnv.step`."""
         with self._exchange("step"):
+            ctypes.memset(self._stepped, 0, self.num_envs)
             self.step_async(actions)
             obs, rewards, terminated, truncated, infos = self.step_wait(timeout=self._wait_limit_s)
         self._restart_failed(obs, infos)
         return obs, rewards, terminated, truncated, infos
+
+    @property
+    def num_steps_of_failed_call(self) -> int:
+        """Steps that sub-envs took in a call of `step` that raised; it is final once the vector env is closed."""
+        return sum(self._stepped) if self._failed_in_step else 0
+
+    @num_steps_of_failed_call.setter
+    def num_steps_of_failed_call(self, _: int) -> None:
+        self._failed_in_step = False
 
     def foreach(self, fn: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """Return `fn(sub_env, *arguments[i])` for each sub-env; `fn` is called in the process of the sub-env.
@@ -323,10 +344,11 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
     def _exchange(self, method: str) -> Iterator[None]:
         """Raise an error that names the sub-env whose process ended or hung; `close_extras` reads what is left."""
         try:
-            yield
-        except KeyboardInterrupt:
-            self._interrupted = True  # a message may have been cut, so the pipes cannot be read any more
-            raise
+            try:
+                yield
+            except BaseException:
+                self.is_broken, self._failed_in_step = True, method == "step"
+                raise
         except _ProcessEnded as ended:
             index = ended.args[0]
             process = self.processes[index]
@@ -337,6 +359,11 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
             self.processes[index].kill()
             error = EnvTimeoutError(f"did not answer within {limit_s:g} s, and could not be interrupted: it was killed")
             raise SubEnvError(index, method, str(error)) from error
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted = True  # a message may have been cut, so the pipes cannot be read any more
+            raise
 
     def _poll_pipe_envs(self, timeout: float | None = None, chosen: Sequence[int] | None = None) -> bool:
         """Wait until sub-envs have answered; Gymnasium calls this before it reads the answers.
@@ -400,24 +427,30 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
         """Ask the processes to end, wait for `timeout` seconds or without limit, and kill those that still run."""
         if os.getpid() != self._owner:  # a process that was forked from it
             return
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
-            if self._interrupted or terminate:
+        pipes = [None if pipe is None or pipe.closed else pipe for pipe in self.parent_pipes]
+        try:
+            if not (self._interrupted or terminate):
+                self._end_gently(pipes, math.inf if timeout is None else time.monotonic() + timeout)
+        finally:  # also if Ctrl-C interrupts the wait
+            for process in self.processes:
                 process.kill()
-            elif pipe is not None:
+            for pipe, process in zip(pipes, self.processes, strict=True):
+                process.join()
+                if pipe is not None:
+                    pipe.close()
+            self.error_queue.close()
+            self._end_guard()
+
+    def _end_gently(self, pipes: Sequence[Any], deadline: float) -> None:
+        """Ask the processes to end, and wait until `deadline`; a process without a pipe has failed, or was asked."""
+        for pipe in pipes:
+            if pipe is not None:
                 with suppress(_ProcessEnded):
                     pipe.send(("close", None))
-        for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
-            if pipe is None:  # the process failed and ends by itself, unless it hangs
+        for pipe, process in zip(pipes, self.processes, strict=True):
+            if pipe is None:  # it ends by itself, unless it hangs
                 deadline = min(deadline, time.monotonic() + CLOSE_LIMIT_S)
             _wait_for_end(process, pipe, deadline)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            if pipe is not None:
-                pipe.close()
-        self.error_queue.close()
-        self._end_guard()
 
     def _end_guard(self) -> None:
         if self._guard is not None:
@@ -447,13 +480,27 @@ def _write_row(index: int, column: NDArray[Any], value: Any) -> None:
     np.copyto(column[index, ...], value, casting="same_kind")
 
 
-def _worker(coordination: dict[str, str], group: int | None, *arguments: Any) -> None:
+def _worker(
+    coordination: dict[str, str],
+    group: int | None,
+    stepped: Any,
+    index: int,
+    make: Callable[[], gym.Env[Any, Any]],
+    *arguments: Any,
+) -> None:
     """Run Gymnasium's worker, and ignore Ctrl-C: a terminal sends it to all processes, and the parent ends workers.
 
-    `group` is a process group that ends with the parent.
+    `group` is a process group that ends with the parent. `stepped` notes which sub-envs have taken the current step.
     """
     if group is not None:
         os.setpgid(0, group)
     os.environ.update(coordination)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gym.vector.async_vector_env._async_worker(*arguments)
+
+    def make_and_connect() -> gym.Env[Any, Any]:
+        env = make()
+        if isinstance(env, _ProcessEnv):
+            env.note_step = partial(stepped.__setitem__, index, 1)
+        return env
+
+    gym.vector.async_vector_env._async_worker(index, make_and_connect, *arguments)

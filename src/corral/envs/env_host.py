@@ -36,7 +36,7 @@ class EnvHost:
     """Host of one runner's vector env: makes the vector env and replaces failed sub-envs. It knows no module or agent.
 
     Attributes:
-        env: The vector env; the attribute is missing if `recover` failed.
+        env: The vector env; the attribute is missing if `make` or `recover` failed.
         num_envs: Number of sub-envs N.
         name: Name of the env in messages.
         space: Observation space of one sub-env, as a tree of spaces without `Dict` and `Tuple`.
@@ -138,6 +138,7 @@ class EnvHost:
             self._env_created(self.env, self._context)
         except BaseException:
             self.env.close()
+            del self.env
             raise
 
     def recover(self) -> None:
@@ -147,8 +148,9 @@ class EnvHost:
             EnvError: The env cannot be made.
         """
         if hasattr(self, "env"):
-            self.get_tasks()
-            close_quietly(self.env)
+            if not self.env.closed:
+                self.get_tasks()
+                close_quietly(self.env)
             del self.env  # it is closed, and must not be closed again if `make` raises
         self.make()
         self._give_tasks()
@@ -191,6 +193,26 @@ class EnvHost:
 
     # Failures.
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether `recover` must replace the vector env before it can be reset again."""
+        return not hasattr(self, "env") or getattr(self.env.unwrapped, "is_broken", False)
+
+    def end_failed_call(self) -> int:
+        """Close the vector env if it is broken, and return the steps that sub-envs took in a `step` that raised.
+
+        A call of `step` that raised in one sub-env is over in the others only when a broken vector env is closed.
+        """
+        if not hasattr(self, "env"):
+            return 0
+        if self.is_broken:
+            close_quietly(self.env)
+        vector_env: Any = self.env.unwrapped
+        num_steps = int(getattr(vector_env, "num_steps_of_failed_call", 0))
+        if num_steps:
+            vector_env.num_steps_of_failed_call = 0
+        return num_steps
+
     def error(self, method: str, row: int, error: Exception) -> Exception:
         """Return the error that names the env, the step and the exception; `row` is the row in the current sample."""
         return env_error(self.name, self.num_rows + row, method, error)
@@ -217,7 +239,7 @@ class EnvHost:
 
     def get_tasks(self) -> list[Any] | None:
         """Return the result of `get_task` of each sub-env, or `None` if the sub-envs have no tasks."""
-        if self._takes_tasks:
+        if self._takes_tasks and not self.is_broken:
             self._tasks = known_tasks(self.env, self._tasks)
         return self._tasks
 

@@ -30,7 +30,12 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
         autoreset_mode: Autoreset mode: when sub-envs are reset.
         make: Function that makes sub-env i again; needed with `restarts`.
         restarts: Restarts of failed sub-envs; with `None`, a failure is raised.
+
+    Attributes:
+        num_steps_of_failed_call: Steps that sub-envs took in a call of `step` that raised.
     """
+
+    num_steps_of_failed_call = 0
 
     def __init__(
         self,
@@ -77,25 +82,31 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
         obs, infos = self._empty_obs(), dict[str, Any]()
         same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
         pending = self._autoreset_envs.tolist()
-        for i, env in enumerate(self.envs):
-            method = "reset" if pending[i] and not same_step else "step"
-            try:
-                if method == "reset":
-                    env_obs, info = env.reset()
-                else:
-                    env_obs, rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
-                    if same_step and (terminated[i] or truncated[i]):
-                        check_obs(self.single_observation_space, env_obs)
-                        infos = self._add_info(infos, {"final_obs": env_obs, "final_info": info}, i)
-                        method = "reset"
+        num_steps = 0
+        try:
+            for i, env in enumerate(self.envs):
+                method = "reset" if pending[i] and not same_step else "step"
+                try:
+                    if method == "reset":
                         env_obs, info = env.reset()
-                self._write(obs, i, env_obs)
-            except (Exception, StepOverdue) as error:
-                info = self._restart(i, method, error, obs)
-                if method == "step":  # a failed step does not count, even if it returned some values
-                    rewards[i], terminated[i], truncated[i] = 0.0, False, False
-            if info:
-                infos = self._add_info(infos, info, i)
+                    else:
+                        env_obs, rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
+                        num_steps += 1
+                        if same_step and (terminated[i] or truncated[i]):
+                            check_obs(self.single_observation_space, env_obs)
+                            infos = self._add_info(infos, {"final_obs": env_obs, "final_info": info}, i)
+                            method = "reset"
+                            env_obs, info = env.reset()
+                    self._write(obs, i, env_obs)
+                except (Exception, StepOverdue) as error:
+                    info = self._restart(i, method, error, obs)
+                    if method == "step":  # a failed step does not count, even if it returned some values
+                        rewards[i], terminated[i], truncated[i] = 0.0, False, False
+                if info:
+                    infos = self._add_info(infos, info, i)
+        except BaseException:
+            self.num_steps_of_failed_call = num_steps
+            raise
         self._autoreset_envs = terminated | truncated
         return obs, rewards, terminated, truncated, infos
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import suppress
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from corral.core.interrupts import interrupts_deferred
 from corral.core.tree import Tree, map_tree, num_rows
 from corral.engines.call_limits import CallLimits
 from corral.errors import CorralError, LossError, WorkerDiedError
@@ -25,6 +28,8 @@ from corral.modules.module import Module
 
 if TYPE_CHECKING:
     from corral.engines.base import WorkerHandle
+
+log = logging.getLogger("corral")
 
 # Results that are equal in all learners, because they take the same steps.
 SAME_RESULTS = ("_optimizer_global_norm", "_optimizer_learning_rate", "num_gradient_steps", "num_epochs")
@@ -42,7 +47,7 @@ class LearnerGroup:
     Without workers the learner of this process takes the gradient steps. With workers, each worker holds a learner that
     starts with the same weights, a batch is split into one shard of rows per worker, and the gradients of all workers
     are averaged. The learner of this process then only keeps a copy of the first worker's weights. A worker that fails
-    ends all workers, because their weights would differ; no worker is restarted.
+    ends all workers, because their weights would differ; no worker is restarted. The copy of the weights stays.
 
     Args:
         learner: The learner of this process.
@@ -75,6 +80,7 @@ class LearnerGroup:
         self._workers = list(workers)
         self._limits = limits or CallLimits(None)
         self._ended: str | None = None  # why the workers are gone
+        self._is_behind = False  # whether the workers have weights that the copy here lacks, after an exception
         self._num_worker_callback_errors = 0
         self.weights_version = 0
         if workers:
@@ -132,18 +138,13 @@ class LearnerGroup:
         shards = split_batches(batches, len(self._workers))
         passes = sum(num_rows(batch) * settings[module_id].num_epochs for module_id, batch in batches.items())
         limit_s, start_s = self._limits.limit_s("row passes", passes), time.monotonic()
-        try:
-            answers = self._call_each(
-                _update, [(shard, settings, rank == 0) for rank, shard in enumerate(shards)], limit_s
-            )
-        except LossError:
-            if self._ended is None:
-                [call] = self._call_workers(self._workers[:1], Learner.get_weights, [()])
-                self._learner.set_weights(self._results([call])[0])
-            raise
+        self._is_behind = True
+        arguments = [(shard, settings, rank == 0) for rank, shard in enumerate(shards)]
+        answers = self._call_each(_update, arguments, limit_s)
         taken = [num_rows(batch) * answers[0][0][module_id]["num_epochs"] for module_id, batch in batches.items()]
         self._limits.note("row passes", sum(taken), time.monotonic() - start_s)
         self._learner.set_weights(answers[0][1])
+        self._is_behind = False
         return {
             module_id: merge_results(
                 [results[module_id] for results, _ in answers], [num_rows(shard[module_id]) for shard in shards]
@@ -153,32 +154,46 @@ class LearnerGroup:
 
     def foreach_module(self, module_id: str, fn: Callable[..., None], *args: Any) -> None:
         """Call `fn(module, *args)` on a module in every learner, for example to move targets or freeze parameters."""
+        copy, self._is_behind = self._current_learner(), bool(self._workers)
         self._call_all(_apply, module_id, fn, *args)
         if self._workers:
-            _apply(self._learner, module_id, fn, *args)
+            _apply(copy, module_id, fn, *args)
+        self._is_behind = False
 
     # Reading.
 
+    def _current_learner(self) -> Learner:
+        """Return the learner of this process, with the weights of the last update if the workers still have them."""
+        if self._is_behind and self._ended is None:
+            with suppress(WorkerDiedError):
+                call = self._workers[0].call("get_weights", timeout_s=self._limits.limit_s())
+                [weights] = self._results([call])
+                self._learner.set_weights(weights)
+        self._is_behind = False
+        return self._learner
+
     def values(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
         """Return state values `[B]` of observations `[B, ...]`."""
-        return self._learner.values(module_id, obs)
+        return self._current_learner().values(module_id, obs)
 
     def dist_inputs(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
         """Return the outputs of the policy `[B, d]` for observations `[B, ...]`."""
-        return self._learner.dist_inputs(module_id, obs)
+        return self._current_learner().dist_inputs(module_id, obs)
 
     def get_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return the weights by module id and parameter name."""
-        return self._learner.get_weights()
+        return self._current_learner().get_weights()
 
     def get_acting_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return only the weights that runners need to act; see `Module.acting_weights`."""
-        return self._learner.get_acting_weights()
+        return self._current_learner().get_acting_weights()
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
         """Copy weights into all learners, by module id and parameter name, and increase `weights_version`."""
+        self._is_behind = bool(self._workers)
         self._call_all(Learner.set_weights, weights)
         self._learner.set_weights(weights)
+        self._is_behind = False
         self.weights_version += 1
 
     def set_losses(self, losses: Mapping[str, Loss]) -> None:
@@ -186,7 +201,19 @@ class LearnerGroup:
         self._call_all(Learner.set_losses, losses)
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of the state: `Learner.get_state`, the `rngs` of all learners, and the `weights_version`."""
+        """Return a copy of the state: `Learner.get_state`, the `rngs` of all learners, and the `weights_version`.
+
+        If the workers are gone, the state has the weights of the last update and optimizers that begin again, because
+        the state of the optimizers was in the workers.
+        """
+        if self._ended is not None:
+            log.warning(
+                "The learners are gone (%s): this state has the weights of the last update, but not the state of the "
+                "optimizers.",
+                self._ended.rstrip("."),
+            )
+            copied = _get_state(self._learner, True)
+            return {"rngs": [copied[0]], **copied[1], "weights_version": self.weights_version}
         num_learners = max(1, len(self._workers))
         states = self._call_each(_get_state, [(rank == 0,) for rank in range(num_learners)])
         return {"rngs": [rng for rng, _ in states], **states[0][1], "weights_version": self.weights_version}
@@ -208,7 +235,7 @@ class LearnerGroup:
 
     def get_module(self, module_id: str) -> Module:
         """Return the module that is trained; with workers, this process's copy of it."""
-        return self._learner.modules[module_id]
+        return self._current_learner().modules[module_id]
 
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
         """Aggregate what the learners' callbacks logged since the last call, under `learners`, and the time they took.
@@ -244,19 +271,17 @@ class LearnerGroup:
             return [function(self._learner, *args) for args in arguments]
         if self._ended is not None:
             raise WorkerDiedError(f"the learners are gone, and are not restarted: {self._ended}")
-        return self._results(self._call_workers(self._workers, function, arguments, limit_s))
-
-    def _call_workers(
-        self,
-        workers: Sequence[WorkerHandle],
-        function: Callable[..., Any],
-        arguments: Sequence[Sequence[Any]],
-        limit_s: float | None = None,
-    ) -> list[Future[Any]]:
         timeout_s = limit_s or self._limits.limit_s()
-        return [
-            worker.call(function, *args, timeout_s=timeout_s) for worker, args in zip(workers, arguments, strict=True)
-        ]
+        futures: list[Future[Any]] = []
+        try:
+            with interrupts_deferred():  # learners wait for each other: all of them get the call, or none
+                for worker, args in zip(self._workers, arguments, strict=True):
+                    futures.append(worker.call(function, *args, timeout_s=timeout_s))
+        except BaseException as error:
+            if 0 < len(futures) < len(self._workers):
+                self._end(f"only some of them were called: {type(error).__name__}: {error}")
+            raise
+        return self._results(futures)
 
     def _results(self, futures: Sequence[Future[Any]]) -> list[Any]:
         """Return the results of one call to several workers.
@@ -281,16 +306,19 @@ class LearnerGroup:
     def _end(self, why: str) -> None:
         """End all workers now."""
         self._ended = self._ended or why
-        for worker in self._workers:
-            worker.kill()
+        with interrupts_deferred():
+            for worker in self._workers:
+                worker.kill()
 
     def stop(self) -> None:
         """End the workers; the modules can still be read."""
-        if self._ended is None and self._workers:
-            try:
+        if not self._workers:
+            return
+        try:
+            if self._ended is None:
                 wait([worker.call(_call_peers, "leave") for worker in self._workers], STOP_S)
-            finally:
-                self._end("the algorithm was stopped.")
+        finally:
+            self._end("the algorithm was stopped.")
 
 
 # Functions that are called in the workers, with the worker's learner.

@@ -66,17 +66,22 @@ class CSVLogger(Logger):
 
     def _add_columns(self, new: list[str]) -> None:
         assert self._file is not None, "log_result before open"
+        self._file.flush()
+        columns, rewritten = [*self._columns, *new], self._path.with_suffix(".csv.new")
+        try:
+            with (
+                self._path.open(newline="", encoding="utf-8") as old,
+                rewritten.open("w", newline="", encoding="utf-8") as out,
+            ):
+                writer = csv.DictWriter(out, columns)
+                writer.writeheader()
+                writer.writerows(csv.DictReader(old))
+            os.replace(rewritten, self._path)
+        except OSError:  # a full disk; the file is as it was, and the next result tries again
+            rewritten.unlink(missing_ok=True)
+            raise
         self._file.close()
-        self._columns = [*self._columns, *new]
-        rewritten = self._path.with_suffix(".csv.new")
-        with (
-            self._path.open(newline="", encoding="utf-8") as old,
-            rewritten.open("w", newline="", encoding="utf-8") as out,
-        ):
-            writer = csv.DictWriter(out, self._columns)
-            writer.writeheader()
-            writer.writerows(csv.DictReader(old))
-        os.replace(rewritten, self._path)
+        self._columns = columns
         self._file = self._path.open("a", newline="", encoding="utf-8")
 
     def close(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 
 from corral.core.settings import path_of
+from corral.errors import RunDirectoryError
 from corral.loggers.base import Logger
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
+CONFIG_FILE = "config.yaml"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -45,6 +49,7 @@ class Run:
         self._config = config
         self._loggers = loggers
         self._opened: list[Logger] = []
+        self._failing: list[Logger] = []
         self._run_dir = run_dir
 
     def __enter__(self) -> Self:
@@ -52,17 +57,18 @@ class Run:
 
         Raises:
             FileExistsError: The directory already holds a run; it is left unchanged.
+            RunDirectoryError: The directory cannot be written.
         """
+        check_run_dir(self._run_dir)
         self.path = _new_run_dir(self._config) if self._run_dir is None else Path(self._run_dir)
-        self.path.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(plain(self._config.to_dict()), sort_keys=False)
         try:
-            with (self.path / "config.yaml").open("x", encoding="utf-8") as file:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with (self.path / CONFIG_FILE).open("x", encoding="utf-8") as file:
                 file.write(text)
-        except FileExistsError:
-            message = f"{self.path} already holds a run: choose another directory, or move it away."
-            raise FileExistsError(message) from None
-        self._handler = logging.FileHandler(self.path / "run.log", encoding="utf-8")
+            self._handler = _RunLog(self.path / "run.log", encoding="utf-8")
+        except OSError as error:
+            raise _not_writable(self.path, error) from error
         self._handler.setFormatter(logging.Formatter(LOG_FORMAT))
         self._level_before = log.level
         log.setLevel(self._config.log_level)
@@ -78,9 +84,12 @@ class Run:
         return self
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Give a result to every logger."""
+        """Give a result to every logger; a logger that cannot write, such as on a full disk, does not end the run."""
         for logger in self._loggers:
-            logger.log_result(result)
+            try:
+                logger.log_result(result)
+            except OSError as error:
+                self._warn(logger, error)
         episodes = result["env_runners"]
         log.info(
             "Iteration %d: %d env steps, mean return %.2f.",
@@ -102,11 +111,62 @@ class Run:
         for logger in self._opened:
             try:
                 logger.close()
+            except OSError as error:
+                self._warn(logger, error)
             except Exception:
                 log.exception("A logger could not be closed: %r.", logger)
         log.removeHandler(self._handler)
         log.setLevel(self._level_before)
-        self._handler.close()
+        with contextlib.suppress(OSError):  # what the full disk has no room for
+            self._handler.close()
+
+    def _warn(self, logger: Logger, error: OSError) -> None:
+        """Warn that a logger cannot write, once for each logger."""
+        if logger not in self._failing:
+            self._failing.append(logger)
+            message = (
+                f"{type(logger).__name__} cannot write its results in {self.path}: {error.strerror or error}. The run "
+                "continues; results may be missing."
+            )
+            log.warning("%s", message)
+            if not logging.getLogger().hasHandlers() and sys.stderr is not None:  # run.log may be on the same disk
+                with contextlib.suppress(OSError, ValueError):
+                    print(message, file=sys.stderr)
+
+
+class _RunLog(logging.FileHandler):
+    """The file of the log. A full disk costs its lines, and prints no traceback for each of them."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignore a line that cannot be written."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
+def check_run_dir(run_dir: str | Path | None) -> None:
+    """Refuse a directory in which no run can be written; nothing is left behind there.
+
+    Args:
+        run_dir: The directory, which need not exist; `None` is `runs` in the working directory.
+
+    Raises:
+        FileExistsError: The directory already holds a run.
+        RunDirectoryError: The directory cannot be made, or no file can be written there.
+    """
+    path = Path("runs" if run_dir is None else run_dir)
+    if (path / CONFIG_FILE).exists():
+        raise FileExistsError(f"{path} already holds a run: choose another directory, or move it away.")
+    there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"x")
+            file.flush()
+    except OSError as error:
+        raise _not_writable(path, error) from error
+
+
+def _not_writable(path: Path, error: OSError) -> RunDirectoryError:
+    return RunDirectoryError(f"the run directory {path} cannot be written: {error.strerror}; choose another directory.")
 
 
 def _new_run_dir(config: AlgorithmConfig) -> Path:

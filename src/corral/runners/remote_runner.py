@@ -58,6 +58,13 @@ class PendingSample(PendingCall):
     timeout_s: float | None = None
     is_reported: bool = False
 
+    @property
+    def num_env_steps(self) -> int:
+        """Env steps of the fragment if it has arrived, else of the request; 0 if the request is for episodes."""
+        if self.future.done() and self.future.exception() is None:
+            return int(self.future.result().rollout.num_env_steps)
+        return self.request.num_timesteps or 0
+
 
 @dataclass
 class PendingUserCall(PendingCall):
@@ -133,6 +140,8 @@ class RemoteRunner:
         excess_wait_s: Seconds that the others waited because it is slow, since it was last as fast as they are.
         num_callback_errors: Exceptions in callbacks that were logged, over all workers in this place.
         num_sub_env_restarts: Sub-envs that were restarted, over all workers in this place.
+        num_env_steps_lost: Env steps that were taken and never arrived, over all workers in this place. A worker that
+            died counts with the env steps of its request, and with none if the request was for episodes.
     """
 
     index: int
@@ -157,7 +166,8 @@ class RemoteRunner:
     excess_wait_s: float = 0.0
     num_callback_errors: int = 0
     num_sub_env_restarts: int = 0
-    _counted: tuple[int, int] = (0, 0)
+    num_env_steps_lost: int = 0
+    _counted: tuple[int, int, int] = (0, 0, 0)  # the last three, of the current worker
 
     @property
     def name(self) -> str:
@@ -181,7 +191,7 @@ class RemoteRunner:
             module_spec=self.module_spec,
             makes_module=self.module_spec is not None,
         )
-        self._counted = (0, 0)
+        self._counted = (0, 0, 0)
         self.weights_version = -1
         self.handle = self.engine.start(factory, name=self.name, resources=resources_of_runner(config))
         self.started_s = time.perf_counter()
@@ -212,8 +222,18 @@ class RemoteRunner:
     def ask(self, request: SampleRequest) -> None:
         """Ask for a fragment."""
         start, limit_s = time.perf_counter(), self.limits.limit_s(request.unit, request.num_wanted)
-        future = self.handle.call(sample_and_report, request, timeout_s=limit_s)
+        try:
+            future = self.handle.call(sample_and_report, request, timeout_s=limit_s)
+        except BaseException as error:  # an interrupt, while a runner of the local engine samples in this process
+            self.count_lost(getattr(error, "num_env_steps_lost", 0))
+            raise
         self.sampling = PendingSample(future, start, request=request, timeout_s=limit_s)
+
+    def count_lost(self, num_env_steps: int) -> None:
+        """Count steps that were taken and will not arrive; the next reply of the same worker includes them."""
+        self.num_env_steps_lost += num_env_steps
+        num_errors, num_restarts, num_lost = self._counted
+        self._counted = num_errors, num_restarts, num_lost + num_env_steps
 
     def call(self, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> PendingUserCall:
         """Call a method of the runner by name, or a function with the runner."""
@@ -265,9 +285,10 @@ class RemoteRunner:
             new = reply.sample_s / rollout.num_env_steps
             old = self.seconds_per_step
             self.seconds_per_step = new if old != old else SPEED_COEFF * new + (1 - SPEED_COEFF) * old
-        counted = (reply.num_callback_errors, reply.num_sub_env_restarts)
+        counted = reply.num_callback_errors, reply.num_sub_env_restarts, reply.num_env_steps_lost
         self.num_callback_errors += counted[0] - self._counted[0]
         self.num_sub_env_restarts += counted[1] - self._counted[1]
+        self.num_env_steps_lost += counted[2] - self._counted[2]
         self._counted = counted
         return reply
 

@@ -82,6 +82,7 @@ class SampleReply:
         seconds: Seconds of the runner's timers since its last reply, by part.
         num_callback_errors: Exceptions in callbacks that were logged, in this runner's lifetime.
         num_sub_env_restarts: Sub-envs that were restarted, in this runner's lifetime.
+        num_env_steps_lost: Env steps that were taken and are in no fragment, in this runner's lifetime.
         state: State from which a replacement of the runner continues; see `EnvRunner.get_state`.
         sample_s: Seconds that sampling took.
         idle_s: Seconds that the runner had waited for the request.
@@ -92,6 +93,7 @@ class SampleReply:
     seconds: dict[str, float]
     num_callback_errors: int
     num_sub_env_restarts: int
+    num_env_steps_lost: int
     state: dict[str, Any]
     sample_s: float
     idle_s: float

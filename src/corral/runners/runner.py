@@ -31,7 +31,7 @@ from corral.modules.module import DEFAULT_MODULE_ID, Module
 from corral.modules.threads import num_threads_for, torch_threads
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest
-from corral.runners.sample_modes import SampleMode, make_mode, mark_steps, num_valid
+from corral.runners.sample_modes import SampleMode, make_mode, num_taken, num_valid
 from corral.runners.trajectory_events import postprocess_trajectories
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class EnvRunner:
         weight_receivers: Functions that receive what the algorithm's `weight_providers` of the same names give. A
             callback of `on_environment_created` may add one.
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, also of the runners that this one replaced.
+        num_env_steps_lost: Env steps that were taken so far and are in no rollout: steps of rollouts that an exception
+            ended, and if whole episodes were asked for, steps of other episodes.
     """
 
     module: Module
@@ -90,6 +92,7 @@ class EnvRunner:
         self.weights_version = 0
         self.weight_receivers = {}
         self.num_env_steps_sampled_lifetime = 0
+        self.num_env_steps_lost = 0
         self.idle_since = time.perf_counter()
         self._callbacks = make_dispatcher(config)
         # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
@@ -233,11 +236,22 @@ class EnvRunner:
 
         Raises:
             EnvError: An env raised, gave NaN, or hung (`EnvTimeoutError`); the message names env, sub-env, step and
-                field. Call `recover` before the next `sample`. Every exception has an attribute
-                `num_env_steps_lost`: the steps that were taken for this rollout.
+                field. The next call begins with a reset, in a new vector env if an asynchronous one was left broken.
+                Every exception has an attribute `num_env_steps_lost`: the steps that were taken for this rollout.
             CallbackError: A callback raised, or gave a column another shape or dtype; the message names event, callback
                 and episode.
         """
+        lost_before = self.num_env_steps_lost
+        try:
+            if self.host.is_broken:
+                self.recover()
+            return self._collect(request)
+        except BaseException as error:
+            # It travels with the exception, also to other processes.
+            error.num_env_steps_lost = self.num_env_steps_lost - lost_before  # type: ignore[attr-defined]
+            raise
+
+    def _collect(self, request: SampleRequest) -> Rollout:
         wanted = request.num_wanted
         explore = self.config.explore if request.explore is None else request.explore
         self._timestep = self._timestep if request.timestep is None else request.timestep
@@ -248,7 +262,8 @@ class EnvRunner:
         whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
         mode = make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
         self.inference.begin_sample(explore, self._rng)
-        self._rollout = rollout
+        self._rollout, resetting = rollout, self._resetting
+        num_counted = 0, 0  # env steps and episodes of this rollout in the metrics
         try:
             with self.host.sampling(), torch_threads(self._num_threads):
                 if wanted:
@@ -258,16 +273,27 @@ class EnvRunner:
                         self._reset(rollout)
                     else:
                         self._continue(rollout)
+                    resetting = self._resetting
                 while num_rows := mode.num_rows_wanted(rollout):
                     self._step_rows(rollout, num_rows, mode, explore, request.random_actions)
-            self._finish(rollout, whole_episodes, explore)
+            num_episodes = self._finish(rollout, whole_episodes, explore)
+            if whole_episodes:
+                num_steps = num_taken(rollout, resetting, same_step=self.host.is_same_step)
+                self.num_env_steps_lost += num_steps - rollout.num_env_steps
+            num_counted = rollout.num_env_steps, num_episodes
+            self._count(*num_counted)
             with self.timers.time("callbacks"):
                 if self._callbacks.subscribed("on_postprocess_trajectory"):
                     postprocess_trajectories(rollout, self._callbacks, self, self.module)
                 self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
-        except BaseException as error:
-            mark_steps(rollout, mode.num_settled_rows, self._resetting, same_step=self.host.is_same_step)
-            error.num_env_steps_lost = num_valid(rollout)  # type: ignore[attr-defined]  # goes with it to other processes
+        except BaseException:
+            self._needs_reset = True  # the next rollout would not continue one that anybody has
+            if num_counted[0]:
+                self._count(-num_counted[0], -num_counted[1])
+                self.num_env_steps_lost += num_counted[0]
+            else:
+                self.num_env_steps_lost += num_taken(rollout, resetting, same_step=self.host.is_same_step)
+                self.num_env_steps_lost += self.host.end_failed_call()
             raise
         finally:
             self._rollout = None
@@ -367,13 +393,12 @@ class EnvRunner:
             inferred = clock()
             try:
                 next_obs, rewards[t], terminated[t], truncated[t], infos = step(to_env(actions[t]))
+                rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
                 stepped = clock()
                 write_row(obs, t + 1, next_obs)
             except Exception as error:
-                rollout.num_rows = t
                 self._check_block(rollout, start, t)  # a NaN in an earlier row explains the failure better
                 raise self.host.error("step", t, error) from original(error)
-            rollout.num_rows = t + 1
             done = terminated[t] | truncated[t]
             begins, resetting = (done, resetting) if same_step else (resetting, done)
             if looks_at_infos:
@@ -414,12 +439,15 @@ class EnvRunner:
             leaf = final[i] if isinstance(final, np.ndarray) else map_tree(lambda column, i=i: column[i], final)
             rollout.add_final_obs(t, int(i), leaf)
 
-    def _finish(self, rollout: Rollout, whole_episodes: bool, explore: bool) -> None:
-        """Trim the columns, compute log-probabilities and statistics of episodes from them, and log the metrics."""
+    def _finish(self, rollout: Rollout, whole_episodes: bool, explore: bool) -> int:
+        """Trim the columns, compute log-probabilities and statistics of episodes from them, and log the metrics.
+
+        Returns:
+            The number of episodes that ended.
+        """
         tic = time.perf_counter()
         rollout.resize(rollout.num_rows)
         rollout.num_env_steps = int(np.count_nonzero(rollout.valid))
-        self.num_env_steps_sampled_lifetime += rollout.num_env_steps
         self._timestep += self._num_samplers * rollout.num_env_steps
         if rollout.num_rows:
             self._needs_reset = whole_episodes
@@ -433,13 +461,18 @@ class EnvRunner:
         if num_episodes or not self._logged_episodes:
             _log_episodes(metrics, statistics, self.config.metrics_num_episodes_for_smoothing)
             self._logged_episodes = True
-        for name, count in (("num_episodes", num_episodes), ("num_env_steps_sampled", rollout.num_env_steps)):
-            metrics.log_value(name, count, reduce="sum")
-            metrics.log_value(f"{name}_lifetime", count, reduce="lifetime_sum")
         self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
         for name, value in self.exploration.get_metrics(self._timestep).items():
             metrics.log_value(name, value, reduce="mean", window=1)
         self.timers.seconds["storage"] += time.perf_counter() - tic
+        return num_episodes
+
+    def _count(self, num_env_steps: int, num_episodes: int) -> None:
+        """Count the steps and the episodes of a rollout, or with negative numbers, of a rollout that was lost."""
+        self.num_env_steps_sampled_lifetime += num_env_steps
+        for name, count in (("num_episodes", num_episodes), ("num_env_steps_sampled", num_env_steps)):
+            self.metrics.log_value(name, count, reduce="sum")
+            self.metrics.log_value(f"{name}_lifetime", count, reduce="lifetime_sum")
 
     # Checks, state and metrics.
 
@@ -491,6 +524,8 @@ class EnvRunner:
             EnvError: The vector env has no sub-envs, or none that can be reached.
             Exception: What `fn` raised.
         """
+        if self.host.is_broken:
+            self.recover()
         return self.host.foreach(fn)
 
     def get_state(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
+from corral.core.interrupts import interrupts_deferred
 from corral.core.tree import leaves
 from corral.engines.call_limits import CallLimits
 from corral.engines.forks import forks_end_here
@@ -46,8 +47,6 @@ class EnvRunnerGroup:
         module_spec: Spec of the module, the same object for all runners and for their replacements.
         num_envs: Sub-envs of one runner.
         on_recreated: Function that is called with the indices of runners that were restarted, before they sample.
-        num_env_steps_lost: Env steps of fragments that never arrived. A runner that died counts with the env steps of
-            its request, and with none if the request was for episodes.
         num_failures: Failures of runners so far.
     """
 
@@ -70,13 +69,13 @@ class EnvRunnerGroup:
         self._config = config
         self.local_env_runner: EnvRunner | None = None
         self.on_recreated: Callable[[list[int]], None] = lambda indices: None
-        self.num_env_steps_lost = 0
         self.num_failures = 0
         self._num_env_steps = 0  # of all runners of the algorithm, where known
         self._weights: Any = {}
         self._weights_version = -1
         self._part_names: set[str] = set()
         self._weights_bytes = 0
+        self._taken: list[tuple[int, Rollout]] = []  # fragments that no call has returned yet, by index of the runner
         self._logged: list[tuple[Parts, dict[str, float]]] = []  # what came with fragments: metrics and seconds
         self._calls: list[PendingUserCall] = []  # of foreach_env_runner_async
         self._stopped = False
@@ -162,6 +161,28 @@ class EnvRunnerGroup:
             return self.local_env_runner.num_callback_errors
         return sum(runner.num_callback_errors for runner in self._runners.values())
 
+    @property
+    def num_env_steps_lost(self) -> int:
+        """Env steps so far that were taken and are in no rollout.
+
+        These are the steps of fragments that an exception ended, and if whole episodes were asked for, the steps of
+        other episodes. A runner that died counts with the env steps of its request, and with none if the request was
+        for episodes.
+        """
+        if self.local_env_runner is not None:
+            return self.local_env_runner.num_env_steps_lost
+        return sum(runner.num_env_steps_lost for runner in self._runners.values())
+
+    @property
+    def num_env_steps_in_flight(self) -> int:
+        """Env steps of fragments that this group has not returned yet.
+
+        A fragment that has not arrived counts with the env steps of its request, and with none if the request was for
+        episodes.
+        """
+        calls = [runner.sampling for runner in self._runners.values() if runner.sampling is not None]
+        return sum(rollout.num_env_steps for _, rollout in self._taken) + sum(call.num_env_steps for call in calls)
+
     def fault_results(self) -> dict[str, int]:
         """Return the numbers about runners that the result shows under `fault_tolerance`."""
         return {
@@ -170,6 +191,7 @@ class EnvRunnerGroup:
             "num_env_runner_failures": self.num_failures,
             "num_sub_environment_restarts": self.num_sub_environment_restarts,
             "num_env_steps_lost": self.num_env_steps_lost,
+            "num_env_steps_in_flight": self.num_env_steps_in_flight,
         }
 
     def _fail(self, runner: RemoteRunner, error: BaseException) -> None:
@@ -180,8 +202,7 @@ class EnvRunnerGroup:
         """
         self.num_failures += 1
         if runner.sampling is not None:
-            asked = runner.sampling.request.num_timesteps or 0
-            self.num_env_steps_lost += getattr(error, "num_env_steps_lost", asked)
+            runner.count_lost(getattr(error, "num_env_steps_lost", runner.sampling.num_env_steps))
         problem = note_failure(runner, error, self._config, self.num_remote_worker_restarts)
         if problem is not None:
             raise problem
@@ -239,7 +260,7 @@ class EnvRunnerGroup:
 
         It waits for the runners that can be waited for; see `sample_timeout_s` and `straggler_factor`. Fewer steps, or
         episodes, come back when a runner fails or is late, and more when a late fragment of an earlier round is among
-        them.
+        them. If an exception ends the call, fragments that have arrived are returned by the next call.
 
         Args:
             request: What to sample: at least this many steps or episodes if all goes well.
@@ -255,23 +276,23 @@ class EnvRunnerGroup:
                 return [self.local_env_runner.collect(request)]
         timestep = self._timestep_of(request)
         self.restore_runners()
-        taken = self._take_arrived()
-        missing = request.num_wanted - sum(request.num_in(rollout) for _, rollout in taken)
+        self._take_arrived()
+        missing = request.num_wanted - sum(request.num_in(rollout) for _, rollout in self._taken)
         for runner, wanted in shares(max(0, missing), self._idle()):
             self._ask(runner, request.part(wanted, timestep))
         with timers.time("waiting"):
             deadline_s = time.perf_counter() + self._config.sample_timeout_s
-            if not taken and not any(runner.ready for runner in self._runners.values()):
+            if not self._taken and not any(runner.ready for runner in self._runners.values()):
                 self._await_restart(deadline_s)
-            while calls := self._worth_waiting_for(bool(taken)):
+            while calls := self._worth_waiting_for(bool(self._taken)):
                 now = time.perf_counter()
                 timeout_s = min(deadline_s, min(until_s for _, until_s in calls)) - now
                 wait([future for future, _ in calls], max(0.0, timeout_s), FIRST_COMPLETED)
-                taken += self._take_arrived()
+                self._take_arrived()
                 if time.perf_counter() >= deadline_s:
                     break
         self._report_late()
-        return [rollout for _, rollout in sorted(taken, key=lambda entry: entry[0])]
+        return self._return_taken()
 
     def sample_async(self, request: SampleRequest) -> int:
         """Ask each runner of the engine that has nothing to do for a fragment, and return how many were asked.
@@ -301,8 +322,9 @@ class EnvRunnerGroup:
             Exception: As `sample` does.
         """
         futures = [runner.sampling.future for runner in self._runners.values() if runner.sampling is not None]
-        wait(futures, timeout_seconds, FIRST_COMPLETED)
-        return [rollout for _, rollout in self._take_arrived()]
+        wait([] if self._taken else futures, timeout_seconds, FIRST_COMPLETED)
+        self._take_arrived()
+        return self._return_taken()
 
     def _idle(self) -> list[RemoteRunner]:
         return [runner for runner in self._runners.values() if runner.ready and runner.sampling is None]
@@ -312,9 +334,13 @@ class EnvRunnerGroup:
             self._send_weights(runner)
         runner.ask(request)
 
-    def _take_arrived(self) -> list[tuple[int, Rollout]]:
+    def _return_taken(self) -> list[Rollout]:
+        """Return the fragments that were received, in the order of the runners' indices."""
+        taken, self._taken = self._taken, []
+        return [rollout for _, rollout in sorted(taken, key=lambda entry: entry[0])]
+
+    def _take_arrived(self) -> None:
         """Receive the fragments that are there, and what runners raised in place of them."""
-        taken = []
         for runner in self._runners.values():
             call = runner.sampling
             if call is None or not call.future.done():
@@ -323,12 +349,11 @@ class EnvRunnerGroup:
                 self._fail(runner, error)
                 continue
             reply = runner.take(call, self._weights_version)
+            self._taken.append((runner.index, reply.rollout))
             self._logged.append((reply.metrics, reply.seconds))
             self._num_env_steps += reply.rollout.num_env_steps
             factor = None if call.request.num_timesteps is None else self._straggler_factor
             add_excess_wait(runner, self._runners.values(), factor, reply.rollout.num_env_steps)
-            taken.append((runner.index, reply.rollout))
-        return taken
 
     def _await_restart(self, deadline_s: float) -> None:
         """Wait until a runner is ready again, when all have failed: one that starts, or one whose restart is due."""
@@ -547,17 +572,22 @@ class EnvRunnerGroup:
         return results
 
     def stop(self) -> None:
-        """Close all envs and end all workers. Nothing can be sampled afterwards."""
+        """Close all envs and end all workers, also if Ctrl-C interrupts it. Nothing can be sampled afterwards."""
         self._stopped = True
         if self.local_env_runner is not None:
             self.local_env_runner.stop()
         runners = [runner for runner in self._runners.values() if hasattr(runner, "handle")]
-        closing = [runner.handle.call("stop") for runner in runners if runner.handle.alive() and runner.ready]
-        done, late = wait(closing, CLOSE_S)
-        for future in done:
-            if (error := future.exception()) is not None and not isinstance(error, WorkerDiedError):
-                log.error("A runner could not close its env.", exc_info=error)
-        if late:
-            log.warning("%d env runner(s) did not close their envs within %s s, and were ended.", len(late), CLOSE_S)
-        for runner in runners:
-            runner.handle.kill()
+        try:
+            closing = [runner.handle.call("stop") for runner in runners if runner.handle.alive() and runner.ready]
+            done, late = wait(closing, CLOSE_S)
+            for future in done:
+                if (error := future.exception()) is not None and not isinstance(error, WorkerDiedError):
+                    log.error("A runner could not close its env.", exc_info=error)
+            if late:
+                log.warning(
+                    "%d env runner(s) did not close their envs within %s s, and were ended.", len(late), CLOSE_S
+                )
+        finally:
+            with interrupts_deferred():
+                for runner in runners:
+                    runner.handle.kill()

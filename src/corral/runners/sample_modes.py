@@ -138,6 +138,21 @@ def num_valid(rollout: Rollout) -> int:
     return int(np.count_nonzero(rollout.valid[: rollout.num_rows]))
 
 
+def num_taken(rollout: Rollout, resetting: NDArray[np.bool_], *, same_step: bool) -> int:
+    """Return the steps that were taken in the rows of a rollout so far, valid or not; see `mark_steps`.
+
+    Args:
+        rollout: The rollout.
+        resetting: Bool `[N]`, the sub-envs that row 0 only resets.
+        same_step: Whether the vector env resets in the step that ends an episode.
+    """
+    rows = rollout.num_rows
+    num_steps = rows * rollout.num_envs - sum(row < rows for row, _ in rollout.broken)
+    if rows and not same_step:
+        num_steps -= int(np.count_nonzero(resetting)) + int(np.count_nonzero(rollout.done[: rows - 1]))
+    return num_steps
+
+
 def num_complete(rollout: Rollout) -> int:
     """Return the episodes of a rollout that are complete so far."""
     return int(np.count_nonzero((rollout.done & rollout.valid)[: rollout.num_rows]))

@@ -23,6 +23,7 @@ def sample_and_report(runner: EnvRunner, request: SampleRequest) -> SampleReply:
         seconds,
         num_callback_errors,
         runner.num_sub_env_restarts,
+        runner.num_env_steps_lost,
         runner.get_state(),
         sample_s=end - start,
         idle_s=idle_s,

@@ -1,0 +1,122 @@
+"""A run whose files cannot be written: it is refused before anything is built, or continues with a warning."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corral import PPOConfig
+from corral.cli.main import main
+from corral.errors import CheckpointError, RunDirectoryError
+from corral.loggers import CSVLogger, JSONLinesLogger
+from corral.testing import CountingEnv
+
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full, on which every write fails")
+DEADLINE_S = 120.0
+
+
+class NeverMade(CountingEnv):
+    def __init__(self, config: Any = None) -> None:
+        raise AssertionError("the env was made")
+
+
+def small(env: Any = CountingEnv) -> PPOConfig:
+    config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
+    return config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
+
+
+@pytest.mark.parametrize("where", ["/proc/nowhere/run", "a_file/run"])
+def test_an_unwritable_run_directory_is_found_before_anything_is_made(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a_file").touch()
+    env = f"{__name__}:NeverMade"
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    arguments = ["train", "--algo", "PPO", "--env", env, "--stop", "training_iteration=1", "--run-dir", where]
+    assert main(arguments) == 1
+    streams = capsys.readouterr()
+    [line] = streams.err.splitlines()
+    assert line.startswith(f"corral: the run directory {where} cannot be written: ")
+    assert streams.out == ""
+    with small().build() as algo, pytest.raises(RunDirectoryError, match="cannot be written"):
+        algo.fit(stop={"training_iteration": 1}, run_dir=where)
+    assert [path.name for path in tmp_path.iterdir()] == ["a_file"]
+
+
+@needs_full
+@pytest.mark.parametrize("name", ["result.jsonl", "run.log"])
+def test_a_file_on_a_full_disk_costs_its_own_content(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).symlink_to(FULL)
+    with small().build() as algo:
+        result = algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path, loggers=[CSVLogger(), JSONLinesLogger()])
+    assert result["training_iteration"] == 3
+    others = {"progress.csv": 4, "result.jsonl": 3}
+    for other in others.keys() - {name}:
+        assert len((tmp_path / other).read_text(encoding="utf-8").splitlines()) == others[other]
+    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    if name == "run.log":
+        assert warnings == []
+    else:
+        [warning] = warnings
+        assert "cannot write its results" in warning and "No space left" in warning
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_csv_file_that_has_no_room_for_more_columns_keeps_its_rows(tmp_path: Path) -> None:
+    logger = CSVLogger()
+    logger.open(tmp_path)
+    logger.log_result({"a": 1})
+    (tmp_path / "progress.csv.new").symlink_to(FULL if FULL.exists() else tmp_path / "no" / "where")
+    with pytest.raises(OSError):
+        logger.log_result({"a": 2, "b": 2})
+    logger.log_result({"a": 3, "b": 3})  # there is room again: the link is gone
+    logger.close()
+    assert (tmp_path / "progress.csv").read_text(encoding="utf-8").splitlines() == ["a,b", "1,", "3,3"]
+
+
+SCRIPT = """
+import resource, sys
+from corral.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (16384, resource.RLIM_INFINITY))  # a file cannot become larger
+sys.exit(main(["train", "--algo", "PPO", "--env", "corral.testing:CountingEnv", "--stop", "training_iteration=12",
+    "--run-dir", "run", "--tensorboard", "--set", "training.train_batch_size_per_learner=32",
+    "--set", "training.minibatch_size=16", "--set", "env_runners.num_envs_per_env_runner=2"]))
+"""
+
+
+def test_a_run_ends_well_though_its_files_cannot_grow(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Logging error" not in done.stderr  # what logging prints for each line that it cannot write
+    assert done.stdout.splitlines()[-1].startswith("Done after 12 iterations")
+    assert max(path.stat().st_size for path in (tmp_path / "run").iterdir()) == 16384
+    for name in ("JSONLinesLogger", "TensorBoardLogger"):
+        assert done.stderr.count(f"{name} cannot write its results in run: File too large") == 1
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error_that_keeps_the_old_one(tmp_path: Path) -> None:
+    with small().build() as algo:
+        algo.save(tmp_path / "kept")
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        try:
+            with pytest.raises(CheckpointError, match=r"kept cannot be written: File too large\."):
+                algo.save(tmp_path / "kept")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        algo.restore_from_path(tmp_path / "kept")
+        assert algo.train()["training_iteration"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
