@@ -234,7 +234,7 @@ class _ProcessEnded(Exception):
     """The process of a sub-env has ended; the argument is the index of the sub-env."""
 
 
-class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
+class AsyncVectorEnv(gym.vector.AsyncVectorEnv):  # type: ignore[type-arg]  # generic only since Gymnasium 1.3
     """Gymnasium's asynchronous vector env, which also names failed sub-envs, limits all waits, and closes cleanly.
 
     Args:

@@ -20,7 +20,7 @@ from corral.envs.sub_envs import Restarts, problem_of, restart_env, restart_erro
 from corral.errors import CallbackError, SubEnvError
 
 
-class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
+class SyncVectorEnv(gym.vector.SyncVectorEnv):  # type: ignore[type-arg]  # generic only since Gymnasium 1.3
     """Gymnasium's synchronous vector env with a faster step, and errors that name the failed sub-env.
 
     Each step writes its observations to a new array, which the caller may keep.
