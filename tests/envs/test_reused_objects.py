@@ -71,5 +71,5 @@ def test_every_observation_is_kept_as_it_was(
 )
 def test_an_env_that_writes_into_its_action_changes_no_column(make_runner: MakeRunner, action_space: Any) -> None:
     runner = make_runner(OneArray, env_config={"action_space": action_space, "nested": False})
-    actions = runner.sample(num_timesteps=20).actions
-    assert np.count_nonzero(actions)
+    rollout = runner.sample(num_timesteps=20)
+    assert np.count_nonzero(rollout.actions[rollout.valid]) > 10

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from corral.core.spaces import space_tree
+from corral.core.spaces import module_observation_space, space_tree
 from corral.core.tree import Tree, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.step_timeout import StepTimer, require_signals, sampling
@@ -61,7 +61,8 @@ class EnvHost:
         env: The vector env; the attribute is missing if `recover` failed.
         num_envs: Number of sub-envs N.
         name: Name of the env in messages.
-        space: Observation space of one sub-env, as a tree of spaces without `Dict` and `Tuple`.
+        observation_space: Space of the observations of one sub-env, as modules get them: floats are float32.
+        space: The same space as a tree of spaces without `Dict` and `Tuple`.
         is_same_step: Whether the vector env resets a sub-env in the step that ends its episode.
         num_rows: Number of rows stepped before the current sample, over the lifetime of the host.
         restarts: Restarts of sub-envs.
@@ -150,7 +151,8 @@ class EnvHost:
         self.num_envs = self.env.num_envs
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
         self._infos_are_by_env = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
-        self.space: Tree = space_tree(self.env.single_observation_space)
+        self.observation_space = module_observation_space(self.env.single_observation_space)
+        self.space: Tree = space_tree(self.observation_space)
         try:
             self._takes_tasks = takes_tasks(self.env)
             for i, sub_env in enumerate(getattr(self.env.unwrapped, "envs", ())):

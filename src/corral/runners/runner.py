@@ -278,7 +278,7 @@ class EnvRunner:
         rollout = Rollout.allocate(num_rows, self.host.num_envs, self.host.space, self._distribution)
         rollout.weights_version = self.weights_version
         rollout.worker_index = self.worker_index
-        rollout.observation_space = self.host.env.single_observation_space
+        rollout.observation_space = self.host.observation_space
         rollout.action_space = self._module_action_space
         rollout.carry = self._carry
         return rollout
@@ -484,8 +484,8 @@ class EnvRunner:
         return self.metrics.take(), self.timers.take(), self._callbacks.num_errors
 
     def describe_env(self) -> tuple[Any, Any, int]:
-        """Return the observation and the action space of one sub-env, and the number of sub-envs N."""
-        return self.env.single_observation_space, self.env.single_action_space, self.num_envs
+        """Return the space of observations as modules get them, the action space of one sub-env, and N."""
+        return self.host.observation_space, self.env.single_action_space, self.num_envs
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Return `fn(sub_env)` for every sub-env, called in its process, as in `lambda env: env.set_task(3)`.
