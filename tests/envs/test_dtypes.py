@@ -117,7 +117,8 @@ def test_replay_holds_float32_and_a_checkpoint_continues(cls: Any, tmp_path: Pat
         algo.save(tmp_path / "checkpoint")
         obs = DOUBLE.sample()
         action = algo.compute_single_action(obs, explore=False)
-    with type(algo).from_checkpoint(tmp_path / "checkpoint") as restored:
+    with small(cls, DOUBLE, ACTION_SPACES["discrete"]).build() as restored:
+        restored.restore_from_path(tmp_path / "checkpoint")
         assert restored.compute_single_action(obs, explore=False) == action
         restored.train()
 
