@@ -20,8 +20,12 @@ from handmade import MakeRunner
 
 DOUBLE = spaces.Box(-1.0, 1.0, (3,), np.float64)
 NESTED = spaces.Dict({"half": spaces.Box(-1, 1, (2,), np.float16), "double": DOUBLE, "on": spaces.MultiBinary(2)})
+try:
+    INT32 = spaces.Discrete(3, start=2, dtype=np.int32)
+except TypeError:  # Gymnasium 1.1 knows Discrete spaces of int64 only
+    INT32 = spaces.Discrete(3, start=2)
 ACTION_SPACES = {
-    "discrete": spaces.Discrete(3, start=2, dtype=np.int32),
+    "discrete": INT32,
     "multi_discrete": spaces.MultiDiscrete([2, 3], dtype=np.int32, start=[-1, 4]),
     "multi_binary": spaces.MultiBinary(2),
     "box": spaces.Box(-1, 1, (2,), np.float64),
