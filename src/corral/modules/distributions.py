@@ -106,7 +106,7 @@ class Categorical(ActionDistribution):
         return np.full(len(actions), -math.log(self.num_inputs), np.float32)
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        return (actions + self._start).astype(self._env_dtype)
+        return (actions + self._start).astype(self._env_dtype, copy=False)
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         return -functional.cross_entropy(dist_inputs, actions, reduction="none")
@@ -150,7 +150,7 @@ class MultiCategorical(ActionDistribution):
         return np.full(len(actions), -sum(map(math.log, self.sizes)), np.float32)
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        return (actions + self._start).astype(self._env_dtype)
+        return (actions + self._start).astype(self._env_dtype, copy=False)
 
     def _log_softmax(self, dist_inputs: Tensor) -> list[Tensor]:
         return [part.log_softmax(-1) for part in torch.split(dist_inputs, self.sizes, dim=-1)]
