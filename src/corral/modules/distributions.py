@@ -106,7 +106,8 @@ class Categorical(ActionDistribution):
         return np.full(len(actions), -math.log(self.num_inputs), np.float32)
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        return (actions + self._start).astype(self._env_dtype, copy=False)
+        shifted = actions + self._start if self._start else actions
+        return shifted.astype(self._env_dtype)
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         return -functional.cross_entropy(dist_inputs, actions, reduction="none")
