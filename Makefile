@@ -7,10 +7,14 @@ READY := $(VENV)/.ready
 BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/.ready
 ENVS_READY := $(BENCH_VENV)/.envs-ready
+LOWEST_VENV := .venv-lowest
+LOWEST_READY := $(LOWEST_VENV)/.ready
+LOWEST_TESTS := core envs episodes modules metrics replay runners/test_runner.py learners/test_learner.py \
+	learners/test_optimizers.py learners/test_numpy_q_learning.py algorithms/test_ppo.py checkpoint loggers
 DOCS_READY := $(VENV)/.docs-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check slow campaign bench defaults docs format clean
+.PHONY: help train test check slow lowest campaign bench defaults docs format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -40,6 +44,16 @@ test: check ## check, then all tests
 
 slow: $(READY) ## the tests that `make test` leaves out, mostly second forms on real Ray
 	$(BIN)/python -m pytest -n 2 -m slow
+
+$(LOWEST_READY): requirements/lowest.txt pyproject.toml
+	$(PYTHON) -m venv $(LOWEST_VENV)
+	$(LOWEST_VENV)/bin/pip install --quiet --no-compile --requirement requirements/lowest.txt
+	@touch $@
+
+# Native vector envs of Gymnasium 1.1 raise in __del__ where their constructor raised.
+lowest: $(LOWEST_READY) ## the fast tests of the core, with the lowest version of each dependency that pyproject.toml declares
+	PYTHONPATH=src $(LOWEST_VENV)/bin/python -m pytest -n 3 -W ignore::pytest.PytestUnraisableExceptionWarning \
+		$(addprefix tests/,$(LOWEST_TESTS))
 
 campaign: $(READY) ## kill, break and hang runners 200 times on each engine, in training runs that have to survive it
 	NUM_FAULTS=200 $(BIN)/python -m pytest -m "" tests/faults/test_campaign.py
@@ -74,4 +88,4 @@ format: $(READY) ## format the code
 	$(BIN)/ruff format .
 
 clean: ## remove everything that make made
-	rm -rf $(VENV) $(BENCH_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(LOWEST_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +54,14 @@ def imports(source: str, path: str, *, annotations: bool = False) -> Iterator[st
             for alias in node.names:
                 home = _HOMES.get(alias.name) if module == "corral" else None
                 yield home or f"{module}.{alias.name}"
+
+
+def test_the_lowest_declared_versions_are_what_make_lowest_installs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = itertools.chain.from_iterable(project["optional-dependencies"].values())
+    declared = {re.sub(r">=([^,]+).*", r"==\1", dependency) for dependency in [*project["dependencies"], *extras]}
+    pinned = (ROOT / "requirements" / "lowest.txt").read_text().partition("# What tests need")[0].splitlines()[1:]
+    assert declared == set(pinned)
 
 
 def within(name: str, package: str) -> bool:

@@ -26,6 +26,10 @@ class EnvTimeoutError(EnvError, TimeoutError):
     """A `step` or `reset` took longer than `env_step_timeout_s`; the message says where the env hung."""
 
 
+class ObservationError(CorralError, ValueError):
+    """An observation that was given to a policy does not fit the observation space; the message names the field."""
+
+
 class LossError(CorralError, ArithmeticError):
     """A loss became NaN or infinite; its gradient step was not taken."""
 

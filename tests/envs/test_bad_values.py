@@ -235,7 +235,7 @@ def test_a_dict_action_space_is_refused(make_runner: MakeRunner, num_envs: int, 
 
 
 def test_a_ready_vector_env_without_final_observations(make_runner: MakeRunner) -> None:
-    class Forgetful(gym.vector.SyncVectorEnv[Any, Any]):
+    class Forgetful(gym.vector.SyncVectorEnv):
         def step(self, actions: Any) -> Any:
             *values, infos = super().step(actions)
             infos.pop("final_obs", None)

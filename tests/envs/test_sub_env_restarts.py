@@ -110,7 +110,7 @@ class TestColumns:
         )
         rollout = runner.sample(num_timesteps=3)
         assert infos == [{"started": True}] * 2
-        assert set(rollout.info_rows[2]) == {"started", "_started"}
+        assert [set(info) for info in rollout.info_rows[2].of_lanes.values()] == [{"started"}]
 
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("vectorization", VECTORIZATIONS)

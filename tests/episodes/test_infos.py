@@ -155,3 +155,79 @@ def test_without_infos_there_is_nothing_to_keep(make_runner: MakeRunner) -> None
     rollout = make_runner("CartPole-v1", num_envs=4, on_episode_end=lambda: None).sample(num_timesteps=100)
     assert rollout.info_rows == {}
     assert rollout.episodes()[0].get_infos(0) == {}
+
+
+GIVEN: list[Any] = [
+    0,
+    0.37,
+    "a",
+    None,
+    {"deep": {0: 1.5}, "_deep": 2},
+    np.arange(2),
+    np.arange(3),
+    [1, [2, 3]],
+    2**70,
+    True,
+]
+"""What a `Mixed` env gives under one key, one entry per step."""
+
+
+class Mixed(CountingEnv):
+    """Gives another kind of value in each step and sub-env, always in the same dict and the same array."""
+
+    episode_length = 7
+
+    def __init__(self, config: Any) -> None:
+        super().__init__({"stagger": True, **config})
+        self.info: dict[str, Any] = {}
+        self.counts = np.zeros(2, np.int64)
+
+    def given(self) -> dict[str, Any]:
+        self.info.clear()
+        self.counts[:] = self._episode, self._t
+        entry = GIVEN[(self._t + 3 * self._episode) % len(GIVEN)]
+        self.info.update(score=entry, _score=self._t, counts=self.counts)
+        return self.info
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        obs, _ = super().reset(**kwargs)
+        return obs, self.given()
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *returned, _ = super().step(action)
+        return *returned, self.given() | {"final_info": "mine"}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_callbacks_get_exactly_what_sub_envs_gave(make_runner: MakeRunner, mode: str, vectorization: str) -> None:
+    ended: list[list[dict[str, Any]]] = []
+    runner = make_runner(
+        Mixed,
+        num_envs=3,
+        autoreset_mode=mode,
+        vectorization=vectorization,
+        batch_mode="complete_episodes",
+        disable_env_checking=True,
+        on_episode_end=lambda episode: ended.append(episode.get_infos()),
+    )
+    runner.sample(num_episodes=9)
+    assert len(ended) >= 9
+    for infos in ended:
+        episode = int(infos[0]["counts"][0])
+        for t, info in enumerate(infos):
+            entry = GIVEN[(t + 3 * episode) % len(GIVEN)]
+            assert type(info["score"]) is type(entry) and str(info["score"]) == str(entry)
+            assert (info["_score"], info["counts"].tolist()) == (t, [episode, t])
+            assert info.get("final_info") == ("mine" if t else None)
+
+
+def test_columns_of_mixed_values_hold_objects(make_runner: MakeRunner) -> None:
+    runner = make_runner(Mixed, num_envs=3, on_sample_end=lambda samples: None)
+    rollout = runner.sample(num_timesteps=30)
+    counts = rollout.info_column("counts", default=0)
+    assert counts.shape == (*rollout.valid.shape, 2) and counts.dtype == np.int64
+    with pytest.raises(KeyError, match="deep"):
+        rollout.info_column("score")
+    deep = rollout.info_column(("score", "deep", 0), default=0)  # type: ignore[arg-type]
+    assert set(deep[rollout.valid].tolist()) == {0.0, 1.5}

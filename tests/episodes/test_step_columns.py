@@ -9,6 +9,7 @@ import pytest
 
 from corral.core.tree import map_tree
 from corral.episodes.episode import SingleAgentEpisode
+from corral.episodes.infos import Infos
 from corral.episodes.rollout import Rollout
 from corral.episodes.step_columns import StepColumns
 from corral.errors import ColumnError
@@ -128,7 +129,7 @@ class TestEpisodesStandOnIt:
     def test_the_final_observation_that_a_reset_overwrote(self) -> None:
         columns = two_lanes()
         columns.add_final_obs(1, 1, {"x": 99})
-        columns.info_rows[2] = {"k": np.array([5, 6]), "final_info": {"k": np.array([0, 7])}}
+        columns.info_rows[2] = Infos({0: {"k": 5}, 1: {"k": 6}}, final={1: {"k": 7}})
         episode = SingleAgentEpisode.view("a", 1, columns)
         episode.start(0, 0.0)
         episode.end(True, False, 2)

@@ -103,7 +103,7 @@ class TestColumns:
     def test_hold_what_a_native_vector_env_gave(self, make_runner: MakeRunner) -> None:
         given: list[tuple[Any, ...]] = []
 
-        class Recording(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+        class Recording(gym.vector.VectorWrapper):
             def reset(self, *, seed: Any = None, options: Any = None) -> Any:
                 obs, infos = super().reset(seed=seed, options=options)
                 given.append((obs.copy(),))

@@ -447,6 +447,9 @@ class Algorithm(metaclass=_WithHints):
         Args:
             obs: Observations as the env gives them, stacked on axis 0.
             explore: Whether to explore as the runners do; `None` asks the config, False acts deterministically.
+
+        Raises:
+            ObservationError: The observations do not fit the observation space, or hold NaN or infinity.
         """
         explore = self.config.explore if explore is None else explore
         return self._policy.compute_actions(
@@ -455,6 +458,7 @@ class Algorithm(metaclass=_WithHints):
 
     def compute_single_action(self, obs: Tree, *, explore: bool | None = None) -> Any:
         """Return the env action for one observation; see `compute_actions`."""
+        self._policy.check_obs(obs)
         return self.compute_actions(map_tree(lambda leaf: np.asarray(leaf)[None], obs), explore=explore)[0]
 
     def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> Module:

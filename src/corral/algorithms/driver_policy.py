@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from corral.core.spaces import space_tree
-from corral.core.tree import Tree, map_tree
+from corral.core.tree import Tree, leaves, map_tree
+from corral.envs.checks import mismatch
+from corral.errors import ObservationError
 from corral.exploration import RowDistribution, make_exploration
 from corral.learners.learner_group import LearnerGroup
 from corral.modules.inference import Inference
@@ -49,8 +51,20 @@ class DriverPolicy:
             rng=rng,
         )
 
+    def check_obs(self, obs: Tree, *, batch: tuple[int, ...] = ()) -> None:
+        """Check one observation, or observations with the axes `batch` before the axes of the observation space.
+
+        Raises:
+            ObservationError: The nesting, a shape, a dtype or a value does not fit.
+        """
+        if problem := mismatch(self._spaces, obs, "observation", batch=batch):
+            remedy = "" if batch else " (compute_single_action takes one observation, compute_actions takes a batch)"
+            raise ObservationError(f"{problem}{remedy}.")
+
     def compute_actions(self, obs: Tree, learners: LearnerGroup, *, timestep: int, explore: bool) -> Any:
         """Return env actions `[B, ...]` for observations, a tree of `[B, ...]`, by the learners' weights."""
+        shape = np.shape(next(iter(leaves(obs)), ()))
+        self.check_obs(obs, batch=(shape[0] if shape else 1,))
         if self._version != learners.weights_version:
             self._inference.load_weights(learners.get_acting_weights()[DEFAULT_MODULE_ID])
             self._version = learners.weights_version

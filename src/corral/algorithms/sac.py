@@ -195,7 +195,7 @@ def continuous_terms(module: SACModule, batch: Batch, alpha: Tensor) -> Terms:
         next_actions, next_logp = module.sample(batch["next_obs"], batch["next_noise"])
         next_q = module.q_values(batch["next_obs"], next_actions, target=True).amin(0)
         targets = soft_targets(batch, next_q - alpha * next_logp)
-    q_taken = module.q_values(batch["obs"], batch["actions"].flatten(1).tanh())
+    q_taken = module.q_values(batch["obs"], batch["actions"].reshape(len(next_q), -1).tanh())
     actions, logp = module.sample(batch["obs"], batch["noise"])
     with module.frozen_critics():
         q_policy = module.q_values(batch["obs"], actions).amin(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 
 from corral.core.tree import Tree
@@ -16,3 +17,18 @@ def space_tree(space: spaces.Space[Any]) -> Tree:
     if isinstance(space, spaces.Tuple):
         return tuple(space_tree(part) for part in space.spaces)
     return space
+
+
+def module_observation_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return the space of the observations that modules get: the space of the env, with floats of any size as float32.
+
+    Rollouts and replay buffers hold these observations too. Integers and bools keep their dtype.
+    """
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: module_observation_space(part) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([module_observation_space(part) for part in space.spaces])
+    if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or space.dtype == np.float32:
+        return space
+    with np.errstate(over="ignore"):  # a bound that float32 cannot hold becomes infinite
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 Tree = Any  # an array or tensor, or a dict or tuple of trees
 
 
@@ -35,6 +37,15 @@ def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
 def leaves(tree: Tree) -> list[Any]:
     """Return the leaves of a tree, in the order of `named_leaves`."""
     return [leaf for _, leaf in named_leaves(tree)]
+
+
+def copy_nested(value: Any) -> Any:
+    """Return a copy of nested dicts, lists and tuples and of the arrays in them; other objects are kept as they are."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: copy_nested(part) for key, part in value.items()}
+    return type(value)(map(copy_nested, value)) if type(value) in (list, tuple) else value
 
 
 def num_rows(batch: Tree) -> int:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from corral.coordination import environment
 from corral.core.seeding import seed_everything
 from corral.core.spaces import space_tree
-from corral.core.tree import Tree, map_tree
+from corral.core.tree import Tree, copy_nested, map_tree
 from corral.engines.process_group_guard import start_guarded_group
 from corral.envs.checks import check_obs
 from corral.envs.step_timeout import StepTimer
@@ -143,6 +143,8 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
                 obs, reward, terminated, truncated, info = self._call(self.env.step, action)
                 self.note_step()
                 check_obs(self.observation_space, obs)
+            if terminated or truncated:  # with same-step autoreset, the reset may write into the same objects
+                obs, info = copy_nested(obs), copy_nested(info)
         except Exception as error:
             return self._no_obs, 0.0, False, False, self._failed("step", error)
         return obs, reward, terminated, truncated, info
@@ -239,8 +241,10 @@ class _ProcessEnded(Exception):
     """The process of a sub-env has ended; the argument is the index of the sub-env."""
 
 
-class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
+class AsyncVectorEnv(gym.vector.AsyncVectorEnv):  # generic only since Gymnasium 1.3
     """Gymnasium's asynchronous vector env, which also names failed sub-envs, limits all waits, and closes cleanly.
+
+    Infos are the info dicts of the sub-envs by index, exactly as the sub-envs gave them.
 
     Args:
         env_fns: Functions that make the sub-envs, each in its process.
@@ -379,14 +383,19 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
                 raise _Overdue(i, timeout)
         return True
 
-    def _restart_failed(self, obs: Tree, infos: dict[str, Any]) -> None:
+    def _add_info(self, vector_infos: dict[Any, Any], env_info: dict[str, Any], env_num: int) -> dict[Any, Any]:
+        """Add the info of a sub-env; Gymnasium calls this for each."""
+        if env_info:
+            vector_infos[env_num] = env_info
+        return vector_infos
+
+    def _restart_failed(self, obs: Tree, infos: dict[Any, Any]) -> None:
         """Restart the sub-envs that report a failure, and put their first observations into the batch."""
-        failed, reported = infos.pop(f"_{_FAILURE}", None), infos.pop(_FAILURE, None)
-        if failed is None or reported is None or self._restarts is None:
+        reported = {i: info.pop(_FAILURE) for i, info in infos.items() if _FAILURE in info}
+        if not reported or self._restarts is None:
             return
         failures = []
-        for i in np.flatnonzero(failed).tolist():
-            method, problem, trace = reported[i]
+        for i, (method, problem, trace) in reported.items():
             failures.append(SubEnvError(i, method, problem))
             failures[-1].add_note(f"In the process of sub-env {i}:\n{trace}")
         arguments: list[Sequence[Any] | None] = [None] * self.num_envs
@@ -402,7 +411,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv[Any, Any]):
                 raise restart_error(failure, answer[0])
             new_obs, info = answer
             map_tree(partial(_write_row, failure.env_index), obs, new_obs)
-            self._add_info(infos, info, failure.env_index)
+            infos[failure.env_index] |= info
             self._restarts.restarted(failure)
 
     def _raise_if_errors(self, successes: Any) -> None:

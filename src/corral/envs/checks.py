@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
+import logging
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
@@ -17,6 +18,8 @@ from corral.errors import EnvError
 
 if TYPE_CHECKING:
     from corral.episodes.rollout import Rollout
+
+log = logging.getLogger("corral")
 
 SUPPORTED_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -41,6 +44,7 @@ def check_env(env: gym.Env[Any, Any], name: str) -> None:
     if not (isinstance(returned, tuple) and len(returned) == 2):
         raise EnvError(f"env {name!r}: reset() must return (observation, info), got {_short(returned)}.")
     _check_fields(name, "reset", returned[0], returned[1], env.observation_space)
+    warn_if_cast(name, env.observation_space, returned[0])
     # Sample from a copy, so that the random stream of the env's own space does not change.
     action_space = copy.deepcopy(env.action_space)
     action_space.seed(0)
@@ -93,6 +97,17 @@ def check_spaces(env: Any, name: str, prefix: str = "") -> None:
         )
 
 
+@cache
+def _warn_once(message: str) -> None:
+    log.warning(message)
+
+
+def warn_if_cast(name: str, space: spaces.Space[Any], obs: Any) -> None:
+    """Warn, once in this process, if an observation has a dtype that its space cannot hold without loss."""
+    if problem := mismatch(space_tree(space), obs, "observation", cast="safe", values=False):
+        _warn_once(f"env {name!r}: {problem}. Until then each observation is cast to this dtype.")
+
+
 def _check_fields(name: str, method: str, obs: Any, info: Any, space: spaces.Space[Any]) -> None:
     problem = mismatch(space_tree(space), obs, "observation")
     if problem:
@@ -102,7 +117,13 @@ def _check_fields(name: str, method: str, obs: Any, info: Any, space: spaces.Spa
 
 
 def mismatch(
-    space: Tree, value: Any, path: str, *, cast: Literal["safe", "same_kind"] = "safe", values: bool = True
+    space: Tree,
+    value: Any,
+    path: str,
+    *,
+    cast: Literal["safe", "same_kind"] = "same_kind",
+    values: bool = True,
+    batch: tuple[int, ...] = (),
 ) -> str | None:
     """Return how an observation differs from a tree of spaces, with the name of the field, or `None` if it fits.
 
@@ -112,8 +133,9 @@ def mismatch(
         path: Name of the observation in the answer.
         cast: Casting rule of `np.can_cast` for the dtype of the observation and the dtype of the space.
         values: Whether to check the values too, in addition to nesting, shapes and dtypes.
+        batch: Axes of the value before the axes of the space.
     """
-    inside = partial(mismatch, cast=cast, values=values)
+    inside = partial(mismatch, cast=cast, values=values, batch=batch)
     if isinstance(space, dict):
         if not isinstance(value, dict) or set(value) != set(space):
             got = f"keys {sorted(value)}" if isinstance(value, dict) else _short(value)
@@ -123,17 +145,19 @@ def mismatch(
         if not isinstance(value, tuple) or len(value) != len(space):
             return f"{path} must be a tuple of {len(space)}, got {_short(value)}"
         return next((p for i in range(len(space)) if (p := inside(space[i], value[i], f"{path}/{i}"))), None)
-    problem = _leaf_mismatch(space, value, path, cast)
+    problem = _leaf_mismatch(space, value, path, cast, batch)
     return bad_values(space, np.asarray(value)[None], path) if values and problem is None else problem
 
 
-def _leaf_mismatch(space: Any, value: Any, path: str, cast: Literal["safe", "same_kind"]) -> str | None:
+def _leaf_mismatch(
+    space: Any, value: Any, path: str, cast: Literal["safe", "same_kind"], batch: tuple[int, ...]
+) -> str | None:
     try:
         array = np.asarray(value)
     except ValueError:
         return f"{path} must be an array, got {_short(value)}"
-    if array.shape != space.shape:
-        return f"{path} must have shape {space.shape}, got {array.shape}"
+    if array.shape != (*batch, *space.shape):
+        return f"{path} must have shape {(*batch, *space.shape)}, got {array.shape}"
     # The dtype of a plain Python number is arbitrary, so it is checked less strictly than the dtype of an array.
     cast = cast if isinstance(value, (np.ndarray, np.generic)) else "same_kind"
     integers = np.issubdtype(array.dtype, np.integer) and np.issubdtype(space.dtype, np.integer)
@@ -252,5 +276,5 @@ def check_obs(space: gym.Space[Any], obs: Tree) -> None:
         ValueError: The nesting, a shape or a dtype does not fit the space.
     """
     # The values are checked by the runner, which checks whole blocks and knows the step.
-    if problem := mismatch(space_tree(space), obs, "observation", cast="same_kind", values=False):
+    if problem := mismatch(space_tree(space), obs, "observation", values=False):
         raise ValueError(problem)

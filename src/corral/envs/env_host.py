@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from corral.core.spaces import space_tree
-from corral.core.tree import Tree
+from corral.core.spaces import module_observation_space, space_tree
+from corral.core.tree import Tree, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.step_timeout import StepTimer, require_signals, sampling
 from corral.envs.sub_envs import (
@@ -32,6 +32,28 @@ if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
 
 
+def infos_by_env(infos: Mapping[str, Any], num_envs: int) -> dict[int, dict[str, Any]]:
+    """Return infos by index of the sub-env.
+
+    Args:
+        infos: Infos as Gymnasium's vector envs give them: by key, values `[N, ...]` or nested such dicts, and under
+            `_key` a mask bool `[N]` of the sub-envs that have one. A value that is no array applies to all sub-envs.
+        num_envs: N.
+    """
+    by_env: dict[int, dict[str, Any]] = {i: {} for i in range(num_envs)}
+    for key, value in infos.items():
+        if isinstance(key, str) and key.startswith("_") and key[1:] in infos:
+            continue
+        mask = np.broadcast_to(infos.get(f"_{key}", True), num_envs)
+        parts = infos_by_env(value, num_envs) if isinstance(value, Mapping) else value
+        is_sized = isinstance(parts, (dict, list, tuple)) or (isinstance(parts, np.ndarray) and parts.ndim > 0)
+        if not (is_sized and len(parts) == num_envs):
+            parts = [value] * num_envs
+        for i in np.flatnonzero(mask).tolist():
+            by_env[i][key] = parts[i]
+    return by_env
+
+
 class EnvHost:
     """Host of one runner's vector env: makes the vector env and replaces failed sub-envs. It knows no module or agent.
 
@@ -39,9 +61,9 @@ class EnvHost:
         env: The vector env; the attribute is missing if `make` or `recover` failed.
         num_envs: Number of sub-envs N.
         name: Name of the env in messages.
-        space: Observation space of one sub-env, as a tree of spaces without `Dict` and `Tuple`.
+        observation_space: Space of the observations of one sub-env, as modules get them: floats are float32.
+        space: The same space as a tree of spaces without `Dict` and `Tuple`.
         is_same_step: Whether the vector env resets a sub-env in the step that ends its episode.
-        gives_new_infos: Whether the infos of each step are new objects, which may be kept without copying.
         num_rows: Number of rows stepped before the current sample, over the lifetime of the host.
         restarts: Restarts of sub-envs.
     """
@@ -128,9 +150,9 @@ class EnvHost:
         )
         self.num_envs = self.env.num_envs
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
-        # A vector env that Corral did not build may return the same arrays at each step.
-        self.gives_new_infos = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
-        self.space: Tree = space_tree(self.env.single_observation_space)
+        self._infos_are_by_env = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
+        self.observation_space = module_observation_space(self.env.single_observation_space)
+        self.space: Tree = space_tree(self.observation_space)
         try:
             self._takes_tasks = takes_tasks(self.env)
             for i, sub_env in enumerate(getattr(self.env.unwrapped, "envs", ())):
@@ -190,6 +212,26 @@ class EnvHost:
             raise self.error("reset", 0, error) from original(error)
         self._reset_seed = None
         return obs, infos
+
+    def infos_by_env(self, infos: Mapping[Any, Any]) -> Mapping[int, Mapping[str, Any]]:
+        """Return the infos of the vector env by index of the sub-env."""
+        return infos if self._infos_are_by_env else infos_by_env(infos, self.num_envs)
+
+    def final_obs(self, infos: Mapping[Any, Any], env_index: int) -> Tree:
+        """Return the final observation of a sub-env that a same-step autoreset has reset.
+
+        Raises:
+            EnvError: The vector env did not give it.
+        """
+        if self._infos_are_by_env:
+            return infos[env_index]["final_obs"]
+        if "final_obs" not in infos:
+            raise EnvError(
+                f"env {self.name!r}: sub-env {env_index} ended with same-step autoreset, but infos has no 'final_obs' "
+                f"(it has {sorted(infos)}): without it the last observation is lost."
+            )
+        final = infos["final_obs"]
+        return final[env_index] if isinstance(final, np.ndarray) else map_tree(lambda leaf: leaf[env_index], final)
 
     # Failures.
 

@@ -13,17 +13,18 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from corral.core.spaces import space_tree
-from corral.core.tree import Tree, map_tree
+from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import check_obs
 from corral.envs.step_timeout import StepOverdue
 from corral.envs.sub_envs import Restarts, problem_of, restart_env, restart_error
 from corral.errors import CallbackError, SubEnvError
 
 
-class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
+class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1.3
     """Gymnasium's synchronous vector env with a faster step, and errors that name the failed sub-env.
 
-    Each step writes its observations to a new array, which the caller may keep.
+    Each step writes its observations to a new array, which the caller may keep. Infos are the info dicts of the
+    sub-envs by index, exactly as the sub-envs gave them; Gymnasium puts the values of all sub-envs into one array.
 
     Args:
         env_fns: Functions that make the sub-envs.
@@ -62,7 +63,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
             seeds = [seed + i for i in range(self.num_envs)]
         self._autoreset_envs = np.zeros(self.num_envs, np.bool_)
         self._terminations, self._truncations = self._autoreset_envs.copy(), self._autoreset_envs.copy()
-        obs, infos = self._empty_obs(), dict[str, Any]()
+        obs, infos = self._empty_obs(), dict[Any, Any]()
         for i, env in enumerate(self.envs):
             try:
                 env_obs, info = env.reset(seed=seeds[i], options=options)
@@ -70,7 +71,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
             except (Exception, StepOverdue) as error:
                 info = self._restart(i, "reset", error, obs)
             if info:
-                infos = self._add_info(infos, info, i)
+                infos[i] = info
         return obs, infos
 
     def step(
@@ -79,13 +80,14 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
         """Step all sub-envs; see `gymnasium.vector.SyncVectorEnv.step`."""
         n = self.num_envs
         rewards, terminated, truncated = np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-        obs, infos = self._empty_obs(), dict[str, Any]()
+        obs, infos = self._empty_obs(), dict[Any, Any]()
         same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
         pending = self._autoreset_envs.tolist()
         num_steps = 0
         try:
             for i, env in enumerate(self.envs):
                 method = "reset" if pending[i] and not same_step else "step"
+                final: dict[str, Any] = {}
                 try:
                     if method == "reset":
                         env_obs, info = env.reset()
@@ -94,7 +96,8 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
                         num_steps += 1
                         if same_step and (terminated[i] or truncated[i]):
                             check_obs(self.single_observation_space, env_obs)
-                            infos = self._add_info(infos, {"final_obs": env_obs, "final_info": info}, i)
+                            # Copies, because the reset may write into the same objects.
+                            final = {"final_obs": copy_nested(env_obs), "final_info": copy_nested(info)}
                             method = "reset"
                             env_obs, info = env.reset()
                     self._write(obs, i, env_obs)
@@ -102,8 +105,8 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv[Any, Any]):
                     info = self._restart(i, method, error, obs)
                     if method == "step":  # a failed step does not count, even if it returned some values
                         rewards[i], terminated[i], truncated[i] = 0.0, False, False
-                if info:
-                    infos = self._add_info(infos, info, i)
+                if info or final:
+                    infos[i] = {**info, **final}
         except BaseException:
             self.num_steps_of_failed_call = num_steps
             raise

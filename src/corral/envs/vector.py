@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from corral.core.settings import module_named
 from corral.core.spaces import space_tree
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
-from corral.envs.checks import check_env, check_spaces, mismatch
+from corral.envs.checks import check_env, check_spaces, mismatch, warn_if_cast
 from corral.envs.step_timeout import limited
 from corral.envs.sub_envs import Restarts
 from corral.envs.sync_vector import SyncVectorEnv
@@ -339,6 +339,7 @@ def _check_first_values(env: VectorEnv[Any, Any, Any], name: str) -> None:
         obs, _ = env.reset(seed=0)
     if problem := mismatch(space_tree(env.observation_space), obs, "observation"):
         raise EnvError(f"env {name!r}: {problem} (from reset()).")
+    warn_if_cast(name, env.observation_space, obs)
     env.action_space.seed(0)
     with _errors_of(name, "it was first stepped"):
         obs, rewards, terminated, truncated, _ = env.step(env.action_space.sample())

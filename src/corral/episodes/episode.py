@@ -15,7 +15,6 @@ import numpy as np
 from gymnasium import spaces
 
 from corral.core.tree import Tree, leaves, map_tree
-from corral.episodes.infos import info_at
 from corral.episodes.lookback import Indices, one_hot, overwrite, pick, positions
 from corral.episodes.step_columns import STANDARD_COLUMNS, StepColumns
 from corral.errors import EpisodeError, nearest
@@ -426,7 +425,8 @@ class SingleAgentEpisode:
             return fill
         if position == num_infos - 1 and len(self):  # the info of the last step, even if a reset took its place
             return self._columns.next_info_at(self._first + position - 1, self._lane)
-        return info_at(self._columns.info_rows.get(self._first + position), self._lane)
+        infos = self._columns.info_rows.get(self._first + position)
+        return {} if infos is None else infos.at(self._lane)
 
     @property
     def _extra_names(self) -> list[str]:

@@ -1,85 +1,84 @@
-"""Infos as a vector env gives them: by key, an array over the sub-envs, and under `_key` a mask of those that have one.
-
-They are kept as they come, one dict for each row, and turned into columns or into the dict of one sub-env on request.
-"""
+"""Infos: the info dicts of the lanes that a row of observations came with, exactly as the sub-envs gave them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Infos = Mapping[str, Any]
-"""Values `[N, ...]` by key, or nested such dicts, with masks bool `[N]` under `_key`."""
+from corral.core.tree import copy_nested
 
 FINAL = ("final_obs", "final_info")
 """Keys under which same-step autoreset gives the data of the final step, whose place the reset took."""
 
 
-def copied(infos: Infos) -> dict[str, Any]:
-    """Return infos with copies of the arrays."""
-    return {key: copied(value) if isinstance(value, Mapping) else np.array(value) for key, value in infos.items()}
+@dataclass(slots=True)
+class Infos:
+    """Info dicts of one row, by lane; a lane without an info has an empty one.
+
+    Attributes:
+        of_lanes: Infos that came with the observations.
+        final: Infos of steps that ended an episode, where same-step autoreset put the info of the reset in `of_lanes`.
+    """
+
+    of_lanes: dict[int, dict[str, Any]]
+    final: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def at(self, lane: int) -> dict[str, Any]:
+        """Return the info dict that came with the observation of a lane."""
+        return dict(self.of_lanes.get(lane, {}))
+
+    def of_step(self, lane: int) -> dict[str, Any]:
+        """Return the info dict that the step of a lane gave."""
+        return dict(self.final.get(lane, self.of_lanes.get(lane, {})))
 
 
-def info_at(infos: Infos | None, env_index: int) -> dict[str, Any]:
-    """Return the info dict of one sub-env, without `final_obs` and `final_info`."""
-    found: dict[str, Any] = {}
-    for key, value in (infos or {}).items():
-        if key in FINAL or (key.startswith("_") and key[1:] in infos):  # type: ignore[operator]  # not None: it has items
-            continue
-        if _has(infos, key, env_index):
-            found[key] = info_at(value, env_index) if isinstance(value, Mapping) else _entry(value, env_index)
-    return found
+def split_infos(by_env: Mapping[int, Mapping[str, Any]], ended: NDArray[np.bool_] | None = None) -> Infos:
+    """Return copies of the infos of a vector env, which may use its dicts and arrays again.
 
-
-def final_info_at(infos: Infos | None, env_index: int) -> dict[str, Any]:
-    """Return the info of the step that ended an episode, where same-step autoreset put the info of the reset."""
-    return info_at((infos or {}).get("final_info"), env_index)
-
-
-def infos_of_one(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the info dict of a single env in the form that a vector env with one sub-env gives."""
-    infos: dict[str, Any] = {}
-    for key, value in info.items():
-        if isinstance(value, Mapping):
-            infos[key] = infos_of_one(value)
-        else:
-            infos[key] = np.empty(1, object)
-            infos[key][0] = value
-        infos[f"_{key}"] = np.ones(1, np.bool_)
+    Args:
+        by_env: Infos by index of the sub-env.
+        ended: Sub-envs that same-step autoreset has reset, bool `[N]`.
+    """
+    infos = Infos({i: copy_nested(dict(info)) for i, info in by_env.items()})
+    for i in () if ended is None else np.flatnonzero(ended).tolist():
+        given = infos.of_lanes.get(i, {})
+        infos.final[i] = given.get("final_info", {})
+        infos.of_lanes[i] = {key: value for key, value in given.items() if key not in FINAL}
     return infos
 
 
-def _entry(value: Any, env_index: int) -> Any:
-    return value[env_index] if np.ndim(value) else value  # a value that is no array applies to all sub-envs
-
-
-def _has(infos: Infos | None, key: str, env_index: int) -> bool:
-    mask = (infos or {}).get(f"_{key}")
-    return True if mask is None else bool(mask[env_index])
-
-
-def values_of(infos: Infos, key: str | tuple[str, ...], num_envs: int) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
-    """Return the values `[N, ...]` under a key, and bool `[N]` of the sub-envs that have one; `None` without the key.
-
-    Args:
-        infos: Infos of a vector env.
-        key: A key, or a tuple of keys for nested infos.
-        num_envs: N.
+def value_at(info: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return a tuple of the value under nested keys of an info dict, or an empty tuple if there is none.
 
     Raises:
-        KeyError: The key leads to a group of infos, not to a value.
+        KeyError: The keys lead to a group of infos, not to a value.
     """
-    value: Any = infos
-    mask: Any = True
-    for name in (key,) if isinstance(key, str) else key:
-        if not isinstance(value, Mapping) or name not in value:
-            return None
-        mask = mask & value.get(f"_{name}", np.True_)
-        value = value[name]
+    value: Any = info
+    for key in keys:
+        if not isinstance(value, Mapping) or key not in value:
+            return ()
+        value = value[key]
     if isinstance(value, Mapping):
-        raise KeyError(f"infos hold {sorted(value)} under {key!r}: ask for one of them, as a tuple of keys.")
-    values = np.asarray(value) if np.ndim(value) else np.full(num_envs, value)
-    return values, np.broadcast_to(mask, num_envs)
+        raise KeyError(f"infos hold {sorted(value, key=str)} under {keys}: ask for one of them, as a tuple of keys.")
+    return (value,)
+
+
+def stacked(values: list[Any], default: Any) -> NDArray[Any]:
+    """Return values `[B]` as an array `[B, ...]`, of a dtype that can hold the default too.
+
+    Numbers, and arrays of one shape, give an array of numbers. Anything else gives an array of objects.
+    """
+    try:
+        array = np.array([*values, np.broadcast_to(default, np.shape(values[0]))])
+    except ValueError:  # entries of several shapes
+        array = np.empty(0, object)
+    if array.dtype.kind in "biufc":
+        return array[:-1]
+    objects = np.empty(len(values), object)
+    for index, value in enumerate(values):
+        objects[index] = value
+    return objects

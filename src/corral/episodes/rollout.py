@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from corral.core.columns import describe, empty_column
 from corral.core.tree import Tree, map_tree
 from corral.episodes.episode import Notes, SingleAgentEpisode
-from corral.episodes.infos import values_of
+from corral.episodes.infos import stacked, value_at
 from corral.episodes.step_columns import STANDARD_COLUMNS, ColumnAttribute, StepColumns
 from corral.errors import ColumnError
 
@@ -42,7 +42,7 @@ class Rollout(StepColumns):
         columns: All columns by name, the columns that user code added included.
         final_obs: By (row, sub-env) of a step that ended its episode, the final observation that `obs` does not hold
             because a same-step autoreset overwrote it; in the order of time.
-        info_rows: By row of `obs`, the infos that came with it, as the vector env gave them. Kept only if a callback
+        info_rows: By row of `obs`, the infos that came with it, as the sub-envs gave them. Kept only if a callback
             listens to an event of the runner.
         observation_space: Space of one observation, if known.
         action_space: Space of one module action, if known.
@@ -160,18 +160,28 @@ class Rollout(StepColumns):
         Args:
             key: A key of the infos, or a tuple of keys for nested infos.
             default: Value for steps whose info has no such key.
+
+        Returns:
+            Numbers if all values are numbers or arrays of one shape; else an array `[T, N]` of objects.
+
+        Raises:
+            KeyError: The key leads to a group of infos, not to a value.
         """
-        column = np.full((self.num_rows, self.num_envs), default)
-        for row, infos in self.info_rows.items():
-            if row == 0:  # it came with a reset, or with the last step of the rollout before
-                continue
-            final = np.array([(row - 1, n) in self.final_obs for n in range(self.num_envs)])
-            for source, there in ((infos, ~final), (infos.get("final_info", {}), final)):
-                if there.any() and (found := values_of(source, key, self.num_envs)) is not None:
-                    values, mask = found
-                    column = _room_for(column, values, default)
-                    mask = mask & there & self.valid[row - 1]
-                    column[row - 1, mask] = values[mask]
+        keys = (key,) if isinstance(key, str) else key
+        found = [
+            (row - 1, n, value)
+            for row, infos in self.info_rows.items()
+            if row  # row 0 came with a reset, or with the last step of the rollout before
+            for n in infos.of_lanes
+            if self.valid[row - 1, n]
+            for value in value_at(infos.of_step(n), keys)
+        ]
+        if not found:
+            return np.full((self.num_rows, self.num_envs), default)
+        rows, envs, values = zip(*found, strict=True)
+        entries = stacked(list(values), default)
+        column = np.full((self.num_rows, self.num_envs, *entries.shape[1:]), default, entries.dtype)
+        column[rows, envs] = entries
         return column
 
     def episodes(self) -> list[SingleAgentEpisode]:
@@ -229,14 +239,6 @@ class Rollout(StepColumns):
         if self.valid.all():
             return map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
         return map_tree(lambda leaf: leaf[self.valid], column)
-
-
-def _room_for(column: NDArray[Any], values: NDArray[Any], default: float) -> NDArray[Any]:
-    """Return a column `[T, N, ...]` that can hold values `[N, ...]`: the same one, or one of a wider dtype or shape."""
-    dtype = object if values.dtype == object else np.result_type(column.dtype, values.dtype)
-    if column.ndim == 2 and values.ndim > 1:  # the first values show what one entry looks like
-        return np.full((*column.shape[:2], *values.shape[1:]), default, dtype)
-    return column.astype(dtype, copy=False)
 
 
 def level_added_columns(rollouts: Sequence[Rollout]) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from corral.core.columns import check_column, check_new_column, describe, empty_column
 from corral.core.tree import Tree, map_tree
-from corral.episodes.infos import Infos, final_info_at, info_at, infos_of_one
+from corral.episodes.infos import Infos
 from corral.errors import nearest
 
 STANDARD_COLUMNS = frozenset(
@@ -57,7 +57,7 @@ class StepColumns:
         columns: All columns by name, the columns that user code added included.
         final_obs: By (row, lane) of a step that ended its episode, the final observation that `obs` does not hold
             because a same-step autoreset overwrote it; in the order of time.
-        info_rows: By row of `obs`, the infos that came with it, as a vector env of L sub-envs gives them.
+        info_rows: By row of `obs`, the infos that came with it.
         observation_space: Space of one observation, if known.
         action_space: Space of one module action, if known.
         num_rows: Rows written so far.
@@ -96,7 +96,7 @@ class StepColumns:
         """
         with_lane = {name: map_tree(lambda leaf: leaf[:, None], column) for name, column in columns.items()}
         store = cls(with_lane, num_rows=len(columns["rewards"]))
-        store.info_rows = {row: infos_of_one(info) for row, info in enumerate(infos) if info}
+        store.info_rows = {row: Infos({0: dict(info)}) for row, info in enumerate(infos) if info}
         return store
 
     # Columns.
@@ -181,9 +181,7 @@ class StepColumns:
     def next_info_at(self, row: int, lane: int) -> dict[str, Any]:
         """Return the info that a step gave."""
         infos = self.info_rows.get(row + 1)
-        if infos is not None and "final_info" in infos and (row, lane) in self.final_obs:
-            return final_info_at(infos, lane)
-        return info_at(infos, lane)
+        return {} if infos is None else infos.of_step(lane)
 
     def append_step(self, obs: Tree, step: Mapping[str, Tree], info: Mapping[str, Any] | None = None) -> None:
         """Write one more step into the storage of a single lane; nothing is written if anything does not fit.
@@ -197,7 +195,7 @@ class StepColumns:
             ValueError: A name, shape or dtype differs from the steps before.
             KeyError: The nesting differs.
         """
-        row, before, infos = self.num_rows, dict(self.columns), infos_of_one(info or {})
+        row, before = self.num_rows, dict(self.columns)
         if row == 0:
             for name, value in step.items():
                 if name not in self:
@@ -217,8 +215,8 @@ class StepColumns:
             self.columns = before  # a first step that does not fit decides nothing about the next one
             raise
         self.num_rows = row + 1
-        if infos:
-            self.info_rows[self.num_rows] = infos
+        if info:
+            self.info_rows[self.num_rows] = Infos({0: dict(info)})
 
 
 def _room_like(entry: Any, capacity: int) -> NDArray[Any]:

@@ -157,8 +157,9 @@ class Peers:
 
 
 def _store(host: str, port: int, timeout_s: float, **settings: Any) -> Any:
-    timeout = timedelta(seconds=timeout_s)
-    return dist.TCPStore(host, port, timeout=timeout, wait_for_workers=False, **settings)  # type: ignore[attr-defined]
+    # With libuv, torch 2.6 takes no socket that listens already.
+    settings |= {"timeout": timedelta(seconds=timeout_s), "wait_for_workers": False, "use_libuv": False}
+    return dist.TCPStore(host, port, **settings)  # type: ignore[attr-defined]
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

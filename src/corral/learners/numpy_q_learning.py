@@ -28,6 +28,9 @@ FastForm = Callable[[Module, Batch, Mapping[str, float]], tuple[np.floating, dic
 """Like a loss, but on columns that are arrays: returns arrays, and leaves the gradients in the parameters."""
 
 LOSS = ("corral.algorithms.dqn", "dqn_loss")  # known by its name: learners import no algorithm
+GLOBAL_HOOKS = tuple(
+    f"_global_{name}_hooks" for name in ("backward_pre", "backward", "forward_pre", "forward")
+)  # names in torch.nn.modules.module
 PLAIN_PARTS = frozenset((QNetwork, Encoder, nn.ModuleList, nn.Sequential, Flat, nn.Linear, nn.Tanh, nn.ReLU))
 OBS_DTYPES = frozenset(map(np.dtype, ("f2", "f4", "f8", "?", "u1", "i1", "i2", "i4", "i8")))
 COLUMN_DTYPES = {
@@ -87,7 +90,8 @@ def _columns_fit(module: Module, batch: Batch) -> bool:
 def _plain_parts(module: Module) -> list[nn.Module] | None:
     """Return all parts of both networks, or `None` if one is not plain or somebody listens to its passes."""
     attributes = vars(module)
-    if torch_module._has_any_global_hook() or "q_values" in attributes or "draw_noise" in attributes:  # type: ignore[no-untyped-call]
+    has_global_hooks = any(getattr(torch_module, name) for name in GLOBAL_HOOKS)
+    if has_global_hooks or "q_values" in attributes or "draw_noise" in attributes:
         return None
     parts: list[nn.Module] = [attributes["_modules"]["q"], attributes["_modules"]["target_q"]]
     for part in parts:  # the list grows on the way

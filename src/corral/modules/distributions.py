@@ -65,7 +65,7 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """Convert module actions `[B, ...]` to actions of the env's space."""
+        """Convert module actions `[B, ...]` to actions of the env's space and dtype, in a new array."""
 
     @abstractmethod
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Categorical(ActionDistribution):
         self.num_inputs = self.num_noise = int(space.n)
         self.action_shape = ()
         self.action_dtype = np.dtype(np.int64)
-        self._start = int(space.start)
+        self._start, self._env_dtype = int(space.start), space.dtype
 
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
         return gumbel(rng, (*shape, self.num_noise))
@@ -107,7 +107,8 @@ class Categorical(ActionDistribution):
         return np.full(len(actions), -math.log(self.num_inputs), np.float32)
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        return actions + self._start if self._start else actions
+        shifted = actions + self._start if self._start else actions
+        return shifted.astype(self._env_dtype)
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         return -functional.cross_entropy(dist_inputs, actions, reduction="none")
@@ -128,7 +129,7 @@ class MultiCategorical(ActionDistribution):
         self.num_inputs = self.num_noise = sum(self.sizes)
         self.action_shape = tuple(space.nvec.shape)
         self.action_dtype = np.dtype(np.int64)
-        self._start = space.start.astype(np.int64)
+        self._start, self._env_dtype = space.start.astype(np.int64), space.dtype
         ends = np.cumsum(self.sizes)
         self._slices = [slice(int(end) - size, int(end)) for end, size in zip(ends, self.sizes, strict=True)]
 
@@ -149,7 +150,7 @@ class MultiCategorical(ActionDistribution):
         return np.full(len(actions), -sum(map(math.log, self.sizes)), np.float32)
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        return actions + self._start
+        return (actions + self._start).astype(self._env_dtype, copy=False)
 
     def _parts(self, dist_inputs: Tensor) -> tuple[Tensor, ...]:
         return torch.split(dist_inputs, self.sizes, dim=-1)
@@ -176,6 +177,7 @@ class Bernoulli(ActionDistribution):
         self.action_shape = tuple(space.shape)
         self.num_inputs = self.num_noise = math.prod(self.action_shape)
         self.action_dtype = np.dtype(np.int8)
+        self._env_dtype = space.dtype
 
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
         return rng.logistic(size=(*shape, self.num_noise)).astype(np.float32)
@@ -193,7 +195,7 @@ class Bernoulli(ActionDistribution):
         return np.full(len(actions), -self.num_inputs * math.log(2), np.float32)
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        return actions
+        return actions.astype(self._env_dtype)
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         signs = actions.reshape(dist_inputs.shape) * 2 - 1

@@ -18,9 +18,9 @@ from corral.core.tree import map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
 from corral.envs.sub_envs import original
-from corral.episodes.infos import copied
+from corral.episodes.infos import Infos, split_infos
 from corral.episodes.rollout import EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
-from corral.errors import EnvError, SubEnvError, WeightsError, nearest
+from corral.errors import SubEnvError, WeightsError, nearest
 from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
 from corral.metrics.logger import MetricsLogger, Parts
@@ -115,6 +115,7 @@ class EnvRunner:
         self._timestep = 0  # env steps of all runners when the current sample began, where known
         self._num_samplers = max(1, config.num_env_runners)
         self._last_num_rows = 0
+        self._last_infos: Infos | None = None
         self._logged_episodes = False
         id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
         self._id_prefixes = (f"{id_prefix}{count:06x}" for count in itertools.count())  # one for each reset of all envs
@@ -303,7 +304,7 @@ class EnvRunner:
         rollout = Rollout.allocate(num_rows, self.host.num_envs, self.host.space, self._distribution)
         rollout.weights_version = self.weights_version
         rollout.worker_index = self.worker_index
-        rollout.observation_space = self.host.env.single_observation_space
+        rollout.observation_space = self.host.observation_space
         rollout.action_space = self._module_action_space
         rollout.carry = self._carry
         return rollout
@@ -325,7 +326,7 @@ class EnvRunner:
             raise self.host.bad_value(*min(found))
         self._resetting, self._begins = np.zeros(self.host.num_envs, np.bool_), np.ones(self.host.num_envs, np.bool_)
         self._carry.start_times_s[:] = time.perf_counter()
-        self._keep_infos(rollout, 0, infos)
+        self._keep_infos(rollout, 0, infos, None)
         if self._events is not None:
             with self.timers.time("callbacks"):
                 self._events.start_all(rollout)
@@ -334,7 +335,8 @@ class EnvRunner:
         """Continue where the last rollout stopped: its last row is the first row of this one."""
         rollout.continues = True
         map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, self._last_obs)
-        self._keep_infos(rollout, 0, self._last_infos)
+        if self._last_infos is not None:
+            rollout.info_rows[0] = self._last_infos
         if self._events is not None:
             self._events.continue_all(rollout)
 
@@ -402,7 +404,7 @@ class EnvRunner:
             done = terminated[t] | truncated[t]
             begins, resetting = (done, resetting) if same_step else (resetting, done)
             if looks_at_infos:
-                self._keep_infos(rollout, t + 1, infos)
+                self._keep_infos(rollout, t + 1, infos, done if same_step else None)
                 self._keep_final_obs(rollout, t, infos)
             times[t] = after = clock()
             inference_s += inferred - now
@@ -420,24 +422,25 @@ class EnvRunner:
         self._check_block(rollout, start, stop)
         seconds["storage"] += storage_s + clock() - now
 
-    def _keep_infos(self, rollout: Rollout, row: int, infos: Mapping[str, Any]) -> None:
-        """Keep the infos that came with a row of observations, if a callback may read them."""
-        if infos and self._keeps_infos:
-            rollout.info_rows[row] = infos if self.host.gives_new_infos else copied(infos)
+    def _keep_infos(
+        self, rollout: Rollout, row: int, infos: Mapping[Any, Any], ended: NDArray[np.bool_] | None
+    ) -> None:
+        """Keep the infos that came with a row of observations, if a callback may read them.
 
-    def _keep_final_obs(self, rollout: Rollout, t: int, infos: Mapping[str, Any]) -> None:
+        Args:
+            rollout: Rollout that is being written.
+            row: Row of the observations.
+            infos: Infos of the vector env.
+            ended: Sub-envs that same-step autoreset has reset.
+        """
+        if infos and self._keeps_infos:
+            rollout.info_rows[row] = split_infos(self.host.infos_by_env(infos), ended)
+
+    def _keep_final_obs(self, rollout: Rollout, t: int, infos: Mapping[Any, Any]) -> None:
         """Keep the final observations that a same-step autoreset overwrites in row t + 1."""
-        if not self.host.is_same_step:
-            return
-        for i in np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]):
-            if "final_obs" not in infos:
-                raise EnvError(
-                    f"env {self.host.name!r}: sub-env {i} ended with same-step autoreset, but infos has no "
-                    f"'final_obs' (it has {sorted(infos)}): without it the last observation is lost."
-                )
-            final = infos["final_obs"]
-            leaf = final[i] if isinstance(final, np.ndarray) else map_tree(lambda column, i=i: column[i], final)
-            rollout.add_final_obs(t, int(i), leaf)
+        if self.host.is_same_step:
+            for i in np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]).tolist():
+                rollout.add_final_obs(t, i, self.host.final_obs(infos, i))
 
     def _finish(self, rollout: Rollout, whole_episodes: bool, explore: bool) -> int:
         """Trim the columns, compute log-probabilities and statistics of episodes from them, and log the metrics.
@@ -454,7 +457,7 @@ class EnvRunner:
             self.host.num_rows += rollout.num_rows
             self._last_num_rows = rollout.num_rows
             self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
-            self._last_infos = rollout.info_rows.get(rollout.num_rows, {})
+            self._last_infos = rollout.info_rows.get(rollout.num_rows)
         _fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
         statistics, self._carry = episode_statistics(rollout, self._carry)
         metrics, num_episodes = self.metrics, len(statistics.returns)
@@ -514,8 +517,8 @@ class EnvRunner:
         return self.metrics.take(), self.timers.take(), self._callbacks.num_errors
 
     def describe_env(self) -> tuple[Any, Any, int]:
-        """Return the observation and the action space of one sub-env, and the number of sub-envs N."""
-        return self.env.single_observation_space, self.env.single_action_space, self.num_envs
+        """Return the space of observations as modules get them, the action space of one sub-env, and N."""
+        return self.host.observation_space, self.env.single_action_space, self.num_envs
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Return `fn(sub_env)` for every sub-env, called in its process, as in `lambda env: env.set_task(3)`.
