@@ -320,8 +320,7 @@ class Algorithm(ABC):
         Raises:
             StopCriterionError: A criterion never appears in the result.
             FileExistsError: The run directory holds a run already.
-            RunDirectoryError: The run directory cannot be written. Later, a logger that cannot write, such as on a full
-                disk, only logs a warning.
+            RunDirectoryError: The run directory cannot be written. Later, a full disk only gives a warning.
         """
         criteria = StopCriteria(stop, late_keys=self._callbacks.subscribed())
         chosen = default_loggers() if loggers is None else loggers
