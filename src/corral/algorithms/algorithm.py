@@ -379,8 +379,8 @@ class Algorithm(ABC):
         """Write a checkpoint, a directory, and return where; `None` is `checkpoints/<algo>-<env>-<time>-<iteration>`.
 
         Raises:
-            CheckpointError: The path holds something else or cannot be written, or the state holds an object that
-                cannot be saved.
+            CheckpointError: The path holds something else, or the state holds an object that cannot be saved.
+            OSError: The files cannot be written, such as on a full disk. A checkpoint that was there is unchanged.
         """
         return save_algorithm(self, path)
 
