@@ -352,8 +352,7 @@ class Algorithm(metaclass=_WithHints):
         Raises:
             StopCriterionError: A criterion never appears in the result.
             FileExistsError: The run directory holds a run already.
-            RunDirectoryError: The run directory cannot be written. Later, a logger that cannot write, such as on a full
-                disk, only logs a warning.
+            RunDirectoryError: The run directory cannot be written. Later, a full disk only gives a warning.
         """
         criteria = StopCriteria(stop, late_keys=self._callbacks.subscribed())
         chosen = default_loggers() if loggers is None else loggers
@@ -412,8 +411,8 @@ class Algorithm(metaclass=_WithHints):
         """Write a checkpoint, a directory, and return where; `None` is `checkpoints/<algo>-<env>-<time>-<iteration>`.
 
         Raises:
-            CheckpointError: The path holds something else or cannot be written, or the state holds an object that
-                cannot be saved.
+            CheckpointError: The path holds something else, or the state holds an object that cannot be saved.
+            OSError: The files cannot be written, such as on a full disk. A checkpoint that was there is unchanged.
         """
         return save_algorithm(self, path)
 

@@ -79,8 +79,8 @@ def write_checkpoint(
         metadata: Further entries of `metadata.json`, in types that JSON holds.
 
     Raises:
-        CheckpointError: The state holds a type that cannot be saved, the path holds something else, or it cannot be
-            written, such as on a full disk. A checkpoint that was there stays.
+        CheckpointError: The state holds a type that cannot be saved, or the path holds something else.
+        OSError: The files cannot be written, such as on a full disk. A checkpoint that was there is unchanged.
     """
     path = Path(path).absolute()
     _check_free(path)
@@ -104,7 +104,8 @@ def write_checkpoint(
             _write(temporary / name, data)
         _into_place(temporary, path)
     except OSError as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be written: {error.strerror or error}.") from error
+        error.add_note(f"The checkpoint {path} was not written; a checkpoint that was there is unchanged.")
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return path

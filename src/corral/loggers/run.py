@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import sys
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("corral")
 CONFIG_FILE = "config.yaml"
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's quota, or the size of one file
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -84,11 +86,13 @@ class Run:
         return self
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Give a result to every logger; a logger that cannot write, such as on a full disk, does not end the run."""
+        """Give a result to every logger; a full disk does not end the run."""
         for logger in self._loggers:
             try:
                 logger.log_result(result)
             except OSError as error:
+                if error.errno not in FULL_DISK:
+                    raise
                 self._warn(logger, error)
         episodes = result["env_runners"]
         log.info(
@@ -111,10 +115,11 @@ class Run:
         for logger in self._opened:
             try:
                 logger.close()
-            except OSError as error:
-                self._warn(logger, error)
-            except Exception:
-                log.exception("A logger could not be closed: %r.", logger)
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno in FULL_DISK:
+                    self._warn(logger, error)
+                else:
+                    log.exception("A logger could not be closed: %r.", logger)
         log.removeHandler(self._handler)
         log.setLevel(self._level_before)
         with contextlib.suppress(OSError):  # what the full disk has no room for
