@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from corral.metrics.reducers import NAN, Reducer, Sum, make_reducer
+from corral.metrics.reducers import NAN, Reducer, make_reducer, make_sum
 from corral.metrics.reduction_settings import ELEMENTWISE, MetricsError, Path, Reduction, Settings
 from corral.metrics.values import as_floats
 
@@ -54,7 +54,7 @@ class Entry:
         """Start without values; a key that was just added counts as new."""
         self.path, self.reduction, self.site, self.given = path, reduction, site, given
         self.reducer: Reducer = make_reducer(reduction)
-        self.rate = Sum() if reduction.with_throughput else None
+        self.rate = make_sum() if reduction.with_throughput else None
         self.shape: tuple[int, ...] | None = None
         self.plain: frozenset[type] = frozenset()
         if reduction.name not in ELEMENTWISE:

@@ -43,8 +43,11 @@ class MetricsLogger:
     have one shape and are reduced element by element in float64. `item` and `item_series` keep arrays as they are, and
     `percentiles` accepts no arrays. Without values a sum is 0, a series is empty, and every other result is NaN.
 
-    `reduce()` forgets the values of reductions that count since the last `reduce()`. Windows, items, lifetime sums and
-    moving averages continue. `clear_on_reduce` overrides this.
+    `reduce()`, and `take()` in a worker, forgets the values of reductions that count since the last `reduce()`.
+    Windows, items, lifetime sums and moving averages continue. `clear_on_reduce` overrides this.
+
+    NaN is the absence of a value. `item` and `item_series` show it; the other reductions skip it, element by element in
+    arrays. In a window it keeps its place.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, reserved: Collection[str] = frozenset()) -> None:
@@ -268,11 +271,13 @@ class MetricsLogger:
     # Other loggers, and state.
 
     def take(self) -> Parts:
-        """Return the values logged since the last `take`, for `aggregate` in another process.
+        """Return the values logged since the last `take`, for `aggregate` in another process, and start a period.
 
-        Windows, items, sums and moving averages stay for `peek`; the other reductions start again without values.
+        The logger that aggregates is the one that is reduced, so for `peek` here a `take` is what `reduce` is there.
         """
-        return {path: entry.take() for path, entry in self._entries.items()}
+        parts = {path: entry.take() for path, entry in self._entries.items()}
+        self.start_period()
+        return parts
 
     def aggregate(self, parts: Sequence[Parts], *, key: Key = ()) -> None:
         """Add the values that other loggers logged at the same time, under `key`.
