@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pickle
 import random
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from metric_cases import SETTINGS, Clock, assert_same
+from metric_cases import SETTINGS, Clock, assert_same, at_once
 
 from corral.metrics.logger import MetricsError, MetricsLogger
 
@@ -41,14 +40,6 @@ def rounds_of(draw: st.DrawFn, kind: str) -> Rounds:
 
 def given_settings(name: str, kind: str) -> dict[str, Any]:
     return {"reduce": "ema"} if (name, kind) == ("default", "arrays") else SETTINGS[name]
-
-
-def at_once(name: str, workers: list[list[Any]]) -> list[Any]:
-    """Return the values of workers that worked at the same time, in the order that `aggregate` stands for."""
-    if "window" not in name and "item_series" not in name:
-        return [value for values in workers for value in values]
-    timed = [(Fraction(i + 1, len(values)), value) for values in workers for i, value in enumerate(values)]
-    return [value for _, value in sorted(timed, key=lambda pair: pair[0])]
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["one_call", "a_call_each"])
