@@ -388,3 +388,42 @@ def test_no_two_reductions_read_the_same() -> None:
 
     reductions = {make_reduction(("x",), Settings(**given), "ema") for given in SETTINGS.values()}
     assert len({str(reduction) for reduction in reductions}) == len(reductions)
+
+
+# Two keys with one name in files.
+
+TWO_KEYS = [("a/b", ("a", "b")), (("a", "b/c"), ("a/b", "c")), ("a/b/c", ("a", "b", "c"))]
+
+
+@pytest.mark.parametrize(("one", "other"), [*TWO_KEYS, *(keys[::-1] for keys in TWO_KEYS)], ids=repr)
+def test_two_keys_of_one_column_are_refused_with_both_places(one: Any, other: Any) -> None:
+    logger = MetricsLogger()
+    logger.log_value(one, 1.0)
+    first = here(-1)
+    with pytest.raises(MetricsError) as error:
+        logger.log_value(other, 2.0)
+    assert first in str(error.value) and here(-1) in str(error.value) and "one name in files" in str(error.value)
+    logger.log_value(one, 1.0)
+    worker = MetricsLogger()
+    worker.log_value(other, 2.0)
+    with pytest.raises(MetricsError, match="one name in files"):
+        logger.aggregate([worker.take()])
+
+
+def test_the_columns_of_throughputs_and_percentiles_are_taken_too() -> None:
+    logger = MetricsLogger()
+    logger.log_value(("a", "steps"), 1.0, reduce="sum", with_throughput=True)
+    logger.log_value("x", 1.0, reduce="percentiles", percentiles=[50])
+    for key in ("a/steps_throughput", "x/p50"):
+        with pytest.raises(MetricsError, match="one name in files"):
+            logger.log_value(key, 1.0)
+    logger.log_value("x/p60", 1.0)
+
+
+def test_a_name_with_a_slash_is_a_name() -> None:
+    logger = MetricsLogger(reserved={"timers"})
+    logger.log_value("loss/policy", 1.0)
+    logger.log_value("loss", 2.0)
+    assert logger.reduce() == {"loss/policy": 1.0, "loss": 2.0}
+    with pytest.raises(MetricsError, match="'timers' for something else"):
+        logger.log_value("timers/iteration_s", 1.0)

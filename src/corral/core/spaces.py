@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from corral.core.tree import Tree
 
@@ -16,3 +18,19 @@ def space_tree(space: spaces.Space[Any]) -> Tree:
     if isinstance(space, spaces.Tuple):
         return tuple(space_tree(part) for part in space.spaces)
     return space
+
+
+def first_outside(space: spaces.Space[Any], values: NDArray[Any]) -> tuple[int, ...] | None:
+    """Return the index of the first of values `[..., *space.shape]` that is outside a plain space, or `None`.
+
+    A float is outside if it is NaN or infinite: policies exceed the bounds of a Box, and actions are clipped later.
+    """
+    if isinstance(space, spaces.Box):
+        bad = ~np.isfinite(values)
+    elif isinstance(space, spaces.MultiBinary):
+        bad = (values != 0) & (values != 1)
+    else:
+        sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec  # type: ignore[attr-defined]
+        bad = (values < space.start) | (values >= space.start + sizes)  # type: ignore[attr-defined]
+    num_axes = values.ndim - len(space.shape or ())
+    return tuple(np.argwhere(bad)[0, :num_axes].tolist()) if bad.any() else None

@@ -300,6 +300,11 @@ class EpisodeStatistics:
     lengths: NDArray[np.int64]
     durations_s: NDArray[np.float64]
 
+    @classmethod
+    def empty(cls) -> EpisodeStatistics:
+        """Return the statistics of no episodes."""
+        return cls(np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
+
 
 def _over(rollout: Rollout) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return where episodes were over, and where because their sub-env failed: bool `[T, N]` each."""
@@ -322,7 +327,7 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
     if not (rollout.broken or rollout.terminated.any() or rollout.truncated.any()):
         rewards = np.where(rollout.valid, rollout.rewards, 0.0)
         carry = replace(carry, returns=carry.returns + rewards.sum(0), lengths=carry.lengths + rollout.valid.sum(0))
-        return EpisodeStatistics(np.zeros(0), np.zeros(0, np.int64), np.zeros(0)), carry
+        return EpisodeStatistics.empty(), carry
     returns = np.cumsum(np.where(rollout.valid, rollout.rewards, 0.0), axis=0) + carry.returns
     lengths = np.cumsum(rollout.valid, axis=0) + carry.lengths
     over, broken = _over(rollout)

@@ -86,6 +86,8 @@ class EnvRunner:
         self.config = config
         self.worker_index = worker_index
         self.metrics = MetricsLogger()
+        self._log_counts(0, 0)  # now, so that user code cannot take the names
+        self._log_episodes(EpisodeStatistics.empty())
         self.timers = Timers()
         self.weights_version = 0
         self.weight_receivers = {}
@@ -112,7 +114,6 @@ class EnvRunner:
         self._timestep = 0  # env steps of all runners when the current sample began, where known
         self._num_samplers = max(1, config.num_env_runners)
         self._last_num_rows = 0
-        self._logged_episodes = False
         id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
         self._id_prefixes = (f"{id_prefix}{count:06x}" for count in itertools.count())  # one for each reset of all envs
         self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
@@ -146,6 +147,8 @@ class EnvRunner:
             num_envs=self.num_envs,
             rng=self._rng,
         )
+        for name in self.exploration.get_metrics(0):  # now, so that user code cannot take the names
+            self.metrics.log_reserved(name, [], reduce="mean", window=1)
         self.weight_receivers["modules"] = self._set_module_weights
         self.weight_receivers["exploration"] = self.exploration.set_weights
         self._row_distribution = RowDistribution(self._distribution, self._rng)
@@ -235,8 +238,8 @@ class EnvRunner:
             EnvError: An env raised, gave NaN, or hung (`EnvTimeoutError`); the message names env, sub-env, step and
                 field. Call `recover` before the next `sample`. Every exception has an attribute
                 `num_env_steps_lost`: the steps that were taken for this rollout.
-            CallbackError: A callback raised, or gave a column another shape or dtype; the message names event, callback
-                and episode.
+            CallbackError: A callback raised, gave a column another shape or dtype, or wrote an action outside the
+                action space; the message names event and callback, and an episode where there is one.
         """
         wanted = request.num_wanted
         explore = self.config.explore if request.explore is None else request.explore
@@ -260,11 +263,14 @@ class EnvRunner:
                         self._continue(rollout)
                 while num_rows := mode.num_rows_wanted(rollout):
                     self._step_rows(rollout, num_rows, mode, explore, request.random_actions)
+            self._check_actions(rollout, *EPISODE_EVENTS)
             self._finish(rollout, whole_episodes, explore)
             with self.timers.time("callbacks"):
                 if self._callbacks.subscribed("on_postprocess_trajectory"):
                     postprocess_trajectories(rollout, self._callbacks, self, self.module)
+                    self._check_actions(rollout, "on_postprocess_trajectory")
                 self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
+                self._check_actions(rollout, "on_sample_end")
         except BaseException as error:
             mark_steps(rollout, mode.num_settled_rows, self._resetting, same_step=self.host.is_same_step)
             error.num_env_steps_lost = num_valid(rollout)  # type: ignore[attr-defined]  # goes with it to other processes
@@ -429,17 +435,28 @@ class EnvRunner:
             self._last_infos = rollout.info_rows.get(rollout.num_rows, {})
         _fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
         statistics, self._carry = episode_statistics(rollout, self._carry)
-        metrics, num_episodes = self.metrics, len(statistics.returns)
-        if num_episodes or not self._logged_episodes:
-            _log_episodes(metrics, statistics, self.config.metrics_num_episodes_for_smoothing)
-            self._logged_episodes = True
-        for name, count in (("num_episodes", num_episodes), ("num_env_steps_sampled", rollout.num_env_steps)):
-            metrics.log_value(name, count, reduce="sum")
-            metrics.log_value(f"{name}_lifetime", count, reduce="lifetime_sum")
+        num_episodes = len(statistics.returns)
+        if num_episodes:
+            self._log_episodes(statistics)
+        self._log_counts(num_episodes, rollout.num_env_steps)
         self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
         for name, value in self.exploration.get_metrics(self._timestep).items():
-            metrics.log_value(name, value, reduce="mean", window=1)
+            self.metrics.log_reserved(name, [value], reduce="mean", window=1)
         self.timers.seconds["storage"] += time.perf_counter() - tic
+
+    def _log_counts(self, num_episodes: int, num_env_steps: int) -> None:
+        for name, count in (("num_episodes", num_episodes), ("num_env_steps_sampled", num_env_steps)):
+            self.metrics.log_reserved(name, [count], reduce="sum")
+            self.metrics.log_reserved(f"{name}_lifetime", [count], reduce="lifetime_sum")
+
+    def _log_episodes(self, statistics: EpisodeStatistics) -> None:
+        """Log the returns, lengths and durations of the episodes that ended."""
+        window = self.config.metrics_num_episodes_for_smoothing
+        for name, values in (("return", statistics.returns.tolist()), ("len", statistics.lengths.tolist())):
+            for reduce in ("mean", "min", "max"):
+                self.metrics.log_reserved(f"episode_{name}_{reduce}", values, reduce=reduce, window=window)
+        durations_s = statistics.durations_s.tolist()
+        self.metrics.log_reserved("episode_duration_sec_mean", durations_s, reduce="mean", window=window)
 
     # Checks, state and metrics.
 
@@ -447,6 +464,12 @@ class EnvRunner:
         """Raise for NaN or a value outside the spaces in the rows that were just written; the earliest is named."""
         if bad := first_bad_value(rollout, self.host.space, start, stop, callbacks=self._events is not None):
             raise self.host.bad_value(*bad)
+
+    def _check_actions(self, rollout: Rollout, *events: str) -> None:
+        """Refuse actions that only a callback of one of these events can have written."""
+        if self._callbacks.subscribed(*events):
+            actions = rollout.actions[: rollout.num_rows]
+            self._callbacks.check_actions(actions, self._module_action_space, *events)
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
         """Set the weights of modules, by module id and parameter name, and note their version."""
@@ -561,11 +584,3 @@ def _fill_logp(rollout: Rollout, distribution: ActionDistribution, *, needed: bo
         logp = distribution.logp(torch.from_numpy(flat), torch.from_numpy(actions)).numpy()
     logp = logp.reshape(rollout.rewards.shape)
     rollout.columns["logp"] = logp if given is None else np.where(np.isnan(given), logp, given)
-
-
-def _log_episodes(metrics: MetricsLogger, statistics: EpisodeStatistics, window: int) -> None:
-    """Log the returns, lengths and durations of the episodes that ended; if none ended, only create the keys."""
-    for name, values in (("return", statistics.returns), ("len", statistics.lengths)):
-        for reduce in ("mean", "min", "max"):
-            metrics.log_values(f"episode_{name}_{reduce}", values, reduce=reduce, window=window)
-    metrics.log_values("episode_duration_sec_mean", statistics.durations_s, reduce="mean", window=window)
