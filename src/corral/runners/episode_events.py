@@ -120,15 +120,12 @@ class EpisodeEvents:
                 if self._keeps_chunks and len(episode):
                     self._chunks[i].append(episode)
 
-    def fire_row(
-        self, rollout: Rollout, t: int, episodes_left: int | None, playing: NDArray[np.bool_] | None = None
-    ) -> None:
+    def fire_row(self, rollout: Rollout, t: int, playing: NDArray[np.bool_] | None = None) -> None:
         """Fire the events of one row.
 
         Args:
             rollout: Rollout in which row t is written.
             t: Row.
-            episodes_left: Ends of episodes that are still wanted; the events of the row stop with the last of them.
             playing: Sub-envs whose episodes are still wanted, bool `[N]`; `None` is all.
         """
         terminated, truncated = rollout.terminated[t], rollout.truncated[t]
@@ -147,8 +144,6 @@ class EpisodeEvents:
             elif i in ended:
                 self._episodes[i].end(bool(terminated[i]), bool(truncated[i]), t + 1)
                 self._end(rollout, t, i)
-                if episodes_left is not None and (episodes_left := episodes_left - 1) == 0:
-                    return
             else:
                 if i in broken:
                     self._break(rollout, t, i)

@@ -391,7 +391,7 @@ class EnvRunner:
             storage_s += after - stepped
             now = after
             if events is not None:
-                events.fire_row(rollout, t, mode.episodes_left, mode.playing)
+                events.fire_row(rollout, t, mode.playing)
                 now = clock()
                 seconds["callbacks"] += now - after
         seconds["inference"] += inference_s

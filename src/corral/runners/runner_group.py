@@ -255,7 +255,7 @@ class EnvRunnerGroup:
         self.restore_runners()
         taken = self._take_arrived()
         missing = request.num_wanted - sum(request.num_in(rollout) for _, rollout in taken)
-        for runner, wanted in shares(max(0, missing), self._idle()):
+        for runner, wanted in shares(max(0, missing), self._idle(), exactly=request.num_episodes is not None):
             self._ask(runner, request.part(wanted, timestep))
         with timers.time("waiting"):
             deadline_s = time.perf_counter() + self._config.sample_timeout_s
