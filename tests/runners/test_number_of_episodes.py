@@ -1,4 +1,4 @@
-"""`sample(num_episodes=n)`: n episodes, and of every length as many as the env has, however many sub-envs and runners."""
+"""`sample(num_episodes=n)`: n episodes, short and long ones as frequent as in the env, in any number of sub-envs."""
 
 from __future__ import annotations
 

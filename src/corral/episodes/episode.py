@@ -206,20 +206,23 @@ class SingleAgentEpisode:
         """Set the env steps and the sum of rewards before this chunk."""
         self.t_started, self.return_before = t_started, return_before
 
-    def continued_in(self, columns: StepColumns, return_before: float, last_time_s: float) -> Self:
+    def continued_in(
+        self, columns: StepColumns, return_before: float, last_time_s: float, paused_s: float = 0.0
+    ) -> Self:
         """Return the next chunk, which starts with row 0 of other columns; this one is complete.
 
         Args:
             columns: The next columns, with the same lanes.
             return_before: Sum of rewards of the episode so far.
             last_time_s: Clock reading at the end of this chunk's columns.
+            paused_s: Seconds from then until the next chunk, which do not count in the duration.
         """
         chunk = self.view(self.id_, self.env_index, columns)  # also if user code made this chunk own its data
         chunk.notes = self.notes
         if self._start is not None:
             self._stop = self._columns.num_rows
             chunk._start = 0
-            chunk._start_time_s, chunk._last_time_s = self._start_time_s, last_time_s
+            chunk._start_time_s, chunk._last_time_s = self._start_time_s + paused_s, last_time_s + paused_s
             chunk.continue_from(self.t, return_before)
         return chunk
 
@@ -316,7 +319,10 @@ class SingleAgentEpisode:
         return self.return_before + float(self._columns.rewards[self._start : self._end, self._lane].sum())
 
     def get_duration_s(self) -> float:
-        """Return the wall-clock seconds from the reset to the latest step; 0 if the episode was built from data."""
+        """Return the seconds from the reset to the latest step; 0 if the episode was built from data.
+
+        The time between two `sample()` calls, in which the learner may work, does not count.
+        """
         last = self._last_time_s
         if not self.owns_data and len(self) and "row_times_s" in self._columns:
             last = float(self._columns["row_times_s"][self._end - 1])

@@ -263,7 +263,7 @@ class EpisodeCarry:
     Attributes:
         returns: Sums of rewards so far.
         lengths: Env steps so far.
-        start_times_s: Clock readings at the start of the episodes.
+        start_times_s: Clock readings at the start of the episodes, moved on by the time between two rollouts.
         counts: Number of earlier episodes of the sub-env since the last reset of all envs.
         id_prefix: Prefix of the ids of episodes; it changes with each reset of all envs.
     """
@@ -293,7 +293,7 @@ class EpisodeStatistics:
     Attributes:
         returns: Sums of rewards.
         lengths: Env steps.
-        durations_s: Wall-clock durations in seconds.
+        durations_s: Seconds from the reset to the last step, without the time between two `sample()` calls.
     """
 
     returns: NDArray[np.float64]
@@ -324,30 +324,37 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
     Returns:
         The statistics, and the totals of the episodes that are unfinished when the rollout ends.
     """
+    if rollout.num_rows:  # where row 0 was only a reset, the episode began there
+        over, broken = _over(rollout)
+        begins = ~(rollout.valid[0] | over[0]) & (carry.lengths == 0)
+        carry = replace(carry, start_times_s=np.where(begins, rollout.row_times_s[0], carry.start_times_s))
     if not (rollout.broken or rollout.terminated.any() or rollout.truncated.any()):
         rewards = np.where(rollout.valid, rollout.rewards, 0.0)
         carry = replace(carry, returns=carry.returns + rewards.sum(0), lengths=carry.lengths + rollout.valid.sum(0))
         return EpisodeStatistics.empty(), carry
     returns = np.cumsum(np.where(rollout.valid, rollout.rewards, 0.0), axis=0) + carry.returns
     lengths = np.cumsum(rollout.valid, axis=0) + carry.lengths
-    over, broken = _over(rollout)
     envs, rows = np.nonzero(over.T)  # by env, then by time
     end_times = rollout.row_times_s[rows]
+    # The next episode begins in the next row if that row is only a reset, else in the same row.
+    next_rows = np.minimum(rows + 1, rollout.num_rows - 1)
+    is_reset = ~(rollout.valid | over)[next_rows, envs]
+    begin_times = rollout.row_times_s[np.where(is_reset, next_rows, rows)]
     first_of_env = np.ones(len(envs), np.bool_)
     first_of_env[1:] = envs[1:] != envs[:-1]
 
-    def since_last_end(totals: NDArray[Any], start: Any) -> NDArray[Any]:
+    def since_last_end(totals: NDArray[Any], start: Any, starts: NDArray[Any]) -> NDArray[Any]:
         passed = totals.copy()
-        passed[1:] -= totals[:-1]
+        passed[1:] -= starts[:-1]
         passed[first_of_env] = (totals - start)[first_of_env]
         return passed[order]
 
     order = np.argsort(rows, kind="stable")  # back to the order of time
     order = order[~broken[rows, envs][order]]  # without the episodes of sub-envs that failed
     statistics = EpisodeStatistics(
-        since_last_end(returns[rows, envs], 0.0),
-        since_last_end(lengths[rows, envs], 0),
-        since_last_end(end_times, carry.start_times_s[envs]),
+        since_last_end(returns[rows, envs], 0.0, returns[rows, envs]),
+        since_last_end(lengths[rows, envs], 0, lengths[rows, envs]),
+        since_last_end(end_times, carry.start_times_s[envs], begin_times),
     )
     left = replace(
         carry,
@@ -361,5 +368,5 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
     at_end_returns[envs], at_end_lengths[envs] = returns[rows, envs], lengths[rows, envs]
     left.returns -= at_end_returns
     left.lengths -= at_end_lengths
-    left.start_times_s[envs] = end_times
+    left.start_times_s[envs] = begin_times
     return statistics, left

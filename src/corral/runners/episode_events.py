@@ -108,12 +108,12 @@ class EpisodeEvents:
         for i in range(len(self._episodes)):
             self._start(i, 0, rollout)
 
-    def continue_all(self, rollout: Rollout) -> None:
-        """Continue the unfinished episodes as chunks in another rollout."""
+    def continue_all(self, rollout: Rollout, paused_s: float) -> None:
+        """Continue the unfinished episodes as chunks in another rollout, `paused_s` seconds after the last one."""
         last_time_s = float(self._rollout.row_times_s[-1])
         returns = self._enter(rollout).returns.tolist()
         for i, episode in enumerate(self._episodes):
-            self._episodes[i] = chunk = episode.continued_in(rollout, returns[i], last_time_s)
+            self._episodes[i] = chunk = episode.continued_in(rollout, returns[i], last_time_s, paused_s)
             self._put(i, "episode", chunk)
             if chunk.is_reset:
                 rollout.notes[0, i] = chunk.notes

@@ -20,9 +20,9 @@ class SampleRequest:
         num_timesteps: Env steps to take: at least this many, and for one runner fewer than `num_timesteps + N`. With
             `batch_mode="complete_episodes"` the envs are reset before and after, and every episode that has begun by
             then is played to its end; the steps of these episodes are valid, and no others.
-        num_episodes: Complete episodes to play, exactly; the envs are reset before and after. They are spread evenly over
-            the runners and their sub-envs, each of which plays its quota to the end: short and long episodes are as
-            frequent as in the env.
+        num_episodes: Complete episodes to play, exactly; the envs are reset before and after. They are spread evenly
+            over the runners and their sub-envs, each of which plays its quota to the end: short and long episodes are
+            as frequent as in the env.
         explore: Whether to explore (True) or act deterministically; `None` asks the config.
         random_actions: Whether to draw actions evenly from the action space instead.
         force_reset: Whether to reset all sub-envs first and drop their unfinished episodes.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -313,10 +314,13 @@ class EnvRunner:
     def _continue(self, rollout: Rollout) -> None:
         """Continue where the last rollout stopped: its last row is the first row of this one."""
         rollout.continues = True
+        paused_s = time.perf_counter() - self._last_time_s  # of no episode: the learner's, for instance
+        self._carry = replace(self._carry, start_times_s=self._carry.start_times_s + paused_s)
+        rollout.carry = self._carry
         map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, self._last_obs)
         self._keep_infos(rollout, 0, self._last_infos)
         if self._events is not None:
-            self._events.continue_all(rollout)
+            self._events.continue_all(rollout, paused_s)
 
     def _step_rows(
         self,
@@ -432,6 +436,7 @@ class EnvRunner:
             self.host.num_rows += rollout.num_rows
             self._last_num_rows = rollout.num_rows
             self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
+            self._last_time_s = float(rollout.row_times_s[-1])
             self._last_infos = rollout.info_rows.get(rollout.num_rows, {})
         _fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
         statistics, self._carry = episode_statistics(rollout, self._carry)
