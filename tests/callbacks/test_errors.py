@@ -209,3 +209,23 @@ def test_what_cannot_work_is_refused_when_it_is_given() -> None:
     with pytest.raises(ConfigError, match=r"NeedsAName.*name.*instance"):
         PPOConfig().callbacks(NeedsAName)
     PPOConfig().callbacks(NeedsAName("given"))
+
+
+def test_an_iteration_whose_result_a_callback_refused_is_over() -> None:
+    """The numbers of the next result are those of the next iteration, as the count of iterations says."""
+    failures = iter([True])
+
+    def fail_once() -> None:
+        if next(failures, False):
+            divide()
+
+    with config(on_train_result=fail_once).build() as algo, config().build() as other:
+        with pytest.raises(CallbackError):
+            algo.train()
+        other.train()
+        result, wanted = algo.train(), other.train()
+    assert result["training_iteration"] == wanted["training_iteration"] == 2
+    for name in ("num_env_steps_sampled", "num_env_steps_sampled_lifetime", "num_episodes", "episode_return_mean"):
+        assert result["env_runners"][name] == wanted["env_runners"][name]
+    assert result["learners"] == wanted["learners"]
+    assert result["time_total_s"] > result["timers"]["iteration_s"]

@@ -232,18 +232,23 @@ class Algorithm(ABC):
             self.learner_group.collect_metrics(self.metrics, self.timers)
             self.training_iteration += 1
             result = self._result()
-            if self._callbacks.subscribed("on_train_result"):
-                self._set_costs(result, time.perf_counter() - start)
-                self.metrics.mark()
-                with self.timers.time("callbacks"):
-                    self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
-                merge_nested(result, self.metrics.peek_new())  # metrics that the callbacks of this event logged
-            self.metrics.start_period()
-            iteration_s = time.perf_counter() - start
-            self._set_costs(result, iteration_s)  # with the time of the callbacks
-            self._time_total_s += iteration_s
-            self.timers.take()
+            try:
+                if self._callbacks.subscribed("on_train_result"):
+                    self._fire_train_result(result, start)
+            finally:  # the iteration was counted, also if a callback raises
+                self.metrics.start_period()
+                iteration_s = time.perf_counter() - start
+                self._set_costs(result, iteration_s)  # with the time of the callbacks
+                self._time_total_s += iteration_s
+                self.timers.take()
             return result
+
+    def _fire_train_result(self, result: dict[str, Any], start: float) -> None:
+        self._set_costs(result, time.perf_counter() - start)
+        self.metrics.mark()
+        with self.timers.time("callbacks"):
+            self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
+        merge_nested(result, self.metrics.peek_new())  # metrics that the callbacks of this event logged
 
     @contextmanager
     def _exceptions_shown(self) -> Iterator[None]:
