@@ -85,11 +85,14 @@ class Algorithm(ABC):
         round_size: Env steps that all runners sample in one round; `None` if the whole batch is one round.
         METRICS: Metrics of the learners that are in the result from the first iteration, even if nothing was learned.
         STATE: Names of attributes with plain data that an algorithm keeps between iterations; checkpoints hold them.
+        READS_INFOS: Whether `training_step` reads the infos of rollouts, or what callbacks noted on their episodes.
+            Otherwise they stay in the runners.
         FIXED_SETTINGS: Settings of `training` that cannot change after building.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("training_iteration", "num_env_steps_sampled_lifetime", "_time_total_s")
     METRICS: ClassVar[tuple[str, ...]] = ()
+    READS_INFOS: ClassVar[bool] = False
     FIXED_SETTINGS: ClassVar[frozenset[str]] = frozenset({"optimizer", "optimizer_config"})
 
     def __init__(self, config: AlgorithmConfig) -> None:
@@ -173,7 +176,8 @@ class Algorithm(ABC):
         left = num_timesteps
         while left > 0:
             timestep = self.num_env_steps_sampled_lifetime + num_timesteps - left
-            request = SampleRequest(num_timesteps=self.round_size or left, timestep=timestep)
+            num_wanted = self.round_size or left
+            request = SampleRequest(num_timesteps=num_wanted, timestep=timestep, with_infos=self.READS_INFOS)
             rollouts += self.env_runner_group.sample(request, self.timers)
             left = num_timesteps - sum(rollout.num_env_steps for rollout in rollouts)
         self.num_env_steps_sampled_lifetime += num_timesteps - left

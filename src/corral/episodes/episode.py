@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from corral.core.tree import Tree, leaves, map_tree
-from corral.episodes.infos import info_at
+from corral.episodes.infos import NotSent, check_sent, info_at
 from corral.episodes.lookback import Indices, one_hot, overwrite, pick, positions
 from corral.episodes.step_columns import STANDARD_COLUMNS, StepColumns
 from corral.errors import EpisodeError, nearest
@@ -416,6 +416,7 @@ class SingleAgentEpisode:
 
         A runner keeps infos only if a callback listens to one of its events.
         """
+        check_sent(self._columns.info_rows)
         num_infos = self._num_entries("obs")
         where = positions(
             indices, num_infos, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback, clip=fill is None
@@ -572,8 +573,13 @@ class SingleAgentEpisode:
             for name, column in self._all_columns().items()
         }
         part._adopt(columns, self._infos(first, stop + 1), start - first)
+        if isinstance(self._columns.info_rows, NotSent):
+            part._columns.info_rows = self._columns.info_rows
         part.env_index = self.env_index
-        part.notes = copy.deepcopy(self.notes)
+        # Lists of temporary data grow with the episode, so their entries are not copied.
+        part.notes = copy.deepcopy(self.notes[0]), copy.copy(self.notes[1])
+        for key, values in self.notes[1].items():
+            part.notes[1][key] = values.copy()
         return part
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
@@ -664,6 +670,7 @@ class SingleAgentEpisode:
     @property
     def custom_data(self) -> dict[str, Any]:
         """Dict for the notes of user code; the chunks of a runner's episode share it."""
+        check_sent(self.notes[0])
         return self.notes[0]
 
     def add_temporary_timestep_data(self, key: str, value: Any) -> None:
@@ -676,7 +683,7 @@ class SingleAgentEpisode:
         Raises:
             KeyError: No value was added under the key.
         """
-        known = self.notes[1]
+        check_sent(known := self.notes[1])
         if key not in known:
             raise KeyError(f"episode {self.id_} has no temporary data {key!r}. {nearest(key, known)}")
         return known[key]

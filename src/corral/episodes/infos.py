@@ -11,11 +11,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.errors import EpisodeError
+
 Infos = Mapping[str, Any]
 """Values `[N, ...]` by key, or nested such dicts, with masks bool `[N]` under `_key`."""
 
 FINAL = ("final_obs", "final_info")
 """Keys under which same-step autoreset gives the data of the final step, whose place the reset took."""
+
+
+class NotSent(dict[Any, Any]):
+    """Takes the place of infos or notes that stayed in their runner; reading them is an error."""
+
+    def check(self) -> None:
+        """Refuse to be read.
+
+        Raises:
+            EpisodeError: Always; the message names the remedy.
+        """
+        raise EpisodeError(
+            "the infos and the notes of callbacks stayed in the runner, because nobody was to read them here: ask for "
+            "them with SampleRequest(..., with_infos=True), or set READS_INFOS = True in the class of the algorithm."
+        )
+
+
+def check_sent(found: Mapping[Any, Any]) -> None:
+    """Refuse to read infos or notes that stayed in their runner."""
+    if isinstance(found, NotSent):
+        found.check()
 
 
 def copied(infos: Infos) -> dict[str, Any]:

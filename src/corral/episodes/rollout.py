@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from corral.core.columns import describe, empty_column
 from corral.core.tree import Tree, map_tree
 from corral.episodes.episode import Notes, SingleAgentEpisode
-from corral.episodes.infos import values_of
+from corral.episodes.infos import NotSent, check_sent, values_of
 from corral.episodes.step_columns import STANDARD_COLUMNS, ColumnAttribute, StepColumns
 from corral.errors import ColumnError
 
@@ -152,6 +153,12 @@ class Rollout(StepColumns):
             self.columns["logp"] = empty_column(np.dtype(np.float32), self.rewards.shape)
         self.columns["logp"][row] = logp
 
+    def without_infos(self) -> Rollout:
+        """Return the rollout without infos and notes of callbacks, which may be large; the columns are shared."""
+        bare = copy.copy(self)
+        bare.info_rows, bare.notes = NotSent(), NotSent()
+        return bare
+
     # Episodes.
 
     def info_column(self, key: str | tuple[str, ...], default: float = float("nan")) -> NDArray[Any]:
@@ -161,6 +168,7 @@ class Rollout(StepColumns):
             key: A key of the infos, or a tuple of keys for nested infos.
             default: Value for steps whose info has no such key.
         """
+        check_sent(self.info_rows)
         column = np.full((self.num_rows, self.num_envs), default)
         for row, infos in self.info_rows.items():
             if row == 0:  # it came with a reset, or with the last step of the rollout before
@@ -196,7 +204,8 @@ class Rollout(StepColumns):
         ):
             count = int(carry.counts[n]) + (int(ended[start - 1, n]) if start else 0)
             episode = SingleAgentEpisode.view(episode_id(carry.id_prefix, n, count), n, self)
-            episode.notes = self.notes.setdefault((start, n), episode.notes)
+            unsent = isinstance(self.notes, NotSent)
+            episode.notes = (NotSent(), NotSent()) if unsent else self.notes.setdefault((start, n), episode.notes)
             episode.start(start, float(self.row_times_s[start - 1] if start else carry.start_times_s[n]))
             if start == 0:
                 episode.continue_from(int(carry.lengths[n]), float(carry.returns[n]))

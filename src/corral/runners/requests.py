@@ -28,6 +28,8 @@ class SampleRequest:
         force_reset: Whether to reset all sub-envs first and drop their unfinished episodes.
         timestep: Env steps that all runners have sampled so far, which schedules of the exploration use; `None` is what
             the runner or the group has counted itself.
+        with_infos: Whether the caller reads infos or what callbacks noted on episodes (`custom_data`, temporary data).
+            Otherwise they stay in the runner.
 
     Raises:
         SampleError: Neither or both of the numbers are given, or one is negative.
@@ -39,6 +41,7 @@ class SampleRequest:
     random_actions: bool = False
     force_reset: bool = False
     timestep: int | None = None
+    with_infos: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a request that makes no sense."""

@@ -96,7 +96,8 @@ class EnvRunner:
         self.idle_since = time.perf_counter()
         self._callbacks = make_dispatcher(config)
         # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
-        self._keeps_infos = self._callbacks.subscribed(*EPISODE_EVENTS, "on_postprocess_trajectory", "on_sample_end")
+        self._shows_infos = self._callbacks.subscribed(*EPISODE_EVENTS, "on_postprocess_trajectory", "on_sample_end")
+        self._keeps_infos = self._shows_infos
         env_seeds, noise_seed, id_seed = runner_seeds(
             config.seed or 0, worker_index, num_restarts, config.in_evaluation
         )
@@ -243,6 +244,7 @@ class EnvRunner:
                 action space; the message names event and callback, and an episode where there is one.
         """
         wanted = request.num_wanted
+        self._keeps_infos = self._shows_infos or request.with_infos
         explore = self.config.explore if request.explore is None else request.explore
         self._timestep = self._timestep if request.timestep is None else request.timestep
         rows = -(-wanted // self.host.num_envs)

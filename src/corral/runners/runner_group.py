@@ -250,7 +250,8 @@ class EnvRunnerGroup:
         """
         self._check_running()
         if self.local_env_runner is not None:
-            return [self.local_env_runner.collect(request)]
+            rollout = self.local_env_runner.collect(request)
+            return [rollout if request.with_infos else rollout.without_infos()]
         timestep = self._timestep_of(request)
         self.restore_runners()
         taken = self._take_arrived()
