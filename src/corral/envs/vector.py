@@ -18,7 +18,7 @@ from corral.core.spaces import space_tree
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
 from corral.envs.checks import check_env, check_spaces, mismatch
 from corral.envs.step_timeout import limited
-from corral.envs.sub_envs import Restarts
+from corral.envs.sub_envs import Restarts, close_quietly
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, nearest
 
@@ -194,7 +194,7 @@ def make_vector_env(
 
 def _make_again(checked: Any, make: Callable[[int], Any]) -> Any:
     """Return a new env in place of one that the check has reset and stepped, which wrappers may have counted."""
-    checked.close()
+    close_quietly(checked)
     return make(0)
 
 
