@@ -274,3 +274,23 @@ def test_helpers_and_values_of_a_class_may_have_any_other_name() -> None:
         def note_end(self) -> None: ...
 
     PPOConfig().callbacks(Helping).callbacks(Helping())
+
+
+def test_an_iteration_whose_result_a_callback_refused_is_over() -> None:
+    """The numbers of the next result are those of the next iteration, as the count of iterations says."""
+    failures = iter([True])
+
+    def fail_once() -> None:
+        if next(failures, False):
+            divide()
+
+    with config(on_train_result=fail_once).build() as algo, config().build() as other:
+        with pytest.raises(CallbackError):
+            algo.train()
+        other.train()
+        result, wanted = algo.train(), other.train()
+    assert result["training_iteration"] == wanted["training_iteration"] == 2
+    for name in ("num_env_steps_sampled", "num_env_steps_sampled_lifetime", "num_episodes", "episode_return_mean"):
+        assert result["env_runners"][name] == wanted["env_runners"][name]
+    assert result["learners"] == wanted["learners"]
+    assert result["time_total_s"] > result["timers"]["iteration_s"]

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from corral.envs.checks import check_env
 from corral.envs.vector import EnvContext, make_vector_env
 from corral.errors import EnvError
+from corral.testing import CountingEnv
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 OBS = np.zeros(2, np.float32)
@@ -204,3 +205,53 @@ def test_a_ready_vector_env_is_checked_too(field: str, value: Any, words: str) -
 
     with pytest.raises(EnvError, match=rf"env 'broken_vector': {words}"):
         make_vector_env(broken_vector, EnvContext({}), num_envs=None)
+
+
+class Counted(gym.Wrapper[Any, Any, Any, Any]):
+    """Counts resets and steps, as wrappers that record videos or statistics do, and how many of its kind are open."""
+
+    num_open = 0
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.num_resets = self.num_steps = 0
+        Counted.num_open += 1
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.num_resets += 1
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self.num_steps += 1
+        return super().step(action)
+
+    def close(self) -> None:
+        Counted.num_open -= 1
+        super().close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_the_check_leaves_no_step_in_any_sub_env(vectorization: str, num_envs: int) -> None:
+    Counted.num_open = 0
+    made = make_vector_env(
+        CountingEnv, EnvContext({}), num_envs=num_envs, vectorization=vectorization, wrappers=[Counted]
+    )
+    try:
+        assert made.get_attr("num_resets") == made.get_attr("num_steps") == (0,) * num_envs
+        assert Counted.num_open == (num_envs if vectorization == "sync" else 0)
+        made.reset(seed=0)
+        made.step(np.zeros(num_envs, np.int64))
+        assert made.get_attr("num_resets") == made.get_attr("num_steps") == (1,) * num_envs
+    finally:
+        made.close()
+    assert Counted.num_open == 0
+
+
+def test_nor_in_a_vector_env_of_a_factory() -> None:
+    def factory(env_config: EnvContext) -> Any:
+        return gym.vector.SyncVectorEnv([lambda: Counted(CountingEnv())] * 2)
+
+    made = make_vector_env(factory, EnvContext({}), num_envs=None)
+    assert made.get_attr("num_steps") == (0, 0)
+    made.close()

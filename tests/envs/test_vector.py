@@ -149,7 +149,7 @@ class TestEnvConfig:
             return CountingEnv(env_config)
 
         make_vector_env(factory, EnvContext({}, worker_index=2, num_workers=4), num_envs=3).close()
-        assert seen == [(2, 4, 0), (2, 4, 1), (2, 4, 2)]
+        assert seen == [(2, 4, 0), (2, 4, 0), (2, 4, 1), (2, 4, 2)]  # the first one is checked, and closed
 
     def test_context_reaches_the_processes_of_async(self, make: Make) -> None:
         env = make(CountingEnv, {"episode_length": 1, "stagger": True}, vectorization="async", num_envs=3)

@@ -476,3 +476,13 @@ def test_however_it_is_cut_and_saved_it_joins_up(num_steps: int, cuts: list[tupl
     assert contents(whole) == contents(uncut)
     third = num_steps // 3
     assert uncut[third:].get_rewards().tolist() == uncut.get_rewards(S(third, None)).tolist()
+
+
+def test_a_slice_shares_no_list_of_temporary_data() -> None:
+    episode = SingleAgentEpisode(
+        observations=[0.0, 1.0, 2.0], actions=[0, 0], rewards=[0.0, 0.0], len_lookback_buffer=0
+    )
+    episode.add_temporary_timestep_data("x", 1)
+    part = episode[1:]
+    part.add_temporary_timestep_data("x", 2)
+    assert (episode.get_temporary_timestep_data("x"), part.get_temporary_timestep_data("x")) == ([1], [1, 2])

@@ -49,6 +49,8 @@ def reference_statistics(rollout: Rollout, running: list[Running]) -> list[tuple
     for t in range(rollout.num_rows):
         for n, episode in enumerate(running):
             if not rollout.valid[t, n]:
+                if episode.length == 0 and (t == 0 or (rollout.done & rollout.valid)[t - 1, n]):  # the reset
+                    episode.started_s = float(rollout.row_times_s[t])
                 continue
             episode.total += float(rollout.rewards[t, n])
             episode.length += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -62,3 +63,11 @@ def assert_same(found: Any, wanted: Any, rel: float = 1e-9) -> None:
         assert found == pytest.approx(wanted, rel=rel, abs=rel, nan_ok=True)
     else:
         assert (type(found), found) == (type(wanted), wanted)
+
+
+def at_once(name: str, workers: list[list[Any]]) -> list[Any]:
+    """Return the values of workers that worked at the same time, in the order that `aggregate` stands for."""
+    if "window" not in name and "item_series" not in name:
+        return [value for values in workers for value in values]
+    timed = [(Fraction(i + 1, len(values)), value) for values in workers for i, value in enumerate(values)]
+    return [value for _, value in sorted(timed, key=lambda pair: pair[0])]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pickle
 import random
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from metric_cases import SETTINGS, Clock, assert_same
+from metric_cases import SETTINGS, Clock, assert_same, at_once
 
 from corral.metrics.logger import MetricsError, MetricsLogger
 
@@ -32,22 +31,15 @@ def rounds_of(draw: st.DrawFn, kind: str) -> Rounds:
 
     def value() -> Any:
         if kind == "arrays":
-            return np.array([rng.uniform(-1e3, 1e3), rng.uniform(-1, 1)])
-        return rng.choice([rng.uniform(-1e3, 1e3), rng.uniform(-1, 1), rng.randint(-5, 5), rng.random() < 0.5])
+            return np.array([rng.uniform(-1e3, 1e3), rng.choice([rng.uniform(-1, 1), float("nan")])])
+        numbers = [rng.uniform(-1e3, 1e3), rng.uniform(-1, 1), rng.randint(-5, 5), rng.random() < 0.5, float("nan")]
+        return rng.choice(numbers)
 
     return [[[value() for _ in range(size)] for size in row] for row in sizes]
 
 
 def given_settings(name: str, kind: str) -> dict[str, Any]:
     return {"reduce": "ema"} if (name, kind) == ("default", "arrays") else SETTINGS[name]
-
-
-def at_once(name: str, workers: list[list[Any]]) -> list[Any]:
-    """Return the values of workers that worked at the same time, in the order that `aggregate` stands for."""
-    if "window" not in name and "item_series" not in name:
-        return [value for values in workers for value in values]
-    timed = [(Fraction(i + 1, len(values)), value) for values in workers for i, value in enumerate(values)]
-    return [value for _, value in sorted(timed, key=lambda pair: pair[0])]
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["one_call", "a_call_each"])
@@ -109,6 +101,25 @@ def test_what_is_looked_at_in_between_is_taken_all_the_same(name: str, kind: str
         for logger, part in zip(aggregated, (looked.take(), worker.take()), strict=True):
             logger.aggregate([part])
         assert_same(aggregated[0].reduce(), aggregated[1].reduce())
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_a_worker_that_is_taken_shows_what_a_logger_that_is_reduced_shows(
+    name: str, kind: str, data: st.DataObject
+) -> None:
+    """What counts since the last result, such as a `sum`, counts in a runner since it sent its metrics."""
+    given = given_settings(name, kind)
+    worker, reference = MetricsLogger(Clock()), MetricsLogger(Clock())
+    for values, *_ in data.draw(rounds_of(kind)):
+        for logger in (worker, reference):
+            logger.log_values(KEY, values, **given)
+            logger._clock.now += 2.0  # type: ignore[attr-defined]
+        assert_same(worker.peek(), reference.peek())
+        worker.take()
+        reference.reduce()
+        assert_same(worker.peek(), reference.peek())
 
 
 def is_plain(state: Any) -> bool:
@@ -210,7 +221,8 @@ def test_a_throughput_is_per_second_of_the_logger_that_reduces() -> None:
         assert aggregated.peek(("env_runners", "steps_throughput")) == 10.0
         assert aggregated.reduce() == {"env_runners": {"steps": total, "steps_throughput": 10.0}}
     clocks[0].now += 5.0
-    assert workers[0].peek("steps_throughput") == 12.0  # 60 in 5 s: nothing has reduced the worker
+    workers[0].log_value("steps", 60)
+    assert workers[0].peek("steps_throughput") == 12.0  # in the worker, since it was last taken
 
 
 @pytest.mark.parametrize("together", [True, False])

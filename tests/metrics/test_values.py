@@ -55,14 +55,57 @@ def test_a_number_beyond_the_largest_float_is_infinite() -> None:
     assert math.isnan(logger.peek("z"))
 
 
-@pytest.mark.parametrize("name", ["mean", "min", "max", "sum", "window_min", "window_max", "ema", "lifetime_sum"])
-@pytest.mark.parametrize("values", [[1.0, math.nan], [math.nan, 1.0]], ids=["last", "first"])
-def test_nan_wins_wherever_it_stands(name: str, values: list[float]) -> None:
+NAN_CASES = [name for name in SETTINGS if "item" not in name]
+
+
+@pytest.mark.parametrize("name", NAN_CASES)
+@pytest.mark.parametrize(
+    "at", [slice(0, 1), slice(2, 3), slice(5, 6), slice(1, 5)], ids=["first", "mid", "last", "run"]
+)
+def test_nan_is_skipped_by_all_reductions_of_numbers(name: str, at: slice) -> None:
+    logger, without = MetricsLogger(Clock()), MetricsLogger(Clock())
+    values = np.arange(1.0, 7.0)
+    values[at] = np.nan
+    for number in values:
+        logger.log_value("x", number, **SETTINGS[name])
+    known = values[-3:] if "window" in SETTINGS[name] else values  # in a window a NaN keeps its place
+    without.log_values("x", known[~np.isnan(known)], **SETTINGS[name])
+    assert_same(logger.reduce(), without.reduce())
+
+
+@pytest.mark.parametrize("name", [name for name in NAN_CASES if SETTINGS[name].get("reduce") != "percentiles"])
+def test_nan_is_skipped_element_by_element(name: str) -> None:
+    values = np.random.default_rng(0).normal(size=(7, 4))
+    values[np.array([0, 2, 6, 3, 5]), np.array([0, 1, 1, 2, 0])] = np.nan
+    values[:, 3] = np.nan
+    logger, aggregated = MetricsLogger(Clock()), MetricsLogger(Clock())
+    by_element = [MetricsLogger(Clock()) for _ in range(4)]
+    settings = {"reduce": "ema"} if name == "default" else SETTINGS[name]
+    for part in np.split(values, [3, 5]):
+        logger.log_values("x", list(part), **settings)
+        worker = MetricsLogger(Clock())
+        worker.log_values("x", list(part), **settings)
+        aggregated.aggregate([worker.take()])
+        for i, one in enumerate(by_element):
+            one.log_values("x", part[:, i], **settings)
+    wanted = {"x": np.array([one.peek("x") for one in by_element])}
+    for one in (logger, aggregated):
+        assert_same({"x": one.peek("x")}, wanted)
+
+
+@pytest.mark.parametrize("name", NAN_CASES)
+def test_with_nan_alone_there_is_no_value(name: str) -> None:
+    logger, empty = MetricsLogger(Clock()), MetricsLogger(Clock())
+    logger.log_values("x", [math.nan] * 2, **SETTINGS[name])
+    empty.log_values("x", [], **SETTINGS[name])
+    assert_same(logger.reduce(), empty.reduce())
+
+
+def test_series_and_items_show_nan() -> None:
     logger = MetricsLogger()
-    for value in values:
-        logger.log_value("x", value, **SETTINGS[name])
-        logger.peek()
-    assert math.isnan(logger.peek("x"))
+    logger.log_values("series", [1.0, math.nan], reduce="item_series")
+    logger.log_values("item", [1.0, math.nan], reduce="item")
+    assert repr(logger.reduce()) == "{'series': [1.0, nan], 'item': nan}"
 
 
 @pytest.mark.parametrize("many", [10, 10 * FLUSH_AT + 1])
@@ -345,3 +388,42 @@ def test_no_two_reductions_read_the_same() -> None:
 
     reductions = {make_reduction(("x",), Settings(**given), "ema") for given in SETTINGS.values()}
     assert len({str(reduction) for reduction in reductions}) == len(reductions)
+
+
+# Two keys with one name in files.
+
+TWO_KEYS = [("a/b", ("a", "b")), (("a", "b/c"), ("a/b", "c")), ("a/b/c", ("a", "b", "c"))]
+
+
+@pytest.mark.parametrize(("one", "other"), [*TWO_KEYS, *(keys[::-1] for keys in TWO_KEYS)], ids=repr)
+def test_two_keys_of_one_column_are_refused_with_both_places(one: Any, other: Any) -> None:
+    logger = MetricsLogger()
+    logger.log_value(one, 1.0)
+    first = here(-1)
+    with pytest.raises(MetricsError) as error:
+        logger.log_value(other, 2.0)
+    assert first in str(error.value) and here(-1) in str(error.value) and "one name in files" in str(error.value)
+    logger.log_value(one, 1.0)
+    worker = MetricsLogger()
+    worker.log_value(other, 2.0)
+    with pytest.raises(MetricsError, match="one name in files"):
+        logger.aggregate([worker.take()])
+
+
+def test_the_columns_of_throughputs_and_percentiles_are_taken_too() -> None:
+    logger = MetricsLogger()
+    logger.log_value(("a", "steps"), 1.0, reduce="sum", with_throughput=True)
+    logger.log_value("x", 1.0, reduce="percentiles", percentiles=[50])
+    for key in ("a/steps_throughput", "x/p50"):
+        with pytest.raises(MetricsError, match="one name in files"):
+            logger.log_value(key, 1.0)
+    logger.log_value("x/p60", 1.0)
+
+
+def test_a_name_with_a_slash_is_a_name() -> None:
+    logger = MetricsLogger(reserved={"timers"})
+    logger.log_value("loss/policy", 1.0)
+    logger.log_value("loss", 2.0)
+    assert logger.reduce() == {"loss/policy": 1.0, "loss": 2.0}
+    with pytest.raises(MetricsError, match="'timers' for something else"):
+        logger.log_value("timers/iteration_s", 1.0)

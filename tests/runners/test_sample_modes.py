@@ -80,22 +80,27 @@ class TestEpisodes:
         rollout, wanted = play(mode(num_episodes=2), ["..", "E.", ".E", ".."])
         assert (valid(rollout), wanted) == (["xx", "xx", "-x"], [1, 1, 1])
 
-    def test_of_several_ends_in_the_last_row_the_first_count(self) -> None:
+    def test_each_sub_env_plays_its_quota_whoever_ends_first(self) -> None:
+        rollout, wanted = play(mode(num_episodes=3), ["..", "E.", "E.", "E.", "E.", "EE", ".."])
+        assert (valid(rollout), wanted) == (["xx", "xx", "xx", "-x", "-x", "-x"], [1] * 6)
+
+    def test_sub_envs_without_a_quota_count_nothing(self) -> None:
         rollout, _ = play(mode(num_episodes=2), ["...", "EEE", "..."])
         assert valid(rollout) == ["xx-", "xx-"]
 
-    def test_events_are_told_how_many_ends_are_left(self) -> None:
-        which, left = mode(num_episodes=3), []
+    def test_events_are_told_who_plays(self) -> None:
+        which, playing = mode(num_episodes=3), []
         original = which.num_rows_wanted
 
         def noted(rollout: Rollout) -> int:
             rows = original(rollout)
-            left.append(which.episodes_left)
+            assert which.playing is not None
+            playing.append(which.playing.tolist())
             return rows
 
         which.num_rows_wanted = noted  # type: ignore[method-assign]
-        play(which, ["E", ".", "E", "E", "."])
-        assert left == [3, 2, 2, 1, 0]
+        play(which, ["E.", ".E", "E.", ".."])
+        assert playing == [[True, True], [True, True], [True, False], [False, False]]
 
     def test_a_broken_episode_does_not_count(self) -> None:
         rollout, _ = play(mode(num_episodes=1), [".", ".", ".", ".", "E"], broken=[(2, 0)])

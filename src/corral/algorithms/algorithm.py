@@ -98,11 +98,14 @@ class Algorithm(metaclass=_WithHints):
         round_size: Env steps that all runners sample in one round; `None` if the whole batch is one round.
         METRICS: Metrics of the learners that are in the result from the first iteration, even if nothing was learned.
         STATE: Names of attributes with plain data that an algorithm keeps between iterations; checkpoints hold them.
+        READS_INFOS: Whether `training_step` reads the infos of rollouts, or what callbacks noted on their episodes.
+            Otherwise they stay in the runners.
         FIXED_SETTINGS: Settings of `training` that cannot change after building.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("training_iteration", "num_env_steps_sampled_lifetime", "_time_total_s")
     METRICS: ClassVar[tuple[str, ...]] = ()
+    READS_INFOS: ClassVar[bool] = False
     FIXED_SETTINGS: ClassVar[frozenset[str]] = frozenset({"optimizer", "optimizer_config"})
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
@@ -207,7 +210,11 @@ class Algorithm(metaclass=_WithHints):
         rollouts: list[Rollout] = []
         left = num_timesteps
         while left > 0:
-            request = SampleRequest(num_timesteps=self.round_size or left, timestep=self.num_env_steps_sampled_lifetime)
+            request = SampleRequest(
+                num_timesteps=self.round_size or left,
+                timestep=self.num_env_steps_sampled_lifetime,
+                with_infos=self.READS_INFOS,
+            )
             arrived = self.env_runner_group.sample(request, self.timers)
             num_env_steps = sum(rollout.num_env_steps for rollout in arrived)
             self.num_env_steps_sampled_lifetime += num_env_steps  # also if an exception ends the next round
@@ -268,18 +275,23 @@ class Algorithm(metaclass=_WithHints):
             self.learner_group.collect_metrics(self.metrics, self.timers)
             self.training_iteration += 1
             result = self._result()
-            if self._callbacks.subscribed("on_train_result"):
-                self._set_costs(result, time.perf_counter() - start)
-                self.metrics.mark()
-                with self.timers.time("callbacks"):
-                    self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
-                merge_nested(result, self.metrics.peek_new())  # metrics that the callbacks of this event logged
-            self.metrics.start_period()
-            iteration_s = time.perf_counter() - start
-            self._set_costs(result, iteration_s)  # with the time of the callbacks
-            self._time_total_s += iteration_s
-            self.timers.take()
+            try:
+                if self._callbacks.subscribed("on_train_result"):
+                    self._fire_train_result(result, start)
+            finally:  # the iteration was counted, also if a callback raises
+                self.metrics.start_period()
+                iteration_s = time.perf_counter() - start
+                self._set_costs(result, iteration_s)  # with the time of the callbacks
+                self._time_total_s += iteration_s
+                self.timers.take()
             return result
+
+    def _fire_train_result(self, result: dict[str, Any], start: float) -> None:
+        self._set_costs(result, time.perf_counter() - start)
+        self.metrics.mark()
+        with self.timers.time("callbacks"):
+            self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
+        merge_nested(result, self.metrics.peek_new())  # metrics that the callbacks of this event logged
 
     @contextmanager
     def _exceptions_shown(self) -> Iterator[None]:

@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gymnasium import spaces
+from numpy.typing import NDArray
+
 from corral.callbacks.callback import EVENTS, Callback, Event, MultiCallbacks, overrides_event
 from corral.core.familiar_names import EVENT_ARGUMENTS, meaning_of
 from corral.core.familiar_names import EVENTS as FAMILIAR_EVENTS
+from corral.core.spaces import first_outside
 from corral.errors import CallbackError, ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -87,6 +91,27 @@ class Dispatcher:
                 function(**chosen)
             except Exception as error:
                 raise callback_error(event, function, error, arguments.get("episode")) from error
+
+    def check_actions(self, actions: NDArray[Any], space: spaces.Space[Any], *events: str) -> None:
+        """Refuse actions that callbacks of these events wrote and that no policy could have taken.
+
+        Args:
+            actions: Module actions `[..., *space.shape]` after the events.
+            space: Space of one module action.
+            events: Events whose callbacks may have written them, with at least one subscriber.
+
+        Raises:
+            CallbackError: An action is outside the space; the message names the callbacks.
+        """
+        index = first_outside(space, actions)
+        if index is None:
+            return
+        heard = [event for event in events if self._subscribers[event]]
+        names = [callback_name(function) for event in heard for function, _ in self._subscribers[event]]
+        raise CallbackError(
+            f"{', '.join(heard)}: callback {' or '.join(names)} wrote the action {actions[index].tolist()} at "
+            f"{list(index)}, which is outside {space}."
+        )
 
     def _call_and_log(
         self, event: str, function: Callable[..., Any], known: Mapping[str, Any], /, **arguments: Any

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from corral.core.tree import Tree
 
@@ -32,3 +33,19 @@ def module_observation_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
         return space
     with np.errstate(over="ignore"):  # a bound that float32 cannot hold becomes infinite
         return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
+
+
+def first_outside(space: spaces.Space[Any], values: NDArray[Any]) -> tuple[int, ...] | None:
+    """Return the index of the first of values `[..., *space.shape]` that is outside a plain space, or `None`.
+
+    A float is outside if it is NaN or infinite: policies exceed the bounds of a Box, and actions are clipped later.
+    """
+    if isinstance(space, spaces.Box):
+        bad = ~np.isfinite(values)
+    elif isinstance(space, spaces.MultiBinary):
+        bad = (values != 0) & (values != 1)
+    else:
+        sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec  # type: ignore[attr-defined]
+        bad = (values < space.start) | (values >= space.start + sizes)  # type: ignore[attr-defined]
+    num_axes = values.ndim - len(space.shape or ())
+    return tuple(np.argwhere(bad)[0, :num_axes].tolist()) if bad.any() else None

@@ -175,14 +175,14 @@ def _quietly(what: str, call: Callable[..., Any], function: Callable[..., Any], 
         return None
 
 
-def close_quietly(env: VectorEnv[Any, Any, Any]) -> None:
-    """Close a failed vector env within `CLOSE_LIMIT_S`; exceptions are logged and not raised."""
+def close_quietly(env: Any) -> None:
+    """Close an env or a vector env within `CLOSE_LIMIT_S`; exceptions are logged and not raised."""
     try:
         with limited(CLOSE_LIMIT_S + 1, "the limit of close()"):
             # Only the asynchronous vector env accepts a time limit.
             env.close(**({"timeout": CLOSE_LIMIT_S} if hasattr(env.unwrapped, "processes") else {}))
     except Exception:
-        log.warning("A vector env that failed could not be closed.", exc_info=True)
+        log.warning("An env that is not used any more could not be closed.", exc_info=True)
 
 
 # Tasks of envs with the methods `get_task` and `set_task`, in the env itself or in one of its wrappers.

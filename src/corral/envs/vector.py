@@ -20,7 +20,7 @@ from corral.core.spaces import space_tree
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
 from corral.envs.checks import check_env, check_spaces, mismatch, warn_if_cast
 from corral.envs.step_timeout import limited
-from corral.envs.sub_envs import Restarts
+from corral.envs.sub_envs import Restarts, close_quietly
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, nearest, nearest_name
 
@@ -202,7 +202,7 @@ def make_vector_env(
         if isinstance(resolved, str) and vectorization == "auto" and n > 1 and not (wrappers or needs_sub_envs):
             native = _make_native(resolved, name, n, mode, context)
             if native is not None:
-                opened.callback(native.close)
+                opened.callback(native.close)  # it has no wrappers that count the reset and the step of the check
                 _check_vector_env(native, name, check, limits)
                 opened.pop_all()
                 return native
@@ -211,17 +211,20 @@ def make_vector_env(
             return _make_one(resolved, name, context.at(vector_index), wrappers)
 
         first = make(0)
-        opened.callback(first.close)
+        opened.callback(lambda: first.close())
         if isinstance(first, VectorEnv):
             _refuse_contradictions(first, name, num_envs, vectorization, autoreset_mode, wrappers)
             _check_vector_env(first, name, check, limits)
+            ready: VectorEnv[Any, Any, Any] = _make_again(first, make) if check else first
+            first = ready
             if needs_sub_envs and not hasattr(first.unwrapped, "envs"):
                 log.warning("env %r has no sub-envs in this process: on_sub_environment_created does not fire.", name)
             opened.pop_all()
-            return first
+            return ready
         if check:
             with _check_limit(name, limits):
                 check_env(first, name)
+            first = first if vectorization == "async" else _make_again(first, make)
         with _errors_of(name, "its sub-envs were put into one vector env"):
             if vectorization == "async":
                 # `first` is closed on return: only its spaces were needed.
@@ -235,6 +238,12 @@ def make_vector_env(
             )
         opened.pop_all()
         return vector_env
+
+
+def _make_again(checked: Any, make: Callable[[int], Any]) -> Any:
+    """Return a new env in place of one that the check has reset and stepped, which wrappers may have counted."""
+    close_quietly(checked)
+    return make(0)
 
 
 def _itself(env: Any) -> Any:

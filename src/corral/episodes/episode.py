@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from corral.core.tree import Tree, leaves, map_tree
+from corral.episodes.infos import NotSent, check_sent
 from corral.episodes.lookback import Indices, one_hot, overwrite, pick, positions
 from corral.episodes.step_columns import STANDARD_COLUMNS, StepColumns
 from corral.errors import EpisodeError, nearest
@@ -205,20 +206,23 @@ class SingleAgentEpisode:
         """Set the env steps and the sum of rewards before this chunk."""
         self.t_started, self.return_before = t_started, return_before
 
-    def continued_in(self, columns: StepColumns, return_before: float, last_time_s: float) -> Self:
+    def continued_in(
+        self, columns: StepColumns, return_before: float, last_time_s: float, paused_s: float = 0.0
+    ) -> Self:
         """Return the next chunk, which starts with row 0 of other columns; this one is complete.
 
         Args:
             columns: The next columns, with the same lanes.
             return_before: Sum of rewards of the episode so far.
             last_time_s: Clock reading at the end of this chunk's columns.
+            paused_s: Seconds from then until the next chunk, which do not count in the duration.
         """
         chunk = self.view(self.id_, self.env_index, columns)  # also if user code made this chunk own its data
         chunk.notes = self.notes
         if self._start is not None:
             self._stop = self._columns.num_rows
             chunk._start = 0
-            chunk._start_time_s, chunk._last_time_s = self._start_time_s, last_time_s
+            chunk._start_time_s, chunk._last_time_s = self._start_time_s + paused_s, last_time_s + paused_s
             chunk.continue_from(self.t, return_before)
         return chunk
 
@@ -315,7 +319,10 @@ class SingleAgentEpisode:
         return self.return_before + float(self._columns.rewards[self._start : self._end, self._lane].sum())
 
     def get_duration_s(self) -> float:
-        """Return the wall-clock seconds from the reset to the latest step; 0 if the episode was built from data."""
+        """Return the seconds from the reset to the latest step; 0 if the episode was built from data.
+
+        The time between two `sample()` calls, in which the learner may work, does not count.
+        """
         last = self._last_time_s
         if not self.owns_data and len(self) and "row_times_s" in self._columns:
             last = float(self._columns["row_times_s"][self._end - 1])
@@ -409,6 +416,7 @@ class SingleAgentEpisode:
 
         A runner keeps infos only if a callback listens to one of its events.
         """
+        check_sent(self._columns.info_rows)
         num_infos = self._num_entries("obs")
         where = positions(
             indices, num_infos, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback, clip=fill is None
@@ -566,8 +574,13 @@ class SingleAgentEpisode:
             for name, column in self._all_columns().items()
         }
         part._adopt(columns, self._infos(first, stop + 1), start - first)
+        if isinstance(self._columns.info_rows, NotSent):
+            part._columns.info_rows = self._columns.info_rows
         part.env_index = self.env_index
-        part.notes = copy.deepcopy(self.notes)
+        # Lists of temporary data grow with the episode, so their entries are not copied.
+        part.notes = copy.deepcopy(self.notes[0]), copy.copy(self.notes[1])
+        for key, values in self.notes[1].items():
+            part.notes[1][key] = values.copy()
         return part
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
@@ -658,6 +671,7 @@ class SingleAgentEpisode:
     @property
     def custom_data(self) -> dict[str, Any]:
         """Dict for the notes of user code; the chunks of a runner's episode share it."""
+        check_sent(self.notes[0])
         return self.notes[0]
 
     def add_temporary_timestep_data(self, key: str, value: Any) -> None:
@@ -670,7 +684,7 @@ class SingleAgentEpisode:
         Raises:
             KeyError: No value was added under the key.
         """
-        known = self.notes[1]
+        check_sent(known := self.notes[1])
         if key not in known:
             raise KeyError(f"episode {self.id_} has no temporary data {key!r}. {nearest(key, known)}")
         return known[key]

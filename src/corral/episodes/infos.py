@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.tree import copy_nested
+from corral.errors import EpisodeError
 
 FINAL = ("final_obs", "final_info")
 """Keys under which same-step autoreset gives the data of the final step, whose place the reset took."""
@@ -34,6 +35,27 @@ class Infos:
     def of_step(self, lane: int) -> dict[str, Any]:
         """Return the info dict that the step of a lane gave."""
         return dict(self.final.get(lane, self.of_lanes.get(lane, {})))
+
+
+class NotSent(dict[Any, Any]):
+    """Takes the place of infos or notes that stayed in their runner; reading them is an error."""
+
+    def check(self) -> None:
+        """Refuse to be read.
+
+        Raises:
+            EpisodeError: Always; the message names the remedy.
+        """
+        raise EpisodeError(
+            "the infos and the notes of callbacks stayed in the runner, because nobody was to read them here: ask for "
+            "them with SampleRequest(..., with_infos=True), or set READS_INFOS = True in the class of the algorithm."
+        )
+
+
+def check_sent(found: Mapping[Any, Any]) -> None:
+    """Refuse to read infos or notes that stayed in their runner."""
+    if isinstance(found, NotSent):
+        found.check()
 
 
 def split_infos(by_env: Mapping[int, Mapping[str, Any]], ended: NDArray[np.bool_] | None = None) -> Infos:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from corral.core.columns import describe, empty_column
 from corral.core.tree import Tree, map_tree
 from corral.episodes.episode import Notes, SingleAgentEpisode
-from corral.episodes.infos import stacked, value_at
+from corral.episodes.infos import NotSent, check_sent, stacked, value_at
 from corral.episodes.step_columns import STANDARD_COLUMNS, ColumnAttribute, StepColumns
 from corral.errors import ColumnError
 
@@ -152,6 +153,12 @@ class Rollout(StepColumns):
             self.columns["logp"] = empty_column(np.dtype(np.float32), self.rewards.shape)
         self.columns["logp"][row] = logp
 
+    def without_infos(self) -> Rollout:
+        """Return the rollout without infos and notes of callbacks, which may be large; the columns are shared."""
+        bare = copy.copy(self)
+        bare.info_rows, bare.notes = NotSent(), NotSent()
+        return bare
+
     # Episodes.
 
     def info_column(self, key: str | tuple[str, ...], default: float = float("nan")) -> NDArray[Any]:
@@ -167,6 +174,7 @@ class Rollout(StepColumns):
         Raises:
             KeyError: The key leads to a group of infos, not to a value.
         """
+        check_sent(self.info_rows)
         keys = (key,) if isinstance(key, str) else key
         found = [
             (row - 1, n, value)
@@ -206,7 +214,8 @@ class Rollout(StepColumns):
         ):
             count = int(carry.counts[n]) + (int(ended[start - 1, n]) if start else 0)
             episode = SingleAgentEpisode.view(episode_id(carry.id_prefix, n, count), n, self)
-            episode.notes = self.notes.setdefault((start, n), episode.notes)
+            unsent = isinstance(self.notes, NotSent)
+            episode.notes = (NotSent(), NotSent()) if unsent else self.notes.setdefault((start, n), episode.notes)
             episode.start(start, float(self.row_times_s[start - 1] if start else carry.start_times_s[n]))
             if start == 0:
                 episode.continue_from(int(carry.lengths[n]), float(carry.returns[n]))
@@ -265,7 +274,7 @@ class EpisodeCarry:
     Attributes:
         returns: Sums of rewards so far.
         lengths: Env steps so far.
-        start_times_s: Clock readings at the start of the episodes.
+        start_times_s: Clock readings at the start of the episodes, moved on by the time between two rollouts.
         counts: Number of earlier episodes of the sub-env since the last reset of all envs.
         id_prefix: Prefix of the ids of episodes; it changes with each reset of all envs.
     """
@@ -295,12 +304,17 @@ class EpisodeStatistics:
     Attributes:
         returns: Sums of rewards.
         lengths: Env steps.
-        durations_s: Wall-clock durations in seconds.
+        durations_s: Seconds from the reset to the last step, without the time between two `sample()` calls.
     """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
     durations_s: NDArray[np.float64]
+
+    @classmethod
+    def empty(cls) -> EpisodeStatistics:
+        """Return the statistics of no episodes."""
+        return cls(np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
 
 
 def _over(rollout: Rollout) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -321,30 +335,37 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
     Returns:
         The statistics, and the totals of the episodes that are unfinished when the rollout ends.
     """
+    if rollout.num_rows:  # where row 0 was only a reset, the episode began there
+        over, broken = _over(rollout)
+        begins = ~(rollout.valid[0] | over[0]) & (carry.lengths == 0)
+        carry = replace(carry, start_times_s=np.where(begins, rollout.row_times_s[0], carry.start_times_s))
     if not (rollout.broken or rollout.terminated.any() or rollout.truncated.any()):
         rewards = np.where(rollout.valid, rollout.rewards, 0.0)
         carry = replace(carry, returns=carry.returns + rewards.sum(0), lengths=carry.lengths + rollout.valid.sum(0))
-        return EpisodeStatistics(np.zeros(0), np.zeros(0, np.int64), np.zeros(0)), carry
+        return EpisodeStatistics.empty(), carry
     returns = np.cumsum(np.where(rollout.valid, rollout.rewards, 0.0), axis=0) + carry.returns
     lengths = np.cumsum(rollout.valid, axis=0) + carry.lengths
-    over, broken = _over(rollout)
     envs, rows = np.nonzero(over.T)  # by env, then by time
     end_times = rollout.row_times_s[rows]
+    # The next episode begins in the next row if that row is only a reset, else in the same row.
+    next_rows = np.minimum(rows + 1, rollout.num_rows - 1)
+    is_reset = ~(rollout.valid | over)[next_rows, envs]
+    begin_times = rollout.row_times_s[np.where(is_reset, next_rows, rows)]
     first_of_env = np.ones(len(envs), np.bool_)
     first_of_env[1:] = envs[1:] != envs[:-1]
 
-    def since_last_end(totals: NDArray[Any], start: Any) -> NDArray[Any]:
+    def since_last_end(totals: NDArray[Any], start: Any, starts: NDArray[Any]) -> NDArray[Any]:
         passed = totals.copy()
-        passed[1:] -= totals[:-1]
+        passed[1:] -= starts[:-1]
         passed[first_of_env] = (totals - start)[first_of_env]
         return passed[order]
 
     order = np.argsort(rows, kind="stable")  # back to the order of time
     order = order[~broken[rows, envs][order]]  # without the episodes of sub-envs that failed
     statistics = EpisodeStatistics(
-        since_last_end(returns[rows, envs], 0.0),
-        since_last_end(lengths[rows, envs], 0),
-        since_last_end(end_times, carry.start_times_s[envs]),
+        since_last_end(returns[rows, envs], 0.0, returns[rows, envs]),
+        since_last_end(lengths[rows, envs], 0, lengths[rows, envs]),
+        since_last_end(end_times, carry.start_times_s[envs], begin_times),
     )
     left = replace(
         carry,
@@ -358,5 +379,5 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
     at_end_returns[envs], at_end_lengths[envs] = returns[rows, envs], lengths[rows, envs]
     left.returns -= at_end_returns
     left.lengths -= at_end_lengths
-    left.start_times_s[envs] = end_times
+    left.start_times_s[envs] = begin_times
     return statistics, left

@@ -26,6 +26,7 @@ from corral.learners.numpy_q_learning import fast_form
 from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import LearningSpec, Stop, UpdateSettings
 from corral.metrics.logger import MetricsLogger
+from corral.modules.distributions import module_action_space
 from corral.modules.inference import ActingWeights
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
@@ -143,7 +144,7 @@ class Learner:
                 stay finite; or a loss has no scalar for a group of parameters, or depends on no trainable parameter.
             ConfigError: A module with settings has no loss, or the settings name unknown groups of parameters.
             ColumnError: A callback of `on_gradients` added or removed gradients, or changed their shape.
-            CallbackError: A callback raised.
+            CallbackError: A callback raised, or wrote an action outside the action space.
         """
         self._check_learns(settings)
         results: dict[str, dict[str, Any]] = {}
@@ -155,6 +156,9 @@ class Learner:
                 columns = Columns(batch, num_rows(batch))
                 self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
                 batch = columns.columns
+                if "actions" in batch:
+                    space = module_action_space(self.modules[module_id].action_space)
+                    self.callbacks.check_actions(batch["actions"], space, "on_learn_on_batch")
             if not num_rows(batch):
                 raise LossError(
                     f"learners/{module_id}: the batch is empty. Did a callback set all of `valid` to False?"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from corral.metrics.reducers import NAN, Reducer, Sum, make_reducer
+from corral.metrics.reducers import NAN, Reducer, make_reducer, make_sum
 from corral.metrics.reduction_settings import ELEMENTWISE, MetricsError, Path, Reduction, Settings
 from corral.metrics.values import as_floats
 
@@ -26,12 +26,14 @@ class Part(NamedTuple):
         site: Place in the code where the key was first logged, `file.py:line`.
         shape: Shape of its values if they are reduced element by element; `None` otherwise and without values.
         data: What `take` of its reducer returned.
+        is_reserved: Whether the key is one of the library's own.
     """
 
     reduction: Reduction
     site: str
     shape: tuple[int, ...] | None
     data: Any
+    is_reserved: bool = False
 
 
 class Entry:
@@ -46,15 +48,31 @@ class Entry:
         plain: Types of values that need no conversion.
         pending: Values that wait to be reduced.
         is_new: Whether the reducer received values since the last `mark`.
+        is_reserved: Whether the key is one of the library's own, which user code cannot log.
     """
 
-    __slots__ = ("given", "is_new", "path", "pending", "plain", "rate", "reducer", "reduction", "shape", "site")
+    __slots__ = (
+        "given",
+        "is_new",
+        "is_reserved",
+        "path",
+        "pending",
+        "plain",
+        "rate",
+        "reducer",
+        "reduction",
+        "shape",
+        "site",
+    )
 
-    def __init__(self, path: Path, reduction: Reduction, site: str, given: Settings) -> None:
+    def __init__(
+        self, path: Path, reduction: Reduction, site: str, given: Settings, *, is_reserved: bool = False
+    ) -> None:
         """Start without values; a key that was just added counts as new."""
         self.path, self.reduction, self.site, self.given = path, reduction, site, given
+        self.is_reserved = is_reserved
         self.reducer: Reducer = make_reducer(reduction)
-        self.rate = Sum() if reduction.with_throughput else None
+        self.rate = make_sum() if reduction.with_throughput else None
         self.shape: tuple[int, ...] | None = None
         self.plain: frozenset[type] = frozenset()
         if reduction.name not in ELEMENTWISE:
@@ -66,6 +84,12 @@ class Entry:
     def rate_path(self) -> Path:
         """Key of the throughput."""
         return (*self.path[:-1], f"{self.path[-1]}_throughput")
+
+    def flat_names(self) -> list[str]:
+        """Return the names of its numbers in files, where a slash ends a group."""
+        name, percentiles = "/".join(self.path), self.reduction.percentiles
+        names = [name] if percentiles is None else [f"{name}/p{percent:g}" for percent in percentiles]
+        return [*names, "/".join(self.rate_path)] if self.rate is not None else names
 
     def set_shape(self, shape: tuple[int, ...] | None) -> None:
         """Set the shape of the values.
@@ -141,7 +165,7 @@ class Entry:
     def take(self) -> Part:
         """Return the values added since the last `take`."""
         self.flush()
-        return Part(self.reduction, self.site, self.shape, self.reducer.take())
+        return Part(self.reduction, self.site, self.shape, self.reducer.take(), self.is_reserved)
 
     def aggregate(self, parts: Sequence[Part]) -> None:
         """Add the parts of this key from loggers that worked at the same time; their shapes must fit."""
@@ -163,6 +187,8 @@ class Entry:
             state["shape"] = list(self.shape)
         if self.rate is not None:
             state["rate"] = self.rate.get_state()
+        if self.is_reserved:
+            state["is_reserved"] = True
         return {**state, "reducer": self.reducer.get_state()}
 
     @classmethod
@@ -171,7 +197,8 @@ class Entry:
         reduction = Reduction(**state["reduction"])
         if reduction.percentiles is not None:
             reduction = reduction._replace(percentiles=tuple(reduction.percentiles))
-        entry = cls(tuple(state["path"]), reduction, state["site"], Settings())
+        is_reserved = state.get("is_reserved", False)
+        entry = cls(tuple(state["path"]), reduction, state["site"], Settings(), is_reserved=is_reserved)
         entry.set_shape(tuple(state["shape"]) if "shape" in state else None)
         entry.reducer.set_state(state["reducer"])
         if entry.rate is not None:

@@ -43,8 +43,11 @@ class MetricsLogger:
     have one shape and are reduced element by element in float64. `item` and `item_series` keep arrays as they are, and
     `percentiles` accepts no arrays. Without values a sum is 0, a series is empty, and every other result is NaN.
 
-    `reduce()` forgets the values of reductions that count since the last `reduce()`. Windows, items, lifetime sums and
-    moving averages continue. `clear_on_reduce` overrides this.
+    `reduce()`, and `take()` in a worker, forgets the values of reductions that count since the last `reduce()`.
+    Windows, items, lifetime sums and moving averages continue. `clear_on_reduce` overrides this.
+
+    NaN is the absence of a value. `item` and `item_series` show it; the other reductions skip it, element by element in
+    arrays. In a window it keeps its place.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, reserved: Collection[str] = frozenset()) -> None:
@@ -61,6 +64,8 @@ class MetricsLogger:
         """Forget all keys, and restart the throughputs."""
         self._entries: dict[Path, Entry] = {}
         self._by_key: dict[Key, Entry] = {}  # by the keys as callers write them, so that later calls need no parsing
+        self._reserved_by_key: dict[Key, Entry] = {}  # as well, of the library's own keys
+        self._flat: dict[str, Entry] = {}  # by the names in files, which have a slash where a group ends
         self._names: dict[Path, Entry] = {}  # by all keys of a result: keys, and the keys of their throughputs
         self._groups: set[Path] = set()
         self._period_start = self._clock()  # a period ends with a reduce
@@ -142,6 +147,22 @@ class MetricsLogger:
         else:
             entry.add(many)
 
+    def log_reserved(self, key: Key, values: Sequence[float], **settings: Any) -> None:
+        """Log numbers under one of the library's own keys, which `log_value` then refuses; otherwise as `log_values`.
+
+        Raises:
+            MetricsError: User code has logged the key, or the key has other settings.
+        """
+        entry, given = self._reserved_by_key.get(key), Settings(**settings)
+        if entry is None:
+            path = as_path(key)
+            entry = Entry(path, make_reduction(path, given, "ema"), call_site(), given, is_reserved=True)
+            entry.set_shape(())
+            self._reserved_by_key[key] = self._add_entry(entry)
+        elif given != entry.given:
+            _check_reduction(entry, make_reduction(entry.path, given, "ema"), None)
+        entry.add(values)
+
     def log_dict(self, values: Mapping[str, Any], *, key: Key = (), **settings: Any) -> None:
         """Log a (nested) dict of values under `key`, all with the same settings; see `log_value`."""
         prefix = as_path(key)
@@ -167,6 +188,8 @@ class MetricsLogger:
         path = as_path(key)
         plain = [as_value(path, value) for value in values]
         entry = self._entries.get(path)
+        if entry is not None and entry.is_reserved:
+            raise _reserved_error(path, call_site(), entry)
         if entry is None or settings not in (_NOTHING_GIVEN, entry.given):
             reduction = make_reduction(path, settings, default_reduce(plain))
             if entry is not None:
@@ -189,27 +212,38 @@ class MetricsLogger:
         """Add a key, unless its name is taken."""
         paths = (entry.path, entry.rate_path) if entry.reduction.with_throughput else (entry.path,)
         for path in paths:
-            self._check_free(path)
+            self._check_free(path, entry.site)
+        flat = entry.flat_names()
+        for name in flat:
+            if name in self._flat:
+                other = self._flat[name]
+                raise MetricsError(
+                    f"metric {entry.path!r}, logged at {entry.site}, and metric {other.path!r}, logged at "
+                    f"{other.site}, have one name in files, {name!r}: rename one of them."
+                )
         for path in paths:
             self._names[path] = entry
+        self._flat |= dict.fromkeys(flat, entry)
         self._groups.update(entry.path[:length] for length in range(1, len(entry.path)))
         self._entries[entry.path] = entry
         return entry
 
-    def _check_free(self, path: Path) -> None:
+    def _check_free(self, path: Path, site: str) -> None:
         if not path:
             raise MetricsError("the key of a metric needs at least one name, and () has none.")
-        if path[0] in self._reserved:
+        group = path[0].partition("/")[0]
+        if group in self._reserved:
             raise MetricsError(
-                f"metric {'/'.join(path)!r}: the result uses {path[0]!r} for something else; choose another name."
+                f"metric {'/'.join(path)!r}, logged at {site}: the result uses {group!r} for something else; choose "
+                "another name."
             )
         above = [path[:length] for length in range(1, len(path) + 1) if path[:length] in self._names]
         if not above and path not in self._groups:
             return
         other = above[0] if above else next(name for name in self._names if name[: len(path)] == path)
         raise MetricsError(
-            f"metric {'/'.join(path)!r}: {'/'.join(other)!r} is logged too, at {self._names[other].site}, and a name "
-            "can be a value or a group of values, not both."
+            f"metric {'/'.join(path)!r}, logged at {site}: {'/'.join(other)!r} is logged too, at "
+            f"{self._names[other].site}, and a name can be a value or a group of values, not both."
         )
 
     # Results.
@@ -268,11 +302,13 @@ class MetricsLogger:
     # Other loggers, and state.
 
     def take(self) -> Parts:
-        """Return the values logged since the last `take`, for `aggregate` in another process.
+        """Return the values logged since the last `take`, for `aggregate` in another process, and start a period.
 
-        Windows, items, sums and moving averages stay for `peek`; the other reductions start again without values.
+        The logger that aggregates is the one that is reduced, so for `peek` here a `take` is what `reduce` is there.
         """
-        return {path: entry.take() for path, entry in self._entries.items()}
+        parts = {path: entry.take() for path, entry in self._entries.items()}
+        self.start_period()
+        return parts
 
     def aggregate(self, parts: Sequence[Parts], *, key: Key = ()) -> None:
         """Add the values that other loggers logged at the same time, under `key`.
@@ -303,8 +339,12 @@ class MetricsLogger:
     def _entry_for(self, path: Path, parts: Sequence[Part]) -> Entry:
         entry = self._entries.get(path)
         if entry is None:
-            entry = self._add_entry(Entry(path, parts[0].reduction, parts[0].site, _NOTHING_GIVEN))
+            first = parts[0]
+            entry = Entry(path, first.reduction, first.site, _NOTHING_GIVEN, is_reserved=first.is_reserved)
+            self._add_entry(entry)
         for part in parts:
+            if part.is_reserved != entry.is_reserved:
+                raise _reserved_error(path, entry.site if part.is_reserved else part.site, entry)
             _check_reduction(entry, part.reduction, part.site)
             entry.set_shape(part.shape)
         return entry
@@ -323,6 +363,14 @@ class MetricsLogger:
         self._period_start = self._clock() - state["period_s"]
         for entry_state in state["keys"]:
             self._add_entry(Entry.from_state(entry_state))
+
+
+def _reserved_error(path: Path, site: str, entry: Entry) -> MetricsError:
+    """Return the error for user code that logs a key of the library's own, with the place where it does."""
+    return MetricsError(
+        f"metric {'/'.join(path)!r}, logged at {site}: the result has a number of this name, which the library logs; "
+        "choose another name."
+    )
 
 
 def _check_reduction(entry: Entry, reduction: Reduction, site: str | None) -> None:

@@ -14,16 +14,20 @@ The parts of a later call are later.
 A value is a number, or an array `[...]` that always has the same shape and is reduced element by element in float64.
 Series and items keep values of any shape as they are. No reducer changes an array in place, so parts and states can
 share arrays.
+
+NaN is the absence of a value: only series and items show it. Every other reduction skips it, element by element in
+arrays, and is NaN only if there is nothing else (a sum is 0). In a window, a NaN keeps its place.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,39 +39,73 @@ NAN = float("nan")
 Number = float | NDArray[Any]
 
 
-def _total(values: Sequence[Any]) -> Number:
-    """Return the sum of numbers or of arrays; 0 without values."""
+def _total(values: Sequence[Any]) -> tuple[Number, Number]:
+    """Return the sum of numbers or of arrays, and how many they are, without NaN."""
     if len(values) and isinstance(values[0], np.ndarray):
-        return np.sum(values, axis=0, dtype=np.float64)
+        known = ~np.isnan(values)
+        return np.sum(values, axis=0, dtype=np.float64, where=known), known.sum(axis=0)
+    values = [value for value in values if value == value]
     try:
-        return math.fsum(values)
+        return math.fsum(values), len(values)
     except (OverflowError, ValueError):  # infinities of both signs, or a sum beyond the largest float
-        return float(sum(values))
+        return float(sum(values)), len(values)
 
 
-def _mean(values: Sequence[Any]) -> Number:
-    return _total(values) / len(values)
-
-
-def _extreme(pick: Callable[..., Any], values: Sequence[Any]) -> Number:
-    """Return `np.min` or `np.max` over axis 0. Unlike Python's `min` and `max`, the result is NaN if a value is NaN."""
-    best = pick(np.asarray(values, np.float64), axis=0)
-    return best if best.ndim else float(best)
-
-
-_min, _max = partial(_extreme, np.min), partial(_extreme, np.max)
+def _quotient(total: Any, count: Any) -> Any:
+    """Return a mean, which is NaN where nothing was counted."""
+    if isinstance(count, np.ndarray):
+        return np.divide(total, count, out=np.full(count.shape, NAN, np.float64), where=count > 0)
+    return total / count if count else NAN
 
 
 def _percentiles(percents: Sequence[float], values: Sequence[float]) -> dict[str, float]:
-    found = np.percentile(values, percents) if len(values) else [NAN] * len(percents)
+    values = [value for value in values if value == value]
+    found = np.percentile(values, percents) if values else [NAN] * len(percents)
     return {f"p{percent:g}": float(value) for percent, value in zip(percents, found, strict=True)}
 
 
-_SUMMARIES: dict[str, Callable[[Sequence[Any]], Number]] = {"mean": _mean, "min": _min, "max": _max, "sum": _total}
+class _Folding(NamedTuple):
+    """A reduction that folds values into a few numbers, so that it needs no list of them.
+
+    Attributes:
+        empty: The numbers without values.
+        of: Function that returns the numbers of values.
+        join: Functions that join each of the numbers with the same number of other values.
+        result: Function of the numbers that returns the result.
+    """
+
+    empty: tuple[Number, ...]
+    of: Callable[[Sequence[Any]], tuple[Number, ...]]
+    join: tuple[Callable[[Any, Any], Any], ...]
+    result: Callable[..., Number]
 
 
-def _if_any(summary: Callable[[Sequence[Any]], Number], values: Sequence[Any]) -> Number:
-    return summary(values) if values else NAN
+def _extreme(pick: np.ufunc) -> _Folding:
+    """Return the folding of the smallest or the largest value, for `np.fmin` or `np.fmax`, which skip NaN."""
+
+    def number(best: Any) -> Number:
+        return best if isinstance(best, np.ndarray) else float(best)
+
+    return _Folding(
+        (NAN,),
+        lambda values: (number(pick.reduce(np.asarray(values, np.float64), axis=0, initial=NAN)),),
+        (lambda one, other: number(pick(one, other)),),
+        lambda best: best,
+    )
+
+
+_FOLDINGS = {
+    "mean": _Folding((0.0, 0), _total, (operator.add, operator.add), _quotient),
+    "min": _extreme(np.fmin),
+    "max": _extreme(np.fmax),
+    "sum": _Folding((0.0,), lambda values: _total(values)[:1], (operator.add,), lambda total: total),
+}
+
+
+def _summary(name: str, values: Sequence[Any]) -> Number:
+    """Return a statistic of the values of a window."""
+    folding = _FOLDINGS[name]
+    return folding.result(*folding.of(values))
 
 
 class Reducer(ABC):
@@ -93,7 +131,7 @@ class Reducer(ABC):
 
     @abstractmethod
     def take(self) -> Any:
-        """Return what was added since the last `take`, for `aggregate` of another reducer."""
+        """Return what was added since the last `take`, for `aggregate` of another reducer; `peek` stays the same."""
 
     @abstractmethod
     def aggregate(self, parts: Sequence[Any]) -> None:
@@ -102,7 +140,9 @@ class Reducer(ABC):
     def get_state(self) -> dict[str, Any]:
         """Return the whole state as plain data."""
         values = {name: getattr(self, name) for name in self.STATE}
-        return {name: list(value) if isinstance(value, (list, deque)) else value for name, value in values.items()}
+        return {
+            name: list(value) if isinstance(value, (list, tuple, deque)) else value for name, value in values.items()
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `get_state` returned."""
@@ -145,8 +185,6 @@ class Values(Reducer):
     def take(self) -> tuple[int, list[Any]]:
         part = (self._num_new, list(self._new))
         self._forget_new()
-        if self._window is None:
-            self._values.clear()  # a worker is never reduced, and would keep more and more values
         return part
 
     def aggregate(self, parts: Sequence[tuple[int, list[Any]]]) -> None:
@@ -160,100 +198,49 @@ class Values(Reducer):
         self._num_new += sum(number for number, _ in parts) - len(timed)
 
 
-class Mean(Reducer):
-    """Mean of all values since the last reduce."""
+class Fold(Reducer):
+    """Folds values into a few numbers, as a mean does into a total and a count."""
 
-    STATE = ("_total", "_count")
+    STATE = ("_all", "_new")
 
-    def __init__(self) -> None:
+    def __init__(self, folding: _Folding) -> None:
         """Start empty."""
-        self._total: Number = 0.0
-        self._count = 0
+        self._folding = folding
+        self._all = self._new = folding.empty
 
     def add(self, values: Sequence[Any]) -> None:
-        self._total = self._total + _total(values)
-        self._count += len(values)
+        self.aggregate([self._folding.of(values)])
 
     def peek(self) -> Number:
-        return self._total / self._count if self._count else NAN
+        return self._folding.result(*self._all)
 
     def clear(self) -> None:
-        self._total, self._count = 0.0, 0
+        self._all = self._new = self._folding.empty
 
-    def take(self) -> tuple[Number, int]:
-        part = (self._total, self._count)
-        self.clear()
+    def take(self) -> tuple[Number, ...]:
+        part, self._new = self._new, self._folding.empty
         return part
 
-    def aggregate(self, parts: Sequence[tuple[Number, int]]) -> None:
-        for total, count in parts:
-            self._total = self._total + total
-            self._count += count
+    def aggregate(self, parts: Sequence[Sequence[Number]]) -> None:
+        for part in parts:
+            self._all, self._new = self._joined(self._all, part), self._joined(self._new, part)
+
+    def _joined(self, one: Sequence[Number], other: Sequence[Number]) -> tuple[Number, ...]:
+        return tuple(join(*both) for join, *both in zip(self._folding.join, one, other, strict=True))
 
 
-class Extreme(Reducer):
-    """Smallest or largest value since the last reduce; NaN if a value was NaN."""
-
-    STATE = ("_best",)
-
-    def __init__(self, pick: Callable[[Sequence[Any]], Number]) -> None:
-        """Store the function that returns the smallest or the largest of values."""
-        self._pick = pick
-        self._best: list[Number] = []  # none or one
-
-    def add(self, values: Sequence[Any]) -> None:
-        self._best = [self._pick([*self._best, *values])]
-
-    def peek(self) -> Number:
-        return self._best[0] if self._best else NAN
-
-    def clear(self) -> None:
-        self._best = []
-
-    def take(self) -> list[Number]:
-        part = self._best
-        self.clear()
-        return part
-
-    def aggregate(self, parts: Sequence[list[Number]]) -> None:
-        if best := [value for part in parts for value in part]:
-            self.add(best)
-
-
-class Sum(Reducer):
-    """Sum since the last reduce, or over the lifetime."""
-
-    STATE = ("_total", "_new")
-
-    def __init__(self) -> None:
-        """Start at 0."""
-        self._total: Number = 0.0
-        self._new: Number = 0.0
-
-    def add(self, values: Sequence[Any]) -> None:
-        total = _total(values)
-        self._total = self._total + total
-        self._new = self._new + total
-
-    def peek(self) -> Number:
-        return self._total
-
-    def clear(self) -> None:
-        self._total, self._new = 0.0, 0.0
-
-    def take(self) -> Number:
-        part, self._new = self._new, 0.0
-        return part
-
-    def aggregate(self, parts: Sequence[Number]) -> None:
-        for part in parts:  # one by one: the part of a worker without values is 0, not an array
-            self.add([part])
+def _choose(condition: Any, one: Any, other: Any) -> Any:
+    """Return one number or the other, or element by element if the condition is an array."""
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, one, other)
+    return one if condition else other
 
 
 class Ema(Reducer):
     """Exponential moving average, started at the first value: e <- (1 - c) e + c v.
 
-    After the first value v, further values map e to `decay * e + shift`; a part is `[v, decay, shift]`, or empty.
+    After the first value v, further values map e to `decay * e + shift`; a part is `[v, decay, shift]`. Without values,
+    v and the average are NaN.
     """
 
     STATE = ("_value", "_part")
@@ -261,40 +248,50 @@ class Ema(Reducer):
     def __init__(self, coeff: float) -> None:
         """Store the weight c of a new value, in (0, 1]."""
         self._coeff, self._keep = coeff, 1 - coeff
-        self._value: list[Number] = []  # none or one
-        self._part: list[Number] = []
+        self._value: Number = NAN
+        self._part: list[Number] = [NAN, 1.0, 0.0]
 
     def add(self, values: Sequence[Any]) -> None:
+        if isinstance(values[0], np.ndarray):  # some elements may be NaN
+            for value in values:
+                self._apply(value, 1.0, 0.0)
+            return
         coeff, keep, shift = self._coeff, self._keep, 0.0
-        for value in values[1:]:
-            shift = keep * shift + coeff * value
-        self._apply(values[0], keep ** (len(values) - 1), shift)
+        if values := [value for value in values if value == value]:
+            for value in values[1:]:
+                shift = keep * shift + coeff * value
+            self._apply(values[0], keep ** (len(values) - 1), shift)
 
     def _apply(self, first: Number, decay: Number, shift: Number) -> None:
-        self._value = [decay * (self._step(self._value[0], first) if self._value else first) + shift]
-        if self._part:
-            start, old_decay, old_shift = self._part
-            self._part = [start, old_decay * self._keep * decay, decay * self._step(old_shift, first) + shift]
-        else:
-            self._part = [first, decay, shift]
+        """Add values of which the first is `first`; where it is NaN, nothing changes."""
+        start, old_decay, old_shift = self._part
+        none, new = first != first, start != start
+        step = _choose(self._value != self._value, first, self._step(self._value, first))
+        self._value = _choose(none, self._value, decay * step + shift)
+        joined_decay = _choose(none, old_decay, old_decay * self._keep * decay)
+        joined_shift = _choose(none, old_shift, decay * self._step(old_shift, first) + shift)
+        self._part = [
+            _choose(new, first, start),
+            _choose(new, decay, joined_decay),
+            _choose(new, shift, joined_shift),
+        ]
 
     def _step(self, old: Number, value: Number) -> Number:
         return self._keep * old + self._coeff * value
 
     def peek(self) -> Number:
-        return self._value[0] if self._value else NAN
+        return self._value
 
     def clear(self) -> None:
-        self._value, self._part = [], []
+        self._value, self._part = NAN, [NAN, 1.0, 0.0]
 
     def take(self) -> list[Number]:
-        part, self._part = self._part, []
+        part, self._part = self._part, [NAN, 1.0, 0.0]
         return part
 
     def aggregate(self, parts: Sequence[list[Number]]) -> None:
         for part in parts:
-            if part:
-                self._apply(*part)
+            self._apply(*part)
 
 
 class Item(Reducer):
@@ -336,11 +333,12 @@ def make_reducer(reduction: Reduction) -> Reducer:
     if name == "item":
         return Item()
     if window is not None:
-        return Values(window, partial(_if_any, _SUMMARIES[name]))
-    if name == "mean":
-        return Mean()
-    if name in ("min", "max"):
-        return Extreme(_min if name == "min" else _max)
+        return Values(window, partial(_summary, name))
     if name == "ema":
         return Ema(reduction.ema_coeff or DEFAULT_EMA_COEFF)
-    return Sum()
+    return Fold(_FOLDINGS[name]) if name in _FOLDINGS else make_sum()
+
+
+def make_sum() -> Reducer:
+    """Return an empty sum."""
+    return Fold(_FOLDINGS["sum"])

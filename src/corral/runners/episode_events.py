@@ -108,27 +108,24 @@ class EpisodeEvents:
         for i in range(len(self._episodes)):
             self._start(i, 0, rollout)
 
-    def continue_all(self, rollout: Rollout) -> None:
-        """Continue the unfinished episodes as chunks in another rollout."""
+    def continue_all(self, rollout: Rollout, paused_s: float) -> None:
+        """Continue the unfinished episodes as chunks in another rollout, `paused_s` seconds after the last one."""
         last_time_s = float(self._rollout.row_times_s[-1])
         returns = self._enter(rollout).returns.tolist()
         for i, episode in enumerate(self._episodes):
-            self._episodes[i] = chunk = episode.continued_in(rollout, returns[i], last_time_s)
+            self._episodes[i] = chunk = episode.continued_in(rollout, returns[i], last_time_s, paused_s)
             self._put(i, "episode", chunk)
             if chunk.is_reset:
                 rollout.notes[0, i] = chunk.notes
                 if self._keeps_chunks and len(episode):
                     self._chunks[i].append(episode)
 
-    def fire_row(
-        self, rollout: Rollout, t: int, episodes_left: int | None, playing: NDArray[np.bool_] | None = None
-    ) -> None:
+    def fire_row(self, rollout: Rollout, t: int, playing: NDArray[np.bool_] | None = None) -> None:
         """Fire the events of one row.
 
         Args:
             rollout: Rollout in which row t is written.
             t: Row.
-            episodes_left: Ends of episodes that are still wanted; the events of the row stop with the last of them.
             playing: Sub-envs whose episodes are still wanted, bool `[N]`; `None` is all.
         """
         terminated, truncated = rollout.terminated[t], rollout.truncated[t]
@@ -147,8 +144,6 @@ class EpisodeEvents:
             elif i in ended:
                 self._episodes[i].end(bool(terminated[i]), bool(truncated[i]), t + 1)
                 self._end(rollout, t, i)
-                if episodes_left is not None and (episodes_left := episodes_left - 1) == 0:
-                    return
             else:
                 if i in broken:
                     self._break(rollout, t, i)

@@ -20,12 +20,16 @@ class SampleRequest:
         num_timesteps: Env steps to take: at least this many, and for one runner fewer than `num_timesteps + N`. With
             `batch_mode="complete_episodes"` the envs are reset before and after, and every episode that has begun by
             then is played to its end; the steps of these episodes are valid, and no others.
-        num_episodes: Complete episodes to play, exactly; the envs are reset before and after.
+        num_episodes: Complete episodes to play, exactly; the envs are reset before and after. They are spread evenly
+            over the runners and their sub-envs, each of which plays its quota to the end: short and long episodes are
+            as frequent as in the env.
         explore: Whether to explore (True) or act deterministically; `None` asks the config.
         random_actions: Whether to draw actions evenly from the action space instead.
         force_reset: Whether to reset all sub-envs first and drop their unfinished episodes.
         timestep: Env steps that all runners have sampled so far, which schedules of the exploration use; `None` is what
             the runner or the group has counted itself.
+        with_infos: Whether the caller reads infos or what callbacks noted on episodes (`custom_data`, temporary data).
+            Otherwise they stay in the runner.
 
     Raises:
         SampleError: Neither or both of the numbers are given, or one is negative.
@@ -37,6 +41,7 @@ class SampleRequest:
     random_actions: bool = False
     force_reset: bool = False
     timestep: int | None = None
+    with_infos: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a request that makes no sense."""

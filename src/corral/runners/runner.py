@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,10 +94,13 @@ class EnvRunner:
         self.weight_receivers = {}
         self.num_env_steps_sampled_lifetime = 0
         self.num_env_steps_lost = 0
+        self._log_counts(0, 0)  # now, so that user code cannot take the names
+        self._log_episodes(EpisodeStatistics.empty())
         self.idle_since = time.perf_counter()
         self._callbacks = make_dispatcher(config)
         # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
-        self._keeps_infos = self._callbacks.subscribed(*EPISODE_EVENTS, "on_postprocess_trajectory", "on_sample_end")
+        self._shows_infos = self._callbacks.subscribed(*EPISODE_EVENTS, "on_postprocess_trajectory", "on_sample_end")
+        self._keeps_infos = self._shows_infos
         env_seeds, noise_seed, id_seed = runner_seeds(
             config.seed or 0, worker_index, num_restarts, config.in_evaluation
         )
@@ -116,7 +120,6 @@ class EnvRunner:
         self._num_samplers = max(1, config.num_env_runners)
         self._last_num_rows = 0
         self._last_infos: Infos | None = None
-        self._logged_episodes = False
         id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
         self._id_prefixes = (f"{id_prefix}{count:06x}" for count in itertools.count())  # one for each reset of all envs
         self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
@@ -150,6 +153,8 @@ class EnvRunner:
             num_envs=self.num_envs,
             rng=self._rng,
         )
+        for name in self.exploration.get_metrics(0):  # now, so that user code cannot take the names
+            self.metrics.log_reserved(name, [], reduce="mean", window=1)
         self.weight_receivers["modules"] = self._set_module_weights
         self.weight_receivers["exploration"] = self.exploration.set_weights
         self._row_distribution = RowDistribution(self._distribution, self._rng)
@@ -239,8 +244,8 @@ class EnvRunner:
             EnvError: An env raised, gave NaN, or hung (`EnvTimeoutError`); the message names env, sub-env, step and
                 field. The next call begins with a reset, in a new vector env if an asynchronous one was left broken.
                 Every exception has an attribute `num_env_steps_lost`: the steps that were taken for this rollout.
-            CallbackError: A callback raised, or gave a column another shape or dtype; the message names event, callback
-                and episode.
+            CallbackError: A callback raised, gave a column another shape or dtype, or wrote an action outside the
+                action space; the message names event and callback, and an episode where there is one.
         """
         lost_before = self.num_env_steps_lost
         try:
@@ -254,6 +259,7 @@ class EnvRunner:
 
     def _collect(self, request: SampleRequest) -> Rollout:
         wanted = request.num_wanted
+        self._keeps_infos = self._shows_infos or request.with_infos
         explore = self.config.explore if request.explore is None else request.explore
         self._timestep = self._timestep if request.timestep is None else request.timestep
         rows = -(-wanted // self.host.num_envs)
@@ -277,20 +283,23 @@ class EnvRunner:
                     resetting = self._resetting
                 while num_rows := mode.num_rows_wanted(rollout):
                     self._step_rows(rollout, num_rows, mode, explore, request.random_actions)
+            self._check_actions(rollout, *EPISODE_EVENTS)
             num_episodes = self._finish(rollout, whole_episodes, explore)
             if whole_episodes:
                 num_steps = num_taken(rollout, resetting, same_step=self.host.is_same_step)
                 self.num_env_steps_lost += num_steps - rollout.num_env_steps
             num_counted = rollout.num_env_steps, num_episodes
-            self._count(*num_counted)
+            self._log_counts(*num_counted)
             with self.timers.time("callbacks"):
                 if self._callbacks.subscribed("on_postprocess_trajectory"):
                     postprocess_trajectories(rollout, self._callbacks, self, self.module)
+                    self._check_actions(rollout, "on_postprocess_trajectory")
                 self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
+                self._check_actions(rollout, "on_sample_end")
         except BaseException:
             self._needs_reset = True  # the next rollout would not continue one that anybody has
             if num_counted[0]:
-                self._count(-num_counted[0], -num_counted[1])
+                self._log_counts(-num_counted[0], -num_counted[1])
                 self.num_env_steps_lost += num_counted[0]
             else:
                 self.num_env_steps_lost += num_taken(rollout, resetting, same_step=self.host.is_same_step)
@@ -334,11 +343,14 @@ class EnvRunner:
     def _continue(self, rollout: Rollout) -> None:
         """Continue where the last rollout stopped: its last row is the first row of this one."""
         rollout.continues = True
+        paused_s = time.perf_counter() - self._last_time_s  # of no episode: the learner's, for instance
+        self._carry = replace(self._carry, start_times_s=self._carry.start_times_s + paused_s)
+        rollout.carry = self._carry
         map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, self._last_obs)
         if self._last_infos is not None:
             rollout.info_rows[0] = self._last_infos
         if self._events is not None:
-            self._events.continue_all(rollout)
+            self._events.continue_all(rollout, paused_s)
 
     def _step_rows(
         self,
@@ -412,7 +424,7 @@ class EnvRunner:
             storage_s += after - stepped
             now = after
             if events is not None:
-                events.fire_row(rollout, t, mode.episodes_left, mode.playing)
+                events.fire_row(rollout, t, mode.playing)
                 now = clock()
                 seconds["callbacks"] += now - after
         seconds["inference"] += inference_s
@@ -457,25 +469,34 @@ class EnvRunner:
             self.host.num_rows += rollout.num_rows
             self._last_num_rows = rollout.num_rows
             self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
+            self._last_time_s = float(rollout.row_times_s[-1])
             self._last_infos = rollout.info_rows.get(rollout.num_rows)
         _fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
         statistics, self._carry = episode_statistics(rollout, self._carry)
-        metrics, num_episodes = self.metrics, len(statistics.returns)
-        if num_episodes or not self._logged_episodes:
-            _log_episodes(metrics, statistics, self.config.metrics_num_episodes_for_smoothing)
-            self._logged_episodes = True
+        num_episodes = len(statistics.returns)
+        if num_episodes:
+            self._log_episodes(statistics)
         self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
         for name, value in self.exploration.get_metrics(self._timestep).items():
-            metrics.log_value(name, value, reduce="mean", window=1)
+            self.metrics.log_reserved(name, [value], reduce="mean", window=1)
         self.timers.seconds["storage"] += time.perf_counter() - tic
         return num_episodes
 
-    def _count(self, num_env_steps: int, num_episodes: int) -> None:
+    def _log_counts(self, num_env_steps: int, num_episodes: int) -> None:
         """Count the steps and the episodes of a rollout, or with negative numbers, of a rollout that was lost."""
         self.num_env_steps_sampled_lifetime += num_env_steps
         for name, count in (("num_episodes", num_episodes), ("num_env_steps_sampled", num_env_steps)):
-            self.metrics.log_value(name, count, reduce="sum")
-            self.metrics.log_value(f"{name}_lifetime", count, reduce="lifetime_sum")
+            self.metrics.log_reserved(name, [count], reduce="sum")
+            self.metrics.log_reserved(f"{name}_lifetime", [count], reduce="lifetime_sum")
+
+    def _log_episodes(self, statistics: EpisodeStatistics) -> None:
+        """Log the returns, lengths and durations of the episodes that ended."""
+        window = self.config.metrics_num_episodes_for_smoothing
+        for name, values in (("return", statistics.returns.tolist()), ("len", statistics.lengths.tolist())):
+            for reduce in ("mean", "min", "max"):
+                self.metrics.log_reserved(f"episode_{name}_{reduce}", values, reduce=reduce, window=window)
+        durations_s = statistics.durations_s.tolist()
+        self.metrics.log_reserved("episode_duration_sec_mean", durations_s, reduce="mean", window=window)
 
     # Checks, state and metrics.
 
@@ -483,6 +504,12 @@ class EnvRunner:
         """Raise for NaN or a value outside the spaces in the rows that were just written; the earliest is named."""
         if bad := first_bad_value(rollout, self.host.space, start, stop, callbacks=self._events is not None):
             raise self.host.bad_value(*bad)
+
+    def _check_actions(self, rollout: Rollout, *events: str) -> None:
+        """Refuse actions that only a callback of one of these events can have written."""
+        if self._callbacks.subscribed(*events):
+            actions = rollout.actions[: rollout.num_rows]
+            self._callbacks.check_actions(actions, self._module_action_space, *events)
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
         """Set the weights of modules, by module id and parameter name, and note their version."""
@@ -599,11 +626,3 @@ def _fill_logp(rollout: Rollout, distribution: ActionDistribution, *, needed: bo
         logp = distribution.logp(torch.from_numpy(flat), torch.from_numpy(actions)).numpy()
     logp = logp.reshape(rollout.rewards.shape)
     rollout.columns["logp"] = logp if given is None else np.where(np.isnan(given), logp, given)
-
-
-def _log_episodes(metrics: MetricsLogger, statistics: EpisodeStatistics, window: int) -> None:
-    """Log the returns, lengths and durations of the episodes that ended; if none ended, only create the keys."""
-    for name, values in (("return", statistics.returns), ("len", statistics.lengths)):
-        for reduce in ("mean", "min", "max"):
-            metrics.log_values(f"episode_{name}_{reduce}", values, reduce=reduce, window=window)
-    metrics.log_values("episode_duration_sec_mean", statistics.durations_s, reduce="mean", window=window)

@@ -76,7 +76,8 @@ class EnvRunnerGroup:
         self._part_names: set[str] = set()
         self._weights_bytes = 0
         self._taken: list[tuple[int, Rollout]] = []  # fragments that no call has returned yet, by index of the runner
-        self._logged: list[tuple[Parts, dict[str, float]]] = []  # what came with fragments: metrics and seconds
+        # What came with fragments: index of the runner, metrics and seconds.
+        self._logged: list[tuple[int, Parts, dict[str, float]]] = []
         self._calls: list[PendingUserCall] = []  # of foreach_env_runner_async
         self._stopped = False
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
@@ -273,12 +274,13 @@ class EnvRunnerGroup:
         self._check_running()
         if self.local_env_runner is not None:
             with forks_end_here():
-                return [self.local_env_runner.collect(request)]
+                rollout = self.local_env_runner.collect(request)
+            return [rollout if request.with_infos else rollout.without_infos()]
         timestep = self._timestep_of(request)
         self.restore_runners()
         self._take_arrived()
         missing = request.num_wanted - sum(request.num_in(rollout) for _, rollout in self._taken)
-        for runner, wanted in shares(max(0, missing), self._idle()):
+        for runner, wanted in shares(max(0, missing), self._idle(), exactly=request.num_episodes is not None):
             self._ask(runner, request.part(wanted, timestep))
         with timers.time("waiting"):
             deadline_s = time.perf_counter() + self._config.sample_timeout_s
@@ -350,7 +352,7 @@ class EnvRunnerGroup:
                 continue
             reply = runner.take(call, self._weights_version)
             self._taken.append((runner.index, reply.rollout))
-            self._logged.append((reply.metrics, reply.seconds))
+            self._logged.append((runner.index, reply.metrics, reply.seconds))
             self._num_env_steps += reply.rollout.num_env_steps
             factor = None if call.request.num_timesteps is None else self._straggler_factor
             add_excess_wait(runner, self._runners.values(), factor, reply.rollout.num_env_steps)
@@ -434,11 +436,12 @@ class EnvRunnerGroup:
         """
         if self.local_env_runner is not None:
             parts, seconds, _ = self.local_env_runner.get_metrics()
-            collected = [(parts, seconds)]
+            collected = [(0, parts, seconds)]
         else:
             collected, self._logged = self._logged, []
-        metrics.aggregate([parts for parts, _ in collected], key="env_runners")
-        for _, seconds in collected:
+        for parts_of_round in _rounds([(index, parts) for index, parts, _ in collected]):
+            metrics.aggregate(parts_of_round, key="env_runners")
+        for _, _, seconds in collected:
             timers.add(seconds)
 
     def take_costs(self) -> dict[str, Any]:
@@ -591,3 +594,19 @@ class EnvRunnerGroup:
             with interrupts_deferred():
                 for runner in runners:
                     runner.handle.kill()
+
+
+def _rounds(fragments: Sequence[tuple[int, Parts]]) -> list[list[Parts]]:
+    """Return the metrics of fragments by round, in the order of the runners' indices.
+
+    Fragments of one round are from the same time. So the next round begins when a runner delivers its next fragment.
+
+    Args:
+        fragments: Index of the runner and metrics of each fragment, in the order in which they arrived.
+    """
+    rounds: list[dict[int, Parts]] = [{}]
+    for index, parts in fragments:
+        if index in rounds[-1]:
+            rounds.append({})
+        rounds[-1][index] = parts
+    return [[round_[index] for index in sorted(round_)] for round_ in rounds]

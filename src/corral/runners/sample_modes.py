@@ -36,12 +36,10 @@ class SampleMode(ABC):
     """How far a sample goes, and which of its rows are valid.
 
     Attributes:
-        episodes_left: Ends of episodes that are still wanted, if they are counted; events stop with the last of them.
         playing: Bool `[N]`, the sub-envs whose episodes are still wanted; `None` is all of them.
         num_settled_rows: Rows that have been settled.
     """
 
-    episodes_left: int | None = None
     playing: NDArray[np.bool_] | None = None
 
     def __init__(self, num_wanted: int, name: str) -> None:
@@ -78,25 +76,28 @@ class Steps(SampleMode):
 
 
 class Episodes(SampleMode):
-    """Exactly so many episodes; the envs were reset just before. No steps of other episodes are valid."""
+    """Exactly so many episodes; the envs were reset just before. No steps of other episodes are valid.
+
+    Each sub-env plays its quota to the end, and then counts no more. The first so many episodes to end in any sub-env
+    would be too many short ones.
+    """
 
     def num_rows_wanted(self, rollout: Rollout) -> int:
-        """Return 1, because any row may be the last, until enough episodes are complete."""
-        self.episodes_left = self._num_wanted - num_complete(rollout)
-        return int(self.episodes_left > 0)
+        """Return 1, because any row may be the last, until every sub-env has played its quota."""
+        if self.playing is None:
+            share, extra = divmod(self._num_wanted, rollout.num_envs)
+            self._num_left = share + (np.arange(rollout.num_envs) < extra)
+            self.playing = self._num_left > 0
+        return int(self.playing.any())
 
     def settle(self, rollout: Rollout, resetting: NDArray[np.bool_], *, same_step: bool) -> None:
-        """Fill `valid`; once enough episodes are complete, steps of no other episode stay valid."""
+        """Fill `valid`; a broken episode does not count, and its successor takes its place."""
         super().settle(rollout, resetting, same_step=same_step)
+        last = rollout.num_rows - 1
+        rollout.valid[last] &= self.playing
         drop_broken(rollout, self._name)
-        rows = slice(rollout.num_rows)
-        ends = (rollout.done & rollout.valid)[rows]
-        surplus = int(np.count_nonzero(ends)) - self._num_wanted
-        if surplus < 0:
-            return
-        if surplus > 0:  # several ended in the last row
-            ends[-1, np.flatnonzero(ends[-1])[-surplus:]] = False
-        rollout.valid[rows] &= np.logical_or.accumulate(ends[::-1], axis=0)[::-1]
+        self._num_left -= rollout.valid[last] & rollout.done[last]
+        self.playing = self._num_left > 0
 
 
 class BegunEpisodes(SampleMode):
@@ -187,6 +188,8 @@ def drop_broken(rollout: Rollout, name: str) -> None:
     Raises:
         EnvError: Many times as many broke as are complete.
     """
+    if not rollout.broken:
+        return
     complete = num_complete(rollout)
     if len(rollout.broken) > MAX_BROKEN * (1 + complete):
         raise EnvError(

@@ -56,19 +56,20 @@ def patience_ends_s(runner: RemoteRunner, runners: Collection[RemoteRunner], fac
     return call.asked_s + expected_s + max(0.0, PATIENCE_S - runner.excess_wait_s)
 
 
-def shares(num_wanted: int, idle: Sequence[RemoteRunner]) -> list[tuple[RemoteRunner, int]]:
+def shares(num_wanted: int, idle: Sequence[RemoteRunner], *, exactly: bool = False) -> list[tuple[RemoteRunner, int]]:
     """Spread env steps, or episodes, evenly over runners; stragglers get what they can finish in the same time, on top.
 
     Args:
         num_wanted: Env steps or episodes that the other runners take in total.
         idle: Runners that can be asked.
+        exactly: Whether the shares of all runners must add up to `num_wanted`, as for episodes.
 
     Returns:
         Runners, each with its share; runners with a share of 0 are left out.
     """
     slow = [runner for runner in idle if is_straggler(runner)]
     others = [runner for runner in idle if not is_straggler(runner)]
-    if not others:  # nobody is faster
+    if exactly or not others:  # or nobody is faster
         slow, others = [], list(idle)
     if not others:
         return []

@@ -1,0 +1,133 @@
+"""Names of metrics that the library logs: user code is refused at its call, and no runner is restarted for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from corral import DQNConfig, PPOConfig
+from corral.config.config import AlgorithmConfig
+from corral.errors import CallbackError
+from corral.metrics.logger import MetricsError, MetricsLogger
+from corral.testing import CountingEnv
+from handmade import MakeRunner
+
+NAMES = (
+    *(f"episode_{name}_{how}" for name in ("return", "len") for how in ("mean", "min", "max")),
+    *("episode_duration_sec_mean", "num_episodes", "num_episodes_lifetime"),
+    *("num_env_steps_sampled", "num_env_steps_sampled_lifetime"),
+)
+
+
+def config(num_env_runners: int, base: type[AlgorithmConfig] = PPOConfig, **events: Any) -> AlgorithmConfig:
+    config = base().environment(CountingEnv, disable_env_checking=True).debugging(seed=0).engine("local")
+    config.env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=2)
+    return config.training(train_batch_size_per_learner=16, minibatch_size=None).callbacks(**events)
+
+
+def test_the_names_are_those_of_the_result() -> None:
+    with config(0).build() as algo:
+        assert set(algo.train()["env_runners"]) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("settings", [{}, {"reduce": "sum"}, {"reduce": "mean", "window": 100}], ids=repr)
+def test_a_name_of_the_library_is_refused_at_the_call(
+    make_runner: MakeRunner, name: str, settings: dict[str, Any]
+) -> None:
+    caught: list[str] = []
+
+    def log_it(metrics_logger: MetricsLogger) -> None:
+        with pytest.raises(MetricsError, match=rf"'{name}', logged at {__file__}:\d+: .* choose another name") as error:
+            metrics_logger.log_value(name, 1e6, **settings)
+        caught.append(str(error.value))
+
+    runner = make_runner(on_environment_created=log_it, on_episode_end=log_it)
+    runner.sample(num_timesteps=12)
+    assert len(caught) > 2
+    assert runner.metrics.peek(name) < 100
+
+
+@pytest.mark.parametrize("num_env_runners", [0, 2])
+@pytest.mark.parametrize("event", ["on_episode_step", "on_sample_end", "on_episode_end"])
+def test_it_ends_the_run_and_restarts_no_runner(event: str, num_env_runners: int) -> None:
+    def log_it(metrics_logger: MetricsLogger) -> None:
+        metrics_logger.log_value("num_episodes", 1.0)
+
+    with config(num_env_runners, **{event: log_it}).build() as algo:
+        with pytest.raises(CallbackError, match=rf"{event}: callback .*log_it.*'num_episodes', logged at {__file__}"):
+            algo.train()
+        assert algo.env_runner_group.num_remote_worker_restarts == 0
+        assert not any(runner.restart_at_s for runner in algo.env_runner_group._runners.values())
+
+
+def test_a_group_below_a_name_of_the_library_is_refused() -> None:
+    def log_it(metrics_logger: MetricsLogger) -> None:
+        metrics_logger.log_value(("num_episodes", "mine"), 1.0)
+
+    with (
+        pytest.raises(CallbackError, match=rf"'num_episodes/mine', logged at {__file__}"),
+        config(1, on_environment_created=log_it).build() as algo,
+    ):
+        algo.train()
+
+
+@pytest.mark.parametrize("num_env_runners", [0, 1])
+def test_the_driver_s_logger_refuses_the_names_under_env_runners(num_env_runners: int) -> None:
+    def log_it(metrics_logger: MetricsLogger) -> None:
+        metrics_logger.log_value(("env_runners", "episode_return_mean"), 1.0)
+
+    with (
+        config(num_env_runners, on_train_result=log_it).build() as algo,
+        pytest.raises(CallbackError, match=rf"'env_runners/episode_return_mean', logged at {__file__}"),
+    ):
+        algo.train()
+
+
+@pytest.mark.parametrize("num_env_runners", [0, 1])
+def test_a_name_taken_on_the_driver_first_ends_the_run_with_its_place(num_env_runners: int) -> None:
+    def log_it(metrics_logger: MetricsLogger) -> None:
+        metrics_logger.log_value(("env_runners", "num_episodes"), 1.0, reduce="sum")
+
+    with (
+        config(num_env_runners, on_algorithm_init=log_it).build() as algo,
+        pytest.raises(MetricsError, match=rf"'env_runners/num_episodes', logged at {__file__}"),
+    ):
+        algo.train()
+
+
+def test_metrics_of_an_exploration_are_the_library_s_from_the_start() -> None:
+    def log_it(metrics_logger: MetricsLogger) -> None:
+        metrics_logger.log_value("epsilon", 1.0)
+
+    with (
+        config(0, DQNConfig, on_sample_end=log_it).build() as algo,
+        pytest.raises(CallbackError, match=rf"'epsilon', logged at {__file__}"),
+    ):
+        assert algo.env_runner is not None
+        algo.env_runner.sample(num_timesteps=4)
+
+
+@pytest.mark.parametrize("num_env_runners", [0, 1])
+def test_a_metrics_error_of_an_exploration_ends_the_run(num_env_runners: int) -> None:
+    from corral.exploration.epsilon import EpsilonGreedy
+
+    class Colliding(EpsilonGreedy):
+        def get_metrics(self, timestep: int) -> dict[str, float]:
+            return {"epsilon": 1.0, "num_episodes": 2.0} if timestep else {"epsilon": 1.0}
+
+    experiment = config(num_env_runners, DQNConfig).exploration(exploration_config={"type": Colliding})
+    with experiment.build() as algo:
+        with pytest.raises(MetricsError, match="'num_episodes' was logged as sum"):
+            algo.train()
+        assert algo.env_runner_group.num_remote_worker_restarts == 0
+
+
+def test_what_a_checkpoint_restored_stays_reserved() -> None:
+    with config(0).build() as one, config(0).build() as other:
+        one.train()
+        other.set_state(one.get_state())
+        with pytest.raises(MetricsError, match="choose another name"):
+            other.metrics.log_value(("env_runners", "num_episodes"), 1.0)
+        assert other.train()["env_runners"]["num_env_steps_sampled_lifetime"] == 32
