@@ -81,7 +81,8 @@ class Curiosity(Callback):
 
 
 def main(curious=True, num_iterations=30, seed=0):
-    config = PPOConfig().environment(TemptingCorridor).training(gamma=0.95).debugging(seed=seed)
+    config = PPOConfig().environment(TemptingCorridor).debugging(seed=seed)
+    config.training(gamma=0.95, lr=1e-3, minibatch_size=256, num_epochs=8)
     if curious:
         config.callbacks(Curiosity)
     results = []

@@ -13,7 +13,7 @@ from corral.testing import IdentityEnv
 
 def config(**settings: Any) -> PPOConfig:
     config = PPOConfig().environment(IdentityEnv).env_runners(num_envs_per_env_runner=4)
-    config.training(train_batch_size_per_learner=128, minibatch_size=32, num_epochs=2)
+    config.training(train_batch_size_per_learner=128, minibatch_size=32, num_epochs=2, lr=1e-3)
     return config.debugging(seed=0).copy(**settings)
 
 

@@ -124,7 +124,7 @@ def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--set", "training.lr=[1"], "the value is not valid YAML"),
         (["--set", "training.minibatch_size=100000"], "minibatch_size=100000 is larger than train_batch_size"),
         (["--set", "rl_module.model_config.fcnet_hidden=[8]"], "Did you mean 'fcnet_hiddens'?"),
-        (["--set", "training.lr.key=1"], "'training.lr.key': lr=0.001 is not a dict"),
+        (["--set", "training.lr.key=1"], "'training.lr.key': lr=0.0003 is not a dict"),
         (["--set", "training.lrr.key=1"], "training: unknown setting 'lrr'."),
         (["--set", "training=1"], "training: unknown setting ''."),
         (["--seed", "x"], "seed='x'"),
@@ -275,15 +275,15 @@ def test_a_directory_that_holds_a_run_is_left_alone(
     assert (held / "config.yaml").read_text(encoding="utf-8") == "algo: PPO\n"
 
 
-def group_members(group: int) -> list[int]:
-    """Return the processes of a process group that have not ended."""
+def session_members(leader: int) -> list[int]:
+    """Return the processes of a session that have not ended; sub-envs have a process group of their own in it."""
     members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:  # it ended just now
             continue
-        if fields[0] != "Z" and int(fields[2]) == group:
+        if fields[0] != "Z" and int(fields[3]) == leader:
             members.append(int(stat.parent.name))
     return members
 
@@ -322,12 +322,12 @@ def test_an_interrupt_keeps_the_run(vectorization: str, whole_group: bool, tmp_p
     process = start(arguments, tmp_path)
     try:
         wait_for_text(process, tmp_path, "result.jsonl")
-        assert len(group_members(process.pid)) >= (3 if vectorization == "async" else 1)
+        assert len(session_members(process.pid)) >= (3 if vectorization == "async" else 1)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=DEADLINE_S)
-        assert group_members(process.pid) == []
+        assert session_members(process.pid) == []
     finally:
-        if group_members(process.pid):
+        if session_members(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     assert (process.returncode, err) == (130, "")

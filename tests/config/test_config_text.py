@@ -30,7 +30,7 @@ class OwnConfig(PPOConfig):
             PPOConfig().training(gamma=0.9).environment("CartPole-v1"),
             "PPOConfig().environment('CartPole-v1').training(gamma=0.9)",
         ),
-        (PPOConfig().training(lr=1e-3).training(num_epochs=8), "PPOConfig()"),  # the defaults
+        (PPOConfig().training(lr=3e-4).training(num_epochs=10), "PPOConfig()"),  # the defaults
         (PPOConfig().engine("local").debugging(seed=3), "PPOConfig().debugging(seed=3).engine('local')"),
         (OwnConfig().training(patience=4), "OwnConfig().training(patience=4)"),
         (SACConfig().environment(IdentityEnv), "SACConfig().environment('corral.testing.envs:IdentityEnv')"),

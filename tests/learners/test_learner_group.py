@@ -461,7 +461,7 @@ def test_an_exception_between_the_calls_to_two_learners_ends_all_of_them(build: 
     second = group._workers[1]
     call = second.call
     try:
-        second.call = lambda *args: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        second.call = lambda *args, **kwargs: 1 / 0  # type: ignore[method-assign, assignment, return-value]
         with pytest.raises(ZeroDivisionError):
             update(group, regression(8), lr=0.1)
     finally:

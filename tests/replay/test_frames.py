@@ -71,7 +71,7 @@ class Stacks:
             valid.append(~self._pending)
             done = terminated | truncated
             if self.mode == AutoresetMode.SAME_STEP:
-                final |= {(t, int(i)): infos["final_obs"][i] for i in np.flatnonzero(done)}
+                final |= {(t, int(i)): infos[i]["final_obs"] for i in np.flatnonzero(done)}
             else:
                 self._pending = done
             obs.append(row)
