@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from corral.errors import ColumnError, ConfigError, LossError
 from corral.learners.distributed import Peers
 from corral.learners.gradients import backward, clip_gradients, total_loss
 from corral.learners.learner_state import get_learner_state, set_learner_state
-from corral.learners.losses import Batch, Loss, compile_loss
+from corral.learners.losses import Batch, Loss, call_loss, compile_loss
 from corral.learners.minibatches import UpdateReport, loss_error, row_bounds, shares_of_rows
 from corral.learners.numpy_q_learning import fast_form
 from corral.learners.optimizers import ModuleOptimizer
@@ -140,9 +141,11 @@ class Learner:
 
         Raises:
             LossError: A batch is empty; or a loss or gradient is not finite: that step is not taken, and the weights
-                stay finite; or a loss has no scalar for a group of parameters, or depends on no trainable parameter.
+                stay finite; or a loss returns something else than `Loss` says, has no scalar for a group of parameters,
+                or depends on no trainable parameter.
             ConfigError: A module with settings has no loss, or the settings name unknown groups of parameters.
-            ColumnError: A callback of `on_gradients` added or removed gradients, or changed their shape.
+            ColumnError: A callback of `on_gradients` added or removed gradients, or changed their shape; or a loss
+                asked for a column that the batch lacks.
             CallbackError: A callback raised.
         """
         self._check_learns(settings)
@@ -223,7 +226,9 @@ class Learner:
         """Return the form of the loss that suits this update, and the batch as arrays or tensors for this form."""
         loss, optimizer = self._losses[module_id], self._optimizers[module_id].torch_optimizer
         fast = fast_form(loss, self.modules[module_id], optimizer, batch) if num_gradient_steps == 1 else None
-        return (loss, map_tree(self._to_device, batch)) if fast is None else (fast, batch)
+        if fast is not None:
+            return fast, batch
+        return partial(call_loss, loss, module_id), map_tree(self._to_device, batch)
 
     def _asks_to_stop(self, stop: Stop, means: Mapping[str, float], size: int) -> bool:
         """Return whether `stop` ends the epochs; with several learners, all of them get the first one's answer."""
