@@ -28,6 +28,7 @@ from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import LearningSpec, Stop, UpdateSettings
 from corral.metrics.logger import MetricsLogger
 from corral.modules.inference import ActingWeights
+from corral.modules.layers import Layers
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
 
@@ -87,6 +88,7 @@ class Learner:
             )
             for module_id, spec in specs.items()
         }
+        self._layers = {module_id: Layers(module) for module_id, module in self.modules.items()}
         self._acting = {module_id: ActingWeights(module) for module_id, module in self.modules.items()}
         self._num_threads = {
             module_id: num_threads_for(module, num_threads) for module_id, module in self.modules.items()
@@ -143,7 +145,8 @@ class Learner:
             LossError: A batch is empty; or a loss or gradient is not finite: that step is not taken, and the weights
                 stay finite; or a loss returns something else than `Loss` says, has no scalar for a group of parameters,
                 or depends on no trainable parameter.
-            ConfigError: A module with settings has no loss, or the settings name unknown groups of parameters.
+            ConfigError: A module with settings has no loss, or the settings name unknown groups of parameters, or a
+                layer or parameter was replaced.
             ColumnError: A callback of `on_gradients` added or removed gradients, or changed their shape; or a loss
                 asked for a column that the batch lacks.
             CallbackError: A callback raised.
@@ -170,6 +173,7 @@ class Learner:
 
     def _update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
         module, optimizer = self.modules[module_id], self._optimizers[module_id]
+        self._layers[module_id].check_same(f"module {module_id!r}")
         optimizer.sync()
         size = num_rows(batch)
         sizes = self._gather_sizes(module_id, size)
@@ -315,7 +319,13 @@ class Learner:
         }
 
     def get_acting_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Return only the weights that runners need to act; on the CPU they are views: copy them before an update."""
+        """Return only the weights that runners need to act; on the CPU they are views: copy them before an update.
+
+        Raises:
+            ConfigError: A layer or parameter was replaced.
+        """
+        for module_id, layers in self._layers.items():
+            layers.check_same(f"module {module_id!r}")
         return {module_id: self._acting[module_id].get() for module_id in self.modules}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
