@@ -113,3 +113,18 @@ def test_a_module_that_cannot_move_its_target_is_refused_when_the_algorithm_is_b
 
     with pytest.raises(ConfigError, match=r"Fixed must define update_target\(self, tau\)"):
         config("dqn", 16).rl_module(module_class=Fixed).build()
+
+
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_batches_have_the_steps_and_the_discount_of_the_config(algorithm: str) -> None:
+    """Episodes have three steps, so transitions of three steps, and of fewer at the end of an episode."""
+    seen: dict[int, set[float]] = {}
+
+    def note(train_batch: Any) -> None:
+        for num_steps, discount in zip(train_batch["num_steps"], train_batch["discounts"], strict=True):
+            seen.setdefault(int(num_steps), set()).add(round(float(discount), 6))
+
+    made = config(algorithm, 16).training(n_step=3, gamma=0.5).reporting(min_sample_timesteps_per_iteration=64)
+    with made.callbacks(on_learn_on_batch=note).build() as algo:
+        algo.train()
+    assert seen == {1: {0.5}, 2: {0.25}, 3: {0.125}}
