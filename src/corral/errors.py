@@ -31,7 +31,7 @@ class ObservationError(CorralError, ValueError):
 
 
 class LossError(CorralError, ArithmeticError):
-    """A loss became NaN or infinite; its gradient step was not taken."""
+    """A loss became NaN or infinite, or is not what a loss must return; its gradient step was not taken."""
 
 
 class CallbackError(CorralError, RuntimeError):
@@ -39,7 +39,7 @@ class CallbackError(CorralError, RuntimeError):
 
 
 class ColumnError(CorralError, ValueError):
-    """A value has another shape or dtype than its column, or a column does not fit the other columns."""
+    """A value has another shape or dtype than its column, or a column is missing or does not fit the others."""
 
 
 class SampleError(CorralError, ValueError):

@@ -180,6 +180,32 @@ class TestAtoms:
         _, reported = c51_loss(module, make_batch(rewards=[1.0], terminated=[True]), {}, double_q=double_q)
         assert reported["td_error"].item() == pytest.approx(-log(0.5), rel=1e-5)
 
+    def test_rows_count_by_their_weights(self) -> None:
+        # Row 0 terminates with a return of 1, row 1 with a return of -1: one atom each, so minus its log-probability.
+        rows = [[*np.log([0.2, 0.3, 0.5]), 0.0, 0.0, 0.0]] * 2
+        module = tables(rows, rows, num_atoms=3, v_min=-1.0, v_max=1.0)
+        batch = make_batch(rewards=[1.0, -1.0], terminated=[True, True], weights=[1.0, 0.25])
+        loss, reported = c51_loss(module, batch, {}, double_q=False)
+        errors = -np.log([0.5, 0.2])
+        np.testing.assert_allclose(reported["td_error"], errors, rtol=1e-5)
+        assert loss.item() == pytest.approx((errors[0] + 0.25 * errors[1]) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("num_atoms", [1, 5])
+def test_each_loss_draws_new_noise_for_both_networks(num_atoms: int) -> None:
+    """Fortunato et al. 2018, section 3.1: the noise of an update is independent in the network and in the target."""
+    module = QModule(OBS, spaces.Discrete(3), {"fcnet_hiddens": [8], "noisy": True, "num_atoms": num_atoms})
+    loss = c51_loss if num_atoms > 1 else partial(dqn_loss, huber=True)
+    noises = []
+    for _ in range(2):
+        loss(module, make_batch(), {}, double_q=True)
+        noises.append({name: noise.clone() for name, noise in module.named_buffers() if "noise" in name})
+    assert any(name.startswith("q.") for name in noises[0])
+    for name, noise in noises[0].items():
+        assert not torch.equal(noise, noises[1][name]), name
+        other = name.removeprefix("target_")
+        assert other == name or not torch.equal(noise, noises[0][other]), name
+
 
 def small_config(env: Any = IdentityEnv, **training: Any) -> DQNConfig:
     """Return the config of a run of seconds."""

@@ -1,13 +1,17 @@
-"""When algorithms with a replay buffer begin to learn."""
+"""When algorithms with a replay buffer begin to learn, and what they need of a loss and a module."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from corral import DQNConfig, SACConfig
+from corral.algorithms.dqn import DQN, dqn_loss
 from corral.algorithms.off_policy import OffPolicyConfig
+from corral.errors import ConfigError, LossError
+from corral.modules.q_module import QModule
 from corral.testing import CountingEnv, IdentityEnv
 
 CONFIGS: dict[str, type[OffPolicyConfig]] = {"dqn": DQNConfig, "sac": SACConfig}
@@ -65,3 +69,62 @@ def test_a_restored_buffer_still_knows_how_many_steps_it_got() -> None:
         assert algo.learner_group.weights_version == 1
         restored.training_step()
         assert restored.learner_group.weights_version == version + 1
+
+
+def without_td_error(*args: Any, **kwargs: Any) -> Any:
+    loss, reported = dqn_loss(*args, **kwargs)
+    return loss, {name: value for name, value in reported.items() if name != "td_error"}
+
+
+def mean_td_error(*args: Any, **kwargs: Any) -> Any:
+    loss, reported = dqn_loss(*args, **kwargs)
+    return loss, {**reported, "td_error": reported["td_error"].mean()}
+
+
+def nested_td_error(*args: Any, **kwargs: Any) -> Any:
+    loss, reported = dqn_loss(*args, **kwargs)
+    return loss, {**reported, "td_error": reported["td_error"].unsqueeze(1)}
+
+
+@pytest.mark.parametrize("type", ["uniform", "prioritized"])
+@pytest.mark.parametrize(
+    ("loss", "given"),
+    [
+        (without_td_error, "reported none"),
+        (mean_td_error, "reported one number"),
+        (nested_td_error, r"reported float32\[8, 1\]"),
+    ],
+)
+def test_a_loss_that_reports_no_td_error_for_each_row_is_refused(loss: Any, given: str, type: str) -> None:
+    class Custom(DQN):
+        def make_loss(self) -> Any:
+            return partial(loss, double_q=False, huber=True)
+
+    with (
+        Custom(config("dqn", 16, type=type)) as algo,
+        pytest.raises(LossError, match=f"'td_error', float32\\[8\\].*{given}"),
+    ):
+        algo.train()
+
+
+def test_a_module_that_cannot_move_its_target_is_refused_when_the_algorithm_is_built() -> None:
+    class Fixed(QModule):
+        update_target = None  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match=r"Fixed must define update_target\(self, tau\)"):
+        config("dqn", 16).rl_module(module_class=Fixed).build()
+
+
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_batches_have_the_steps_and_the_discount_of_the_config(algorithm: str) -> None:
+    """Episodes have three steps, so transitions of three steps, and of fewer at the end of an episode."""
+    seen: dict[int, set[float]] = {}
+
+    def note(train_batch: Any) -> None:
+        for num_steps, discount in zip(train_batch["num_steps"], train_batch["discounts"], strict=True):
+            seen.setdefault(int(num_steps), set()).add(round(float(discount), 6))
+
+    made = config(algorithm, 16).training(n_step=3, gamma=0.5).reporting(min_sample_timesteps_per_iteration=64)
+    with made.callbacks(on_learn_on_batch=note).build() as algo:
+        algo.train()
+    assert seen == {1: {0.5}, 2: {0.25}, 3: {0.125}}

@@ -366,22 +366,13 @@ class TestParameters:
         assert len(numpy_steps) == 1
         assert_equal_weights(learner.modules["p"], other.modules["p"])
 
-    def test_a_layer_that_was_replaced_and_layers_that_share_weights(self, numpy_steps: list[Module]) -> None:
-        def change(module: QModule) -> None:
-            module.q.head = nn.Linear(8, 4)
-
-        module, _ = train_both(change)
-        assert numpy_steps == [module] * 3  # its optimizer does not know the layer
-
-        learners = [make_learner(make_module(fcnet_hiddens=[8, 8, 8]), loss) for loss in (dqn(), autograd_only)]
-        numpy_steps.clear()
-        for learner in learners:
-            update(learner, make_batch(), lr=0.01)
-            network = learner.modules["p"].q
-            network.encoder.mlp[2] = network.streams[0]
-            update(learner, make_batch(), lr=0.01)
-        assert len(numpy_steps) == 1
-        assert_equal_weights(learners[0].modules["p"], learners[1].modules["p"])
+    def test_layers_that_share_weights_are_left_to_autograd(self, numpy_steps: list[Module]) -> None:
+        modules = [make_module(fcnet_hiddens=[8, 8, 8]) for _ in range(2)]
+        for module, loss in zip(modules, (dqn(), autograd_only), strict=True):
+            module.q.encoder.mlp[2] = module.q.streams[0]
+            update(make_learner(module, loss), make_batch(), lr=0.01)
+        assert not numpy_steps
+        assert_equal_weights(*modules)
 
     def test_other_trainable_parameters_are_left_to_autograd(self, numpy_steps: list[Module]) -> None:
         """Their gradients are cleared in each update; here a callback adds weight decay to all gradients."""
@@ -440,6 +431,8 @@ CHANGES: dict[str, Change] = {
     "forward of a layer": _set_forward,
     "class of a layer": _set_class,
     "q_values of the module": _set_q_values,
+}
+OTHER_LAYERS: dict[str, Change] = {
     "parametrized layer": lambda module: parametrize.register_parametrization(module.q.head, "weight", Scale()),
     "parametrized target": lambda module: parametrize.register_parametrization(module.target_q.head, "weight", Scale()),
     "weight norm": lambda module: parametrizations.weight_norm(module.q.head),
@@ -450,12 +443,26 @@ CHANGES: dict[str, Change] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", CHANGES)
 def test_modules_that_are_no_longer_plain_are_left_to_autograd(name: str, numpy_steps: list[Module]) -> None:
     module, at_change = train_both(CHANGES[name])
     assert numpy_steps == [module] * 3
     assert not torch.equal(weights_of(module), at_change)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", OTHER_LAYERS)
+def test_layers_that_are_not_plain_are_left_to_autograd(name: str, numpy_steps: list[Module]) -> None:
+    modules = [make_module(), make_module()]
+    for module, loss in zip(modules, (dqn(), autograd_only), strict=True):
+        torch.manual_seed(1)
+        OTHER_LAYERS[name](module)
+        at_first, learner = weights_of(module), make_learner(module, loss)
+        for _ in range(3):
+            update(learner, make_batch(), lr=0.01)
+        assert not torch.equal(weights_of(module), at_first)
+    assert not numpy_steps
+    assert_equal_weights(*modules)
 
 
 @pytest.mark.parametrize(

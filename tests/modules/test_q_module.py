@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from corral.errors import ConfigError
 from corral.modules.inference import Inference
@@ -58,6 +59,19 @@ def test_the_target_starts_as_a_copy_and_moves_by_tau(form: str) -> None:
         module.update_target(1.0)
     torch.testing.assert_close(module.q_values(obs), module.q_values(obs, target=True))
     assert not any(parameter.requires_grad for parameter in module.target_q.parameters())
+
+
+def test_the_target_has_the_running_statistics_of_the_network() -> None:
+    class Normalized(QModule):
+        def make_network(self) -> nn.Module:
+            return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
+
+    module = Normalized(OBS, spaces.Discrete(4), {})
+    module.q(5 + torch.randn(16, 3))
+    assert module.q.get_buffer("0.running_mean").abs().min() > 0.1
+    module.update_target(0.1)
+    for name in ("0.running_mean", "0.running_var", "0.num_batches_tracked"):
+        assert torch.equal(module.target_q.get_buffer(name), module.q.get_buffer(name))
 
 
 def test_only_the_network_travels() -> None:

@@ -32,6 +32,7 @@ from corral.loggers import Logger, Run, default_loggers
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.result import merge_nested
 from corral.metrics.timers import Timers, timer_results
+from corral.modules.layers import Layers
 from corral.modules.module import DEFAULT_MODULE_ID, Module
 from corral.modules.threads import limit_threads, num_threads_for
 from corral.runners.requests import SampleRequest
@@ -164,9 +165,11 @@ class Algorithm(metaclass=_WithHints):
             self.exploration = self._policy.exploration
             module = spec.build()
             self._num_threads = num_threads_for(module, config.num_threads)
+            layers = Layers(module)
             self._callbacks.fire(
                 "on_create_policy", policy_id=DEFAULT_MODULE_ID, policy=module, metrics_logger=self.metrics
             )
+            layers.check_alike("on_create_policy")  # runners and learners of an engine build the class
             self.learner_group = make_learner_group(
                 config,
                 {DEFAULT_MODULE_ID: spec},

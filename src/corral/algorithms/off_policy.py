@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from corral.algorithms.algorithm import Algorithm
 from corral.config.config import AlgorithmConfig
+from corral.core.columns import describe
 from corral.core.schedules import schedule_value
 from corral.core.settings import NonNegativeInt, PositiveFloat, PositiveInt
+from corral.errors import ConfigError, LossError
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
 from corral.modules.module import DEFAULT_MODULE_ID
@@ -69,7 +72,8 @@ class OffPolicyAlgorithm(Algorithm):
     report. They may override `lr` and `prepare_batch`. The module must have a method `update_target(tau)`.
 
     Attributes:
-        local_replay_buffer: Replay buffer with `add`, `sample`, `len`, `get_state` and `set_state`.
+        local_replay_buffer: Replay buffer with `add`, `sample`, `len`, `num_env_steps_added`, `get_state`, `set_state`
+            and `close`.
     """
 
     STATE = (*Algorithm.STATE, "_update_credit", "_target_updated_at")
@@ -78,8 +82,17 @@ class OffPolicyAlgorithm(Algorithm):
     config: OffPolicyConfig
 
     def setup(self) -> None:
-        """Make the replay buffer."""
-        config = self.config
+        """Make the replay buffer.
+
+        Raises:
+            ConfigError: The module cannot move a target network.
+        """
+        config, module = self.config, self.get_module(DEFAULT_MODULE_ID)
+        if not callable(getattr(module, "update_target", None)):
+            raise ConfigError(
+                f"rl_module: {type(module).__name__} must define update_target(self, tau), which moves its target "
+                "network towards its network."
+            )
         self._replay_config = config.replay_config
         self.local_replay_buffer: ReplayBuffer = make_replay_buffer(
             self._replay_config, num_runners=max(1, config.num_env_runners), seed=config.seed
@@ -134,7 +147,7 @@ class OffPolicyAlgorithm(Algorithm):
             with self.timers.time("learning"):
                 results = self.learner_group.update({DEFAULT_MODULE_ID: batch}, {DEFAULT_MODULE_ID: settings})
                 self._update_target_if_due()
-            td_errors = results[DEFAULT_MODULE_ID].pop("td_error")
+            td_errors = _checked_td_errors(results[DEFAULT_MODULE_ID].pop("td_error", None), len(batch["indices"]))
             if isinstance(self.local_replay_buffer, PrioritizedReplayBuffer):
                 with self.timers.time("replay"):
                     self.local_replay_buffer.update_priorities(batch["indices"], np.abs(td_errors))
@@ -180,6 +193,24 @@ class OffPolicyAlgorithm(Algorithm):
         super().stop()
         if hasattr(self, "local_replay_buffer"):  # building may have failed before it
             self.local_replay_buffer.close()
+
+
+def _checked_td_errors(td_errors: Any, size: int) -> NDArray[Any]:
+    """Return what a loss reported as `td_error`, if it has one number for each of `size` transitions.
+
+    Raises:
+        LossError: It was not reported, or has another shape.
+    """
+    if isinstance(td_errors, np.ndarray) and td_errors.shape == (size,):
+        return td_errors
+    given = "none" if td_errors is None else "one number"
+    if isinstance(td_errors, np.ndarray):
+        given = describe(td_errors)
+    raise LossError(
+        f"learners/{DEFAULT_MODULE_ID}: the loss must report the column 'td_error', float32[{size}], which holds the "
+        f"error of each transition for the priorities of the replay buffer, and it reported {given}: return (loss, "
+        '{"td_error": errors.detach(), ...}).'
+    )
 
 
 def _update_target(module: Any, tau: float) -> None:

@@ -68,15 +68,20 @@ def _validate_device(device: str) -> None:
 def _validate_optimizer(config: AlgorithmConfig) -> None:
     import torch
 
-    from corral.learners.optimizers import without_compiler
+    from corral.learners.optimizers import optimizer_settings, without_compiler
 
     settings, found = config.optimizer_config, optimizer_class(config.optimizer)
     if "lr" in settings:
         raise ConfigError(f"optimizer_config={settings} sets lr, which lr={config.lr} would override.")
+    parameter = torch.nn.Parameter(torch.zeros(1, 1))
+    parameter.grad = torch.zeros(1, 1)
     try:
-        without_compiler(found)([torch.nn.Parameter(torch.zeros(1, 1))], **{"lr": 0.0, **settings})
+        without_compiler(found)([parameter], **optimizer_settings(found, settings)).step()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"optimizer_config={settings} does not suit optimizer={found.__name__}: {error}") from error
+        raise ConfigError(
+            f"optimizer_config={settings} does not suit optimizer={found.__name__}, or it cannot step a parameter with "
+            f"a dense gradient: {error}. Change optimizer_config, or use another optimizer, such as Adam."
+        ) from error
 
 
 def _validate_batch(config: AlgorithmConfig) -> None:

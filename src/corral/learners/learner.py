@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from corral.errors import ColumnError, ConfigError, LossError
 from corral.learners.distributed import Peers
 from corral.learners.gradients import backward, clip_gradients, total_loss
 from corral.learners.learner_state import get_learner_state, set_learner_state
-from corral.learners.losses import Batch, Loss, compile_loss
+from corral.learners.losses import Batch, Loss, call_loss, compile_loss
 from corral.learners.minibatches import UpdateReport, loss_error, row_bounds, shares_of_rows
 from corral.learners.numpy_q_learning import fast_form
 from corral.learners.optimizers import ModuleOptimizer
@@ -28,6 +29,7 @@ from corral.learners.settings import LearningSpec, Stop, UpdateSettings
 from corral.metrics.logger import MetricsLogger
 from corral.modules.distributions import module_action_space
 from corral.modules.inference import ActingWeights
+from corral.modules.layers import Layers
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
 
@@ -87,6 +89,7 @@ class Learner:
             )
             for module_id, spec in specs.items()
         }
+        self._layers = {module_id: Layers(module) for module_id, module in self.modules.items()}
         self._acting = {module_id: ActingWeights(module) for module_id, module in self.modules.items()}
         self._num_threads = {
             module_id: num_threads_for(module, num_threads) for module_id, module in self.modules.items()
@@ -141,9 +144,12 @@ class Learner:
 
         Raises:
             LossError: A batch is empty; or a loss or gradient is not finite: that step is not taken, and the weights
-                stay finite; or a loss has no scalar for a group of parameters, or depends on no trainable parameter.
-            ConfigError: A module with settings has no loss, or the settings name unknown groups of parameters.
-            ColumnError: A callback of `on_gradients` added or removed gradients, or changed their shape.
+                stay finite; or a loss returns something else than `Loss` says, has no scalar for a group of parameters,
+                or depends on no trainable parameter.
+            ConfigError: A module with settings has no loss, or the settings name unknown groups of parameters, or a
+                layer or parameter was replaced.
+            ColumnError: A callback of `on_gradients` added or removed gradients, or changed their shape; or a loss
+                asked for a column that the batch lacks.
             CallbackError: A callback raised, or wrote an action outside the action space.
         """
         self._check_learns(settings)
@@ -171,6 +177,7 @@ class Learner:
 
     def _update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
         module, optimizer = self.modules[module_id], self._optimizers[module_id]
+        self._layers[module_id].check_same(f"module {module_id!r}")
         optimizer.sync()
         size = num_rows(batch)
         sizes = self._gather_sizes(module_id, size)
@@ -227,7 +234,9 @@ class Learner:
         """Return the form of the loss that suits this update, and the batch as arrays or tensors for this form."""
         loss, optimizer = self._losses[module_id], self._optimizers[module_id].torch_optimizer
         fast = fast_form(loss, self.modules[module_id], optimizer, batch) if num_gradient_steps == 1 else None
-        return (loss, map_tree(self._to_device, batch)) if fast is None else (fast, batch)
+        if fast is not None:
+            return fast, batch
+        return partial(call_loss, loss, module_id), map_tree(self._to_device, batch)
 
     def _asks_to_stop(self, stop: Stop, means: Mapping[str, float], size: int) -> bool:
         """Return whether `stop` ends the epochs; with several learners, all of them get the first one's answer."""
@@ -314,7 +323,13 @@ class Learner:
         }
 
     def get_acting_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Return only the weights that runners need to act; on the CPU they are views: copy them before an update."""
+        """Return only the weights that runners need to act; on the CPU they are views: copy them before an update.
+
+        Raises:
+            ConfigError: A layer or parameter was replaced.
+        """
+        for module_id, layers in self._layers.items():
+            layers.check_same(f"module {module_id!r}")
         return {module_id: self._acting[module_id].get() for module_id in self.modules}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:

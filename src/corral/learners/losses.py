@@ -1,4 +1,4 @@
-"""The types of losses, and their compilation."""
+"""The types of losses, the check of what a loss returns, and the compilation of losses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corral.core.tree import Tree
-from corral.errors import LossError
+from corral.core.tree import Tree, num_rows
+from corral.errors import ColumnError, LossError
 from corral.modules.module import Module
 
 Batch = dict[str, Tree]
@@ -21,6 +21,69 @@ Loss = Callable[[Module, Batch, Mapping[str, float]], tuple[Tensor | Mapping[str
 What to minimise is one scalar for all groups of parameters, or a mapping with one scalar per group, of which each group
 gets the gradient of its own alone.
 """
+
+OWN_RESULTS = frozenset({"total_loss", "num_gradient_steps", "num_epochs", "module_train_batch_size_mean"})
+"""Names of what every update reports, which a loss cannot report."""
+
+
+def call_loss(
+    loss: Loss, module_id: str, module: Module, batch: Batch, coefficients: Mapping[str, float]
+) -> tuple[Tensor | Mapping[str, Tensor], dict[str, Tensor]]:
+    """Return what a loss returns for a minibatch, after checking it.
+
+    Raises:
+        LossError: The loss returned something else; see `Loss`.
+        ColumnError: The loss asked for a column or coefficient that does not exist.
+    """
+    try:
+        result = loss(module, batch, coefficients)
+    except KeyError as error:
+        name = error.args[0] if error.args else None
+        if not isinstance(name, str) or name in batch or name in coefficients:
+            raise
+        raise ColumnError(
+            f"learners/{module_id}: the loss asked for {name!r}, and there are only the columns {sorted(batch)} and "
+            f"the coefficients {sorted(coefficients)}: add a column in a callback such as on_sample_end, or a "
+            "coefficient in UpdateSettings."
+        ) from error
+    if fault := _fault(result, num_rows(batch)):
+        raise LossError(
+            f"learners/{module_id}: the loss {fault}: it must return (loss, {{name: tensor}}), which are the scalar "
+            "tensor to minimise, and scalars and columns [B] to report. Return (loss, {}) to report nothing."
+        )
+    return result
+
+
+def _fault(result: Any, size: int) -> str | None:
+    """Return what is wrong with the result of a loss for a minibatch of some size, or `None`."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        return f"returned {_describe(result)}"
+    loss, reported = result
+    for group, scalar in loss.items() if isinstance(loss, Mapping) else (("", loss),):
+        if not isinstance(scalar, Tensor) or scalar.ndim:
+            what = f"loss of {group!r}" if group else "loss"
+            return f"returned as the {what} {_describe(scalar)}, not a scalar tensor such as errors.mean()"
+    if not isinstance(reported, Mapping):
+        return f"returned {_describe(reported)} as what to report"
+    for name, value in reported.items():
+        if not isinstance(value, Tensor):
+            return f"reported {name!r} as {_describe(value)}, not as a tensor"
+        if value.ndim and len(value) != size:
+            return f"reported {name!r} as {_describe(value)}, neither a scalar nor a column of B={size} rows"
+    if taken := sorted(OWN_RESULTS & reported.keys()):
+        return f"reported {taken}, which every update reports itself (give them other names)"
+    return None
+
+
+def _describe(value: Any) -> str:
+    """Return type and shape of a value in words."""
+    if isinstance(value, Tensor):
+        return f"a tensor {value.dtype}{list(value.shape)}".replace("torch.", "")
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the keys {list(value)}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def compile_loss(loss: Loss) -> Loss:

@@ -18,6 +18,7 @@ from corral.errors import ConfigError
 ELEMENTWISE_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop)
 # This entry of their state is one number per parameter; all other entries are one number per entry of the parameter.
 STEP = "step"
+FIRST_LR = 1e-3
 
 ParameterState = dict[str, Any]
 """Optimizer state of one parameter by name, such as Adam's moments."""
@@ -59,14 +60,20 @@ class ModuleOptimizer:
         """Make the optimizer, and the vectors if it is elementwise.
 
         Raises:
-            ConfigError: A parameter is in two groups.
+            ConfigError: A parameter is in two groups, or the optimizer refuses the parameters.
         """
         self.groups = {name: list(dict.fromkeys(group)) for name, group in groups.items()}
         _check_disjoint(self.groups)
         self.is_flat = optimizer_class in ELEMENTWISE_OPTIMIZERS
         self._settings = optimizer_settings(optimizer_class, optimizer_config)
         params: list[list[nn.Parameter]] = [[] if self.is_flat else group for group in self.groups.values()]
-        self.torch_optimizer = without_compiler(optimizer_class)([{"params": p} for p in params], **self._settings)
+        try:
+            self.torch_optimizer = without_compiler(optimizer_class)([{"params": p} for p in params], **self._settings)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"optimizer: {optimizer_class.__name__} cannot train the module's parameters with {self._settings}: "
+                f"{error} Use another optimizer, such as Adam, or a module with other parameters."
+            ) from error
         self.trainable: dict[str, list[nn.Parameter]] = {}
         self.steppable: dict[str, list[nn.Parameter]] = {}
         self.fingerprint = 0
@@ -243,8 +250,11 @@ def _check_disjoint(groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
 def optimizer_settings(
     optimizer_class: type[torch.optim.Optimizer], optimizer_config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings of the config, with `fused=True` for Adam and AdamW unless the config chooses the form."""
-    settings = dict(optimizer_config)
+    """Return the settings of the config, with `fused=True` for Adam and AdamW unless the config chooses the form.
+
+    The class may require `lr`, so it gets one, which `set_lr` replaces before the first step.
+    """
+    settings = {"lr": FIRST_LR, **optimizer_config}
     if optimizer_class in (torch.optim.Adam, torch.optim.AdamW) and "foreach" not in settings:
         settings.setdefault("fused", True)
     return settings
