@@ -28,7 +28,7 @@ def greedy_return(algorithm: Algorithm, num_episodes: int) -> float:
     return float(rollout.rewards[rollout.valid].sum()) / num_episodes
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 4))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
 def test_cartpole_reaches_450_with_the_settings_of_its_file(seed: int) -> None:
     settings = read_experiment(Path("examples/cartpole.yaml"))
     stop = settings.pop("stop")
@@ -48,7 +48,7 @@ def test_pendulum_improves_from_minus_1200_to_minus_350(seed: int, action_bounds
     config = (
         PPOConfig()
         .environment("Pendulum-v1")
-        .training(gamma=0.9)
+        .training(gamma=0.9, lr=1e-3, minibatch_size=256)
         .rl_module(model_config={"action_bounds": action_bounds})
         .debugging(seed=seed)
     )
@@ -77,7 +77,7 @@ def test_time_limit_is_no_termination(autoreset_mode: str) -> None:
         PPOConfig()
         .environment(TimeLimitCorridor)
         .env_runners(autoreset_mode=autoreset_mode)
-        .training(gamma=0.9, lr=3e-3)
+        .training(gamma=0.9, lr=3e-3, minibatch_size=256, num_epochs=8)
         .debugging(seed=0)
     )
     with config.build() as algorithm:
