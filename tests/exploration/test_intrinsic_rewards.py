@@ -20,6 +20,7 @@ from corral.exploration.base import overrides_method
 from corral.exploration.distillation import Moments
 from corral.exploration.intrinsic import next_observations
 from corral.exploration.state_entropy import neighbour_distances
+from corral.modules.threads import torch_threads
 from corral.runners.runner import EnvRunner
 from corral.testing import IDENTITY_ACTION_SPACES, CountingEnv, IdentityEnv
 
@@ -151,6 +152,17 @@ def test_moments_of_parts_are_those_of_the_whole() -> None:
         pytest.approx(values.mean(0)),
         pytest.approx(values.var(0)),
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_nets_run_in_one_thread(kind: str) -> None:
+    exploration = Explorer(kind).exploration
+    found = []
+    exploration.net.register_forward_hook(lambda *_: found.append(torch.get_num_threads()))
+    with torch_threads(2):
+        exploration.learn([walk(0)], timestep=0)
+        assert torch.get_num_threads() == 2
+    assert set(found) == {1}
 
 
 def test_a_lone_state_is_rewarded_most() -> None:
