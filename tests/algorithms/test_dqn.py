@@ -290,6 +290,18 @@ class TestRing:
             assert self.updates(algo, 3) == [4, 4, 4]
             assert len(algo.local_replay_buffer) == 48
 
+    def test_a_result_is_the_mean_over_all_updates_of_an_iteration(self) -> None:
+        losses: list[float] = []
+
+        def note(result: Any) -> None:
+            losses.append(result["total_loss"])
+
+        config = self.config(training_intensity=24).callbacks(on_update_end=note)
+        with config.reporting(min_sample_timesteps_per_iteration=12).build() as algo:
+            result = algo.train()["learners"]["default_policy"]
+        assert len(losses) == 6  # three per round, from the second one on
+        assert result["total_loss"] == pytest.approx(np.mean(losses))
+
     def test_the_target_is_copied_at_its_frequency(self) -> None:
         with self.config(target_network_update_freq=12).build() as algo:
             same = []

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from corral.errors import ConfigError
 from corral.modules.inference import Inference
@@ -58,6 +59,24 @@ def test_the_target_starts_as_a_copy_and_moves_by_tau(form: str) -> None:
         module.update_target(1.0)
     torch.testing.assert_close(module.q_values(obs), module.q_values(obs, target=True))
     assert not any(parameter.requires_grad for parameter in module.target_q.parameters())
+
+
+class Normalized(QModule):
+    """A network with running statistics."""
+
+    def make_network(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, self.num_actions))
+
+
+def test_the_target_has_the_running_statistics_of_the_network() -> None:
+    module = Normalized(OBS, spaces.Discrete(4), {})
+    module.train().q(torch.randn(64, 3) + 5)
+    with torch.no_grad():
+        module.update_target(0.25)
+    own, target = dict(module.q.named_buffers()), dict(module.target_q.named_buffers())
+    assert own["0.running_mean"].min() > 0.3
+    for name, value in own.items():
+        torch.testing.assert_close(target[name], value)
 
 
 def test_only_the_network_travels() -> None:
