@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -101,6 +102,19 @@ class TestTargets:
         }
 
 
+@pytest.mark.parametrize("num_atoms", [1, 5])
+def test_every_batch_is_learned_with_new_noise_in_network_and_target(num_atoms: int) -> None:
+    module = QModule(OBS, spaces.Discrete(2), {"noisy": True, "num_atoms": num_atoms, "fcnet_hiddens": [8]})
+    batch, found = make_batch(), []
+    for _ in range(2):
+        if num_atoms == 1:
+            dqn_loss(module, batch, {}, double_q=True, huber=False)
+        else:
+            c51_loss(module, batch, {}, double_q=True)
+        found.append([module.q_values(batch["next_obs"], target=target) for target in (False, True)])
+    assert not any(itertools.starmap(torch.equal, zip(*found, strict=True)))
+
+
 @pytest.mark.parametrize(
     ("settings", "takes_it"),
     [
@@ -179,6 +193,10 @@ class TestAtoms:
         assert reported["qf_mean"].item() == pytest.approx(0.5 - 0.2)
         _, reported = c51_loss(module, make_batch(rewards=[1.0], terminated=[True]), {}, double_q=double_q)
         assert reported["td_error"].item() == pytest.approx(-log(0.5), rel=1e-5)
+        batch = make_batch(rewards=[1.0, -1.0], terminated=[True, True], weights=[1.0, 0.25])
+        loss, reported = c51_loss(module, batch, {}, double_q=double_q)
+        assert reported["td_error"].tolist() == pytest.approx([-log(0.5), -log(0.2)], rel=1e-5)
+        assert loss.item() == pytest.approx((-log(0.5) - 0.25 * log(0.2)) / 2, rel=1e-5)
 
 
 def small_config(env: Any = IdentityEnv, **training: Any) -> DQNConfig:

@@ -275,6 +275,35 @@ def test_few_steps_wait_for_a_gradient_step(kind: str) -> None:
         assert np.array_equal(part.rewards, before)
 
 
+@pytest.mark.parametrize("kind", ["Curiosity", "RND"])
+def test_a_state_replaces_the_steps_that_wait(kind: str) -> None:
+    whole = walk(0)
+    one, other = Explorer(kind).exploration, Explorer(kind).exploration
+    for exploration, t in ((one, 0), (other, 8)):
+        exploration.learn([rollout_of(whole.obs[t : t + 5], whole.actions[t : t + 4])], timestep=t)
+    saved = one.get_state()
+    other.set_state(saved)
+    (kept,), (expected,) = other.get_state()["waiting"], saved["waiting"]
+    assert all(map(np.array_equal, kept, expected))
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "nets"),
+    [
+        ("Curiosity", "feature_net_config", ["features"]),
+        ("RND", "distill_net_config", ["target", "predictor"]),
+        ("RE3", "encoder_net_config", [""]),
+    ],
+)
+def test_the_settings_of_a_net_are_those_asked_for(kind: str, setting: str, nets: list[str]) -> None:
+    config = {"fcnet_hiddens": [7, 5], "fcnet_activation": "elu"}
+    net = Explorer(kind, **{setting: config}).exploration.net
+    for name in nets:
+        parts = list(net.get_submodule(name).modules())
+        assert [part.out_features for part in parts if isinstance(part, torch.nn.Linear)][:2] == [7, 5]
+        assert sum(isinstance(part, torch.nn.ELU) for part in parts) == 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_valid_is_nothing_learned(kind: str) -> None:
     explorer = Explorer(kind)

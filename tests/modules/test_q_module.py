@@ -12,6 +12,7 @@ from torch import nn
 
 from corral.errors import ConfigError
 from corral.modules.inference import Inference
+from corral.modules.networks import ACTIVATIONS
 from corral.modules.q_module import DuelingHead, NoisyLinear, QModule
 
 OBS = spaces.Box(-1, 1, (3,), np.float32)
@@ -59,6 +60,13 @@ def test_the_target_starts_as_a_copy_and_moves_by_tau(form: str) -> None:
         module.update_target(1.0)
     torch.testing.assert_close(module.q_values(obs), module.q_values(obs, target=True))
     assert not any(parameter.requires_grad for parameter in module.target_q.parameters())
+
+
+@pytest.mark.parametrize("form", ["plain", "dueling", "noisy", "atoms"])
+def test_the_activation_is_the_one_asked_for(form: str) -> None:
+    module = made(fcnet_activation="silu", **FORMS[form])
+    activations = [type(part) for part in module.q.modules() if type(part) in ACTIVATIONS.values()]
+    assert activations == [nn.SiLU, nn.SiLU]
 
 
 class Normalized(QModule):
