@@ -387,6 +387,15 @@ class TestRing:
             assert self.updates(algo, 2) == [2, 2]
             assert len(algo.local_replay_buffer) == 16
 
+    def test_transitions_of_several_steps_continue_over_the_fragments_of_each_runner(self) -> None:
+        with self.config().env_runners(num_env_runners=2).engine("local").build() as algo:
+            for _ in range(3):
+                algo.training_step()
+            batch = algo.local_replay_buffer.sample(2000, n_step=3)
+        _, first = np.unique(batch["indices"], return_index=True)
+        counts = np.bincount(batch["num_steps"][first])
+        assert counts.tolist() == [0, 2, 2, 20]  # only the two newest rows of each runner have fewer steps
+
     @pytest.mark.slow
     def test_two_learners_learn_as_one_does(self) -> None:
         weights = []
