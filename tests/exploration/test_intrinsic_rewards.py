@@ -304,6 +304,17 @@ def test_the_settings_of_a_net_are_those_asked_for(kind: str, setting: str, nets
         assert sum(isinstance(part, torch.nn.ELU) for part in parts) == 2
 
 
+def test_the_models_of_curiosity_have_settings_of_their_own() -> None:
+    settings = {"inverse_net_hiddens": [7], "forward_net_hiddens": [6, 5], "inverse_net_activation": "elu"}
+    net = Explorer("Curiosity", feature_dim=9, **settings).exploration.net
+    found = []
+    for model in (net.inverse_model, net.forward_model):
+        parts = list(model.modules())
+        widths = [part.out_features for part in parts if isinstance(part, torch.nn.Linear)]
+        found.append((widths, sum(isinstance(part, torch.nn.ELU) for part in parts)))
+    assert found == [([7, 4], 1), ([6, 5, 9], 0)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_valid_is_nothing_learned(kind: str) -> None:
     explorer = Explorer(kind)
