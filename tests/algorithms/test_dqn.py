@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -91,6 +92,15 @@ class TestTargets:
         loss, _ = dqn_loss(module, batch, {}, double_q=False, huber=False)
         assert loss.item() == pytest.approx((0.5**2 + 0.5 * 10**2) / 2)
 
+    @pytest.mark.parametrize("double_q", [False, True])
+    @pytest.mark.parametrize("td_error_loss_fn", ["huber", "mse"])
+    def test_the_loss_has_the_settings_of_the_config(self, double_q: bool, td_error_loss_fn: str) -> None:
+        module, batch = tables(self.Q, self.TARGET), make_batch(rewards=[3.0])
+        with small_config(double_q=double_q, td_error_loss_fn=td_error_loss_fn).build() as algo:
+            loss, _ = algo.make_loss()(module, batch, {})
+        error = 3.0 + 0.5 * (10.0 if double_q else 20.0) - 1.0
+        assert loss.item() == pytest.approx(error - 0.5 if td_error_loss_fn == "huber" else error**2)
+
     def test_what_is_reported(self) -> None:
         batch = make_batch(actions=[0, 1])
         _, reported = dqn_loss(tables(self.Q, self.TARGET), batch, {}, double_q=False, huber=True)
@@ -99,6 +109,19 @@ class TestTargets:
             "qf_min": 1.0,
             "qf_max": 2.0,
         }
+
+
+@pytest.mark.parametrize("num_atoms", [1, 5])
+def test_every_batch_is_learned_with_new_noise_in_network_and_target(num_atoms: int) -> None:
+    module = QModule(OBS, spaces.Discrete(2), {"noisy": True, "num_atoms": num_atoms, "fcnet_hiddens": [8]})
+    batch, found = make_batch(), []
+    for _ in range(2):
+        if num_atoms == 1:
+            dqn_loss(module, batch, {}, double_q=True, huber=False)
+        else:
+            c51_loss(module, batch, {}, double_q=True)
+        found.append([module.q_values(batch["next_obs"], target=target) for target in (False, True)])
+    assert not any(itertools.starmap(torch.equal, zip(*found, strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -174,11 +197,17 @@ class TestAtoms:
         module = tables(rows, target, num_atoms=3, v_min=-1.0, v_max=1.0)
         batch = make_batch(rewards=[0.0], discounts=[1.0])
         loss, reported = c51_loss(module, batch, {}, double_q=double_q)
+        with small_config(num_atoms=3, double_q=double_q).build() as algo:
+            assert algo.make_loss()(module, batch, {})[0].item() == loss.item()
         probs = [0.5, 0.25, 0.25] if double_q else [0.1, 0.2, 0.7]
         assert loss.item() == pytest.approx(-np.dot(probs, log([0.2, 0.3, 0.5])), rel=1e-5)
         assert reported["qf_mean"].item() == pytest.approx(0.5 - 0.2)
         _, reported = c51_loss(module, make_batch(rewards=[1.0], terminated=[True]), {}, double_q=double_q)
         assert reported["td_error"].item() == pytest.approx(-log(0.5), rel=1e-5)
+        batch = make_batch(rewards=[1.0, -1.0], terminated=[True, True], weights=[1.0, 0.25])
+        loss, reported = c51_loss(module, batch, {}, double_q=double_q)
+        assert reported["td_error"].tolist() == pytest.approx([-log(0.5), -log(0.2)], rel=1e-5)
+        assert loss.item() == pytest.approx((-log(0.5) - 0.25 * log(0.2)) / 2, rel=1e-5)
 
     def test_rows_count_by_their_weights(self) -> None:
         # Row 0 terminates with a return of 1, row 1 with a return of -1: one atom each, so minus its log-probability.
@@ -316,6 +345,18 @@ class TestRing:
             assert self.updates(algo, 3) == [4, 4, 4]
             assert len(algo.local_replay_buffer) == 48
 
+    def test_a_result_is_the_mean_over_all_updates_of_an_iteration(self) -> None:
+        losses: list[float] = []
+
+        def note(result: Any) -> None:
+            losses.append(result["total_loss"])
+
+        config = self.config(training_intensity=24).callbacks(on_update_end=note)
+        with config.reporting(min_sample_timesteps_per_iteration=12).build() as algo:
+            result = algo.train()["learners"]["default_policy"]
+        assert len(losses) == 6  # three per round, from the second one on
+        assert result["total_loss"] == pytest.approx(np.mean(losses))
+
     def test_the_target_is_copied_at_its_frequency(self) -> None:
         with self.config(target_network_update_freq=12).build() as algo:
             same = []
@@ -382,6 +423,15 @@ class TestRing:
         with config.build() as algo:
             assert self.updates(algo, 2) == [2, 2]
             assert len(algo.local_replay_buffer) == 16
+
+    def test_transitions_of_several_steps_continue_over_the_fragments_of_each_runner(self) -> None:
+        with self.config().env_runners(num_env_runners=2).engine("local").build() as algo:
+            for _ in range(3):
+                algo.training_step()
+            batch = algo.local_replay_buffer.sample(2000, n_step=3)
+        _, first = np.unique(batch["indices"], return_index=True)
+        counts = np.bincount(batch["num_steps"][first])
+        assert counts.tolist() == [0, 2, 2, 20]  # only the two newest rows of each runner have fewer steps
 
     @pytest.mark.slow
     def test_two_learners_learn_as_one_does(self) -> None:

@@ -218,6 +218,15 @@ def test_the_temperature_rises_where_there_is_too_little_entropy(
     assert (module.log_alpha - 0.1 * module.log_alpha.grad > module.log_alpha).item() is rises
 
 
+@pytest.mark.parametrize(("given", "aimed_at"), [("auto", -2.0), (-3.5, -3.5), (0.0, 0.0)])
+def test_the_loss_has_the_target_entropy_of_the_config(given: Any, aimed_at: float) -> None:
+    module, batch = make_module(BOX), tensors(make_batch(BOX))
+    with quick(target_entropy=given).build() as algorithm:
+        _, reported = algorithm.make_loss()(module, batch, {})
+    surplus = reported["entropy"].item() - aimed_at
+    assert reported["alpha_loss"].item() == pytest.approx(math.log(0.3) * surplus, rel=1e-5)
+
+
 def test_the_entropy_that_is_aimed_at() -> None:
     assert make_module(BOX).auto_target_entropy == -2
     assert make_module(DISCRETE).auto_target_entropy == pytest.approx(math.log(4) / 2)

@@ -88,7 +88,7 @@ def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.Monkey
         "environment": {"env": "CartPole-v1"},
         "training": {"lr": [[0, 1e-3], [10_000, 0]], "train_batch_size_per_learner": 512, "minibatch_size": 128},
         "rl_module": {"model_config": {"fcnet_hiddens": [8, 8]}},
-        "stop": {"training_iteration": 1000},
+        "stop": {"training_iteration": 1000, "num_env_steps": 1},
     }
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment), encoding="utf-8")
     options = ["--seed", "7", "--stop", "training_iteration=2", "--run-dir", "here"]

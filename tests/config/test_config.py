@@ -143,12 +143,14 @@ def test_a_frozen_config_refuses_changes_and_its_copy_takes_them() -> None:
 
 
 def test_a_copy_is_independent() -> None:
-    config = valid().environment(env_config={"a": 1}).callbacks(on_sample_end=lambda samples: None)
+    config = valid().environment(env_config={"a": 1, "b": {"c": [1]}}).callbacks(on_sample_end=lambda samples: None)
     other = config.copy()
     assert other == config
     other.env_config["a"] = 2
+    other.env_config["b"]["c"].append(2)
+    other.env_config["b"]["d"] = 3
     other.callbacks(on_sample_end=lambda samples: None)
-    assert config.env_config == {"a": 1}
+    assert config.env_config == {"a": 1, "b": {"c": [1]}}
     assert len(config.callback_functions["on_sample_end"]) == 1
     with pytest.raises(ConfigError, match="Did you mean 'gamma'"):
         config.copy(gama=1)

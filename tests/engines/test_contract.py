@@ -178,6 +178,12 @@ def test_a_worker_has_as_many_threads_as_it_asked_for_cores(
     assert result(start(Counter, num_cpus=num_cpus).call(found)) == num_threads
 
 
+@pytest.mark.parametrize("engine", ["process"], indirect=True)
+def test_the_user_has_the_last_word_on_threads(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert result(start(Counter, num_cpus=1.0).call(lambda _: os.environ["OMP_NUM_THREADS"])) == "3"
+
+
 # Large values.
 
 
@@ -425,6 +431,14 @@ def test_the_time_of_a_call_begins_with_the_answer_to_the_one_before(start: Star
 
 
 @with_processes
+def test_the_limit_of_a_call_is_no_limit_for_later_calls(start: Start) -> None:
+    handle = start(Counter)
+    assert result(handle.call("add", timeout_s=0.5)) == 1
+    assert result(handle.call(sleep, 1.5)) is None
+    assert result(handle.call("add")) == 2
+
+
+@with_processes
 def test_a_call_that_cannot_even_be_sent_is_overdue(start: Start) -> None:
     handle = start(Counter)
     process = result(handle.call(pid))
@@ -447,6 +461,15 @@ def test_nothing_that_a_worker_started_outlives_it(start: Start, end: str) -> No
     else:
         handle.call(kill_yourself)
     assert type(raised(handle.call("add"))) is WorkerDiedError
+    until(lambda: not any(map(is_running, processes)))
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="there is no guard on this system")
+@pytest.mark.parametrize("engine", ["process"], indirect=True)
+def test_what_an_idle_worker_started_ends_with_it_before_anybody_asks(start: Start) -> None:
+    handle = start(Counter)
+    processes = [result(handle.call(pid)), *result(handle.call(start_a_family))]
+    os.kill(processes[0], signal.SIGKILL)
     until(lambda: not any(map(is_running, processes)))
 
 

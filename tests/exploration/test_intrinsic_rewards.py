@@ -20,6 +20,7 @@ from corral.exploration.base import overrides_method
 from corral.exploration.distillation import Moments
 from corral.exploration.intrinsic import next_observations
 from corral.exploration.state_entropy import neighbour_distances
+from corral.modules.threads import torch_threads
 from corral.runners.runner import EnvRunner
 from corral.testing import IDENTITY_ACTION_SPACES, CountingEnv, IdentityEnv
 
@@ -153,6 +154,17 @@ def test_moments_of_parts_are_those_of_the_whole() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_nets_run_in_one_thread(kind: str) -> None:
+    exploration = Explorer(kind).exploration
+    found = []
+    exploration.net.register_forward_hook(lambda *_: found.append(torch.get_num_threads()))
+    with torch_threads(2):
+        exploration.learn([walk(0)], timestep=0)
+        assert torch.get_num_threads() == 2
+    assert set(found) == {1}
+
+
 def test_a_lone_state_is_rewarded_most() -> None:
     explorer = Explorer("RE3", k_nn=3, beta=0.5)
     rollout = walk(0)
@@ -261,6 +273,46 @@ def test_few_steps_wait_for_a_gradient_step(kind: str) -> None:
         before, part.rewards = part.rewards.copy(), np.zeros_like(part.rewards)
         exploration.learn([part], timestep=t)
         assert np.array_equal(part.rewards, before)
+
+
+@pytest.mark.parametrize("kind", ["Curiosity", "RND"])
+def test_a_state_replaces_the_steps_that_wait(kind: str) -> None:
+    whole = walk(0)
+    one, other = Explorer(kind).exploration, Explorer(kind).exploration
+    for exploration, t in ((one, 0), (other, 8)):
+        exploration.learn([rollout_of(whole.obs[t : t + 5], whole.actions[t : t + 4])], timestep=t)
+    saved = one.get_state()
+    other.set_state(saved)
+    (kept,), (expected,) = other.get_state()["waiting"], saved["waiting"]
+    assert all(map(np.array_equal, kept, expected))
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "nets"),
+    [
+        ("Curiosity", "feature_net_config", ["features"]),
+        ("RND", "distill_net_config", ["target", "predictor"]),
+        ("RE3", "encoder_net_config", [""]),
+    ],
+)
+def test_the_settings_of_a_net_are_those_asked_for(kind: str, setting: str, nets: list[str]) -> None:
+    config = {"fcnet_hiddens": [7, 5], "fcnet_activation": "elu"}
+    net = Explorer(kind, **{setting: config}).exploration.net
+    for name in nets:
+        parts = list(net.get_submodule(name).modules())
+        assert [part.out_features for part in parts if isinstance(part, torch.nn.Linear)][:2] == [7, 5]
+        assert sum(isinstance(part, torch.nn.ELU) for part in parts) == 2
+
+
+def test_the_models_of_curiosity_have_settings_of_their_own() -> None:
+    settings = {"inverse_net_hiddens": [7], "forward_net_hiddens": [6, 5], "inverse_net_activation": "elu"}
+    net = Explorer("Curiosity", feature_dim=9, **settings).exploration.net
+    found = []
+    for model in (net.inverse_model, net.forward_model):
+        parts = list(model.modules())
+        widths = [part.out_features for part in parts if isinstance(part, torch.nn.Linear)]
+        found.append((widths, sum(isinstance(part, torch.nn.ELU) for part in parts)))
+    assert found == [([7, 4], 1), ([6, 5, 9], 0)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

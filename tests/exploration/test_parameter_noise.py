@@ -12,8 +12,9 @@ import torch
 from explorers import FOUR, STATE, Explorer, SamplingConfig, rollout_of
 from gymnasium import spaces
 
+from corral.exploration.parameter_noise import ParameterNoise
 from corral.runners.runner import EnvRunner
-from corral.testing import PoorHabit
+from corral.testing import CountingEnv, PoorHabit
 
 ONE_HOT = spaces.Discrete(3)  # what NumPy does not compute
 MakeRunner = Callable[..., EnvRunner]
@@ -145,6 +146,34 @@ def test_the_deviation_adapts_once_a_rollout(make_runner: MakeRunner, initial: f
         assert runner.exploration.get_metrics(0) == {"parameter_noise_stddev": pytest.approx(initial * factor**count)}
     runner.sample(num_timesteps=8, explore=False)
     assert runner.exploration.get_state() == {"stddev": pytest.approx(initial * factor**3)}
+
+
+class Watched(ParameterNoise):
+    """Notes the outputs that it compares."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.compared: list[tuple[Any, Any]] = []
+
+    def distance(self, plain: Any, perturbed: Any) -> tuple[float, float]:
+        self.compared.append((plain, perturbed))
+        return super().distance(plain, perturbed)
+
+
+def test_the_distance_is_between_outputs_for_the_same_observations() -> None:
+    config = SamplingConfig().environment(CountingEnv, env_config={"episode_length": 5})
+    config.env_runners(num_envs_per_env_runner=2)
+    config.exploration(exploration_config={"type": Watched, "random_timesteps": 0, "initial_stddev": 0.0})
+    runner = EnvRunner(config.debugging(seed=0).freeze())
+    exploration: Any = runner.exploration
+    for _ in range(3):
+        rollout = runner.sample(num_timesteps=4)
+        obs: Any = rollout.obs
+        assert not np.array_equal(obs[-1], obs[-2])
+    for plain, perturbed in exploration.compared:  # without noise they are equal
+        assert plain == pytest.approx(perturbed, abs=1e-6)
+    assert len(exploration.compared) == 3
+    runner.stop()
 
 
 def test_the_distance_settles_at_its_target(make_runner: MakeRunner) -> None:

@@ -51,6 +51,8 @@ from learner_cases import (
 from corral import PPOConfig
 from corral.core.tree import map_tree
 from corral.engines.base import WorkerHandle
+from corral.engines.call_limits import FACTOR, LEAST_S, CallLimits
+from corral.engines.local import LocalEngine
 from corral.engines.process import ProcessEngine
 from corral.errors import CallbackError, CorralError, LossError, WorkerDiedError
 from corral.learners.build import start_learners
@@ -220,6 +222,14 @@ def test_events_fire_in_every_learner(build: Build) -> None:
     assert metrics.peek(("learners", "rows")) == 0
 
 
+def test_callbacks_of_several_learners_take_the_time_of_the_slowest_and_once(build: Build) -> None:
+    group, timers = build(MakeLearner(2)), Timers()
+    group._call_each(setattr, [("callbacks_s", 1.0), ("callbacks_s", 2.5)])
+    for _ in range(2):
+        group.collect_metrics(MetricsLogger(), timers)
+        assert (timers.seconds["callbacks"], timers.seconds["learning"]) == (2.5, -2.5)
+
+
 def test_changed_gradients_give_the_same_weights_in_all_learners(build: Build) -> None:
     settings = {"optimizer_class": torch.optim.SGD, "callbacks": {"on_gradients": [ones_of_rank]}}
     group = build(MakeLearner(2, **settings))
@@ -308,7 +318,7 @@ def test_a_delayed_actor_in_two_learners_moves_as_in_one(build: Build) -> None:
             np.testing.assert_allclose(weights["m"][name], value, atol=1e-6, rtol=0, err_msg=name)
 
 
-@pytest.mark.parametrize(("limit", "num_epochs"), [(4.0, 1), (6.0, 3)])
+@pytest.mark.parametrize(("limit", "num_epochs"), [(4.9, 1), (5.1, 3)])
 def test_all_learners_stop_after_the_same_epoch(build: Build, limit: float, num_epochs: int) -> None:
     group, batch = build(MakeLearner(2)), regression(11)
     batch["y"] = np.where(np.arange(11) < 6, 0.0, 11.0).astype(np.float32)  # 0 and 11 in the learners, 5 in the mean
@@ -483,6 +493,17 @@ def test_one_learner_of_the_engine_needs_no_peers_and_leaves_no_process(build: B
     with pytest.raises(WorkerDiedError, match=r"the learners are gone.*stopped"):
         update(group, batch, lr=0.1)
     assert_same_weights(group.get_weights(), single.get_weights(), 0)
+
+
+@pytest.mark.parametrize("num_epochs", [1, 3])
+def test_the_time_limit_of_an_update_follows_the_rows_and_epochs_of_earlier_updates(num_epochs: int) -> None:
+    limits, make = CallLimits("auto"), MakeLearner(1)
+    group = LearnerGroup(make(), [LocalEngine().start(partial(make, 0))], limits=limits)
+    start_s = time.monotonic()
+    update(group, regression(500), lr=0.01, num_epochs=num_epochs)
+    elapsed_s = time.monotonic() - start_s
+    limit_s = limits.limit_s("row passes", 1e9)
+    assert limit_s is not None and LEAST_S < limit_s <= FACTOR * elapsed_s * 1e9 / (500 * num_epochs)
 
 
 def test_learners_that_do_not_start_in_time() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from corral.errors import ConfigError
 from corral.modules.inference import Inference
+from corral.modules.networks import ACTIVATIONS
 from corral.modules.q_module import DuelingHead, NoisyLinear, QModule
 
 OBS = spaces.Box(-1, 1, (3,), np.float32)
@@ -61,17 +62,29 @@ def test_the_target_starts_as_a_copy_and_moves_by_tau(form: str) -> None:
     assert not any(parameter.requires_grad for parameter in module.target_q.parameters())
 
 
-def test_the_target_has_the_running_statistics_of_the_network() -> None:
-    class Normalized(QModule):
-        def make_network(self) -> nn.Module:
-            return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
+@pytest.mark.parametrize("form", ["plain", "dueling", "noisy", "atoms"])
+def test_the_activation_is_the_one_asked_for(form: str) -> None:
+    module = made(fcnet_activation="silu", **FORMS[form])
+    activations = [type(part) for part in module.q.modules() if type(part) in ACTIVATIONS.values()]
+    assert activations == [nn.SiLU, nn.SiLU]
 
+
+class Normalized(QModule):
+    """A network with running statistics."""
+
+    def make_network(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, self.num_actions))
+
+
+def test_the_target_has_the_running_statistics_of_the_network() -> None:
     module = Normalized(OBS, spaces.Discrete(4), {})
-    module.q(5 + torch.randn(16, 3))
-    assert module.q.get_buffer("0.running_mean").abs().min() > 0.1
-    module.update_target(0.1)
-    for name in ("0.running_mean", "0.running_var", "0.num_batches_tracked"):
-        assert torch.equal(module.target_q.get_buffer(name), module.q.get_buffer(name))
+    module.train().q(torch.randn(64, 3) + 5)
+    with torch.no_grad():
+        module.update_target(0.25)
+    own, target = dict(module.q.named_buffers()), dict(module.target_q.named_buffers())
+    assert own["0.running_mean"].min() > 0.3
+    for name, value in own.items():
+        torch.testing.assert_close(target[name], value)
 
 
 def test_only_the_network_travels() -> None:

@@ -82,6 +82,21 @@ def test_a_state_replaces_whatever_there_was(kind: type[ReplayBuffer]) -> None:
     assert len(other) == 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_of_few_valid_rows_replaces_one_of_others(kind: type[ReplayBuffer]) -> None:
+    def lone(n: int) -> ReplayBuffer:
+        buffer = kind(160, seed=n)
+        rollout = Stream(8, seed=n).next(20)
+        rollout.valid[:] = np.arange(8) == n
+        buffer.add(rollout)
+        buffer.sample(4)
+        return buffer
+
+    buffer, other = lone(2), lone(5)
+    other.set_state(buffer.get_state())
+    assert set(other.sample(64)["obs"][:, 1]) == {2}
+
+
 def test_a_state_is_a_snapshot_of_the_rows_in_use() -> None:
     buffer, streams = used(ReplayBuffer, 1)
     state = buffer.get_state()

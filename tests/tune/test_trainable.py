@@ -95,6 +95,17 @@ def test_new_settings_and_a_checkpoint_keep_the_algorithm(make: Any, tmp_path: P
     assert (result["training_iteration"], lr(result)) == (2, 1e-2)
 
 
+def test_settings_may_change_back(make: Any, tmp_path: Path) -> None:
+    one = make()
+    algorithm = one.algorithm
+    saved = one.save(str(tmp_path / "checkpoint"))
+    for rate in (1e-2, 1e-3, 1e-2):
+        assert one.reset({**SETTINGS, "lr": rate})
+        one.restore(saved)
+        assert lr(one.train()) == rate
+    assert one.algorithm is algorithm
+
+
 def test_new_settings_without_a_checkpoint_are_another_trial(make: Any) -> None:
     one = make()
     algorithm = one.algorithm
