@@ -177,3 +177,14 @@ def test_callbacks_may_add_results_of_their_own() -> None:
         learned = algo.train()["learners"]["default_policy"]
     assert learned["mine"] == 3.0
     assert learned["more"].tolist() == [1.0, 2.0]
+
+
+def test_on_learn_on_batch_cannot_replace_a_number_of_the_learner() -> None:
+    def replace(result: dict[str, Any]) -> None:
+        result["total_loss"] = 1e6
+
+    with (
+        config(0, on_learn_on_batch=replace).build() as algo,
+        pytest.raises(CallbackError, match=r"added 'total_loss' to `result`.*choose other names"),
+    ):
+        algo.train()
