@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from corral import DQNConfig, PPOConfig
@@ -131,3 +132,59 @@ def test_what_a_checkpoint_restored_stays_reserved() -> None:
         with pytest.raises(MetricsError, match="choose another name"):
             other.metrics.log_value(("env_runners", "num_episodes"), 1.0)
         assert other.train()["env_runners"]["num_env_steps_sampled_lifetime"] == 32
+
+
+@pytest.mark.parametrize("base", [PPOConfig, DQNConfig])
+@pytest.mark.parametrize("settings", [{}, {"reduce": "mean"}], ids=repr)
+@pytest.mark.parametrize("event", ["on_learn_on_batch", "on_update_end"])
+def test_a_name_of_the_learners_results_is_refused(
+    base: type[AlgorithmConfig], event: str, settings: dict[str, Any]
+) -> None:
+    def log_it(metrics_logger: MetricsLogger) -> None:
+        metrics_logger.log_value(("default_policy", "total_loss"), 1e6, **settings)
+
+    experiment = config(0, base, **{event: log_it})
+    if base is DQNConfig:
+        experiment.training(num_steps_sampled_before_learning_starts=1)
+    name = "learners/default_policy/total_loss"
+    with experiment.build() as algo, pytest.raises(MetricsError, match=rf"'{name}', logged at {__file__}:\d+:"):
+        algo.train()
+
+
+def test_a_name_of_the_learners_results_is_refused_before_the_first_update_too() -> None:
+    def log_it(metrics_logger: MetricsLogger) -> None:
+        metrics_logger.log_value(("learners", "default_policy", "policy_loss"), 1.0)
+
+    with (
+        config(0, on_algorithm_init=log_it).build() as algo,
+        pytest.raises(MetricsError, match=rf"'learners/default_policy/policy_loss', logged at {__file__}:\d+:"),
+    ):
+        algo.train()
+
+
+def test_learning_goes_on_from_a_checkpoint_with_the_learners_names() -> None:
+    with config(0).build() as one, config(0).build() as other:
+        one.train()
+        other.set_state(one.get_state())
+        assert "policy_loss" in other.train()["learners"]["default_policy"]
+
+
+def test_callbacks_may_add_results_of_their_own() -> None:
+    def add(result: dict[str, Any]) -> None:
+        result["mine"], result["more"] = np.float32(3.0), np.array([1.0, 2.0])
+
+    with config(0, on_update_end=add).build() as algo:
+        learned = algo.train()["learners"]["default_policy"]
+    assert learned["mine"] == 3.0
+    assert learned["more"].tolist() == [1.0, 2.0]
+
+
+def test_on_learn_on_batch_cannot_replace_a_number_of_the_learner() -> None:
+    def replace(result: dict[str, Any]) -> None:
+        result["total_loss"] = 1e6
+
+    with (
+        config(0, on_learn_on_batch=replace).build() as algo,
+        pytest.raises(CallbackError, match=r"added 'total_loss' to `result`.*choose other names"),
+    ):
+        algo.train()

@@ -184,7 +184,7 @@ class Algorithm(metaclass=_WithHints):
             self.setup()  # which may add a part to the weights
             self.sync_weights()
             for name in self.METRICS:
-                self.metrics.log_values(("learners", DEFAULT_MODULE_ID, name), [], reduce="mean")
+                self.metrics.log_reserved(("learners", DEFAULT_MODULE_ID, name), [], reduce="mean")
             self._callbacks.fire("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
             self._running = True
             self.timers.take()  # what building took is no part of the first iteration
@@ -207,6 +207,16 @@ class Algorithm(metaclass=_WithHints):
         """Sample, learn, and hand out the new weights. Return metrics of the learners by module id."""
 
     # Pieces of a training step.
+
+    def log_learner_results(self, results: Mapping[str, Mapping[str, Any]]) -> None:
+        """Log the results of an update, by module id; no other metric can have the names of the numbers among them."""
+        for module_id, values in results.items():
+            for name, value in values.items():
+                key = ("learners", module_id, name)
+                if isinstance(value, (float, int)) or getattr(value, "ndim", None) == 0:
+                    self.metrics.log_reserved(key, [float(value)], reduce="mean")
+                else:  # from a callback, for instance an array
+                    self.metrics.log_dict({name: value}, key=key[:-1], reduce="mean")
 
     def sample(self, num_timesteps: int) -> list[Rollout]:
         """Sample at least `num_timesteps` env steps, in rounds of the fragment length if one is set."""
@@ -266,7 +276,7 @@ class Algorithm(metaclass=_WithHints):
             config, start = self.config, time.perf_counter()
             steps_before = self.num_env_steps_sampled_lifetime
             while True:
-                self.metrics.log_dict(self.training_step(), key="learners", reduce="mean")
+                self.log_learner_results(self.training_step())
                 elapsed_s = time.perf_counter() - start
                 sampled = self.num_env_steps_sampled_lifetime - steps_before
                 if (

@@ -134,7 +134,7 @@ class OffPolicyAlgorithm(Algorithm):
         config, results = self.config, dict[str, dict[str, Any]]()
         settings = UpdateSettings.from_config(config, lr=self.lr())
         for _ in range(self._num_updates_due(num_env_steps)):
-            self.metrics.log_dict(results, key="learners", reduce="mean")
+            self.log_learner_results(results)
             with self.timers.time("replay"):
                 batch = self.prepare_batch(
                     self.local_replay_buffer.sample(

@@ -29,6 +29,7 @@ from corral.coordination import environment
 from corral.core.seeding import seed_everything
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, copy_nested, map_tree
+from corral.engines.forks import forks_end_here
 from corral.engines.process_group_guard import start_guarded_group
 from corral.envs.checks import check_obs
 from corral.envs.step_timeout import StepTimer
@@ -155,11 +156,12 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         return {_FAILURE: (method, problem_of(error), "".join(traceback.format_exception(error)))}
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the env within the time limit."""
-        if self._timer is None:
-            return function(*args, **kwargs)
-        with self._timer.installed():
-            return self._timer.call(function, *args, **kwargs)
+        """Call a method of the env within the time limit; a process that it forks would answer on the same pipe."""
+        with forks_end_here():
+            if self._timer is None:
+                return function(*args, **kwargs)
+            with self._timer.installed():
+                return self._timer.call(function, *args, **kwargs)
 
     def renew(self, seed: int) -> tuple[Any, ...]:
         """Restart the env; return its first observation and info, or a tuple with only the exception."""
@@ -175,7 +177,7 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         """Call a packed function with the env and further arguments; return its packed result or exception."""
         function, args = cloudpickle.loads(packed)
         try:
-            with _portable_errors():
+            with forks_end_here(), _portable_errors():
                 answer: bytes = cloudpickle.dumps((True, function(self.env, *args)))
         except Exception as error:
             error.add_note(f"In the process of the sub-env:\n{''.join(traceback.format_exception(error))}")

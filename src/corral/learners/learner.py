@@ -17,7 +17,7 @@ from torch import Tensor
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
 from corral.core.tree import Tree, map_tree, num_rows
-from corral.errors import ColumnError, ConfigError, LossError
+from corral.errors import CallbackError, ColumnError, ConfigError, LossError
 from corral.learners.distributed import Peers
 from corral.learners.gradients import backward, clip_gradients, total_loss
 from corral.learners.learner_state import get_learner_state, set_learner_state
@@ -150,7 +150,8 @@ class Learner:
                 layer or parameter was replaced.
             ColumnError: A callback of `on_gradients` added or removed gradients, or changed their shape; or a loss
                 asked for a column that the batch lacks.
-            CallbackError: A callback raised, or wrote an action outside the action space.
+            CallbackError: A callback raised, wrote an action outside the action space, or gave a result the name of a
+                number that the learner reports.
         """
         self._check_learns(settings)
         results: dict[str, dict[str, Any]] = {}
@@ -171,6 +172,11 @@ class Learner:
                 )
             with torch_threads(self._num_threads[module_id]):
                 metrics = self._update_module(module_id, batch, settings[module_id])
+            if taken := sorted(metrics.keys() & added.keys()):
+                raise CallbackError(
+                    f"on_learn_on_batch: a callback added {', '.join(map(repr, taken))} to `result`, and learners/"
+                    f"{module_id} reports numbers of these names: choose other names."
+                )
             results[module_id] = metrics | added
             self._fire("on_update_end", module_id, result=results[module_id])
         return results

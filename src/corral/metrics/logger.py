@@ -155,13 +155,22 @@ class MetricsLogger:
         """
         entry, given = self._reserved_by_key.get(key), Settings(**settings)
         if entry is None:
-            path = as_path(key)
-            entry = Entry(path, make_reduction(path, given, "ema"), call_site(), given, is_reserved=True)
-            entry.set_shape(())
-            self._reserved_by_key[key] = self._add_entry(entry)
+            entry = self._reserved_by_key[key] = self._reserve(as_path(key), given)
         elif given != entry.given:
             _check_reduction(entry, make_reduction(entry.path, given, "ema"), None)
         entry.add(values)
+
+    def _reserve(self, path: Path, given: Settings) -> Entry:
+        """Return the entry of one of the library's own keys, which a checkpoint may have brought back."""
+        reduction, entry = make_reduction(path, given, "ema"), self._entries.get(path)
+        if entry is None:
+            entry = self._add_entry(Entry(path, reduction, call_site(), given, is_reserved=True))
+        elif not entry.is_reserved:
+            raise _reserved_error(path, entry.site)
+        _check_reduction(entry, reduction, None)
+        entry.given = given
+        entry.set_shape(())
+        return entry
 
     def log_dict(self, values: Mapping[str, Any], *, key: Key = (), **settings: Any) -> None:
         """Log a (nested) dict of values under `key`, all with the same settings; see `log_value`."""
@@ -189,7 +198,7 @@ class MetricsLogger:
         plain = [as_value(path, value) for value in values]
         entry = self._entries.get(path)
         if entry is not None and entry.is_reserved:
-            raise _reserved_error(path, call_site(), entry)
+            raise _reserved_error(path, call_site())
         if entry is None or settings not in (_NOTHING_GIVEN, entry.given):
             reduction = make_reduction(path, settings, default_reduce(plain))
             if entry is not None:
@@ -344,7 +353,7 @@ class MetricsLogger:
             self._add_entry(entry)
         for part in parts:
             if part.is_reserved != entry.is_reserved:
-                raise _reserved_error(path, entry.site if part.is_reserved else part.site, entry)
+                raise _reserved_error(path, entry.site if part.is_reserved else part.site)
             _check_reduction(entry, part.reduction, part.site)
             entry.set_shape(part.shape)
         return entry
@@ -365,7 +374,7 @@ class MetricsLogger:
             self._add_entry(Entry.from_state(entry_state))
 
 
-def _reserved_error(path: Path, site: str, entry: Entry) -> MetricsError:
+def _reserved_error(path: Path, site: str) -> MetricsError:
     """Return the error for user code that logs a key of the library's own, with the place where it does."""
     return MetricsError(
         f"metric {'/'.join(path)!r}, logged at {site}: the result has a number of this name, which the library logs; "
