@@ -275,6 +275,7 @@ def test_from_checkpoint_has_the_config(tmp_path: Path) -> None:
         ({"env": lambda env_config: IdentityEnv(env_config)}, "environment.env: <function <lambda>"),
         ({"env_config": {"space": IdentityEnv({"space": "box"}).action_space}}, "environment.env_config.space: Box"),
         ({"env_config": {"made_by": IdentityEnv}}, "environment.env_config.made_by: <class"),
+        ({"env_config": {"levels": {3: 0.5}}}, "environment.env_config.levels: {3: 0.5}"),  # a file has "3"
         ({"callbacks_class": [Noting()]}, "callbacks.callbacks_class.0: <"),
         ({"callback_functions": {"on_train_result": [lambda: None]}}, "on_train_result.0: <function"),
     ],

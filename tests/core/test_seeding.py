@@ -1,12 +1,14 @@
-"""Seeds of runners: every runner draws numbers of its own."""
+"""Seeds: of the global generators, and of runners, each of which draws numbers of its own."""
 
 from __future__ import annotations
 
 import itertools
+import random
 
 import numpy as np
+import torch
 
-from corral.core.seeding import runner_seeds
+from corral.core.seeding import runner_seeds, seed_everything
 
 
 def numbers(*arguments: int) -> list[tuple[int, ...]]:
@@ -29,3 +31,16 @@ def test_training_runners_draw_from_seed_and_index_alone() -> None:
         again = [tuple(s.generate_state(2).tolist()) for s in np.random.SeedSequence([seed, 2, 1]).spawn(3)]
         assert numbers(seed, 2, 0, 0) == plain
         assert numbers(seed, 2, 1, 0) == again
+
+
+def test_every_global_generator_starts_again() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), float(torch.rand(()))
+
+    drawn = []
+    for seed in (3, 2**32 + 3, 4, 3):
+        seed_everything(seed)
+        drawn.append(draw())
+    first, _, other, again = drawn
+    assert first == again
+    assert all(one != two for one, two in zip(first, other, strict=True))

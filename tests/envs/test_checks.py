@@ -255,3 +255,9 @@ def test_nor_in_a_vector_env_of_a_factory() -> None:
     made = make_vector_env(factory, EnvContext({}), num_envs=None)
     assert made.get_attr("num_steps") == (0, 0)
     made.close()
+
+
+def test_the_check_draws_nothing_from_the_action_space_of_the_env() -> None:
+    env, same = BrokenEnv(action_space=spaces.Discrete(1000, seed=3)), spaces.Discrete(1000, seed=3)
+    check_env(env, "BrokenEnv")
+    assert [env.action_space.sample() for _ in range(5)] == [same.sample() for _ in range(5)]

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from corral.core.returns import gae
+from corral.envs.sub_envs import restart_env
 from corral.errors import CallbackError, EnvError
 from corral.runners.runner import EnvRunner
+from corral.testing import CountingEnv
 from faulty import TroubleDictEnv, TroubleEnv
 from handmade import MakeRunner
 
@@ -296,6 +298,19 @@ class TestMakingAnew:
         rollout = runner.sample(num_timesteps=10)
         assert len(rollout.broken) == 1
         assert runner.num_sub_env_restarts == 1
+
+    def test_each_attempt_has_another_seed(self) -> None:
+        seeds: list[int | None] = []
+
+        class Picky(CountingEnv):
+            def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+                seeds.append(seed)
+                if len(seeds) < 3:
+                    raise OSError("no level can be made from this seed")
+                return super().reset(seed=seed)
+
+        restart_env(Picky(), Picky, seed=7)
+        assert seeds[0] == 7 and len(set(seeds)) == 3
 
     @pytest.mark.parametrize("vectorization", VECTORIZATIONS)
     def test_that_fails_three_times_is_an_error_with_both_failures(self, make: Make, vectorization: str) -> None:

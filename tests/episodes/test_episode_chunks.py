@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from corral.episodes.episode import SingleAgentEpisode
 from corral.errors import EpisodeError
-from handmade import made, plain, stepped
+from handmade import MakeRunner, made, plain, stepped
 
 S = slice
 ALL = S(-1000, None)
@@ -486,3 +486,10 @@ def test_a_slice_shares_no_list_of_temporary_data() -> None:
     part = episode[1:]
     part.add_temporary_timestep_data("x", 2)
     assert (episode.get_temporary_timestep_data("x"), part.get_temporary_timestep_data("x")) == ([1], [1, 2])
+
+
+def test_parts_of_a_runner_s_episode_are_of_its_sub_env(make_runner: MakeRunner) -> None:
+    _, second = make_runner(num_envs=2).sample(num_timesteps=4).episodes()
+    assert second.env_index == 1
+    for part in (second[1:], second.cut(), SingleAgentEpisode.from_state(second.get_state())):
+        assert part.env_index == 1

@@ -96,6 +96,7 @@ def test_columns_of_them(make_runner: MakeRunner, mode: str) -> None:
     assert names.shape == valid.shape
     assert [name != "" for name in names[valid]] == rollout.terminated[valid].tolist()
     assert (rollout.info_column("nobody", default=3.0) == 3.0).all()
+    assert (rollout.info_column("reset", default=-1) == -1).all()  # which no step gave
     with pytest.raises(KeyError, match=r"half.*deep"):
         rollout.info_column("deep")
 

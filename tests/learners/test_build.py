@@ -12,6 +12,7 @@ import pytest
 
 from corral import PPOConfig
 from corral.errors import ConfigError, WorkerDiedError
+from corral.modules.module import ActorCritic
 from corral.testing import IdentityEnv
 
 
@@ -97,6 +98,27 @@ def test_learners_freeze_what_the_driver_froze_when_it_made_the_module() -> None
             assert not (after["value_head.weight"] == before["value_head.weight"]).all()
             heads.append(bool((after["policy_head.weight"] == before["policy_head.weight"]).all()))
         assert heads == [True, False]
+
+
+def unfreeze_policy(policy: Any) -> None:
+    policy.requires_grad_(True)
+
+
+class FrozenAtFirst(ActorCritic):
+    """Its own constructor freezes the head of the policy."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.policy_head.requires_grad_(False)
+
+
+def test_learners_train_what_the_driver_made_trainable() -> None:
+    config = learning().training(train_batch_size_per_learner=64, num_epochs=1).learners(num_learners=1)
+    config.rl_module(module_class=FrozenAtFirst).callbacks(None).callbacks(on_create_policy=unfreeze_policy)
+    with config.engine("process").build() as algorithm:
+        before = algorithm.get_module().state_dict()["policy_head.weight"].clone()
+        algorithm.train()
+        assert not (algorithm.get_module().state_dict()["policy_head.weight"] == before).all()
 
 
 def test_learners_that_would_have_to_take_turns_are_refused() -> None:

@@ -180,8 +180,11 @@ def test_a_finished_run_leaves_config_log_and_results(tmp_path: Path) -> None:
     assert log.rstrip().endswith("Run finished.")
 
 
-def test_a_failed_run_keeps_its_results_and_logs_the_traceback(tmp_path: Path) -> None:
-    handlers, level = list(logging.getLogger("corral").handlers), logging.getLogger("corral").level
+def test_a_failed_run_keeps_its_results_and_logs_the_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers, level = list(logging.getLogger("corral").handlers), logging.WARNING
+    caplog.set_level(level, "corral")  # a run sets another one
     config = small_ppo(FaultyEnv, fault="raise_step", at_step=50)
     with config.build() as algo, pytest.raises(EnvError):
         algo.fit(stop={"training_iteration": 100}, run_dir=tmp_path)

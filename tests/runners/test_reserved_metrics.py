@@ -98,12 +98,13 @@ def test_a_name_taken_on_the_driver_first_ends_the_run_with_its_place(num_env_ru
         algo.train()
 
 
-def test_metrics_of_an_exploration_are_the_library_s_from_the_start() -> None:
+@pytest.mark.parametrize("event", ["on_episode_start", "on_sample_end"])  # before and after the exploration logs them
+def test_metrics_of_an_exploration_are_the_library_s_from_the_start(event: str) -> None:
     def log_it(metrics_logger: MetricsLogger) -> None:
         metrics_logger.log_value("epsilon", 1.0)
 
     with (
-        config(0, DQNConfig, on_sample_end=log_it).build() as algo,
+        config(0, DQNConfig, **{event: log_it}).build() as algo,
         pytest.raises(CallbackError, match=rf"'epsilon', logged at {__file__}"),
     ):
         assert algo.env_runner is not None

@@ -308,6 +308,9 @@ def test_weights_travel_once_to_each_runner_and_only_when_they_changed(engine: s
             lambda runner: {k: v.numpy() for k, v in runner.module.state_dict().items()}
         )
         assert all(np.array_equal(ours[name], weights[name]) for weights in theirs for name in ours)
+        # By now the weights of version 2 have arrived, and their time counts once.
+        assert algo.env_runner_group.take_costs()["weights_sync_ms_mean"] > 0
+        assert math.isnan(algo.env_runner_group.take_costs()["weights_sync_ms_mean"])
 
 
 @pytest.mark.parametrize("engine", ["local", "process"])
@@ -354,6 +357,29 @@ class TestPartsOfTheWeights:
             found = algo.env_runner_group.foreach_env_runner(lambda runner: runner.scale.tolist())
             assert found == [[1, 1, 1]] * 2
             assert algo.env_runner_group.take_costs()["weights_version"] == version
+
+    def test_a_runner_that_cannot_receive_a_part_is_restarted_with_it(self, engine: str, tmp_path: Path) -> None:
+        def receive(env_runner: Any) -> None:
+            def take(arrays: Any) -> None:
+                if env_runner.worker_index == 1 and not (tmp_path / "failed").exists():
+                    (tmp_path / "failed").touch()
+                    raise OSError("no room for the arrays")
+                env_runner.scale = arrays["scale"]
+
+            env_runner.weight_receivers["filter"] = take
+
+        made = config(engine).copy().callbacks(on_environment_created=receive).freeze()
+        with started(made) as group:
+            group.sync_weights({"filter": {"scale": np.ones(3)}}, 1)
+            group.sample(SampleRequest(num_timesteps=4), Timers())
+            assert group.num_failures == 1
+            deadline_s, rollouts = time.monotonic() + 60, list[Rollout]()
+            while len(by_runner(rollouts)) < 2:
+                assert time.monotonic() < deadline_s
+                rollouts = group.sample(SampleRequest(num_timesteps=4), Timers())
+            assert {rollout.weights_version for rollout in rollouts} == {1}
+            assert all(group.foreach_env_runner(lambda runner: hasattr(runner, "scale")))
+            assert (group.num_failures, group.num_remote_worker_restarts) == (1, 1)
 
     def test_a_part_that_a_runner_does_not_know_is_named(self, engine: str) -> None:
         with started(config(engine)) as group:
