@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,15 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's processes are nice by default, and would hardly get on beside the other tests.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+
+@pytest.fixture(autouse=True)
+def _sigint() -> Iterator[None]:
+    """Restore the handler of Ctrl-C after each test: Ray Tune leaves its own in the process."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if signal.getsignal(signal.SIGINT) is not before:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

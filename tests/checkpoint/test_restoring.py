@@ -459,6 +459,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_an_env_of_a_script_is_never_named_by_main(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(IN_THE_SCRIPT.replace("{SMALL}", str(SMALL)), encoding="utf-8")
@@ -476,6 +477,7 @@ def test_an_env_of_a_script_is_never_named_by_main(tmp_path: Path) -> None:
                 Algorithm.from_checkpoint(path)
 
 
+@pytest.mark.slow
 def test_without_a_script_no_file_can_name_a_class(tmp_path: Path) -> None:
     code = IN_THE_SCRIPT.replace("{SMALL}", str(SMALL))
     subprocess.run([sys.executable, "-c", code, "save"], cwd=tmp_path, check=True)

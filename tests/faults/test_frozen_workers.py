@@ -45,6 +45,7 @@ def train_until_restarted(algo: Algorithm, num_restarts: int) -> dict[str, Any]:
         assert time.monotonic() < deadline_s, health
 
 
+@pytest.mark.slow_on_ray
 @pytest.mark.parametrize("engine", ["process", RAY], indirect=True)
 def test_a_frozen_runner_is_replaced_while_the_others_continue(
     engine: str, record: Path, caplog: pytest.LogCaptureFixture
@@ -76,6 +77,7 @@ def test_a_runner_alone_that_hangs_without_a_step_timeout_does_not_hold_up_train
     assert wait_until_gone(pids(record)) == set()
 
 
+@pytest.mark.slow
 def test_a_runner_that_freezes_in_a_call_of_the_user_has_no_result_and_is_replaced(record: Path) -> None:
     def index_or_freeze(runner: Any) -> int:
         if runner.worker_index == 1:

@@ -43,7 +43,7 @@ def test_cartpole_reaches_450_with_the_defaults(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("action_bounds", ["clip", "squash"])
+@pytest.mark.parametrize("action_bounds", [pytest.param("clip", marks=pytest.mark.slow), "squash"])
 def test_pendulum_improves_from_minus_1200_to_minus_350(seed: int, action_bounds: str) -> None:
     config = (
         PPOConfig()
