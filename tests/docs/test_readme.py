@@ -12,7 +12,7 @@ from pages import README, blocks, commands
 
 EXAMPLE = (
     "corral train --algo PPO --env CartPole-v1 --stop episode_return_mean=450 --stop num_env_steps=500000 --seed 0 "
-    "--set training.lr=3e-3"
+    "--set training.minibatch_size=256"
 )
 
 
