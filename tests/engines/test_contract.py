@@ -126,7 +126,7 @@ def test_arguments_arrive_as_they_were_at_the_call(start: Start) -> None:
 
 
 def test_a_callback_of_a_future_may_use_the_handle(start: Start) -> None:
-    """Not so on Ray's own thread, where ending a worker waits for ever."""
+    """Not so on Ray's own thread, where ending a worker waits forever."""
     handle, done = start(Counter), threading.Event()
     second: list[Any] = []
 

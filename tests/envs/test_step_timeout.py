@@ -1,4 +1,4 @@
-"""Steps and resets that hang: interrupted where they do, or else the process is ended. Nothing here waits for ever."""
+"""Steps and resets that hang: interrupted where they do, or else the process is ended. Nothing here waits forever."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_runner_alone_that_hangs_without_a_step_timeout_does_not_hold_up_train
         algo.train()
         assert time.monotonic() - began_s < DEADLINE_S
         assert algo.env_runner_group.num_remote_worker_restarts == 1
-        # Nobody waits for the answer to a state, but what comes after it would wait for ever.
+        # Nobody waits for the answer to a state, but what comes after it would wait forever.
         [process] = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
         os.kill(process, signal.SIGSTOP)
         algo.env_runner_group.set_exploration_states([{}])

@@ -72,7 +72,7 @@ def test_identity_is_solved_in_every_action_space(space: str) -> None:
 
 @pytest.mark.parametrize("autoreset_mode", ["next_step", "same_step"])
 def test_time_limit_is_no_termination(autoreset_mode: str) -> None:
-    # With reward 1 a step for ever, the value is 1 / (1 - gamma) = 10; taken for a termination it would be below 5.
+    # With reward 1 per step forever, the value is 1 / (1 - gamma) = 10; taken for a termination it would be below 5.
     config = (
         PPOConfig()
         .environment(TimeLimitCorridor)

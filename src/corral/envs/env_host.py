@@ -110,9 +110,8 @@ class EnvHost:
         self._needs_sub_envs = needs_sub_envs
         self._own_process = own_process
         self._timer: StepTimer | None = None
-        if (
-            config.env_step_timeout_s is not None and config.vectorization != "async"
-        ):  # async sub-envs have their own timers
+        # Asynchronous sub-envs have timers of their own, in their processes.
+        if config.env_step_timeout_s is not None and config.vectorization != "async":
             require_signals()
             self._timer = StepTimer(config.env_step_timeout_s)
         self._context = EnvContext(config.env_config, worker_index, config.num_env_runners)
