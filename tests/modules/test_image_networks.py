@@ -77,6 +77,7 @@ LAYOUTS = {  # the axes of frames, height, width and colours
     (4, 3, 84, 84): "fchw",
     (84, 80, 3, 4): "hwcf",
     (2, 20, 24, 1): "fhwc",
+    (84, 84): "hw",
 }
 
 
@@ -102,6 +103,19 @@ def test_stacked_frames_are_channels(name: str, shape: tuple[int, ...]) -> None:
 )
 def test_which_shapes_are_images(shape: tuple[int, ...], expected: bool) -> None:
     assert is_image(spaces.Box(0, 1, shape, np.float32)) is expected
+
+
+@pytest.mark.parametrize(
+    ("high", "dtype", "shape", "expected"),
+    [
+        (255, np.uint8, (84, 80), True),
+        (255, np.uint8, (84, 4), False),
+        (12, np.uint8, (84, 84), False),
+        (255, np.float32, (84, 84), False),
+    ],
+)
+def test_grey_images_need_no_axis_of_channels(high: int, dtype: Any, shape: tuple[int, ...], expected: bool) -> None:
+    assert is_image(spaces.Box(0, high, shape, dtype)) is expected
 
 
 def test_the_streams_of_a_dueling_network_share_the_features_of_the_image() -> None:

@@ -66,9 +66,14 @@ def mlp(num_inputs: int, hiddens: Sequence[int], activation: str) -> nn.Sequenti
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Return whether a space holds images: a Box of rank 3 or 4, at least 8 pixels high and wide."""
-    if not isinstance(space, spaces.Box) or len(space.shape) not in (3, 4):
+    """Return whether a space holds images: a Box of rank 3 or 4, at least 8 pixels high and wide.
+
+    A Box of rank 2 is a grey image without an axis of channels if it holds uint8 up to 255.
+    """
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3, 4):
         return False
+    if len(space.shape) == 2 and not (space.dtype == np.uint8 and space.high.max(initial=0) == 255):
+        return False  # a table of numbers
     rows = _first_pixel_axis(space)
     return min(space.shape[rows : rows + 2]) >= MIN_IMAGE_PIXELS
 
@@ -82,7 +87,7 @@ class ImageEncoder(nn.Module):
     """Convolutions over images and a linear layer after them, as in Mnih et al. 2015: `[B, ...]` to `[B, num_outputs]`.
 
     The pair of adjacent axes with the most entries holds the pixels. All other axes are channels: colours, stacked
-    frames, or both, as in `[B, frames, H, W, 3]`. uint8 images are scaled to [0, 1].
+    frames, or both, as in `[B, frames, H, W, 3]`; `[B, H, W]` is one channel. uint8 images are scaled to [0, 1].
     """
 
     def __init__(self, space: spaces.Box, config: EncoderConfig) -> None:
@@ -117,7 +122,7 @@ class ImageEncoder(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """Encode images to `[B, num_outputs]`."""
         images = obs.permute(self._axes).float() * self.scale
-        features: Tensor = self.layers(images.reshape(self._shape) if images.ndim > 4 else images)
+        features: Tensor = self.layers(images.reshape(self._shape) if images.ndim != 4 else images)
         return features
 
 
