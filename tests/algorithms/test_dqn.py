@@ -600,6 +600,30 @@ class TestBadInput:
             config.build()
 
 
+@pytest.mark.parametrize("config_explores", [True, False])
+def test_actions_without_exploration_have_no_noise_of_layers(config_explores: bool) -> None:
+    config = small_config(noisy=True, sigma0=20.0).env_runners(explore=config_explores)
+    obs = np.repeat(np.arange(4), 25)
+
+    def ever_differ(explore: bool | None) -> bool:
+        return len({algo.compute_actions(obs, explore=explore).tobytes() for _ in range(10)}) > 1
+
+    with config.build() as algo:
+        assert ever_differ(True)
+        assert not ever_differ(False)
+        assert ever_differ(None) is config_explores  # asks the config
+
+
+def test_actions_explore_as_the_runners_do_after_as_many_steps() -> None:
+    epsilon = {"type": "EpsilonGreedy", "epsilon_schedule": [[0, 1.0], [40, 1.0], [41, 0.0]]}
+    obs = np.zeros(400, np.int64)
+    with small_config().exploration(exploration_config=epsilon).build() as algo:
+        assert len(set(algo.compute_actions(obs).tolist())) == 4
+        while algo.num_env_steps_sampled_lifetime <= 40:
+            algo.training_step()
+        assert len(set(algo.compute_actions(obs).tolist())) == 1
+
+
 def test_a_network_of_ones_own_learns() -> None:
     config = small_config().rl_module(TableModule, model_config={"rows": np.zeros((4, 4)).tolist()})
     config.environment(env_config={"space": spaces.Discrete(4), "episode_length": 8}).environment(
