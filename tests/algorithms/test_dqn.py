@@ -20,7 +20,7 @@ from corral.errors import ConfigError
 from corral.learners import numpy_q_learning
 from corral.learners.losses import Batch
 from corral.modules.module import DEFAULT_MODULE_ID
-from corral.modules.q_module import QModule
+from corral.modules.q_module import DuelingHead, NoisyLinear, QModule
 from corral.testing import CountingEnv, IdentityEnv, TimeLimitCorridor
 
 OBS = spaces.Box(0, 10, (1,), np.float32)
@@ -589,6 +589,22 @@ class TestBadInput:
             pytest.raises(ConfigError, match="dueling can only be set before building"),
         ):
             algo.reconfigure(dueling=True)
+
+    def test_networks_are_built_as_the_config_says(self) -> None:
+        config = DQNConfig(num_atoms=3, v_min=-2.0, v_max=4.0, noisy=True, sigma0=0.25)
+        module: Any = config.module_spec(OBS, spaces.Discrete(2)).build()
+        assert module.atoms.tolist() == [-2, 1, 4]
+        assert module.logits(torch.zeros(5, 1)).shape == (5, 2, 3)
+        for layer in (*module.q.streams, module.q.head):
+            if isinstance(layer, NoisyLinear):
+                size = layer.weight_mean.shape[1]
+                torch.testing.assert_close(layer.weight_sigma, torch.full_like(layer.weight_sigma, 0.25 / size**0.5))
+                torch.testing.assert_close(layer.bias_sigma, torch.full_like(layer.bias_sigma, 0.25 / size**0.5))
+        assert module.is_noisy
+        module = DQNConfig(dueling=True).module_spec(OBS, spaces.Discrete(2)).build()
+        assert isinstance(module.q.head, DuelingHead) and not module.is_noisy
+        module = DQNConfig().module_spec(OBS, spaces.Discrete(2)).build()
+        assert isinstance(module.q.head, nn.Linear)
 
     def test_a_module_has_to_be_a_q_module(self) -> None:
         with pytest.raises(ConfigError, match=r"must be a subclass of corral.modules.q_module.QModule"):

@@ -303,19 +303,19 @@ def test_a_state_replaces_the_steps_that_wait(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "setting", "nets"),
+    ("kind", "setting", "width", "nets"),
     [
-        ("Curiosity", "feature_net_config", ["features"]),
-        ("RND", "distill_net_config", ["target", "predictor"]),
-        ("RE3", "encoder_net_config", [""]),
+        ("Curiosity", "feature_net_config", "feature_dim", ["features"]),
+        ("RND", "distill_net_config", "embed_dim", ["target", "predictor"]),
+        ("RE3", "encoder_net_config", "embeds_dim", [""]),
     ],
 )
-def test_the_settings_of_a_net_are_those_asked_for(kind: str, setting: str, nets: list[str]) -> None:
+def test_the_settings_of_a_net_are_those_asked_for(kind: str, setting: str, width: str, nets: list[str]) -> None:
     config = {"fcnet_hiddens": [7, 5], "fcnet_activation": "elu"}
-    net = Explorer(kind, **{setting: config}).exploration.net
+    net = Explorer(kind, **{setting: config, width: 9}).exploration.net
     for name in nets:
         parts = list(net.get_submodule(name).modules())
-        assert [part.out_features for part in parts if isinstance(part, torch.nn.Linear)][:2] == [7, 5]
+        assert [part.out_features for part in parts if isinstance(part, torch.nn.Linear)] == [7, 5, 9]
         assert sum(isinstance(part, torch.nn.ELU) for part in parts) == 2
 
 
