@@ -20,7 +20,7 @@ from corral.errors import ConfigError
 from corral.learners import numpy_q_learning
 from corral.learners.losses import Batch
 from corral.modules.module import DEFAULT_MODULE_ID
-from corral.modules.q_module import QModule
+from corral.modules.q_module import DuelingHead, NoisyLinear, QModule
 from corral.testing import CountingEnv, IdentityEnv, TimeLimitCorridor
 
 OBS = spaces.Box(0, 10, (1,), np.float32)
@@ -590,6 +590,22 @@ class TestBadInput:
         ):
             algo.reconfigure(dueling=True)
 
+    def test_networks_are_built_as_the_config_says(self) -> None:
+        config = DQNConfig(num_atoms=3, v_min=-2.0, v_max=4.0, noisy=True, sigma0=0.25)
+        module: Any = config.module_spec(OBS, spaces.Discrete(2)).build()
+        assert module.atoms.tolist() == [-2, 1, 4]
+        assert module.logits(torch.zeros(5, 1)).shape == (5, 2, 3)
+        for layer in (*module.q.streams, module.q.head):
+            if isinstance(layer, NoisyLinear):
+                size = layer.weight_mean.shape[1]
+                torch.testing.assert_close(layer.weight_sigma, torch.full_like(layer.weight_sigma, 0.25 / size**0.5))
+                torch.testing.assert_close(layer.bias_sigma, torch.full_like(layer.bias_sigma, 0.25 / size**0.5))
+        assert module.is_noisy
+        module = DQNConfig(dueling=True).module_spec(OBS, spaces.Discrete(2)).build()
+        assert isinstance(module.q.head, DuelingHead) and not module.is_noisy
+        module = DQNConfig().module_spec(OBS, spaces.Discrete(2)).build()
+        assert isinstance(module.q.head, nn.Linear)
+
     def test_a_module_has_to_be_a_q_module(self) -> None:
         with pytest.raises(ConfigError, match=r"must be a subclass of corral.modules.q_module.QModule"):
             DQNConfig().environment("CartPole-v1").rl_module(nn.Module).build()
@@ -598,6 +614,30 @@ class TestBadInput:
         config = DQNConfig().environment("CartPole-v1").rl_module(model_config={"vf_share_layers": True})
         with pytest.raises(ConfigError, match="unknown setting 'vf_share_layers'"):
             config.build()
+
+
+@pytest.mark.parametrize("config_explores", [True, False])
+def test_actions_without_exploration_have_no_noise_of_layers(config_explores: bool) -> None:
+    config = small_config(noisy=True, sigma0=20.0).env_runners(explore=config_explores)
+    obs = np.repeat(np.arange(4), 25)
+
+    def ever_differ(explore: bool | None) -> bool:
+        return len({algo.compute_actions(obs, explore=explore).tobytes() for _ in range(10)}) > 1
+
+    with config.build() as algo:
+        assert ever_differ(True)
+        assert not ever_differ(False)
+        assert ever_differ(None) is config_explores  # asks the config
+
+
+def test_actions_explore_as_the_runners_do_after_as_many_steps() -> None:
+    epsilon = {"type": "EpsilonGreedy", "epsilon_schedule": [[0, 1.0], [40, 1.0], [41, 0.0]]}
+    obs = np.zeros(400, np.int64)
+    with small_config().exploration(exploration_config=epsilon).build() as algo:
+        assert len(set(algo.compute_actions(obs).tolist())) == 4
+        while algo.num_env_steps_sampled_lifetime <= 40:
+            algo.training_step()
+        assert len(set(algo.compute_actions(obs).tolist())) == 1
 
 
 def test_a_network_of_ones_own_learns() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -340,6 +341,23 @@ def test_identity_is_solved(space: str) -> None:
 def learner_metrics_of(result: dict[str, Any]) -> dict[str, float]:
     metrics: dict[str, float] = result["learners"]["default_policy"]
     return metrics
+
+
+@pytest.mark.parametrize("space", ACTION_SPACES)
+@pytest.mark.parametrize(("settings", "num_critics"), [({}, 2), ({"twin_q": True}, 2), ({"twin_q": False}, 1)])
+def test_there_are_as_many_critics_as_the_config_says(space: str, settings: dict[str, Any], num_critics: int) -> None:
+    with quick(space, **settings, num_steps_sampled_before_learning_starts=32).build() as algorithm:
+        module: Any = algorithm.get_module()
+        before = [copy.deepcopy(list(networks.parameters())) for networks in (*module.q, *module.target_q)]
+        assert len(before) == 2 * num_critics
+        algorithm.train()
+        for old, network in zip(before, (*module.q, *module.target_q), strict=True):
+            assert not any(map(torch.equal, old, network.parameters()))
+        obs = torch.zeros(
+            5, *module.observation_space.shape, dtype=torch.int64 if module.is_discrete else torch.float32
+        )
+        actions = None if module.is_discrete else torch.zeros(5, module.distribution.num_noise)
+        assert module.q_values(obs, actions).shape[:2] == (num_critics, 5)
 
 
 def test_keys_are_there_before_learning_starts_and_actions_are_even_until_then() -> None:

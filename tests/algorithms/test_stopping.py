@@ -75,6 +75,16 @@ def test_a_key_that_a_callback_logs_may_come_late() -> None:
         StopCriteria({"mine": 2}, late_keys=False).met(result())
 
 
+def test_other_criteria_stop_a_run_before_a_late_key_comes() -> None:
+    met = StopCriteria({"mine": 2, "training_iteration": 5}, late_keys=True).met(result())
+    assert met is not None and met.startswith("training_iteration")
+
+
+def test_a_wrong_name_is_told_though_another_criterion_is_met() -> None:
+    with pytest.raises(StopCriterionError, match="'mine' does not appear"):
+        StopCriteria({"training_iteration": 5, "mine": 2}).met(result())
+
+
 @pytest.mark.parametrize("name", ["config/training/lr", "env_runners"])
 def test_settings_and_groups_are_no_numbers(name: str) -> None:
     with pytest.raises(StopCriterionError, match="does not appear"):

@@ -150,6 +150,16 @@ def test_a_checkpoint_holds_the_posterior(kind: str, tmp_path: Path) -> None:
     assert FOUR.n == other.exploration.num_arms  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_only_restored_can_be_saved_again(kind: str, tmp_path: Path) -> None:
+    with config_of(kind).build() as algo, config_of(kind).build() as second, config_of(kind).build() as third:
+        algo.train()
+        second.restore_from_path(algo.save(tmp_path / "first"))
+        third.restore_from_path(second.save(tmp_path / "second"))
+        assert np.array_equal(third.exploration.weights, algo.exploration.weights)  # type: ignore[attr-defined]
+        assert np.array_equal(third.env_runner.exploration.weights, algo.exploration.weights)  # type: ignore
+
+
 @pytest.mark.slow
 def test_runners_in_processes_get_the_posterior() -> None:
     config = config_of("UpperConfidenceBound").env_runners(num_env_runners=2).engine("process")

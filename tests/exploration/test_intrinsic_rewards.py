@@ -142,6 +142,21 @@ def test_observations_are_normalised_by_all_that_were_seen() -> None:
     assert float(state["count"]) == sum(map(len, seen))
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+def test_normalised_observations_are_clipped_at_five_deviations(normalize: bool) -> None:
+    explorer = Explorer("RND", embed_dim=16, normalize=normalize)
+    for seed in range(3):
+        explorer.exploration.learn([walk(seed)], timestep=0)
+    obs = torch.tensor([[4.0], [4.9], [6.0], [60.0], [-6.0], [-60.0]]).expand(6, 3)
+    if normalize:
+        state = explorer.exploration.net.state_dict()
+        obs = (state["mean_0"] + obs * state["variance_0"].sqrt()).float()
+    errors = explorer.exploration.net(obs).detach().numpy()
+    assert abs(errors[0] - errors[1]) > 1e-4
+    for one, other in ((2, 3), (4, 5)):
+        assert bool(errors[one] == errors[other]) is normalize
+
+
 def test_moments_of_parts_are_those_of_the_whole() -> None:
     values = np.random.default_rng(0).normal(5, 2, (100, 3))
     moments = Moments()
@@ -288,19 +303,19 @@ def test_a_state_replaces_the_steps_that_wait(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "setting", "nets"),
+    ("kind", "setting", "width", "nets"),
     [
-        ("Curiosity", "feature_net_config", ["features"]),
-        ("RND", "distill_net_config", ["target", "predictor"]),
-        ("RE3", "encoder_net_config", [""]),
+        ("Curiosity", "feature_net_config", "feature_dim", ["features"]),
+        ("RND", "distill_net_config", "embed_dim", ["target", "predictor"]),
+        ("RE3", "encoder_net_config", "embeds_dim", [""]),
     ],
 )
-def test_the_settings_of_a_net_are_those_asked_for(kind: str, setting: str, nets: list[str]) -> None:
+def test_the_settings_of_a_net_are_those_asked_for(kind: str, setting: str, width: str, nets: list[str]) -> None:
     config = {"fcnet_hiddens": [7, 5], "fcnet_activation": "elu"}
-    net = Explorer(kind, **{setting: config}).exploration.net
+    net = Explorer(kind, **{setting: config, width: 9}).exploration.net
     for name in nets:
         parts = list(net.get_submodule(name).modules())
-        assert [part.out_features for part in parts if isinstance(part, torch.nn.Linear)][:2] == [7, 5]
+        assert [part.out_features for part in parts if isinstance(part, torch.nn.Linear)] == [7, 5, 9]
         assert sum(isinstance(part, torch.nn.ELU) for part in parts) == 2
 
 

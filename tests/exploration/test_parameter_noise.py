@@ -148,6 +148,14 @@ def test_the_deviation_adapts_once_a_rollout(make_runner: MakeRunner, initial: f
     assert runner.exploration.get_state() == {"stddev": pytest.approx(initial * factor**3)}
 
 
+def test_a_restored_deviation_counts_from_the_next_step_on(make_runner: MakeRunner) -> None:
+    runner = make_runner(initial_stddev=0.5)
+    runner.sample(num_timesteps=4)  # one step of each episode, of three
+    runner.exploration.set_state({"stddev": 0.0})
+    outputs = runner.sample(num_timesteps=4).dist_inputs[0]
+    assert outputs == pytest.approx(np.repeat(plain_outputs(runner), 4, 0), abs=1e-6)
+
+
 class Watched(ParameterNoise):
     """Notes the outputs that it compares."""
 

@@ -265,13 +265,29 @@ def test_the_norm_of_one_gradient_that_is_not_contiguous() -> None:
     np.testing.assert_allclose(parameter.grad, np.full((3, 2), 2 / math.sqrt(24)), rtol=1e-6)
 
 
-def test_the_learner_clips_before_it_steps() -> None:
+class OwnSGD(torch.optim.SGD):
+    """An optimizer that the library does not know, so that it gets the parameters one by one."""
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, OwnSGD])
+@pytest.mark.parametrize(
+    ("by", "weight", "bias"),
+    [
+        ("global_norm", 0.5 / math.sqrt(3), 0.5 / math.sqrt(3)),
+        ("norm", 0.5 / math.sqrt(2), 0.5),  # the weight has two entries, and the bias one
+        ("value", 0.5, 0.5),
+    ],
+)
+def test_the_learner_clips_before_it_steps(
+    by: str, weight: float, bias: float, optimizer: type[torch.optim.Optimizer]
+) -> None:
     module = Linear()
     before = weights_of(module)
-    learner = make_learner(module, Recorder(), torch.optim.SGD)
-    norm = update(learner, rows(1), lr=1.0, grad_clip=0.1)["gradients_default_optimizer_global_norm"]
-    assert norm == pytest.approx(math.sqrt(3))
-    assert (weights_of(module) - before).norm().item() == pytest.approx(0.1, rel=1e-4)
+    learner = make_learner(module, Recorder(), optimizer)
+    results = update(learner, rows(1), lr=1.0, grad_clip=0.5, grad_clip_by=by)
+    assert results["gradients_default_optimizer_global_norm"] == pytest.approx(math.sqrt(3))  # before clipping
+    moved = (weights_of(module) - before).abs()
+    np.testing.assert_allclose(moved, [weight, weight, bias], rtol=1e-4)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

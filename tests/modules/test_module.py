@@ -120,7 +120,14 @@ def gradient_of_value_in_policy(module: ActorCritic, obs: Any) -> bool:
 
 @pytest.mark.parametrize(
     ("observation", "setting", "shared"),
-    [("vector", True, True), ("vector", False, False), ("vector", None, False), ("image_hwc", None, True)],
+    [
+        ("vector", True, True),
+        ("vector", False, False),
+        ("vector", None, False),
+        ("image_hwc", True, True),
+        ("image_hwc", False, False),
+        ("image_hwc", None, True),
+    ],
 )
 def test_vf_share_layers(observation: str, setting: bool | None, shared: bool) -> None:
     module = ActorCritic(OBSERVATIONS[observation], TWO, {"vf_share_layers": setting})

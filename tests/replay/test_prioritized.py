@@ -94,13 +94,14 @@ def test_misshapen_priorities_are_refused() -> None:
     buffer.update_priorities(np.zeros(0, np.int64), [])
 
 
-@pytest.mark.parametrize("num_runners", [1, 3])
-def test_indices_of_overwritten_transitions_touch_no_other(num_runners: int) -> None:
+@pytest.mark.parametrize("rows", [[3], [3, 3, 3], [5, 1, 3]])  # that each runner adds in each round
+def test_indices_of_overwritten_transitions_touch_no_other(rows: list[int]) -> None:
+    num_runners = len(rows)
     streams = [Stream(2, worker_index=i, end_rate=0.1) for i in range(num_runners)]
     buffer = PrioritizedReplayBuffer(20 * num_runners, num_runners=num_runners, alpha=1.0, seed=0)
     seen: dict[int, bytes] = {}
     for _ in range(12):
-        buffer.add([stream.next(3) for stream in streams])
+        buffer.add([stream.next(num_rows) for stream, num_rows in zip(streams, rows, strict=True)])
         batch = buffer.sample(1000)
         for index, obs in zip(batch["indices"].tolist(), batch["obs"], strict=True):
             assert seen.setdefault(index, obs.tobytes()) == obs.tobytes()  # never used for another transition

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from streams import Stream
 
 from corral.errors import ConfigError
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
@@ -68,5 +69,17 @@ def test_makes_the_buffer_of_its_type(tmp_path: Path) -> None:
     assert (buffer.capacity, buffer.alpha, buffer.epsilon, buffer.frame_stack) == (7, 1.0, 0.5, 4)
     with pytest.raises(ConfigError, match="replay_buffer_config: alpha=-1 must be at least 0"):
         make_replay_buffer(ReplayConfig(type="prioritized", alpha=-1), num_runners=1, seed=0)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+def test_a_buffer_of_each_type_has_the_directory_and_the_seed_that_it_is_given(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a directory"):
-        make_replay_buffer(ReplayConfig(directory=tmp_path / "nowhere"), num_runners=1, seed=0)
+        make_replay_buffer(ReplayConfig(type=kind, directory=tmp_path / "nowhere"), num_runners=1, seed=0)  # type: ignore[arg-type]
+    batches = []
+    for seed in (3, 3, 4):
+        buffer = make_replay_buffer(ReplayConfig(type=kind), num_runners=2, seed=seed)  # type: ignore[arg-type]
+        for runner in range(2):
+            buffer.add(Stream(2, worker_index=runner, end_rate=0).next(20))
+        assert len(buffer) == 80  # the runners do not overwrite each other's steps
+        batches.append(buffer.sample(8)["indices"].tolist())
+    assert batches[0] == batches[1] != batches[2]
