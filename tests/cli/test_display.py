@@ -1,16 +1,20 @@
-"""What a run shows when no terminal is there."""
+"""What a run shows: the panel of a terminal, its curve, and the last words without a terminal."""
 
 from __future__ import annotations
 
+import io
+import math
 import sys
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from corral import PPOConfig
-from corral.cli.display import Display
+from corral.cli.display import Display, sparkline
+from corral.metrics.timers import PARTS
 
 RESULT = {
     "training_iteration": 1,
@@ -18,6 +22,7 @@ RESULT = {
     "time_total_s": 1.0,
     "env_runners": {"episode_return_mean": 20.0},
 }
+PART = next(iter(PARTS))
 LAST_WORDS = "Interrupted after 1 iteration, 256 env steps, 1.0 s, mean return 20.0. The run is stored in run"
 
 
@@ -54,3 +59,42 @@ def test_the_last_words_come_wherever_an_update_is_interrupted(capsys: pytest.Ca
         if display.result is not None:
             assert printed == LAST_WORDS
     assert 5 < num_lines < 10_000
+
+
+def test_the_curve_shows_the_latest_values_from_their_smallest_to_their_largest() -> None:
+    rising = [float(value) for value in range(100)]
+    assert sparkline(rising, "abcd", 4) == "abcd"
+    assert sparkline(rising[::-1], "abcd", 4) == "dcba"
+    assert sparkline([1000.0, *rising], "abcd", 4) == "abcd"  # what is not shown scales nothing
+    assert sparkline([0.0, math.nan, 3.0], "abcd") == "a d"
+    assert sparkline([5.0, 5.0], "abcd") == "aa"
+    assert sparkline([math.nan, math.nan], "abcd") == sparkline([]) == ""
+
+
+def test_the_panel_shows_numbers_progress_and_what_takes_the_time() -> None:
+    stop = {"num_env_steps": 1000, "episode_return_mean": 100, "env_runners/num_episodes": 8}
+    display = Display(PPOConfig().environment("CartPole-v1"), stop)
+    display.start(Path("run"))
+    returns = {"episode_return_mean": math.nan, "episode_return_min": 3.0, "episode_return_max": 41.0}
+    result = {
+        "training_iteration": 2,
+        "num_env_steps_sampled_lifetime": 256,
+        "time_total_s": 1.5,
+        "env_runners": {**returns, "num_env_steps_sampled": 128, "num_episodes": 5},
+        "timers": {"iteration_s": 0.5, **{f"{part}_share": 0.0 for part in PARTS}, f"{PART}_share": 0.75},
+        "bottleneck": {"part": PART, "share": 0.75, "setting": "env_runners.num_env_runners"},
+    }
+    console = Console(width=120, record=True, file=io.StringIO())
+    display.update(result)
+    console.print(display._panel())
+    lines = [" ".join(line.strip("│ ").split()) for line in console.export_text().splitlines()]
+    assert "PPO on CartPole-v1" in lines[0]
+    assert "iteration 2 time 1.5 s" in lines
+    assert "env steps 256 env steps/s 256" in lines
+    assert "mean return nan min .. max 3.0 .. 41.0" in lines
+    assert [line.partition(" ")[0] for line in lines if line.endswith("256 of 1,000")] == ["num_env_steps"]
+    assert [line.partition(" ")[0] for line in lines if line.endswith("no value yet")] == ["episode_return_mean"]
+    assert [line.partition(" ")[0] for line in lines if line.endswith("5 of 8")] == ["env_runners/num_episodes"]
+    assert f"{PART} 75%" in lines  # parts without a share are left out
+    assert f"{PART} takes 75% of the time; env_runners.num_env_runners moves it" in lines
+    assert "run" in lines

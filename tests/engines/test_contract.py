@@ -394,6 +394,38 @@ def test_a_process_forked_from_the_driver_leaves_the_workers_alone() -> None:
     assert done.stdout.splitlines() == ["False WorkerDiedError", "3", "True True"], done.stderr
 
 
+FORKED_IN_A_CALL = """
+import os, sys
+from corral.engines.forks import forks_end_here
+print("parent", flush=True)
+with forks_end_here():
+    child = os.fork()
+    if not child:
+        print("child")  # into a pipe, and so into a buffer
+        {end}
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "error"),
+    [
+        ("pass", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(7)", 7, ""),
+        ("sys.exit('no licence')", 1, "no licence"),
+        ("raise LookupError('no simulator')", 1, "LookupError: no simulator"),
+    ],
+)
+def test_what_a_forked_process_prints_and_how_it_ended_can_be_seen(end: str, code: int, error: str) -> None:
+    script = FORKED_IN_A_CALL.format(end=end)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=buffered, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.stdout.splitlines() == ["parent", "child", str(code)]
+    assert done.stderr.strip().endswith(error) and bool(done.stderr) == bool(error)
+
+
 # The report of a crash.
 
 

@@ -154,6 +154,21 @@ class TestNested:
             signal.signal(signal.SIGALRM, previous)
         assert rings == [1]
 
+    def test_the_timer_that_somebody_else_had_set_keeps_its_time_and_its_interval(
+        self, make_runner: MakeRunner
+    ) -> None:
+        runner = make_hanging(make_runner)
+        previous = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 1000, 500)
+            runner.sample(num_timesteps=2)
+            left_s, interval_s = signal.getitimer(signal.ITIMER_REAL)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+        assert 900 < left_s <= 1000
+        assert interval_s == 500
+
 
 class TestOutsideOfTheMainThread:
     def test_is_refused_when_the_runner_is_made(self, make_runner: MakeRunner) -> None:

@@ -332,6 +332,16 @@ class TestMakingAnew:
             for _ in range(10):
                 runner.sample(num_timesteps=1)
 
+    @pytest.mark.parametrize("vectorization", VECTORIZATIONS)
+    def test_a_sub_env_that_makes_a_step_in_between_may_fail_again_and_again(
+        self, make: Make, vectorization: str
+    ) -> None:
+        faults = [2, 4, 6, 8, 10]  # every other step
+        runner = make(vectorization=vectorization, step_faults=faults, vector_index=0, episode_length=9)
+        rollout = runner.sample(num_timesteps=6)
+        assert rollout.num_env_steps == 6 and len(rollout.broken) == 5
+        assert runner.num_sub_env_restarts == 5
+
     def test_both_sub_envs_in_one_row(self, make: Make) -> None:
         class Both(TroubleEnv):
             def step(self, action: int) -> Any:

@@ -277,6 +277,17 @@ class TestNested:
         assert episode.get_actions(-1, one_hot_discrete=True).tolist() == [0, 0, 0, 1]
         assert episode.get_actions(NOTHING, one_hot_discrete=True).shape == (0, 4)
 
+    def test_one_hot_of_numbers_that_do_not_start_at_zero(self) -> None:
+        space = spaces.MultiDiscrete([2, 3], start=[-1, 5])
+        episode = SingleAgentEpisode(
+            observations=[np.zeros(1)] * 3,
+            actions=[np.array([-1, 7]), np.array([0, 5])],
+            rewards=[0.0, 0.0],
+            action_space=space,
+            len_lookback_buffer=0,
+        )
+        assert episode.get_actions(one_hot_discrete=True).tolist() == [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]]
+
     def test_one_hot_leaves_the_rest_alone(self) -> None:
         episode = made(observation_space=spaces.Box(-9, 9, ()))
         assert episode.get_observations(one_hot_discrete=True).tolist() == [3, 4, 5, 6, 7]

@@ -47,6 +47,7 @@ def test_time_between_samples_does_not_count(make_runner: MakeRunner, mode: str,
     assert max(seen) < PAUSE_S
     assert runner.metrics.peek("episode_duration_sec_mean") == pytest.approx(np.mean(seen), abs=0.005)
     assert sorted(views) == pytest.approx(sorted(seen), abs=0.005)
+    assert np.mean(views) == pytest.approx(runner.metrics.peek("episode_duration_sec_mean"))  # from the same clock
 
 
 def test_the_reset_is_no_part_of_the_episode(make_runner: MakeRunner) -> None:

@@ -385,6 +385,18 @@ class TestStreams:
         for name in COLUMNS:
             np.testing.assert_array_equal(after[name], before[name])
 
+    def test_what_becomes_of_a_rollout_does_not_change_how_the_next_one_begins(self, make_runner: MakeRunner) -> None:
+        seen: list[Any] = []
+
+        def scale_in_place(samples: Any) -> None:
+            seen.append(samples.obs.tolist())
+            samples.obs.fill(-1.0)
+
+        runner = make_runner(env_config={"episode_length": 9}, on_sample_end=scale_in_place)
+        for _ in range(3):
+            runner.sample(num_timesteps=2)
+        assert seen == [[[[0, t]] for t in (start, start + 1, start + 2)] for start in (0, 2, 4)]
+
     def test_a_callback_that_raises_costs_the_unfinished_episodes_alone(self, make_runner: MakeRunner) -> None:
         fail = [True]
 
