@@ -82,6 +82,8 @@ def _problem(path: str, setting: str) -> str | None:
     module_name, colon, qualname = path.strip().partition(":")
     if not colon:
         module_name, _, qualname = path.strip().rpartition(".")
+    if not module_name or not qualname or module_name.startswith("."):
+        return "is no import path such as 'package.module:Name'"
     if _is_standard(module_name) and not names_script(path):
         return "is in Python's standard library"
     found: Any = module_named(module_name, path)

@@ -112,10 +112,11 @@ def config_of(checkpoint: Checkpoint, given: Mapping[str, Any]) -> AlgorithmConf
         settings["algo"] = given.pop("algo")
     check_imports(settings, checkpoint.path)
     try:
-        config = config_from_dict(settings)
+        config = _with_settings(config_from_dict(settings), given)
+        config.validate()
     except ConfigError as error:
         raise ConfigError(f"{checkpoint.path}: {error}") from error
-    return _with_settings(config, given)
+    return config
 
 
 def _with_settings(config: AlgorithmConfig, given: dict[str, Any]) -> AlgorithmConfig:
