@@ -17,7 +17,7 @@ import numpy as np
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.stopping import StopCriteria
 from corral.callbacks.dispatch import make_dispatcher
-from corral.checkpoint import read_checkpoint
+from corral.checkpoint import Checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
 from corral.config.validation import reconfigured, round_size
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
@@ -448,7 +448,10 @@ class Algorithm(metaclass=_WithHints):
         Raises:
             CheckpointError: There is none, it is damaged, or it is of another algorithm, module or optimizer.
         """
-        self.set_state(algorithm_state(read_checkpoint(path), type(self)))
+        self._restore(read_checkpoint(path))
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.set_state(algorithm_state(checkpoint, type(self)))
         self._callbacks.fire("on_checkpoint_loaded", algorithm=self)
 
     @classmethod

@@ -85,7 +85,7 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
         ConfigError: The config holds values that no file can name and that are not given, names a class that cannot be
             imported, or a setting is unknown.
     """
-    checkpoint = read_checkpoint(path, with_state=False)
+    checkpoint = read_checkpoint(path)
     config = config_of(checkpoint, settings)
     # The processes of runners and learners cannot import from this script, but they can be sent what is in it.
     if names_script(config.env):
@@ -94,7 +94,7 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
         config.optimizer = optimizer_class(config.optimizer)
     algorithm = _class_to_build(checkpoint, config, cls)(config)
     try:
-        algorithm.restore_from_path(path)
+        algorithm._restore(checkpoint)
     except BaseException:
         algorithm.stop()
         raise

@@ -135,18 +135,32 @@ def write_checkpoint(
 
 def _save(place: Place, contents: Mapping[str, Iterable[Any]], described: dict[str, Any]) -> None:
     """Write the files, then the metadata that names them; remove what the metadata does not name."""
-    data, before = f"data-{uuid.uuid4().hex}", _named_data(place)
+    data = f"data-{uuid.uuid4().hex}"
+    # Under the lock all the other ones are left over from savers that were killed. A URL has no lock.
+    others = set(filter(DATA.fullmatch, place.names())) if isinstance(place, LocalPlace) else _named_data(place)
+    _remove_unnamed(place, others)
     try:
         files = {name: _write(place, f"{data}/{name}", chunks) for name, chunks in contents.items()}
         described = {**described, "data": data, "files": files}
         described["sha256"] = _digest(described)
         place.commit(data, METADATA, json.dumps(described, indent=1).encode())
     finally:
-        is_saved = _named_data(place) == data
-        stale = {before} if is_saved else {data}
-        if is_saved and isinstance(place, LocalPlace):  # the lock is held: what others left is left forever
-            stale = set(filter(DATA.fullmatch, place.names()))
-        place.remove(name for name in stale if name is not None and (name != data or not is_saved))
+        _remove_unnamed(place, {*others, data})
+
+
+def _remove_unnamed(place: Place, directories: set[str]) -> None:
+    """Remove data directories, except for the one that `metadata.json` names; none of them if it cannot be read."""
+    if not place.exists(METADATA):
+        place.remove(directories)
+    elif named := _named_data(place):
+        place.remove(directories - named)
+
+
+def _named_data(place: Place) -> set[str]:
+    """Return the name of the data directory that `metadata.json` names; nothing if it cannot be read."""
+    with contextlib.suppress(Exception):
+        return {str(json.loads(_read(place, METADATA, _MAX_JSON_BYTES))["data"])}
+    return set()
 
 
 def _json(value: Any, subject: str) -> bytes:
@@ -224,14 +238,6 @@ def _check_free(place: Place) -> None:
             f"{place.location} is not a checkpoint, and holds other files, such as {others[0]}: choose "
             "another directory."
         )
-
-
-def _named_data(place: Place) -> str | None:
-    """Return the name of the data directory that `metadata.json` names, if any can be read there."""
-    with contextlib.suppress(Exception):
-        name = json.loads(_read(place, METADATA, _MAX_JSON_BYTES))["data"]
-        return name if DATA.fullmatch(name) else None
-    return None
 
 
 # Reading.
