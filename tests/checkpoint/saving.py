@@ -1,7 +1,7 @@
 """A program that saves checkpoints to one path until it is killed, and one that reads them all the time.
 
-`python saving.py save PATH NUMBER STEP PAUSE` saves NUMBER, NUMBER + STEP, ..., with up to PAUSE seconds in between, and
-prints each number when it is saved.
+`python saving.py save PATH NUMBER STEP PAUSE` saves NUMBER, NUMBER + STEP, ..., up to PAUSE seconds apart, and prints
+each number when it is saved.
 `python saving.py read PATH SECONDS` prints how often it read a whole checkpoint.
 """
 
