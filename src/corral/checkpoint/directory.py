@@ -326,7 +326,7 @@ def read_metadata(place: Place) -> dict[str, Any]:
         with _naming(place, METADATA):
             metadata = json.loads(_read(place, METADATA, _MAX_JSON_BYTES))
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{place.location} is not a checkpoint: {_missing(place)}.") from None
+        raise CheckpointError(f"{place.location} is not a checkpoint: {why_none(place)}.") from None
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}.") from error
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
@@ -359,7 +359,8 @@ def _problem_of(metadata: Mapping[str, Any]) -> str | None:
     return f"it does not list {missing[0]}" if missing else None
 
 
-def _missing(place: Place) -> str:
+def why_none(place: Place) -> str:
+    """Return why a place is not a checkpoint, as the end of a sentence."""
     if place.names():
         return f"it has no {METADATA}"
     if isinstance(place, LocalPlace) and Path(place.location).is_file():
