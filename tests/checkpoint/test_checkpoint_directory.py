@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from forging import MODULE, data
 from safetensors.numpy import load_file
 
-from corral.checkpoint import places, read_checkpoint, write_checkpoint
+from corral.checkpoint import directory, places, read_checkpoint, write_checkpoint
 from corral.errors import CheckpointError
 
 WEIGHTS = {
@@ -128,6 +129,28 @@ def test_a_link_to_a_directory_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "latest").is_symlink()
     for name in ("first", "latest"):
         assert read_checkpoint(tmp_path / name).state == {"number": 2}
+
+
+def test_links_inside_of_a_checkpoint_lead_no_saver_astray(tmp_path: Path) -> None:
+    path, outside = tmp_path / "checkpoint", tmp_path / "outside"
+    write(path)
+    outside.mkdir()
+    (outside / "thesis.tex").write_text("years of work")
+    (path / f"data-{1:032x}").symlink_to(outside)
+    (path / "metadata.json").rename(outside / "metadata.json")
+    (path / "metadata.json").symlink_to(outside / "metadata.json")
+    before = (outside / "metadata.json").read_bytes()
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+        write(path, number=2)
+    (path / "metadata.json").unlink()
+    write(path, number=2)
+    (path / ".lock").unlink()
+    (path / ".lock").symlink_to(outside / "thesis.tex")
+    with pytest.raises(CheckpointError, match=r"\.lock is a symbolic link"):
+        write(path, number=3)
+    assert read_checkpoint(path).state == {"number": 2}
+    assert (outside / "thesis.tex").read_text() == "years of work"
+    assert (outside / "metadata.json").read_bytes() == before
 
 
 def test_what_a_killed_saver_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
@@ -295,3 +318,27 @@ def test_files_that_a_later_corral_may_add_are_left_alone(tmp_path: Path) -> Non
     entry = {"num_bytes": 10**12, "sha256": ""}
     forging.describe(path, lambda metadata: metadata["files"].update({"../outside": entry, "replay.bin": entry}))
     assert read_checkpoint(path).state == {"number": 1}
+
+
+@pytest.mark.parametrize("is_strided", [False, True])
+def test_large_arrays_are_neither_written_nor_read_through_memory(is_strided: bool, tmp_path: Path) -> None:
+    num_rows, num_columns = 64, 2**18  # 64 MiB
+    mapped = np.memmap(tmp_path / "buffer", np.int32, "w+", shape=(num_rows, num_columns))
+    mapped[:] = np.arange(num_rows)[:, None]
+    array = mapped[::2, ::2] if is_strided else mapped
+    tracemalloc.start()
+    try:
+        write_checkpoint(
+            tmp_path / "checkpoint",
+            state={},
+            weights={},
+            config={},
+            metadata={},
+            arrays={"obs": array, "more": array[:3]},
+        )
+        found = read_checkpoint(tmp_path / "checkpoint").arrays["obs"]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * directory.CHUNK_BYTES
+    assert found.shape == array.shape and np.array_equal(found[:, 0], array[:, 0]) and found[-1, -1] == array[-1, -1]

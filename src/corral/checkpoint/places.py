@@ -87,6 +87,8 @@ class LocalPlace:
             raise CheckpointError(f"{self._path} is no directory: choose another path for the checkpoint.") from None
         if is_new:
             _flush_directory(self._path.parent)
+        if (self._path / LOCK).is_symlink():  # it would lead to a file that is then cut off
+            raise CheckpointError(f"{self._path / LOCK} is a symbolic link. {_NO_FILE}")
         try:
             with FileLock(self._path / LOCK, timeout=LOCK_TIMEOUT_S, poll_interval=0.01):
                 yield
