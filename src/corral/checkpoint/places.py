@@ -90,7 +90,7 @@ class LocalPlace:
         if (self._path / LOCK).is_symlink():  # it would lead to a file that is then cut off
             raise CheckpointError(f"{self._path / LOCK} is a symbolic link. {_NO_FILE}")
         try:
-            with FileLock(self._path / LOCK, timeout=LOCK_TIMEOUT_S, poll_interval=0.01):
+            with FileLock(self._path / LOCK, timeout=LOCK_TIMEOUT_S).acquire(poll_interval=0.01):
                 yield
         except Timeout:
             raise CheckpointError(
