@@ -17,7 +17,8 @@ import numpy as np
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.stopping import StopCriteria
 from corral.callbacks.dispatch import make_dispatcher
-from corral.checkpoint import algorithm_state, load_algorithm, read_checkpoint, save_algorithm
+from corral.checkpoint import Checkpoint, read_checkpoint
+from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
 from corral.config.validation import reconfigured, round_size
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
 from corral.core.seeding import seed_everything
@@ -432,7 +433,7 @@ class Algorithm(metaclass=_WithHints):
         self.sync_weights()
         self.timers.take()
 
-    def save(self, path: str | Path | None = None) -> Path:
+    def save(self, path: str | Path | None = None) -> str | Path:
         """Write a checkpoint, a directory, and return where; `None` is `checkpoints/<algo>-<env>-<time>-<iteration>`.
 
         Raises:
@@ -447,21 +448,31 @@ class Algorithm(metaclass=_WithHints):
         Raises:
             CheckpointError: There is none, it is damaged, or it is of another algorithm, module or optimizer.
         """
-        self.set_state(algorithm_state(read_checkpoint(path), type(self)))
+        self._restore(read_checkpoint(path))
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.set_state(algorithm_state(checkpoint, type(self)))
         self._callbacks.fire("on_checkpoint_loaded", algorithm=self)
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path) -> Self:
+    def from_checkpoint(cls, path: str | Path, **settings: Any) -> Self:
         """Return an algorithm of this class, built from a checkpoint's config and restored.
 
-        The classes and functions that the config names are imported. The class is the one that was saved, a subclass of
-        it, or a base of it, which gives an instance of the class that was saved.
+        The classes and functions that the config names are imported, except for the ones that `settings` replaces. The
+        class is the one that was saved, a subclass of it, or a base of it, which gives an instance of the saved class.
+
+        Args:
+            path: The checkpoint, a directory or a URL for fsspec.
+            **settings: Any settings of the config by name, in place of the saved ones, such as `env=MyEnv` or
+                `num_env_runners=0`; `algo` is the config class.
 
         Raises:
-            CheckpointError: The checkpoint is of another algorithm.
-            ConfigError: The config holds an object that no file can name, or names a class that cannot be imported.
+            CheckpointError: The checkpoint cannot be read, is of another algorithm, or names what no checkpoint should,
+                such as a function of the standard library.
+            ConfigError: The config holds an object that no file can name and that is not given, names a class that
+                cannot be imported, or a setting is unknown.
         """
-        return load_algorithm(path, cls)
+        return load_algorithm(path, cls, settings)
 
     # Acting.
 
