@@ -47,8 +47,8 @@ def check_import(path: str, setting: str, place: object) -> None:
     """Refuse an import path that leads to what a checkpoint should not call; see `check_imports`."""
     if problem := _problem(path, setting):
         raise CheckpointError(
-            f"{place}: {setting}={path!r:.200} is not taken from a checkpoint: it {problem}. Give your own: "
-            f"from_checkpoint(path, {setting}=...)."
+            f"{place}: {setting}={path!r:.200} is not taken from a checkpoint: it {problem}. Give your own, with "
+            f"{setting}=...."
         )
 
 
@@ -82,6 +82,8 @@ def _problem(path: str, setting: str) -> str | None:
     module_name, colon, qualname = path.strip().partition(":")
     if not colon:
         module_name, _, qualname = path.strip().rpartition(".")
+    if not module_name or module_name.startswith("."):
+        return "names no module"
     if _is_standard(module_name) and not names_script(path):
         return "is in Python's standard library"
     found: Any = module_named(module_name, path)
