@@ -28,6 +28,9 @@ FORBIDDEN = {
     "episodes": tuple(room for room in ROOMS if room not in ("corral.core", "corral.episodes")),
     "engines": tuple(room for room in ROOMS if room != "corral.engines"),
     "runners": ("corral.learners", "corral.algorithms"),
+    "policies": tuple(
+        f"corral.{room}" for room in ("learners", "algorithms", "runners", "episodes", "callbacks", "config")
+    ),
     "learners": ("corral.envs", "corral.algorithms", "corral.runners", "corral.episodes"),
 }
 # room -> what it may import of a package that it never imports otherwise

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from corral.episodes.episode import SingleAgentEpisode as SingleAgentEpisode
     from corral.exploration.base import Exploration as Exploration
     from corral.modules.module import Module as Module
+    from corral.policies.evaluate import PolicyEvaluation as PolicyEvaluation
+    from corral.policies.evaluate import evaluate_policy as evaluate_policy
+    from corral.policies.policy import Policy as Policy
+    from corral.policies.policy import load_policy as load_policy
     from corral.runners.requests import SampleRequest as SampleRequest
 
 _HOMES = {
@@ -40,10 +44,14 @@ _HOMES = {
     "Module": "corral.modules.module",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
+    "Policy": "corral.policies.policy",
+    "PolicyEvaluation": "corral.policies.evaluate",
     "SAC": "corral.algorithms.sac",
     "SACConfig": "corral.algorithms.sac",
     "SampleRequest": "corral.runners.requests",
     "SingleAgentEpisode": "corral.episodes.episode",
+    "evaluate_policy": "corral.policies.evaluate",
+    "load_policy": "corral.policies.policy",
     "make_multi_callbacks": "corral.callbacks.callback",
     "register_algorithm": "corral.algorithms.registry",
 }

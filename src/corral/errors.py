@@ -30,6 +30,10 @@ class ObservationError(CorralError, ValueError):
     """An observation that was given to a policy does not fit the observation space; the message names the field."""
 
 
+class ExportError(CorralError, RuntimeError):
+    """The policy of a module cannot be exported, because torch cannot trace it; the message names the class."""
+
+
 class LossError(CorralError, ArithmeticError):
     """A loss became NaN or infinite, or is not what a loss must return; its gradient step was not taken."""
 

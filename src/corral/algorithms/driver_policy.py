@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from corral.core.spaces import space_tree
-from corral.core.tree import Tree, leaves, map_tree
-from corral.envs.checks import mismatch
-from corral.errors import ObservationError
+from corral.core.tree import Tree
 from corral.exploration import RowDistribution, make_exploration
 from corral.learners.learner_group import LearnerGroup
-from corral.modules.inference import Inference
+from corral.modules.distributions import FloatArray
 from corral.modules.module import DEFAULT_MODULE_ID
 from corral.modules.spec import check_module
+from corral.policies.policy import Policy
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
     from corral.modules.spec import ModuleSpec
 
 
-class DriverPolicy:
-    """A copy of the module, and an exploration that chooses actions with it.
+class DriverPolicy(Policy):
+    """A policy with the newest weights of the learners, whose actions the algorithm's exploration chooses.
 
     Attributes:
         exploration: Exploration of the algorithm, which also learns from all rollouts.
     """
+
+    _CALLS = ("compute_single_action", "compute_actions")
 
     def __init__(self, config: AlgorithmConfig, spec: ModuleSpec, num_envs: int) -> None:
         """Make and check the module, and make the exploration; `num_envs` is N of a runner.
@@ -36,43 +34,31 @@ class DriverPolicy:
         """
         module = spec.build()
         check_module(module)
-        self._inference = Inference(module)
+        super().__init__(module, seed=config.seed)
         self._version = -1
-        self._spaces = space_tree(spec.observation_space)
-        rng = np.random.default_rng(config.seed)
-        self._row = RowDistribution(self._inference.module.distribution, rng)
+        self._timestep = 0
+        self._row = RowDistribution(module.distribution, self._rng)
         self.exploration = make_exploration(
             config,
             spec.action_space,
-            model=self._inference.module,
+            model=module,
             inference=self._inference,
             num_workers=config.num_env_runners,
             num_envs=num_envs,
-            rng=rng,
+            rng=self._rng,
         )
-
-    def check_obs(self, obs: Tree, *, batch: tuple[int, ...] = ()) -> None:
-        """Check one observation, or observations with the axes `batch` before the axes of the observation space.
-
-        Raises:
-            ObservationError: The nesting, a shape, a dtype or a value does not fit.
-        """
-        if problem := mismatch(self._spaces, obs, "observation", batch=batch):
-            remedy = "" if batch else " (compute_single_action takes one observation, compute_actions takes a batch)"
-            raise ObservationError(f"{problem}{remedy}.")
 
     def compute_actions(self, obs: Tree, learners: LearnerGroup, *, timestep: int, explore: bool) -> Any:
         """Return env actions `[B, ...]` for observations, a tree of `[B, ...]`, by the learners' weights."""
-        shape = np.shape(next(iter(leaves(obs)), ()))
-        self.check_obs(obs, batch=(shape[0] if shape else 1,))
         if self._version != learners.weights_version:
             self._inference.load_weights(learners.get_acting_weights()[DEFAULT_MODULE_ID])
             self._version = learners.weights_version
-        row = self._row
-        self._inference.begin_sample(explore, row.rng)
-        row.obs = map_tree(lambda space, leaf: np.asarray(leaf, space.dtype), self._spaces, obs)
-        row.inputs = self._inference(row.obs)
+        self._timestep = timestep
+        return self.batch(obs, explore=explore)
+
+    def _choose(self, obs: Tree, inputs: FloatArray, explore: bool) -> Any:
+        self._row.obs, self._row.inputs = obs, inputs
         actions, _ = self.exploration.get_exploration_action(
-            action_distribution=row, timestep=timestep, explore=explore
+            action_distribution=self._row, timestep=self._timestep, explore=explore
         )
-        return row.distribution.to_env(np.asarray(actions))
+        return actions

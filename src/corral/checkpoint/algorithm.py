@@ -18,7 +18,10 @@ from corral.config.validation import optimizer_class
 from corral.core.settings import import_path, names_script, path_of
 from corral.envs.vector import resolve_env
 from corral.errors import CheckpointError, ConfigError
+from corral.exploration.base import acts_by_module
 from corral.loggers.run import plain, run_name
+from corral.modules.module import DEFAULT_MODULE_ID
+from corral.policies.description import policy_description
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
@@ -44,6 +47,11 @@ def save_algorithm(algorithm: Algorithm, path: Location | None) -> Location:
         state={**state, "learners": learners},
         weights=weights,
         config=settings,
+        policies={
+            DEFAULT_MODULE_ID: policy_description(
+                algorithm.env_runner_group.module_spec, acts_by_module=acts_by_module(algorithm.exploration)
+            )
+        },
         metadata={
             "corral_version": corral.__version__,
             "algo": settings["algo"],

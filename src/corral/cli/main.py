@@ -86,16 +86,44 @@ def make_parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="print one JSON object")
     info.set_defaults(run=_checkpoint_info)
 
+    evaluate = commands.add_parser("evaluate", help="measure the policy of a run or a checkpoint")
+    _add_policy_options(evaluate, episodes=100)
+    evaluate.add_argument("--json", action="store_true", help="print one JSON object, with each episode")
+    evaluate.set_defaults(run=_evaluate)
+
+    play = commands.add_parser("play", help="show or record episodes of the policy of a run or a checkpoint")
+    _add_policy_options(play, episodes=3)
+    play.add_argument("--record", type=Path, metavar="DIR", help="record each episode there rather than show it")
+    play.add_argument("--format", choices=("mp4", "gif"), default="mp4", help="of the recordings; mp4 if left out")
+    play.set_defaults(run=_play)
+
     events = commands.add_parser("events", help="list the events that callbacks can listen to")
     events.set_defaults(run=_events)
     return parser
 
 
+def _add_policy_options(parser: argparse.ArgumentParser, *, episodes: int) -> None:
+    parser.add_argument("path", metavar="RUN", help="a run directory, whose best checkpoint is taken, or a checkpoint")
+    parser.add_argument("--episodes", type=int, default=episodes, help=f"number of episodes; {episodes} if left out")
+    parser.add_argument("--env", help="another env than the run's: a Gymnasium id, or package.module:Name")
+    parser.add_argument(
+        "--env-config",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the env in place of the run's; may be given several times; a value is read as YAML",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the env and of exploration; 0 if left out")
+    parser.add_argument("--explore", action="store_true", help="draw actions from the policy's distribution")
+    parser.add_argument(
+        "--max-episode-steps", type=int, default=100_000, help="steps after which an episode is given up as endless"
+    )
+
+
 def _train(options: argparse.Namespace) -> int:
     from corral.cli.experiment import load_experiment
 
-    if (directory := os.getcwd()) not in sys.path:
-        sys.path.insert(0, directory)  # as `python -m` does, so that import paths find modules of the user
+    _import_from_working_directory()
     config, stop = load_experiment(options)
     config.validate()  # a mistake is reported before torch's slower parts are loaded and anything is written
     from corral.cli.train import train
@@ -111,6 +139,26 @@ def _checkpoint_info(options: argparse.Namespace) -> int:
     from corral.cli.checkpoint import print_info
 
     return print_info(options.path, as_json=options.json)
+
+
+def _import_from_working_directory() -> None:
+    """Let import paths find modules of the user there, as `python -m` does."""
+    if (directory := os.getcwd()) not in sys.path:
+        sys.path.insert(0, directory)
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    _import_from_working_directory()
+    from corral.cli.policies import evaluate
+
+    return evaluate(options)
+
+
+def _play(options: argparse.Namespace) -> int:
+    _import_from_working_directory()
+    from corral.cli.policies import play
+
+    return play(options)
 
 
 def _events(_: argparse.Namespace) -> int:

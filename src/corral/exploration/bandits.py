@@ -35,6 +35,7 @@ class LinearBandit(Exploration, ABC):
     """
 
     on_policy = False
+    acts_by_module = False
     action_spaces = (spaces.Discrete,)
 
     def __init__(

@@ -99,11 +99,14 @@ class Exploration:
         rng: Generator for all random numbers of the exploration.
         on_policy: Whether algorithms that learn only from actions of their own policy can use the exploration. They can
             if the actions are drawn from the policy's distribution, or are returned with their log-likelihood.
+        acts_by_module: Whether the actions without exploration are the most likely actions of the module. Other actions
+            cannot be chosen by a policy that was loaded without the exploration.
         action_spaces: Types of supported action spaces.
         paper: Source of the method.
     """
 
     on_policy: ClassVar[bool] = True
+    acts_by_module: ClassVar[bool] = True
     action_spaces: ClassVar[tuple[type[spaces.Space[Any]], ...]] = (
         spaces.Discrete,
         spaces.MultiDiscrete,
@@ -236,6 +239,11 @@ class Delegating(Exploration):
         """Restore the state of `sub`."""
         if "sub" in state:
             self.sub.set_state(state["sub"])
+
+
+def acts_by_module(exploration: Exploration) -> bool:
+    """Return `acts_by_module` of an exploration, or of the exploration to which it delegates."""
+    return acts_by_module(exploration.sub) if isinstance(exploration, Delegating) else exploration.acts_by_module
 
 
 def overrides_method(exploration: Exploration, method: str) -> bool:

@@ -68,6 +68,10 @@ class ActionDistribution(ABC):
         """Convert module actions `[B, ...]` to actions of the env's space and dtype, in a new array."""
 
     @abstractmethod
+    def env_mode(self, dist_inputs: Tensor) -> Tensor:
+        """Return `to_env(mode(dist_inputs))` in torch operations, so that an exported graph can hold them."""
+
+    @abstractmethod
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         """Return the log-probability (or log-density) `[B]` of module actions."""
 
@@ -110,6 +114,9 @@ class Categorical(ActionDistribution):
         shifted = actions + self._start if self._start else actions
         return shifted.astype(self._env_dtype)
 
+    def env_mode(self, dist_inputs: Tensor) -> Tensor:
+        return (dist_inputs.argmax(-1) + self._start).to(_torch_dtype(self._env_dtype))
+
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         return -functional.cross_entropy(dist_inputs, actions, reduction="none")
 
@@ -151,6 +158,11 @@ class MultiCategorical(ActionDistribution):
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         return (actions + self._start).astype(self._env_dtype, copy=False)
+
+    def env_mode(self, dist_inputs: Tensor) -> Tensor:
+        picks = torch.stack([part.argmax(-1) for part in self._parts(dist_inputs)], -1)
+        shifted = picks.reshape(-1, *self.action_shape) + torch.from_numpy(self._start)
+        return shifted.to(_torch_dtype(self._env_dtype))
 
     def _parts(self, dist_inputs: Tensor) -> tuple[Tensor, ...]:
         return torch.split(dist_inputs, self.sizes, dim=-1)
@@ -196,6 +208,9 @@ class Bernoulli(ActionDistribution):
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         return actions.astype(self._env_dtype)
+
+    def env_mode(self, dist_inputs: Tensor) -> Tensor:
+        return (dist_inputs > 0).to(_torch_dtype(self._env_dtype)).reshape(-1, *self.action_shape)
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         signs = actions.reshape(dist_inputs.shape) * 2 - 1
@@ -273,6 +288,17 @@ class DiagGaussian(ActionDistribution):
         clipped: NDArray[Any] = np.clip(actions * self._scale + self._offset, self._low, self._high)
         return clipped.astype(self._env_dtype)
 
+    def env_mode(self, dist_inputs: Tensor) -> Tensor:
+        return self._scaled(self._split(dist_inputs)[0])
+
+    def _scaled(self, actions: Tensor) -> Tensor:
+        """Return module actions `[B, d]` as env actions `[B, ...]`."""
+        scale, offset, low, high = (
+            torch.from_numpy(part.reshape(-1)) for part in (self._scale, self._offset, self._low, self._high)
+        )
+        clipped = torch.minimum(torch.maximum(actions * scale + offset, low), high)
+        return clipped.to(_torch_dtype(self._env_dtype)).reshape(-1, *self.action_shape)
+
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         mean, log_std = self._split(dist_inputs)
         z = (actions.reshape(mean.shape) - mean) * (-log_std).exp()
@@ -328,6 +354,9 @@ class SquashedGaussian(DiagGaussian):
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         return super().to_env(np.tanh(actions))
 
+    def env_mode(self, dist_inputs: Tensor) -> Tensor:
+        return self._scaled(self._split(dist_inputs)[0].tanh())
+
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         flat = actions.reshape(actions.shape[0], -1)
         return super().logp(dist_inputs, actions) - _log_tanh_slope(flat).sum(-1)
@@ -368,6 +397,10 @@ def categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:
     logp = logits.log_softmax(-1)
     gap = (logp - other_logits.log_softmax(-1)).masked_fill(logits == -math.inf, 0)
     return (logp.exp() * gap).sum(-1)
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _log_tanh_slope(u: Tensor) -> Tensor:

@@ -102,6 +102,10 @@ class Module(nn.Module):
         """Return `policy(obs)` and `value(obs)`; override it if they share layers."""
         return self.policy(obs), self.value(obs)
 
+    def forward(self, obs: Tree) -> Tensor:
+        """Return `policy(obs)`, so that a module that is called returns `dist_inputs`, float32 `[B, D]`."""
+        return self.policy(obs)
+
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the methods that the class defines, and yield each call, its output, and the shape after axis 0.
 

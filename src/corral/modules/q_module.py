@@ -99,7 +99,7 @@ class DuelingHead(nn.Module):
         """Map features `[B, in]` to `[B, n * atoms]`."""
         for_value, for_advantage = features.chunk(2, -1)
         value = self.value(for_value).unsqueeze(1)
-        advantage = self.advantage(for_advantage).reshape(len(features), self.num_actions, -1)
+        advantage = self.advantage(for_advantage).reshape(features.shape[0], self.num_actions, -1)
         outputs: Tensor = value + advantage - advantage.mean(1, keepdim=True)
         return outputs.flatten(1)
 
@@ -200,7 +200,7 @@ class QModule(Module):
     def logits(self, obs: Tree, *, target: bool = False) -> Tensor:
         """Return the logits of the atoms of each action's return, `[B, n, atoms]`."""
         outputs: Tensor = (self.target_q if target else self.q)(obs)
-        return outputs.reshape(len(outputs), self.num_actions, -1)
+        return outputs.reshape(outputs.shape[0], self.num_actions, -1)
 
     def q_values(self, obs: Tree, *, target: bool = False) -> Tensor:
         """Return the value of each action, float32 `[B, n]`."""

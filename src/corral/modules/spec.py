@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from corral.core.tree import map_tree
+from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError
 from corral.modules.module import Module
 
@@ -75,9 +75,7 @@ def check_module(module: Module) -> None:
     Raises:
         ConfigError: A method returns something else than a tensor of the expected shape and dtype.
     """
-    space = copy.deepcopy(module.observation_space)  # drawing changes the generator of a space
-    space.seed(0)
-    obs = map_tree(_batch_of, space.sample(), space.sample())
+    obs = example_obs(module.observation_space)
     was_training, calls = module.training, module.eval().outputs(obs)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         while True:
@@ -94,6 +92,13 @@ def check_module(module: Module) -> None:
                     f"{given}."
                 )
     module.train(was_training)
+
+
+def example_obs(space: spaces.Space[Any]) -> Tree:
+    """Return two observations of a space, the same at every call, as a tree of tensors `[2, ...]`."""
+    space = copy.deepcopy(space)  # drawing changes the generator of a space
+    space.seed(0)
+    return map_tree(_batch_of, space.sample(), space.sample())
 
 
 def _batch_of(*draws: Any) -> torch.Tensor:

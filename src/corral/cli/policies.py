@@ -1,0 +1,136 @@
+"""`corral evaluate` and `corral play`: the policy of a run or a checkpoint in its env."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
+from corral.checkpoint.imports import check_imports
+from corral.cli.experiment import parse_pair
+from corral.config.settings import EnvironmentSettings
+from corral.core.settings import parse_settings
+from corral.envs.vector import env_name
+from corral.errors import CheckpointError, ConfigError
+from corral.policies.evaluate import evaluate_policy
+from corral.policies.play import play_episodes
+from corral.policies.policy import Policy, checkpoint_policy
+
+
+class Setup(NamedTuple):
+    """A policy and its env.
+
+    Attributes:
+        path: Checkpoint that holds the policy.
+        metadata: What `metadata.json` of the checkpoint holds.
+        policy: The policy.
+        env: Its env, as in `.environment(env)`.
+        env_config: Settings of the env.
+        wrappers: Wrappers of the env.
+    """
+
+    path: str
+    metadata: Mapping[str, Any]
+    policy: Policy
+    env: Any
+    env_config: dict[str, Any]
+    wrappers: list[Any]
+
+
+def load_setup(options: argparse.Namespace) -> Setup:
+    """Return the policy of a run or a checkpoint, and the env of its config, with the options in place of it.
+
+    Raises:
+        CheckpointError: There is no checkpoint, it is damaged, or it names an env that is not taken from a checkpoint.
+        ConfigError: The env cannot be imported, or no file can name it and no option gives it.
+    """
+    checkpoint = read_checkpoint(find_checkpoint(options.path, prefer="best"), with_state=False)
+    changed = dict(parse_pair(text, "--env-config") for text in options.env_config)
+    given = {"env"} if options.env else set()
+    _check_named(checkpoint, given | {f"env_config.{name}" for name in changed})
+    settings = {name: value for name, value in _mapping(checkpoint.config, "environment") if name not in given}
+    check_imports({"environment": settings}, checkpoint.path)
+    environment = parse_settings(EnvironmentSettings, settings, str(checkpoint.path))
+    return Setup(
+        str(checkpoint.path),
+        checkpoint.metadata,
+        checkpoint_policy(checkpoint, seed=options.seed),
+        options.env or environment.env,
+        {**environment.env_config, **changed},
+        environment.wrappers,
+    )
+
+
+def _mapping(values: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
+    found = values.get(name) or {}
+    if not isinstance(found, dict):
+        raise CheckpointError(f"the checkpoint is damaged: {name!r} is {type(found).__name__}, and should be a dict.")
+    return found.items()
+
+
+def _check_named(checkpoint: Checkpoint, given: set[str]) -> None:
+    """Refuse settings of the env that no file can name, unless options give them."""
+    remedies = {
+        "env": "give it, with --env my_envs:MyEnv",
+        "env_config": "give it, with --env-config NAME=VALUE",
+        "wrappers": "use corral.evaluate_policy(corral.load_policy(path), env, wrappers=[...])",
+    }
+    for place, value in _mapping(checkpoint.metadata, "unnamed"):
+        group, _, name = place.partition(".")
+        if group == "environment" and name not in given and (remedy := remedies.get(name.partition(".")[0])):
+            raise ConfigError(f"{checkpoint.path}: no file can hold {place} of this run ({value}): {remedy}.")
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Run `corral evaluate`: play episodes, and print what they returned."""
+    setup = load_setup(options)
+    found = evaluate_policy(
+        setup.policy,
+        setup.env,
+        episodes=options.episodes,
+        env_config=setup.env_config,
+        wrappers=setup.wrappers,
+        seed=options.seed,
+        explore=options.explore,
+        max_episode_steps=options.max_episode_steps,
+    )
+    iteration = setup.metadata.get("training_iteration")
+    if options.json:
+        described = {"checkpoint": setup.path, "training_iteration": iteration, "env": env_name(setup.env)}
+        print(json.dumps({**described, "seed": options.seed, **found.to_dict()}))
+    else:
+        print(f"{'checkpoint':<20}{setup.path} (iteration {iteration})\n{'env':<20}{env_name(setup.env)}\n{found}")
+    return 0
+
+
+def _has_display() -> bool:
+    """Return whether windows can open here, where that can be known."""
+    return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def play(options: argparse.Namespace) -> int:
+    """Run `corral play`: show or record episodes, and print the return of each one."""
+    setup = load_setup(options)
+    if options.record is None and not _has_display():
+        print("corral: no display was found: if no window opens, record with --record DIR.", file=sys.stderr)
+    print(f"{setup.path} (iteration {setup.metadata.get('training_iteration')}) in {env_name(setup.env)}")
+    played = play_episodes(
+        setup.policy,
+        setup.env,
+        episodes=options.episodes,
+        record=options.record,
+        file_format=options.format,
+        env_config=setup.env_config,
+        wrappers=setup.wrappers,
+        seed=options.seed,
+        explore=options.explore,
+        max_episode_steps=options.max_episode_steps,
+    )
+    for number, episode in enumerate(played):
+        where = "" if episode.file is None else f", {episode.file}"
+        print(f"episode {number}: return {episode.episode_return:.2f}, {episode.episode_len} steps{where}", flush=True)
+    return 0

@@ -1,0 +1,1 @@
+"""Policies in use: loaded without training code, exported, measured and shown."""

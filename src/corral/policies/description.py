@@ -1,0 +1,115 @@
+"""What a policy is built from, in types that JSON holds: its spaces, the class of its module, and the settings.
+
+Checkpoints hold this description next to the weights, so that a policy is loaded without the env and the algorithm.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from corral.core.settings import import_path, path_of
+from corral.core.space_descriptions import describe_space, described_space
+from corral.errors import CheckpointError, ConfigError
+from corral.modules.module import Module
+from corral.modules.spec import ModuleSpec
+
+# Module classes of the library, by their names in descriptions; other classes are named by their import paths.
+MODULE_CLASSES = {
+    "ActorCritic": "corral.modules.module",
+    "QModule": "corral.modules.q_module",
+    "SACModule": "corral.modules.sac_module",
+}
+
+
+def policy_description(spec: ModuleSpec, *, acts_by_module: bool = True) -> dict[str, Any]:
+    """Return the description of a policy, in types that JSON holds.
+
+    Args:
+        spec: Spec of its module.
+        acts_by_module: Whether actions without exploration are the most likely actions of the module.
+
+    Raises:
+        CheckpointError: A space is of a type that Corral does not support.
+    """
+    cls, unnamed = spec.module_class, [name for name, value in spec.model_config.items() if not _is_plain(value)]
+    own = MODULE_CLASSES.get(cls.__name__) == cls.__module__
+    try:
+        spaces = {name: describe_space(getattr(spec, name)) for name in ("observation_space", "action_space")}
+    except ValueError as error:
+        raise CheckpointError(f"the policy cannot be saved: {error}") from error
+    return {
+        **spaces,
+        "module_class": cls.__name__ if own else path_of(cls),
+        "model_config": {name: value for name, value in spec.model_config.items() if name not in unnamed},
+        "unnamed": unnamed,
+        "acts_by_module": acts_by_module,
+    }
+
+
+def described_spec(
+    description: Mapping[str, Any],
+    *,
+    module_class: type[Module] | None = None,
+    model_config: Mapping[str, Any] | None = None,
+) -> ModuleSpec:
+    """Return the spec of a description: the inverse of `policy_description`.
+
+    Args:
+        description: The description.
+        module_class: Class of the module; `None` imports the class that the description names.
+        model_config: Settings of the class that replace settings of the description.
+
+    Raises:
+        CheckpointError: The description is damaged, its class cannot be imported, a setting is missing, or the actions
+            are not chosen by the module.
+    """
+    try:
+        named, unnamed = dict(description["model_config"]), list(map(str, description["unnamed"]))
+        name, acts_by_module = str(description["module_class"]), description["acts_by_module"] is True
+        observation_space = described_space(description["observation_space"])
+        action_space = described_space(description["action_space"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the description of the policy is damaged: {type(error).__name__}: {error}.") from error
+    if not acts_by_module:
+        raise CheckpointError(
+            "the actions of this algorithm are not chosen by its module, but by its exploration, which a policy does "
+            "not hold: load the algorithm with Algorithm.from_checkpoint, and call its compute_actions."
+        )
+    settings = {**named, **(model_config or {})}
+    if missing := [name for name in unnamed if name not in settings]:
+        given = ", ".join(f"{name!r}: ..." for name in missing)
+        raise CheckpointError(
+            f"the module has settings that no file can hold ({', '.join(missing)}): give model_config={{{given}}}."
+        )
+    return ModuleSpec(module_class or _class_named(name), observation_space, action_space, settings)
+
+
+def _class_named(name: str) -> type[Module]:
+    """Return a class of the library, or import a user's class by the rules of checkpoints."""
+    from corral.checkpoint.imports import check_import  # here: what writes checkpoints imports this module
+
+    try:
+        if name in MODULE_CLASSES:
+            found = getattr(importlib.import_module(MODULE_CLASSES[name]), name)
+        else:
+            check_import(name, "module_class", "policies.json")
+            found = import_path(name)
+    except ConfigError as error:
+        raise CheckpointError(f"the module class {error}; or give it, with module_class=....") from error
+    if not (inspect.isclass(found) and issubclass(found, Module)):
+        raise CheckpointError(f"{name!r} is not a subclass of corral.Module.")
+    cls: type[Module] = found
+    return cls
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether JSON holds a value; a tuple becomes a list."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(part) for key, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))

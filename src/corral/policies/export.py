@@ -1,0 +1,126 @@
+"""Policies as files that other programs read: ONNX, and programs of `torch.export`."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import uuid
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+import corral
+from corral.core.space_descriptions import describe_space
+from corral.core.tree import Tree, map_tree, named_leaves
+from corral.errors import ConfigError, ExportError
+from corral.modules.module import Module
+from corral.modules.spec import example_obs
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from corral.policies.policy import Policy
+
+INPUT, OUTPUT, BATCH = "obs", "actions", "batch"
+METADATA_FILE = "corral.json"  # in a .pt2 file
+
+
+def export_policy(policy: Policy, file: Path) -> Path:
+    """Write a policy to a file; see `Policy.export`."""
+    if file.suffix not in (".onnx", ".pt2"):
+        raise ConfigError(f"export: {file} must end with .onnx (ONNX) or .pt2 (torch.export).")
+    if file.suffix == ".onnx" and (missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]):
+        raise ConfigError(f"export: .onnx needs {' and '.join(missing)}: run `pip install 'corral[onnx]'`.")
+    policy.module.silence_noise()
+    with _quiet():
+        program = _program(policy.module)
+        data = (_onnx_bytes if file.suffix == ".onnx" else _pt2_bytes)(program, policy)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return file
+
+
+class _Graph(nn.Module):
+    """From observations, a tree of `[B, ...]`, to env actions `[B, ...]`."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, obs: Tree) -> Tensor:
+        return self.module.distribution.env_mode(self.module.policy(obs)).detach()
+
+
+def _program(module: Module) -> ExportedProgram:
+    example, batch = example_obs(module.observation_space), torch.export.Dim(BATCH)
+    shapes = (map_tree(lambda _: {0: batch}, example),)
+    try:
+        with torch.no_grad():
+            return torch.export.export(_Graph(module), (example,), dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        raise ExportError(
+            f"the policy of {type(module).__name__} cannot be exported: {str(error).strip().splitlines()[0]} Its "
+            "policy(obs) must use torch operations only, take any batch size, and not branch on values of tensors; "
+            "`len(tensor)` fixes the batch size, `tensor.shape[0]` does not."
+        ) from error
+
+
+def _metadata(policy: Policy) -> dict[str, str]:
+    return {
+        "corral_version": corral.__version__,
+        "observation_space": json.dumps(describe_space(policy.observation_space)),
+        "action_space": json.dumps(describe_space(policy.action_space)),
+        "inputs": json.dumps(_input_names(policy)),
+        "outputs": json.dumps([OUTPUT]),
+    }
+
+
+def _input_names(policy: Policy) -> list[str]:
+    return [name for name, _ in named_leaves(example_obs(policy.observation_space), INPUT)]
+
+
+def _onnx_bytes(program: ExportedProgram, policy: Policy) -> bytes:
+    made: Any = torch.onnx.export(
+        program,
+        input_names=_input_names(policy),
+        output_names=[OUTPUT],
+        dynamic_shapes=(map_tree(lambda _: {0: BATCH}, example_obs(policy.observation_space)),),  # names the axis
+        dynamo=True,
+        verbose=False,
+    )
+    made.model.metadata_props.update(_metadata(policy))
+    serialized: bytes = made.model_proto.SerializeToString()
+    return serialized
+
+
+def _pt2_bytes(program: ExportedProgram, policy: Policy) -> bytes:
+    file = io.BytesIO()
+    torch.export.save(program, file, extra_files={METADATA_FILE: json.dumps(_metadata(policy))})
+    return file.getvalue()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what torch's exporter says about itself and about packages that are not needed."""
+    exporter = logging.getLogger("torch.onnx")
+    level = exporter.level
+    exporter.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        exporter.setLevel(level)

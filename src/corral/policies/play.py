@@ -1,0 +1,218 @@
+"""Episodes of a policy to look at: shown in a window, or recorded as mp4 or GIF."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from fractions import Fraction
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.envs.sync_vector import SyncVectorEnv
+from corral.envs.vector import EnvContext, env_name, make_vector_env
+from corral.errors import ConfigError, EnvError
+from corral.policies.evaluate import MAX_EPISODE_STEPS, check_spaces_fit
+from corral.policies.policy import Policy
+
+Frame = NDArray[np.uint8]
+"""An image, uint8 `[H, W, 3]`."""
+
+PACKAGES = {"mp4": ("av", "av"), "gif": ("PIL", "pillow")}
+DEFAULT_FPS = 30
+
+
+class PlayedEpisode(NamedTuple):
+    """An episode that was shown or recorded.
+
+    Attributes:
+        episode_return: Return, without discount.
+        episode_len: Length in env steps.
+        file: Recording; `None` if the episode was shown.
+    """
+
+    episode_return: float
+    episode_len: int
+    file: Path | None
+
+
+def play_episodes(
+    policy: Policy,
+    env: Any,
+    *,
+    episodes: int = 3,
+    record: str | Path | None = None,
+    file_format: Literal["mp4", "gif"] = "mp4",
+    env_config: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Callable[[Any], Any]] = (),
+    seed: int | None = 0,
+    explore: bool = False,
+    max_episode_steps: int = MAX_EPISODE_STEPS,
+) -> Iterator[PlayedEpisode]:
+    """Play episodes in a window, or record each of them, and yield each one when it has ended.
+
+    Args:
+        policy: The policy.
+        env: A Gymnasium id, an import path, a class, or a factory. It must take `render_mode`, as a keyword argument or
+            as a key of its `env_config`.
+        episodes: Number of episodes.
+        record: Directory for the recordings, which gets `episode-000.mp4` and so on; `None` opens a window.
+        file_format: `"mp4"` or `"gif"`.
+        env_config: Settings of the env.
+        wrappers: Wrappers of the env; the first one is the innermost.
+        seed: Seed of the first episode; each further one gets the next number. `None` draws others each time.
+        explore: Whether the policy explores.
+        max_episode_steps: Length from which an episode counts as one that never ends.
+
+    Raises:
+        ConfigError: A package is missing, or the policy is for other spaces than the env's.
+        EnvError: The env raised an exception, cannot be rendered, or has an episode that does not end.
+    """
+    for name, value in (("episodes", episodes), ("max_episode_steps", max_episode_steps)):
+        if value < 1:
+            raise ConfigError(f"play: {name}={value} must be at least 1.")
+    if record is not None:
+        module_name, package = PACKAGES[file_format]
+        if find_spec(module_name) is None:
+            raise ConfigError(f"recording {file_format} needs {package}: run `pip install 'corral[play]'`.")
+    name, mode = env_name(env), "human" if record is None else "rgb_array"
+    with ExitStack() as opened:
+        made = _make_env(env, name, mode, env_config or {}, wrappers)
+        opened.callback(made.close)
+        check_spaces_fit(policy, made.observation_space, made.action_space, name)
+        files = itertools.repeat(None) if record is None else _new_files(Path(record), file_format)
+        for number, file in zip(range(episodes), files, strict=False):
+            episode = _Episode(made, name, policy, explore, None if seed is None else seed + number)
+            frames = episode.frames(max_episode_steps)
+            if file is None:
+                for _ in frames:
+                    pass
+            else:
+                (write_mp4 if file_format == "mp4" else write_gif)(file, frames, _fps(made))
+            yield PlayedEpisode(episode.total, episode.length, file)
+
+
+def _make_env(
+    env: Any, name: str, mode: str, env_config: Mapping[str, Any], wrappers: Sequence[Callable[[Any], Any]]
+) -> gym.Env[Any, Any]:
+    """Return one env that is rendered in a mode."""
+    needed = f"env {name!r} must take render_mode={mode!r}, as a keyword argument or as a key of its env_config"
+    context = EnvContext({**env_config, "render_mode": mode})
+    try:
+        vector_env = make_vector_env(env, context, num_envs=None, wrappers=wrappers, check=False)
+    except EnvError as error:
+        if "render_mode" in str(error.__cause__ or ""):
+            raise EnvError(f"{needed}: {error}") from error
+        raise
+    if not isinstance(vector_env, SyncVectorEnv):
+        vector_env.close()
+        raise ConfigError(f"env {name!r} is a vector env, which cannot be shown: give a single env.")
+    made: gym.Env[Any, Any] = vector_env.envs[0]
+    if made.render_mode != mode:
+        made.close()
+        raise EnvError(f"{needed}, and its render_mode is {made.render_mode!r}.")
+    return made
+
+
+class _Episode:
+    """One episode. `total` is its return so far, `length` its number of steps so far."""
+
+    def __init__(self, env: gym.Env[Any, Any], name: str, policy: Policy, explore: bool, seed: int | None) -> None:
+        self._env, self._name, self._policy = env, name, policy
+        self._explore, self._seed = explore, seed
+        self.total, self.length = 0.0, 0
+
+    def frames(self, max_episode_steps: int) -> Iterator[Any]:
+        """Play the episode, and yield what the env renders after the reset and after each step."""
+        obs, _ = self._called("reset", partial(self._env.reset, seed=self._seed))
+        yield self._called("render", self._env.render)
+        ended = False
+        while not ended:
+            if self.length == max_episode_steps:
+                raise EnvError(
+                    f"env {self._name!r}: an episode has not ended after {max_episode_steps:,} steps: limit it with "
+                    "the wrapper gymnasium.wrappers.TimeLimit."
+                )
+            action = self._policy(obs, explore=self._explore)
+            obs, reward, terminated, truncated, _ = self._called("step", partial(self._env.step, action))
+            self.total += float(reward)
+            self.length += 1
+            ended = bool(terminated or truncated)
+            yield self._called("render", self._env.render)
+
+    def _called(self, method: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            raise EnvError(
+                f"env {self._name!r} raised in {method}(), step {self.length}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _fps(env: gym.Env[Any, Any]) -> float:
+    fps = env.metadata.get("render_fps")
+    return float(fps) if isinstance(fps, (int, float)) and math.isfinite(fps) and fps > 0 else DEFAULT_FPS
+
+
+def _new_files(directory: Path, file_format: str) -> Iterator[Path]:
+    """Yield files that do not exist yet, with increasing numbers."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count():
+        file = directory / f"episode-{number:03d}.{file_format}"
+        if not file.exists():
+            yield file
+
+
+def _checked(frames: Iterable[Any]) -> Iterator[Frame]:
+    for frame in frames:
+        if not (isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3):
+            got = f"{frame.dtype}{list(frame.shape)}" if isinstance(frame, np.ndarray) else type(frame).__name__
+            raise EnvError(f"render() must return an image, uint8 [H, W, 3], and returned {got}.")
+        yield frame
+
+
+def write_mp4(file: Path, frames: Iterable[Frame], fps: float) -> None:
+    """Write frames to an mp4 file (H.264), one after another as they come; nothing is left of a failed recording."""
+    import av
+
+    part = _part(file)
+    try:
+        with av.open(str(part), "w", format="mp4") as container:
+            stream: Any = None
+            for frame in _checked(frames):
+                # The format stores colours for squares of 2 x 2 pixels.
+                even = np.pad(frame, ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)), mode="edge")
+                if stream is None:
+                    stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
+                    stream.height, stream.width, stream.pix_fmt = *even.shape[:2], "yuv420p"
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
+            if stream is not None:
+                container.mux(stream.encode())
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_gif(file: Path, frames: Iterable[Frame], fps: float) -> None:
+    """Write frames to a GIF file, one after another as they come; nothing is left of a failed recording."""
+    from PIL import Image
+
+    part, images = _part(file), map(Image.fromarray, _checked(frames))
+    try:
+        # Programs that show GIFs do not show more than 50 frames per second.
+        next(images).save(part, "GIF", save_all=True, append_images=images, duration=max(20, round(1000 / fps)), loop=0)
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _part(file: Path) -> Path:
+    return file.with_name(f".{file.name}.part")

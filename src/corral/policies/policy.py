@@ -1,0 +1,173 @@
+"""The policy: a module that chooses env actions for observations, without training code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, leaves, map_tree
+from corral.envs.checks import mismatch
+from corral.errors import CheckpointError, ObservationError
+from corral.modules.distributions import FloatArray
+from corral.modules.inference import Inference
+from corral.modules.module import DEFAULT_MODULE_ID, Module
+from corral.policies.description import described_spec
+
+if TYPE_CHECKING:
+    from corral.checkpoint import Checkpoint
+
+
+class Policy:
+    """A module that chooses env actions. `load_policy` makes one from a checkpoint.
+
+    `policy(obs)` returns the action for one observation, `policy.batch(obs)` the actions for a batch. Without
+    exploration, an action is the most likely one, or the one with the highest value.
+
+    Attributes:
+        module: The module, in evaluation mode.
+        observation_space: Space of one observation; floats are float32, and other floats are cast.
+        action_space: Space of one env action.
+    """
+
+    _CALLS: ClassVar[tuple[str, str]] = ("policy(obs)", "policy.batch(obs)")  # for one observation, and for a batch
+
+    def __init__(self, module: Module, *, seed: int | None = 0) -> None:
+        """Keep the module, whose weights are read now.
+
+        Args:
+            module: The module.
+            seed: Seed of the actions that are drawn with `explore=True`; `None` draws others in each process.
+        """
+        self._inference = Inference(module)
+        self.module = self._inference.module
+        self.observation_space: spaces.Space[Any] = module.observation_space
+        self.action_space: spaces.Space[Any] = module.action_space
+        self._spaces = space_tree(self.observation_space)
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, obs: Tree, *, explore: bool = False) -> Any:
+        """Return the env action for one observation.
+
+        Args:
+            obs: Observation as the env gives it: an array of the space's shape, or a dict or tuple of these.
+            explore: Whether to draw the action from the policy's distribution. The distribution of action values, as
+                DQN has them, is their softmax.
+
+        Raises:
+            ObservationError: The observation does not fit the observation space, or holds NaN or infinity.
+        """
+        self.check_obs(obs)
+        return self.batch(map_tree(lambda leaf: np.asarray(leaf)[None], obs), explore=explore)[0]
+
+    def batch(self, obs: Tree, *, explore: bool = False) -> NDArray[Any]:
+        """Return the env actions `[B, ...]` for observations, a tree of `[B, ...]`; see `__call__`.
+
+        Raises:
+            ObservationError: The observations do not fit the observation space, or hold NaN or infinity.
+        """
+        shape = np.shape(next(iter(leaves(obs)), ()))
+        self.check_obs(obs, batch=(shape[0] if shape else 1,))
+        obs = map_tree(lambda space, leaf: np.asarray(leaf, space.dtype), self._spaces, obs)
+        self._inference.begin_sample(explore, self._rng)
+        return self.module.distribution.to_env(np.asarray(self._choose(obs, self._inference(obs), explore)))
+
+    def check_obs(self, obs: Tree, *, batch: tuple[int, ...] = ()) -> None:
+        """Check one observation, or observations with the axes `batch` before the axes of the observation space.
+
+        Raises:
+            ObservationError: The nesting, a shape, a dtype or a value does not fit.
+        """
+        if problem := mismatch(self._spaces, obs, "observation", batch=batch):
+            remedy = "" if batch else " ({} takes one observation, {} takes a batch)".format(*self._CALLS)
+            raise ObservationError(f"{problem}{remedy}.")
+
+    def _choose(self, obs: Tree, inputs: FloatArray, explore: bool) -> Any:
+        """Return module actions `[B, ...]` for observations and the policy's outputs `[B, D]`."""
+        distribution = self.module.distribution
+        if not explore:
+            return distribution.mode(inputs)
+        return distribution.sample(inputs, distribution.noise(self._rng, (len(inputs),)))
+
+    def export(self, file: str | Path) -> Path:
+        """Write the policy, from observations to env actions, to a file that other programs read.
+
+        Scaling, clipping and squashing of actions are part of the file. The batch size is free. See `docs/deploy.md`.
+
+        Args:
+            file: `.onnx` writes ONNX (needs `pip install 'corral[onnx]'`), `.pt2` a program of `torch.export`.
+
+        Returns:
+            The file.
+
+        Raises:
+            ConfigError: The name ends differently, or a package is missing.
+            ExportError: torch cannot trace the module's policy.
+        """
+        from corral.policies.export import export_policy
+
+        return export_policy(self, Path(file))
+
+
+def load_policy(
+    path: str | Path,
+    *,
+    module_class: type[Module] | None = None,
+    model_config: Mapping[str, Any] | None = None,
+    seed: int | None = 0,
+) -> Policy:
+    """Return the policy of a run or a checkpoint, without its env, its algorithm or its learner.
+
+    Nothing that the checkpoint names is imported, except the class of a custom module.
+
+    Args:
+        path: A run directory, of which the best checkpoint is taken, or a checkpoint.
+        module_class: Class of the module, used if it cannot be imported from where it was when the policy was saved.
+        model_config: Settings of a custom module that no file can hold, such as functions.
+        seed: Seed of the actions that are drawn with `explore=True`; `None` draws others in each process.
+
+    Raises:
+        CheckpointError: There is no checkpoint, it is damaged, its module class cannot be imported, or the weights do
+            not fit.
+    """
+    from corral.checkpoint import find_checkpoint, read_checkpoint
+
+    checkpoint = read_checkpoint(find_checkpoint(path, prefer="best"), with_state=False)
+    return checkpoint_policy(checkpoint, module_class=module_class, model_config=model_config, seed=seed)
+
+
+def checkpoint_policy(
+    checkpoint: Checkpoint,
+    *,
+    module_class: type[Module] | None = None,
+    model_config: Mapping[str, Any] | None = None,
+    seed: int | None = 0,
+) -> Policy:
+    """Return the policy of a checkpoint that was read; see `load_policy`."""
+    module_id = DEFAULT_MODULE_ID
+    if module_id not in checkpoint.policies or module_id not in checkpoint.weights:
+        raise CheckpointError(f"{checkpoint.path} has no policy {module_id!r}.")
+    try:
+        description = checkpoint.policies[module_id]
+        module = described_spec(description, module_class=module_class, model_config=model_config).build()
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    except Exception as error:  # of a custom class, or of settings that do not fit it
+        raise CheckpointError(
+            f"{checkpoint.path}: its module cannot be built: {type(error).__name__}: {error}"
+        ) from error
+    weights = {name: torch.from_numpy(np.array(array)) for name, array in checkpoint.weights[module_id].items()}
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:  # names each weight that differs
+        raise CheckpointError(
+            f"{checkpoint.path}: its weights do not fit {type(module).__name__}: {error}. Give the class and the "
+            "settings with which it was trained."
+        ) from error
+    return Policy(module, seed=seed)
