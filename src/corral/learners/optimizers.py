@@ -223,6 +223,26 @@ class ModuleOptimizer:
         states = self._states()
         return {"state": {index: states[p] for index, p in enumerate(self._all) if p in states}}
 
+    def state_after_a_step(self) -> dict[int, ParameterState] | None:
+        """Return the state that such an optimizer has after one step, by index of a parameter; the numbers mean nothing.
+
+        `None` if such an optimizer cannot step without the loss.
+        """
+        copies = [nn.Parameter(torch.zeros_like(parameter)) for parameter in self._all]
+        for parameter in copies:
+            parameter.grad = torch.zeros_like(parameter)
+        sizes = [len(group) for group in self.groups.values()]
+        groups = [{"params": list(itertools.islice(rest, size))} for rest in [iter(copies)] for size in sizes]
+        optimizer = type(self.torch_optimizer)(groups, **self._settings)
+        try:
+            optimizer.step()
+        except Exception:
+            return None
+        return {
+            index: {name: value for name, value in optimizer.state[parameter].items() if value is not None}
+            for index, parameter in enumerate(copies)
+        }
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned; the settings of this optimizer stay."""
         if not self.is_flat:
