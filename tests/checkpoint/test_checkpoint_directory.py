@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,113 +13,233 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from corral.checkpoint import directory, read_checkpoint, write_checkpoint
+from corral.checkpoint import directory, places, read_checkpoint, write_checkpoint
 from corral.errors import CheckpointError
 
 WEIGHTS = {
     "default_policy": {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "count": np.array(4)},
     "../odd/id": {"w": np.arange(6.0)[::2], "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3))},
 }
+ARRAYS = {
+    "obs": np.arange(24, dtype=np.uint8).reshape(2, 3, 4).transpose(2, 0, 1),
+    "../odd": np.array(3),
+    "none": np.zeros((0, 3)),
+    "days": np.array(["2020-01-01"], "datetime64[D]"),
+}
 
 
-def write(path: Path, number: int = 1) -> Path:
-    config = {"algo": "PPO", "training": {"lr": 0.1}}
-    return write_checkpoint(path, state={"number": number}, weights=WEIGHTS, config=config, metadata={"algo": "PPO"})
+def write(path: Path | str, number: int = 1) -> Path | str:
+    return write_checkpoint(
+        path,
+        state={"number": number},
+        weights=WEIGHTS,
+        config={"algo": "PPO", "training": {"lr": 0.1}},
+        metadata={"algo": "PPO"},
+        policies={"default_policy": {"number": number}},
+        arrays={**ARRAYS, "number": np.full(3, number)},
+    )
 
 
 def names(path: Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir())
+    return sorted(entry.name for entry in path.iterdir() if entry.name != ".lock")
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
-    checkpoint = read_checkpoint(write(tmp_path / "deep" / "checkpoint"))
+def data(path: Path) -> Path:
+    """The one data directory of a checkpoint."""
+    [found] = path.glob("data-*")
+    return found
+
+
+@pytest.fixture(params=["directory", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path | str]:
+    """A directory, and a URL for fsspec."""
+    if request.param == "directory":
+        yield tmp_path / "deep" / "checkpoint"
+    else:
+        fsspec = pytest.importorskip("fsspec")
+        yield "memory://deep/checkpoint"
+        fsspec.filesystem("memory").rm("/deep", recursive=True)
+
+
+def test_everything_comes_back(place: Path | str) -> None:
+    assert write(place) == place
+    checkpoint = read_checkpoint(place)
+    assert checkpoint.path == place
     assert checkpoint.state == {"number": 1}
     assert checkpoint.config == {"algo": "PPO", "training": {"lr": 0.1}}
+    assert checkpoint.policies == {"default_policy": {"number": 1}}
     assert checkpoint.metadata["algo"] == "PPO" and checkpoint.metadata["format_version"] == 1
     assert checkpoint.weights.keys() == WEIGHTS.keys()
     for module_id, arrays in WEIGHTS.items():
-        assert checkpoint.weights[module_id].keys() == arrays.keys()
-        for name, array in arrays.items():
-            found = checkpoint.weights[module_id][name]
-            assert found.dtype == array.dtype and found.shape == array.shape and np.array_equal(found, array)
-    assert names(tmp_path / "deep") == ["checkpoint"]
+        assert_same(checkpoint.weights[module_id], arrays)
+    assert_same(checkpoint.arrays, {**ARRAYS, "number": np.full(3, 1)})
+    assert not checkpoint.arrays["obs"].flags.writeable
+
+
+def assert_same(found: dict[str, Any], arrays: dict[str, Any]) -> None:
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape
+        assert np.array_equal(found[name], array)
+
+
+def test_a_policy_in_use_reads_neither_state_nor_arrays(place: Path | str) -> None:
+    write(place)
+    if isinstance(place, Path):
+        (data(place) / "state.msgpack").unlink()
+        (data(place) / "arrays" / "obs.npy").unlink()
+    checkpoint = read_checkpoint(place, with_state=False)
+    assert checkpoint.state == {} and checkpoint.arrays == {}
+    assert checkpoint.policies == {"default_policy": {"number": 1}} and checkpoint.weights.keys() == WEIGHTS.keys()
 
 
 def test_the_files_are_what_other_programs_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "checkpoint")
-    assert names(path) == ["config.yaml", "metadata.json", "modules", "state.msgpack"]
+    path = tmp_path / "checkpoint"
+    write(path)
+    assert names(path) == sorted(["metadata.json", data(path).name])
+    assert names(data(path)) == ["arrays", "config.json", "modules", "policies.json", "state.msgpack"]
     assert json.loads((path / "metadata.json").read_text())["format"] == "corral checkpoint"
-    assert np.array_equal(load_file(path / "modules/default_policy.safetensors")["w"], WEIGHTS["default_policy"]["w"])
+    weights = load_file(data(path) / "modules/default_policy.safetensors")
+    assert np.array_equal(weights["w"], WEIGHTS["default_policy"]["w"])
+    assert np.array_equal(np.load(data(path) / "arrays" / "obs.npy"), ARRAYS["obs"])
 
 
-def test_a_checkpoint_is_replaced(tmp_path: Path) -> None:
-    write(tmp_path / "checkpoint")
-    (tmp_path / "checkpoint" / "of_somebody_else").touch()
-    write(tmp_path / "checkpoint", number=2)
-    assert read_checkpoint(tmp_path / "checkpoint").state == {"number": 2}
+def test_a_checkpoint_is_replaced(place: Path | str) -> None:
+    write(place)
+    write(place, number=2)
+    checkpoint = read_checkpoint(place)
+    assert checkpoint.state == {"number": 2} and checkpoint.policies["default_policy"] == {"number": 2}
+    assert len([name for name in places.place_of(place).names() if name.startswith("data-")]) == 1
+
+
+def test_the_files_of_the_user_stay(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    write(path)
+    (path / "notes.txt").write_text("the good one")
+    (path / "data-2026").mkdir()
+    write(path, number=2)
+    assert read_checkpoint(path).state == {"number": 2}
+    assert (path / "notes.txt").read_text() == "the good one" and (path / "data-2026").is_dir()
     assert names(tmp_path) == ["checkpoint"]
     (tmp_path / "empty").mkdir()
     assert read_checkpoint(write(tmp_path / "empty")).state == {"number": 1}
 
 
-def test_nothing_else_is_replaced(tmp_path: Path) -> None:
+def test_a_link_to_a_directory_stays_a_link(tmp_path: Path) -> None:
+    write(tmp_path / "first")
+    (tmp_path / "latest").symlink_to("first")
+    write(tmp_path / "latest", number=2)
+    assert (tmp_path / "latest").is_symlink()
+    for name in ("first", "latest"):
+        assert read_checkpoint(tmp_path / name).state == {"number": 2}
+
+
+def test_what_a_killed_saver_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    for number in (1, 2):
+        left = path / f"data-{number:032x}" / "modules"
+        left.mkdir(parents=True)
+        (left / "default_policy.safetensors").write_bytes(b"half")
+        write(path, number)  # the first time there is no checkpoint yet
+        assert read_checkpoint(path).state == {"number": number}
+        assert names(path) == sorted(["metadata.json", data(path).name])
+
+
+def test_nothing_else_is_mixed_with_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.tex").write_text("years of work")
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "metadata.json").write_text('{"format": "a recipe"}')
+    for name, file in (("thesis", "thesis.tex"), ("recipes", "metadata.json")):
+        with pytest.raises(CheckpointError, match=f"{tmp_path / name} is not a checkpoint, and holds other .*{file}"):
+            write(tmp_path / name)
+        assert names(tmp_path / name) == [file] and not (tmp_path / name / ".lock").exists()
     (tmp_path / "file").write_text("text")
-    for path in (tmp_path / "thesis", tmp_path / "file"):
-        with pytest.raises(CheckpointError, match=f"{path} is not a checkpoint, and would be replaced"):
-            write(path)
-    assert (tmp_path / "thesis" / "thesis.tex").read_text() == "years of work"
-    assert names(tmp_path) == ["file", "thesis"]
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    for name in ("file", "nowhere"):
+        with pytest.raises(CheckpointError, match=f"{tmp_path / name} is no directory"):
+            write(tmp_path / name)
+    assert (tmp_path / "file").read_text() == "text" and (tmp_path / "nowhere").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"config": {"a": object()}}, "the config cannot be saved as JSON: Object of type object"),
+        ({"metadata": {"a": {1}}}, "the metadata cannot be saved as JSON"),
+        ({"policies": {"a": {"b": b""}}}, "the description of the policies cannot be saved as JSON"),
+        ({"weights": {"a": {"b": np.array(["x"])}}}, "the weights of module 'a' cannot be saved"),
+        ({"state": {"a": {1}}}, r"\['a'\] is builtins.set"),
+        ({"arrays": {"a": np.array([{}])}}, "the array 'a' cannot be saved: its dtype is object"),
+        ({"arrays": {"a": np.zeros(2, [("x", "f4")])}}, "the array 'a' cannot be saved"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_and_nothing_is_written(
+    part: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    whole: dict[str, Any] = {"state": {}, "weights": {}, "config": {}, "metadata": {}}
+    with pytest.raises(CheckpointError, match=message):
+        write_checkpoint(tmp_path / "checkpoint", **{**whole, **part})
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("file", ["state.msgpack", "default_policy.safetensors", "metadata.json"])
 def test_a_write_that_fails_leaves_the_old_one(tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "checkpoint")
-    write_file = directory._write
+    before = names(tmp_path / "checkpoint")
+    write_file = places.LocalPlace.write
 
-    def fail(path: Path, data: bytes) -> None:
-        if path.name == file:
-            write_file(path, data[: len(data) // 2])
+    def fail(self: places.LocalPlace, name: str, chunks: Any) -> None:
+        write_file(self, name, [b"half of it"] if name.endswith(file) else chunks)
+        if name.endswith(file):
             raise OSError("the disk is full")
-        write_file(path, data)
 
-    monkeypatch.setattr(directory, "_write", fail)
+    monkeypatch.setattr(places.LocalPlace, "write", fail)
     for name in ("checkpoint", "other"):
         with pytest.raises(OSError, match="the disk is full"):
             write(tmp_path / name, number=2)
     assert read_checkpoint(tmp_path / "checkpoint").state == {"number": 1}
-    assert names(tmp_path) == ["checkpoint"]
+    assert names(tmp_path / "checkpoint") == before and names(tmp_path / "other") == []
 
 
-def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "checkpoint")
-    rename = Path.rename
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_failure_at_the_last_step_leaves_a_whole_checkpoint(
+    is_replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoint"
+    write(path)
+    replace = os.replace
 
-    def fail(self: Path, target: Any) -> Any:
-        if self.name.endswith(".new"):
-            raise OSError("the network drive is gone")
-        return rename(self, target)
+    def fail(source: Any, target: Any) -> None:
+        if is_replaced:
+            replace(source, target)
+        raise OSError("the network drive is gone")
 
-    monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="the network drive is gone"):
-        write(tmp_path / "checkpoint", number=2)
-    assert read_checkpoint(tmp_path / "checkpoint").state == {"number": 1}
-    assert names(tmp_path) == ["checkpoint"]
-
-
-def test_a_process_that_ended_between_the_renames(tmp_path: Path) -> None:
-    write(tmp_path / "checkpoint").rename(tmp_path / ".checkpoint.0a1b.old")
-    with pytest.raises(CheckpointError, match=r"does not exist, but .*\.checkpoint\.0a1b\.old does: rename it"):
-        read_checkpoint(tmp_path / "checkpoint")
+        write(path, number=2)
+    assert read_checkpoint(path).state == {"number": 2 if is_replaced else 1}
+    assert names(path) == sorted(["metadata.json", data(path).name])
 
 
 def edit(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    return lambda path: (path / name).write_bytes(change((path / name).read_bytes())) and None
+    def damage(path: Path) -> None:
+        file = path / name if name == "metadata.json" else data(path) / name
+        file.write_bytes(change(file.read_bytes()))
+
+    return damage
+
+
+def described(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the metadata, and write it as Corral would."""
+    file = path / "metadata.json"
+    metadata = json.loads(file.read_bytes())
+    change(metadata)
+    file.write_text(json.dumps({**metadata, "sha256": directory._digest(metadata)}))
 
 
 def describe(**changes: Any) -> Callable[[Path], None]:
-    return edit("metadata.json", lambda data: json.dumps({**json.loads(data), **changes}).encode())
+    return lambda path: described(path, lambda metadata: metadata.update(changes))
 
 
 MODULE = "modules/default_policy.safetensors"
@@ -127,24 +249,34 @@ MODULE = "modules/default_policy.safetensors"
     ("damage", "message"),
     [
         (lambda path: (path / "metadata.json").unlink(), "is not a checkpoint: it has no metadata.json"),
-        (lambda path: (path / "state.msgpack").unlink(), "state.msgpack cannot be read: No such file"),
-        (lambda path: (path / MODULE).unlink(), "default_policy.safetensors cannot be read: No such file"),
+        (lambda path: (data(path) / "state.msgpack").unlink(), "state.msgpack cannot be read: No such file"),
+        (lambda path: (data(path) / MODULE).unlink(), "default_policy.safetensors cannot be read: No such file"),
         (edit("state.msgpack", lambda data: data[:-1]), r"state.msgpack has \d+ bytes and was written with \d+"),
+        (edit("arrays/obs.npy", lambda data: data[:-1]), r"obs.npy has \d+ bytes and was written with \d+"),
         (edit(MODULE, lambda data: b""), r"default_policy.safetensors has 0 bytes and was written with \d+"),
         (edit(MODULE, lambda data: data[:-1] + b"x"), "default_policy.safetensors was changed after it was written"),
+        (edit("arrays/obs.npy", lambda data: data[:-1] + b"x"), "obs.npy was changed after it was written"),
         (edit("metadata.json", lambda data: data[:50]), "metadata.json is damaged"),
         (edit("metadata.json", lambda data: b"[]"), "metadata.json is not a file of a checkpoint"),
+        (edit("metadata.json", lambda data: b"[" * 100_000), "metadata.json is damaged"),
+        (
+            edit("metadata.json", lambda data: data.replace(b'"algo": "PPO"', b'"algo": "DQN"')),
+            "metadata.json was changed after it was written",
+        ),
         (
             describe(format_version=7, corral_version="9.9"),
-            "format version 7, written by Corral 9.9; .* reads version 1",
+            "format version 7, written by Corral '9.9'; .* reads version 1: install the Corral",
         ),
+        (describe(format_version=True), "format version True"),
         (describe(format="a recipe"), "metadata.json is not a file of a checkpoint"),
-        (describe(files={}), "metadata.json is damaged: it does not list state.msgpack"),
+        (describe(files={}), "metadata.json is damaged: it does not list config.json"),
         (describe(files=None), "metadata.json is damaged: it does not list the checkpoint's files"),
+        (describe(data="../data"), "metadata.json is damaged: it names no data directory"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
-    path = write(tmp_path / "checkpoint")
+    path = tmp_path / "checkpoint"
+    write(path)
     damage(path)
     with pytest.raises(CheckpointError, match=message) as caught:
         read_checkpoint(path)
@@ -157,21 +289,31 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="it is a file, and a checkpoint is a directory"):
         read_checkpoint(tmp_path / "file")
+    with pytest.raises(CheckpointError, match="memory://nowhere is not a checkpoint: it does not exist"):
+        read_checkpoint("memory://nowhere")
+    with pytest.raises(CheckpointError, match=r"nonsense://x cannot be opened: .*nonsense"):
+        read_checkpoint("nonsense://x")
 
 
-@pytest.mark.parametrize("name", ["state.msgpack", "config.yaml", MODULE])
-def test_files_whose_content_is_something_else(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "checkpoint")
-    (path / name).write_bytes(b"[1, 2")
-    monkeypatch.setattr(directory, "_read_file", lambda path, name, described: (path / name).read_bytes())
-    with pytest.raises(CheckpointError, match=f"{path / name} is damaged"):
+def reseal(path: Path, name: str, content: bytes) -> None:
+    """Replace a file, and describe it as if Corral had written it."""
+    (data(path) / name).write_bytes(content)
+    entry = directory._write(places.LocalPlace(path / "elsewhere"), "file", [content])
+    described(path, lambda metadata: metadata["files"].update({name: entry}))
+
+
+@pytest.mark.parametrize("name", ["state.msgpack", "config.json", "policies.json", MODULE, "arrays/obs.npy"])
+def test_files_whose_content_is_something_else(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "checkpoint"
+    write(path)
+    reseal(path, name, b"[1, 2")
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(data(path) / name))} is damaged"):
         read_checkpoint(path)
 
 
 def test_files_that_a_later_corral_may_add_are_left_alone(tmp_path: Path) -> None:
-    path = write(tmp_path / "checkpoint")
-    metadata = json.loads((path / "metadata.json").read_text())
-    metadata["files"]["../outside"] = {"num_bytes": 1, "crc32": 0}
-    metadata["files"]["replay.bin"] = {"num_bytes": 10**12, "crc32": 0}
-    (path / "metadata.json").write_text(json.dumps(metadata))
+    path = tmp_path / "checkpoint"
+    write(path)
+    entry = {"num_bytes": 10**12, "sha256": ""}
+    described(path, lambda metadata: metadata["files"].update({"../outside": entry, "replay.bin": entry}))
     assert read_checkpoint(path).state == {"number": 1}

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from corral import DQN, PPO, Algorithm, Callback, DQNConfig, PPOConfig
-from corral.checkpoint import read_checkpoint
+from corral.checkpoint import read_checkpoint, write_checkpoint
 from corral.errors import CheckpointError, ConfigError
 from corral.learners.settings import UpdateSettings
 from corral.modules.module import DEFAULT_MODULE_ID
@@ -237,9 +236,10 @@ def test_another_algorithm_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_without_the_class_of_the_algorithm_is_read(tmp_path: Path) -> None:
     with config().build() as algo:
         path = algo.save(tmp_path / "checkpoint")
-    metadata = json.loads((path / "metadata.json").read_text())
-    del metadata["algorithm_class"]  # as an earlier version wrote it
-    (path / "metadata.json").write_text(json.dumps(metadata))
+    checkpoint = read_checkpoint(path)
+    contents = {name: getattr(checkpoint, name) for name in ("state", "weights", "config", "policies", "arrays")}
+    metadata = {"algo": "PPO", "training_iteration": 0}  # as another program may write it
+    write_checkpoint(path, **contents, metadata=metadata)
     with PPO.from_checkpoint(path) as other:
         other.restore_from_path(path)
         assert type(other) is PPO
@@ -345,7 +345,7 @@ with config.build() as algo:
     assert python(train, tmp_path).stderr == ""
     metadata = json.loads((tmp_path / "saved" / "metadata.json").read_text())
     assert (metadata["algo"], metadata["algorithm_class"]) == ("my_algo:MyConfig", "my_algo:MyPPO")
-    assert yaml.safe_load((tmp_path / "saved" / "config.yaml").read_text())["algo"] == "my_algo:MyConfig"
+    assert read_checkpoint(tmp_path / "saved").config["algo"] == "my_algo:MyConfig"
     restore = """
 import sys
 from corral import PPO, Algorithm

@@ -23,7 +23,8 @@ from corral.algorithms.algorithm_state import (
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.stopping import StopCriteria
 from corral.callbacks.dispatch import make_dispatcher
-from corral.checkpoint import algorithm_state, load_algorithm, read_checkpoint, save_algorithm
+from corral.checkpoint import read_checkpoint
+from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
 from corral.config.validation import reconfigured, round_size
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
 from corral.core.seeding import seed_everything
@@ -454,7 +455,7 @@ class Algorithm(metaclass=_WithHints):
         finally:
             self._large_arrays = before
 
-    def save(self, path: str | Path | None = None) -> Path:
+    def save(self, path: str | Path | None = None) -> str | Path:
         """Write a checkpoint, a directory, and return where; `None` is `checkpoints/<algo>-<env>-<time>-<iteration>`.
 
         Raises:

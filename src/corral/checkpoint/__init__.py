@@ -1,19 +1,11 @@
-"""Checkpoints: directories of JSON, YAML, msgpack and safetensors files, which are read without running code."""
+"""Checkpoints: directories of JSON, msgpack, safetensors and npy files, which are read without running code.
+
+The functions that build algorithms are in `corral.checkpoint.algorithm`: what is here needs neither torch nor an env.
+"""
 
 from __future__ import annotations
 
-from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
 from corral.checkpoint.directory import FORMAT_VERSION, Checkpoint, read_checkpoint, write_checkpoint
-from corral.checkpoint.settings import settings_of, unnamed
+from corral.checkpoint.finding import find_checkpoint
 
-__all__ = [
-    "FORMAT_VERSION",
-    "Checkpoint",
-    "algorithm_state",
-    "load_algorithm",
-    "read_checkpoint",
-    "save_algorithm",
-    "settings_of",
-    "unnamed",
-    "write_checkpoint",
-]
+__all__ = ["FORMAT_VERSION", "Checkpoint", "find_checkpoint", "read_checkpoint", "write_checkpoint"]

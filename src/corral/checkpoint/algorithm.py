@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import corral
 from corral.checkpoint.directory import Checkpoint, read_checkpoint, write_checkpoint
+from corral.checkpoint.places import Location
 from corral.checkpoint.settings import settings_of, unnamed
 from corral.config.validation import optimizer_class
 from corral.core.settings import import_path, names_script, path_of
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 AlgorithmT = TypeVar("AlgorithmT", bound="Algorithm")
 
 
-def save_algorithm(algorithm: Algorithm, path: str | Path | None) -> Path:
+def save_algorithm(algorithm: Algorithm, path: Location | None) -> Location:
     """Write a checkpoint of an algorithm; see `Algorithm.save`."""
     config, state = algorithm.config, algorithm.get_state()
     if path is None:
@@ -46,7 +47,7 @@ def save_algorithm(algorithm: Algorithm, path: str | Path | None) -> Path:
     )
 
 
-def load_algorithm(path: str | Path, cls: type[AlgorithmT]) -> AlgorithmT:
+def load_algorithm(path: Location, cls: type[AlgorithmT]) -> AlgorithmT:
     """Return an algorithm built from a checkpoint's config and restored from its state.
 
     Args:

@@ -1,0 +1,70 @@
+"""Finding a checkpoint in the directory of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal
+
+from corral.checkpoint.directory import METADATA, open_listed, read_consistently
+from corral.checkpoint.places import Location, Place, place_of
+from corral.errors import CheckpointError
+
+CHECKPOINTS, BEST = "checkpoints", "best"
+
+
+def find_checkpoint(path: Location, prefer: Literal["last", "best"] = "last") -> Location:
+    """Return the absolute path or the URL of a checkpoint.
+
+    Args:
+        path: A checkpoint, which is the answer, a run directory, or its directory `checkpoints`.
+        prefer: `"last"` is the whole checkpoint with the most iterations, without the best one unless there is no other
+            one; `"best"` is the best one, and the last if there is none.
+
+    Raises:
+        CheckpointError: There is no whole checkpoint.
+    """
+    place = place_of(path)
+    if place.exists(METADATA):
+        return place.location
+    home = place.child(CHECKPOINTS) if place.exists(CHECKPOINTS) else place
+    problems: list[str] = []
+    found = dict(_whole(home, problems))
+    best = found.pop(BEST, None)
+    if best is not None and (prefer == "best" or not found):
+        return home.child(BEST).location
+    if not found:
+        raise CheckpointError(f"{place.location} holds no checkpoint: {'; '.join(problems) or _empty(place)}.")
+    return home.child(max(found, key=lambda name: (_iteration(found[name]), name))).location
+
+
+def _whole(home: Place, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and metadata of the checkpoints whose files are all there, with their sizes; collect what is wrong."""
+    for name in home.names():
+        child = home.child(name)
+        if not child.exists(METADATA):
+            continue
+        try:
+            yield name, read_consistently(child, partial(_check_sizes, child))
+        except CheckpointError as error:
+            problems.append(str(error).removesuffix("."))
+
+
+def _check_sizes(place: Place, metadata: dict[str, Any]) -> dict[str, Any]:
+    for file, entry in metadata["files"].items():
+        with open_listed(place, f"{metadata['data']}/{file}", entry["num_bytes"]):
+            pass
+    return metadata
+
+
+def _iteration(metadata: dict[str, Any]) -> int:
+    iteration = metadata.get("training_iteration")
+    return iteration if isinstance(iteration, int) else -1
+
+
+def _empty(place: Place) -> str:
+    return (
+        f"it has no {METADATA} and no directory {CHECKPOINTS!r} with checkpoints"
+        if place.exists()
+        else "it does not exist"
+    )
