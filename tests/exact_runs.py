@@ -84,7 +84,7 @@ NOT_COMPARED = ("timers", "bottleneck", "restored", "config")
 
 
 def without_times(value: Any) -> Any:
-    """Results and states without what depends on the speed of the machine, and without what says that it was restored."""
+    """Results and states without what depends on the speed of the machine or says that the run was restored."""
     if isinstance(value, Mapping):
         path = value.get("path")
         if path and str(path[-1]).endswith(TIMED):

@@ -106,7 +106,8 @@ def all_or_nothing(algorithm: Algorithm) -> Iterator[None]:
     if algorithm._restoring is not None:
         yield
         return
-    algorithm._restoring = last = []
+    last: list[Callable[[], None]] = []
+    algorithm._restoring = last
     undo = _make_undo(algorithm)
     try:
         yield

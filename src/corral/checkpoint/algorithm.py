@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import corral
 from corral.checkpoint.directory import Checkpoint, read_checkpoint, write_checkpoint
+from corral.checkpoint.large_arrays import join_arrays, split_arrays
 from corral.checkpoint.places import Location
 from corral.checkpoint.settings import settings_of, unnamed
 from corral.config.validation import optimizer_class
@@ -25,7 +26,9 @@ AlgorithmT = TypeVar("AlgorithmT", bound="Algorithm")
 
 def save_algorithm(algorithm: Algorithm, path: Location | None) -> Location:
     """Write a checkpoint of an algorithm; see `Algorithm.save`."""
-    config, state = algorithm.config, algorithm.get_state()
+    config = algorithm.config
+    with algorithm.large_arrays("shared"):
+        state, arrays = split_arrays(algorithm.get_state())
     if path is None:
         path = Path("checkpoints") / f"{run_name(config)}-{algorithm.training_iteration}"
     learners = dict(state["learners"])
@@ -36,6 +39,7 @@ def save_algorithm(algorithm: Algorithm, path: Location | None) -> Location:
         state={**state, "learners": learners},
         weights=weights,
         config=settings,
+        arrays=arrays,
         metadata={
             "corral_version": corral.__version__,
             "algo": settings["algo"],
@@ -110,5 +114,5 @@ def algorithm_state(checkpoint: Checkpoint, cls: type[Algorithm]) -> dict[str, A
     saved = str(metadata.get("algorithm_class", metadata.get("algo"))).rpartition(":")[2].rpartition(".")[2]
     if saved not in {base.__name__ for base in cls.__mro__}:
         raise CheckpointError(f"{checkpoint.path} is a checkpoint of {saved}, and this is {cls.__name__}.")
-    state = checkpoint.state
+    state = join_arrays(checkpoint.state, checkpoint.arrays)
     return {**state, "learners": {**state["learners"], "weights": checkpoint.weights}}

@@ -81,18 +81,21 @@ def get_rng(rng: np.random.Generator) -> dict[str, Any]:
 def set_rng(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
     """Set a generator to a state of `get_rng`."""
     check_rng(rng, state)
-    rng.bit_generator.state = state
+    bits: Any = rng.bit_generator
+    bits.state = state
 
 
 def check_rng(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
     """Check that a generator can take a state, without changing it."""
-    type(rng.bit_generator)(0).state = state
+    bits: Any = type(rng.bit_generator)(0)
+    bits.state = state
 
 
 def check_bits(state: Mapping[str, Any]) -> None:
     """Check a state of `get_rng` of a generator of NumPy that is not at hand."""
     kinds = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
-    {kind.__name__: kind for kind in kinds}[state["bit_generator"]](0).state = state
+    bits: Any = {kind.__name__: kind for kind in kinds}[state["bit_generator"]](0)
+    bits.state = state
 
 
 def get_seeds(seeds: np.random.SeedSequence) -> dict[str, Any]:

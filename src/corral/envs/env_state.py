@@ -99,7 +99,8 @@ def continues(env: Any, state: Mapping[str, Any]) -> bool:
     """Return whether an env can continue where the env of a state stood; otherwise it restarts its episode."""
     wrappers, holder = _split(env)
     same = [name for name, _ in state["wrappers"]] == [type(layer).__name__ for layer in wrappers]
-    return "state" in state and holder is not None and same and all(_wrapper_state(layer) is not None for layer in wrappers)
+    known = all(_wrapper_state(layer) is not None for layer in wrappers)
+    return "state" in state and holder is not None and same and known
 
 
 def set_env_state(env: Any, state: Mapping[str, Any]) -> None:
@@ -135,7 +136,7 @@ def _split(env: Any) -> tuple[Sequence[Any], Any]:
 
     Without such a layer all wrappers are returned, and `None`.
     """
-    outside = []
+    outside: list[Any] = []
     for layer in _layers(env):
         if callable(getattr(type(layer), "get_state", None)) and callable(getattr(type(layer), "set_state", None)):
             return outside, layer

@@ -224,7 +224,7 @@ class ModuleOptimizer:
         return {"state": {index: states[p] for index, p in enumerate(self._all) if p in states}}
 
     def state_after_a_step(self) -> dict[int, ParameterState] | None:
-        """Return the state that such an optimizer has after one step, by index of a parameter; the numbers mean nothing.
+        """Return the state of such an optimizer after one step, by index of a parameter; the numbers mean nothing.
 
         `None` if such an optimizer cannot step without the loss.
         """

@@ -380,7 +380,9 @@ class ReplayBuffer:
             "workers": list(self._workers),
             "written": self._written.tolist(),
             "num_env_steps_added": self.num_env_steps_added,
-            "columns": {name: np.array(self._columns[name].grid[:num_rows], copy=copy or None) for name in self._columns},
+            "columns": {
+                name: np.array(column.grid[:num_rows], copy=copy or None) for name, column in self._columns.items()
+            },
             "added": [
                 [name, str(self._columns[name].grid.dtype), list(self._columns[name].grid.shape[2:])]
                 for name in self._added

@@ -477,10 +477,10 @@ class EnvRunnerGroup:
         if self.local_env_runner is not None:
             runners = [get_runner_state(self.local_env_runner)]
         else:
-            calls = [runner.handle.call(get_runner_state) if runner.ready else None for runner in self._runners.values()]
+            remote = self._runners.values()
+            calls = [runner.handle.call(get_runner_state) if runner.ready else None for runner in remote]
             wait([call for call in calls if call is not None], self._config.sample_timeout_s)
-            pairs = zip(self._runners.values(), calls, strict=True)
-            runners = [self._state_of(runner, call) for runner, call in pairs]
+            runners = [self._state_of(runner, call) for runner, call in zip(remote, calls, strict=True)]
         return {
             "runners": [*runners, *self._spare_states],
             "num_failures": self.num_failures,
