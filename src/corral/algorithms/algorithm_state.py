@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral.core.seeding import check_rng, get_global_rngs, get_rng, set_global_rngs, set_rng
+from corral.core.plain import check_parts
+from corral.core.seeding import check_global_rngs, check_rng, get_global_rngs, get_rng, set_global_rngs, set_rng
 from corral.core.tree import copy_nested
 from corral.errors import CheckpointError
 from corral.exploration.state import check_exploration_state, keep_exploration
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 NOT_RESTORED = {"training_iteration": float("nan"), "num_envs_continued": 0, "num_envs_restarted": 0}
 """`result["restored"]` of a run that was not restored."""
+
+PARTS = ("attributes", "metrics", "learners", "exploration", "runners", "policy", "callbacks", "rngs")
+"""Parts of the state of every algorithm."""
 
 
 def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
@@ -60,6 +64,7 @@ def set_algorithm_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
 
 def _check_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
     """Check all parts that can be checked without changing anything, in all processes."""
+    check_parts(state, PARTS, "an algorithm", CheckpointError)
     algorithm.learner_group.check_state(state["learners"])
     for name in algorithm.STATE:
         _check_attribute(algorithm, name, state["attributes"][name.lstrip("_")])
@@ -67,9 +72,7 @@ def _check_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
     check_exploration_state(algorithm.exploration, state["exploration"])
     algorithm._policy.check_state(state["policy"])
     int(state["callbacks"]["num_errors"])
-    before = get_global_rngs()
-    set_global_rngs(state["rngs"])
-    set_global_rngs(before)
+    check_global_rngs(state["rngs"])
     algorithm.env_runner_group.check_state(state["runners"])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,14 @@ def misfits(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
             yield place, value
     elif type(value) not in SCALARS:
         yield place, value
+
+
+def check_parts(state: Any, names: Iterable[str], what: str, error: type[Exception]) -> None:
+    """Raise an error if a state is no dict, or lacks one of the parts."""
+    missing = sorted(set(names) - state.keys()) if isinstance(state, Mapping) else [type(state).__name__]
+    if missing:
+        is_dict = isinstance(state, Mapping)
+        raise error(f"the state of {what} {'lacks ' + ', '.join(missing) if is_dict else f'is a {missing[0]}'}.")
 
 
 def is_plain(value: Any) -> bool:

@@ -65,6 +65,13 @@ def set_global_rngs(state: Mapping[str, Any]) -> None:
         raise
 
 
+def check_global_rngs(state: Mapping[str, Any]) -> None:
+    """Check that the global generators can take a state; they are where they were then."""
+    before = get_global_rngs()
+    set_global_rngs(state)
+    set_global_rngs(before)
+
+
 def _set_global_rngs(state: Mapping[str, Any]) -> None:
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers.tolist()), gauss))

@@ -141,6 +141,7 @@ class EnvHost:
             self.env.close()
         config = self._config
         # Seed of the first reset only; the next vector env gets another seed.
+        self._seeds_of_env = get_seeds(self._seeds)
         self._reset_seed: int | None = self._next_seed()
         self._restarting = None
         self._context = EnvContext(config.env_config, self._worker_index, config.num_env_runners)
@@ -405,7 +406,8 @@ class EnvHost:
             self.restarts.set_state(restarts)
             if not continuing:
                 return
-            if envs_before is None:
+            if envs_before is None:  # they were not reset yet, and the same seeds make them again
+                self._seeds = make_seeds(self._seeds_of_env)
                 self.make()
                 return
             self._each(_set_env_state, envs_before)

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from corral.core.interrupts import interrupts_deferred
+from corral.core.plain import check_parts
 from corral.core.seeding import check_rng, get_global_rngs, set_global_rngs
 from corral.core.tree import Tree, map_tree, num_rows
 from corral.engines.call_limits import CallLimits
@@ -233,10 +234,12 @@ class LearnerGroup:
             CheckpointError: The state was saved with other modules or optimizers, or is damaged.
             Exception: What a damaged part raises.
         """
+        check_parts(state, ("weights", "optimizers", "by_learner", "weights_version"), "the learners", CheckpointError)
         self._learner.check_state(state)
         if type(state["weights_version"]) is not int:
             raise CheckpointError(f"weights_version is {state['weights_version']!r:.80}, and not an integer.")
         for own in state["by_learner"]:
+            check_parts(own, ("rng", "callbacks", "metrics", "rngs"), "a learner", CheckpointError)
             check_rng(self._learner.rng, own["rng"])
             check_metrics_state(own["metrics"])
             int(own["callbacks"]["num_errors"])

@@ -478,7 +478,10 @@ class EnvRunnerGroup:
             runners = [get_runner_state(self.local_env_runner)]
         else:
             remote = self._runners.values()
-            calls = [runner.handle.call(get_runner_state) if runner.ready else None for runner in remote]
+            limit_s = CallLimits(self._config.worker_timeout_s).limit_s()
+            calls = [
+                runner.handle.call(get_runner_state, timeout_s=limit_s) if runner.ready else None for runner in remote
+            ]
             wait([call for call in calls if call is not None], self._config.sample_timeout_s)
             runners = [self._state_of(runner, call) for runner, call in zip(remote, calls, strict=True)]
         return {

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral.core.plain import is_plain
-from corral.core.seeding import get_global_rngs, get_rng, get_seeds, id_prefix, runner_seeds, set_global_rngs
+from corral.core.plain import check_parts, is_plain
+from corral.core.seeding import check_global_rngs, get_global_rngs, get_rng, get_seeds, id_prefix, runner_seeds, set_global_rngs
 from corral.core.tree import copy_nested, map_tree
 from corral.episodes.infos import Infos
 from corral.episodes.rollout import EpisodeCarry
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from corral.runners.runner import EnvRunner
 
 _NUMBERS = ("num_env_steps_sampled_lifetime", "num_env_steps_lost", "_timestep", "_last_num_rows", "_num_resets")
+_PARTS = (
+    *("numbers", "id_prefix", "env", "episodes", "actions", "weights_noise", "exploration", "metrics"),
+    *("callbacks", "rngs"),
+)
 _CARRY = ("returns", "lengths", "counts")
 
 
@@ -83,7 +87,13 @@ def check_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> None:
         CheckpointError: It cannot.
         Exception: The state is damaged: what the first use of the damaged part raised.
     """
+    check_parts(state, _PARTS, "a runner", CheckpointError)
     check_exploration_state(runner.exploration, state["exploration"])
+    if not (isinstance(state["id_prefix"], str) and isinstance(state["callbacks"]["callbacks"], dict)):
+        raise CheckpointError("the id_prefix or the callbacks of a runner are damaged.")
+    int(state["callbacks"]["num_errors"])
+    if state["rngs"] is not None:
+        check_global_rngs(state["rngs"])
     for name in _NUMBERS:
         if type(state["numbers"][name]) is not int:
             raise CheckpointError(f"{name} of a runner is {state['numbers'][name]!r:.80}, and not an integer.")
