@@ -79,7 +79,7 @@ def limited(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     return gym.wrappers.TimeLimit(env, 25)
 
 
-TIMED = ("_s", "_s_mean", "_share", "_ms_mean", "_duration_sec_mean", "num_syncs")
+TIMED = ("_s", "_s_mean", "_share", "_ms_mean", "_duration_sec_mean", "time_queue")
 NOT_COMPARED = ("timers", "bottleneck", "restored", "config")
 
 

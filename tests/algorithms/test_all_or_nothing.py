@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exact_runs import Drift, differences, make_config, without_times
 
 from corral import PPO, Callback
 from corral.errors import CheckpointError
+from exact_runs import Drift, differences, make_config, without_times
 
 MODULE = "default_policy"
 Damage = Callable[[dict[str, Any]], Any]

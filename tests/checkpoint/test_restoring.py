@@ -205,7 +205,10 @@ def test_a_default_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ("settings", "message"),
     [
         ({"model_config": {"fcnet_hiddens": [8]}}, r"learners/default_policy: the weights do not fit.*model_config"),
-        ({"env": CountingEnv}, r"the weights do not fit the module: .* is \[.*\] float32 in the state and \[.*\] float32 here"),
+        (
+            {"env": CountingEnv},
+            r"weights do not fit the module: .* is \[.*\] float32 in the state and \[.*\] float32 here",
+        ),
         ({"optimizer": "sgd"}, r"the state was saved by Adam on parameters of shapes .*, and here is SGD"),
     ],
 )

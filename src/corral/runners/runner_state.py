@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from corral.core.plain import check_parts, is_plain
-from corral.core.seeding import check_global_rngs, get_global_rngs, get_rng, get_seeds, id_prefix, runner_seeds, set_global_rngs
+from corral.core.seeding import (
+    check_global_rngs,
+    get_global_rngs,
+    get_rng,
+    get_seeds,
+    id_prefix,
+    runner_seeds,
+    set_global_rngs,
+)
 from corral.core.tree import copy_nested, map_tree
 from corral.episodes.infos import Infos
 from corral.episodes.rollout import EpisodeCarry
