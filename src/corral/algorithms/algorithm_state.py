@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -139,16 +139,17 @@ def _make_undo(algorithm: Algorithm) -> Callable[[], None]:
     policy, callbacks, rngs = algorithm._policy.get_state(), algorithm._callbacks.get_state(), get_global_rngs()
 
     def undo() -> None:
-        algorithm.env_runner_group.undo_set_state()
-        algorithm._callbacks.set_state(callbacks)
-        algorithm.learner_group.set_state(learners)
         vars(algorithm.metrics).update(metrics)
         for name, value in attributes.items():
             _set_attribute(algorithm, name, value)
-        undo_exploration()
-        algorithm._policy.set_state(policy)
         algorithm._restored = restored
-        set_global_rngs(rngs)
+        with ExitStack() as steps:  # all of them, from the last to the first, whatever one of them raises
+            steps.callback(set_global_rngs, rngs)
+            steps.callback(algorithm._policy.set_state, policy)
+            steps.callback(undo_exploration)
+            steps.callback(algorithm.learner_group.set_state, learners)
+            steps.callback(algorithm._callbacks.set_state, callbacks)
+            steps.callback(algorithm.env_runner_group.undo_set_state)
 
     return undo
 

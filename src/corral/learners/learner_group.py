@@ -251,9 +251,8 @@ class LearnerGroup:
         learner for them again.
 
         Raises:
-            CheckpointError: The state was saved with other modules or optimizers, or is damaged; nothing was changed.
+            CheckpointError: The state was saved with other modules or optimizers, or is damaged.
         """
-        self.check_state(state)
         num_learners = max(1, len(self._workers))
         common = {name: state[name] for name in ("weights", "optimizers")}
         own = [*state["by_learner"], *[None] * num_learners][:num_learners]

@@ -223,25 +223,27 @@ class ModuleOptimizer:
         states = self._states()
         return {"state": {index: states[p] for index, p in enumerate(self._all) if p in states}}
 
-    def state_after_a_step(self) -> dict[int, ParameterState] | None:
-        """Return the state of such an optimizer after one step, by index of a parameter; the numbers mean nothing.
+    def describe_state(self, describe: Callable[[Any], str]) -> list[dict[str, str]] | None:
+        """Return what the state of each parameter looks like after a step, by name; `None` if that cannot be known.
 
-        `None` if such an optimizer cannot step without the loss.
+        One copy of one parameter at a time takes a step without gradient, so that there is room for it.
+
+        Args:
+            describe: Function that describes one entry of the state.
         """
-        copies = [nn.Parameter(torch.zeros_like(parameter)) for parameter in self._all]
-        for parameter in copies:
-            parameter.grad = torch.zeros_like(parameter)
-        sizes = [len(group) for group in self.groups.values()]
-        groups = [{"params": list(itertools.islice(rest, size))} for rest in [iter(copies)] for size in sizes]
-        optimizer = type(self.torch_optimizer)(groups, **self._settings)
-        try:
-            optimizer.step()
-        except Exception:
-            return None
-        return {
-            index: {name: value for name, value in optimizer.state[parameter].items() if value is not None}
-            for index, parameter in enumerate(copies)
-        }
+        settings = {name: value for name, value in self._settings.items() if name != "fused"}  # which takes threads
+        found = []
+        for parameter in self._all:
+            copy = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
+            copy.grad = torch.zeros_like(copy)
+            try:
+                optimizer = type(self.torch_optimizer)([copy], **settings)
+                optimizer.step()
+            except Exception:  # it cannot step without the loss, for instance
+                return None
+            state = optimizer.state[copy]
+            found.append({name: describe(value) for name, value in state.items() if value is not None})
+        return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned; the settings of this optimizer stay."""

@@ -258,6 +258,8 @@ class RemoteRunner:
             setattr(self, name, known[name])
         steps = numbers["num_env_steps_sampled_lifetime"]
         self.state = {"exploration": state["exploration"], "num_env_steps_sampled_lifetime": steps}
+        if state["env"]["tasks"] is not None:
+            self.state["tasks"] = state["env"]["tasks"]
 
     def call(self, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> PendingUserCall:
         """Call a method of the runner by name, or a function with the runner."""

@@ -544,15 +544,18 @@ class EnvRunnerGroup:
         return {name: sum(found[name] for found in restored) for name in names}
 
     def undo_set_state(self) -> None:
-        """Return all runners to the state before the last `set_state`."""
+        """Return all runners to the state before the last `set_state`; a runner that cannot is named in the log."""
+        remote = self._runners.values()
         for name, value in self._before.items():
             setattr(self, name, value)
         for index, known in self._known_before.items():
             vars(self._runners[index]).update(known)
         if self.local_env_runner is not None:
             undo_runner_state(self.local_env_runner)
-        for call in [runner.handle.call(undo_runner_state) for runner in self._runners.values() if runner.ready]:
-            call.result()
+        calls = [(runner, runner.handle.call(undo_runner_state)) for runner in remote if runner.ready]
+        for runner, call in calls:
+            if (error := call.exception()) is not None:
+                log.error("%s could not return to its state of before.", runner.name, exc_info=error)
 
     def finish_set_state(self) -> None:
         """Drop fragments and costs from before `set_state`, and let the next `sync_weights` send the weights."""

@@ -73,11 +73,17 @@ def make_runner_state(config: AlgorithmConfig, worker_index: int, num_restarts: 
     """
     env_seeds, noise_seed, id_seed = runner_seeds(config.seed or 0, worker_index, num_restarts, config.in_evaluation)
     exploration = known.get("exploration", {})
-    env = {"seeds": get_seeds(env_seeds), "reset_seed": None, "num_rows": 0, "tasks": None, "envs": None}
+    tasks = known.get("tasks")
+    env = {"seeds": get_seeds(env_seeds), "reset_seed": None, "num_rows": 0, "envs": None}
     return {
         "numbers": {name: known.get(name, 0) for name in _NUMBERS},
         "id_prefix": id_prefix(id_seed),
-        "env": {**env, "same_step": False, "restarts": {"num_restarts": 0, "latest": []}},
+        "env": {
+            **env,
+            "tasks": tasks if is_plain(tasks) else None,
+            "same_step": False,
+            "restarts": {"num_restarts": 0, "latest": []},
+        },
         "episodes": None,
         "actions": {"rng": get_rng(np.random.default_rng(noise_seed)), "noise": None},
         "weights_noise": None,
