@@ -55,8 +55,9 @@ lowest: $(LOWEST_READY) ## the fast tests of the core, with the lowest version o
 	PYTHONPATH=src $(LOWEST_VENV)/bin/python -m pytest -n 3 -W ignore::pytest.PytestUnraisableExceptionWarning \
 		$(addprefix tests/,$(LOWEST_TESTS))
 
-campaign: $(READY) ## kill, break and hang runners 200 times on each engine, in training runs that have to survive it
+campaign: $(READY) ## kill, break and hang runners 200 times on each engine; kill 200 processes while they save
 	NUM_FAULTS=200 $(BIN)/python -m pytest -m "" tests/faults/test_campaign.py
+	NUM_KILLS=200 $(BIN)/python -m pytest -m "" tests/checkpoint/test_killed_savers.py tests/checkpoint/test_hostile_files.py
 
 $(BENCH_READY): requirements/torch.txt benchmarks/requirements-rivals.txt
 	$(PYTHON) -m venv $(BENCH_VENV)

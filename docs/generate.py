@@ -12,6 +12,7 @@ import inspect
 import json
 import re
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -248,19 +249,25 @@ def options_table(parser: argparse.ArgumentParser) -> str:
     return table(["option", "meaning"], rows) if rows else ""
 
 
+def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    """Yield parser and help text of each command; of a group of commands, the commands in it."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for entry in action._choices_actions:
+                inner = list(commands_of(action.choices[entry.dest]))
+                yield from inner or [(action.choices[entry.dest], str(entry.help))]
+
+
 def cli_page() -> str:
     """Return the page of the command line."""
     parser = make_parser()
-    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     parts = [
         NOTE,
         "# Command line",
         f"{parser.description} `-h` after any command lists its options. [Using it](../cli.md) says more.",
     ]
-    for entry in commands._choices_actions:
-        sub = commands.choices[entry.dest]
-        options = options_table(sub)
-        parts += [f"## corral {entry.dest}", f"{str(entry.help).capitalize()}.", options or "It has no options."]
+    for sub, help_text in commands_of(parser):
+        parts += [f"## {sub.prog}", f"{help_text.capitalize()}.", options_table(sub) or "It has no options."]
         if sub.epilog:
             examples = "\n".join(line.strip() for line in sub.epilog.splitlines() if line.startswith("  "))
             parts += ["Examples:", f"```sh\n{examples}\n```"]

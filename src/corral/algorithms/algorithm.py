@@ -23,7 +23,7 @@ from corral.algorithms.algorithm_state import (
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.stopping import StopCriteria
 from corral.callbacks.dispatch import make_dispatcher
-from corral.checkpoint import read_checkpoint
+from corral.checkpoint import Checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
 from corral.config.validation import reconfigured, round_size
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
@@ -470,23 +470,33 @@ class Algorithm(metaclass=_WithHints):
         Raises:
             CheckpointError: There is none, it is damaged, or it is of another algorithm, module or optimizer.
         """
-        state = algorithm_state(read_checkpoint(path), type(self))
+        self._restore(read_checkpoint(path))
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        state = algorithm_state(checkpoint, type(self))
         with all_or_nothing(self):  # also what a subclass restores in its own `set_state`
             self.set_state(state)
         self._callbacks.fire("on_checkpoint_loaded", algorithm=self)
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path) -> Self:
+    def from_checkpoint(cls, path: str | Path, **settings: Any) -> Self:
         """Return an algorithm of this class, built from a checkpoint's config and restored.
 
-        The classes and functions that the config names are imported. The class is the one that was saved, a subclass of
-        it, or a base of it, which gives an instance of the class that was saved.
+        The classes and functions that the config names are imported, except for the ones that `settings` replaces. The
+        class is the one that was saved, a subclass of it, or a base of it, which gives an instance of the saved class.
+
+        Args:
+            path: The checkpoint, a directory or a URL for fsspec.
+            **settings: Any settings of the config by name, in place of the saved ones, such as `env=MyEnv` or
+                `num_env_runners=0`; `algo` is the config class.
 
         Raises:
-            CheckpointError: The checkpoint is of another algorithm.
-            ConfigError: The config holds an object that no file can name, or names a class that cannot be imported.
+            CheckpointError: The checkpoint cannot be read, is of another algorithm, or names what no checkpoint should,
+                such as a function of the standard library.
+            ConfigError: The config holds an object that no file can name and that is not given, names a class that
+                cannot be imported, or a setting is unknown.
         """
-        return load_algorithm(path, cls)
+        return load_algorithm(path, cls, settings)
 
     # Acting.
 

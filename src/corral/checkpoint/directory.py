@@ -135,18 +135,32 @@ def write_checkpoint(
 
 def _save(place: Place, contents: Mapping[str, Iterable[Any]], described: dict[str, Any]) -> None:
     """Write the files, then the metadata that names them; remove what the metadata does not name."""
-    data, before = f"data-{uuid.uuid4().hex}", _named_data(place)
+    data = f"data-{uuid.uuid4().hex}"
+    # Under the lock all the other ones are left over from savers that were killed. A URL has no lock.
+    others = set(filter(DATA.fullmatch, place.names())) if isinstance(place, LocalPlace) else _named_data(place)
+    _remove_unnamed(place, others)
     try:
         files = {name: _write(place, f"{data}/{name}", chunks) for name, chunks in contents.items()}
         described = {**described, "data": data, "files": files}
         described["sha256"] = _digest(described)
         place.commit(data, METADATA, json.dumps(described, indent=1).encode())
     finally:
-        is_saved = _named_data(place) == data
-        stale = {before} if is_saved else {data}
-        if is_saved and isinstance(place, LocalPlace):  # the lock is held: what others left is left forever
-            stale = set(filter(DATA.fullmatch, place.names()))
-        place.remove(name for name in stale if name is not None and (name != data or not is_saved))
+        _remove_unnamed(place, {*others, data})
+
+
+def _remove_unnamed(place: Place, directories: set[str]) -> None:
+    """Remove data directories, except for the one that `metadata.json` names; none of them if it cannot be read."""
+    if not place.exists(METADATA):
+        place.remove(directories)
+    elif named := _named_data(place):
+        place.remove(directories - named)
+
+
+def _named_data(place: Place) -> set[str]:
+    """Return the name of the data directory that `metadata.json` names; nothing if it cannot be read."""
+    with contextlib.suppress(Exception):
+        return {str(json.loads(_read(place, METADATA, _MAX_JSON_BYTES))["data"])}
+    return set()
 
 
 def _json(value: Any, subject: str) -> bytes:
@@ -224,14 +238,6 @@ def _check_free(place: Place) -> None:
             f"{place.location} is not a checkpoint, and holds other files, such as {others[0]}: choose "
             "another directory."
         )
-
-
-def _named_data(place: Place) -> str | None:
-    """Return the name of the data directory that `metadata.json` names, if any can be read there."""
-    with contextlib.suppress(Exception):
-        name = json.loads(_read(place, METADATA, _MAX_JSON_BYTES))["data"]
-        return name if DATA.fullmatch(name) else None
-    return None
 
 
 # Reading.
@@ -320,7 +326,7 @@ def read_metadata(place: Place) -> dict[str, Any]:
         with _naming(place, METADATA):
             metadata = json.loads(_read(place, METADATA, _MAX_JSON_BYTES))
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{place.location} is not a checkpoint: {_missing(place)}.") from None
+        raise CheckpointError(f"{place.location} is not a checkpoint: {why_none(place)}.") from None
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}.") from error
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
@@ -353,7 +359,8 @@ def _problem_of(metadata: Mapping[str, Any]) -> str | None:
     return f"it does not list {missing[0]}" if missing else None
 
 
-def _missing(place: Place) -> str:
+def why_none(place: Place) -> str:
+    """Return why a place is not a checkpoint, as the end of a sentence."""
     if place.names():
         return f"it has no {METADATA}"
     if isinstance(place, LocalPlace) and Path(place.location).is_file():

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal
 
-from corral.checkpoint.directory import METADATA, open_listed, read_consistently
+from corral.checkpoint.directory import METADATA, open_listed, read_consistently, why_none
 from corral.checkpoint.places import Location, Place, place_of
 from corral.errors import CheckpointError
 
@@ -25,6 +25,15 @@ def find_checkpoint(path: Location, prefer: Literal["last", "best"] = "last") ->
         CheckpointError: There is no whole checkpoint.
     """
     place = place_of(path)
+    try:
+        return _found(place, prefer)
+    except CheckpointError:
+        raise
+    except Exception as error:  # each file system has its own errors
+        raise CheckpointError(f"{place.location} cannot be searched: {error}.") from error
+
+
+def _found(place: Place, prefer: Literal["last", "best"]) -> Location:
     if place.exists(METADATA):
         return place.location
     home = place.child(CHECKPOINTS) if place.exists(CHECKPOINTS) else place
@@ -34,7 +43,7 @@ def find_checkpoint(path: Location, prefer: Literal["last", "best"] = "last") ->
     if best is not None and (prefer == "best" or not found):
         return home.child(BEST).location
     if not found:
-        raise CheckpointError(f"{place.location} holds no checkpoint: {'; '.join(problems) or _empty(place)}.")
+        raise CheckpointError(f"{place.location} holds no whole checkpoint: {'; '.join(problems) or why_none(place)}.")
     return home.child(max(found, key=lambda name: (_iteration(found[name]), name))).location
 
 
@@ -60,11 +69,3 @@ def _check_sizes(place: Place, metadata: dict[str, Any]) -> dict[str, Any]:
 def _iteration(metadata: dict[str, Any]) -> int:
     iteration = metadata.get("training_iteration")
     return iteration if isinstance(iteration, int) else -1
-
-
-def _empty(place: Place) -> str:
-    return (
-        f"it has no {METADATA} and no directory {CHECKPOINTS!r} with checkpoints"
-        if place.exists()
-        else "it does not exist"
-    )

@@ -88,7 +88,7 @@ class LocalPlace:
         if is_new:
             _flush_directory(self._path.parent)
         try:
-            with FileLock(self._path / LOCK, timeout=LOCK_TIMEOUT_S):
+            with FileLock(self._path / LOCK, timeout=LOCK_TIMEOUT_S, poll_interval=0.01):
                 yield
         except Timeout:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""The command line: `corral train`, `corral events`."""
+"""The command line: `corral train`, `corral checkpoint info`, `corral events`."""
 
 import contextlib
 import sys

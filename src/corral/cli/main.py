@@ -79,6 +79,13 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument("--quiet", action="store_true", help="show only the last line")
     train.set_defaults(run=_train)
 
+    checkpoint = commands.add_parser("checkpoint", help="look into a checkpoint")
+    checkpoint_commands = checkpoint.add_subparsers(dest="checkpoint_command", required=True)
+    info = checkpoint_commands.add_parser("info", help="print what a checkpoint holds; nothing is imported or run")
+    info.add_argument("path", help="a checkpoint, a run directory, whose last checkpoint is taken, or a URL")
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+    info.set_defaults(run=_checkpoint_info)
+
     events = commands.add_parser("events", help="list the events that callbacks can listen to")
     events.set_defaults(run=_events)
     return parser
@@ -98,6 +105,12 @@ def _train(options: argparse.Namespace) -> int:
     if options.tensorboard:
         loggers.append(TensorBoardLogger())
     return train(config, stop, run_dir=options.run_dir, loggers=loggers, quiet=options.quiet)
+
+
+def _checkpoint_info(options: argparse.Namespace) -> int:
+    from corral.cli.checkpoint import print_info
+
+    return print_info(options.path, as_json=options.json)
 
 
 def _events(_: argparse.Namespace) -> int:
