@@ -415,9 +415,9 @@ def test_checkpoints_hold_it_all(tmp_path: Any) -> None:
         for _ in range(3):
             algorithm.train()
         algorithm.save(tmp_path / "one")
-        noise_rng = algorithm.get_state()["noise_rng"]
+        noise_rng = algorithm.get_state()["attributes"]["noise_rng"]
         with Algorithm.from_checkpoint(tmp_path / "one") as restored:
-            assert restored.get_state()["noise_rng"] == noise_rng
+            assert restored.get_state()["attributes"]["noise_rng"] == noise_rng
             for name, value in algorithm.get_module().state_dict().items():
                 np.testing.assert_array_equal(restored.get_module().state_dict()[name], value)
 

@@ -303,13 +303,14 @@ def test_the_process_of_a_runner_goes_on_from_a_checkpoint(tmp_path: Path) -> No
 def test_a_runner_that_dies_before_it_samples_passes_on_the_state_of_a_checkpoint() -> None:
     config = box_config("OrnsteinUhlenbeckNoise", random_timesteps=0).env_runners(num_env_runners=1).engine("local")
     with config.build() as algo:
-        group, state = algo.env_runner_group, {"ou_state": np.full((3, 2), 0.5)}
-        group.set_exploration_states([state])
+        group, state = algo.env_runner_group, algo.get_state()
+        state["runners"]["runners"][0]["exploration"]["ou_state"][:] = 0.5
+        algo.set_state(state)
         group._runners[1].handle.kill()
         while not group.healthy_worker_ids:
             group.restore_runners()
         [found] = group.foreach_env_runner(lambda runner: runner.exploration.get_state())
-        assert np.array_equal(found["ou_state"], state["ou_state"])
+        assert np.array_equal(found["ou_state"], np.full((3, 2), 0.5))
 
 
 # Bad input.

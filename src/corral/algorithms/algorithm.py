@@ -10,10 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from corral.algorithms.algorithm_state import (
+    NOT_RESTORED,
+    all_or_nothing,
+    get_algorithm_state,
+    set_algorithm_state,
+)
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.stopping import StopCriteria
 from corral.callbacks.dispatch import make_dispatcher
@@ -55,6 +61,7 @@ _FIXED_KEYS = frozenset(
         "runner_group",
         "training_iteration",
         "num_env_steps_sampled_lifetime",
+        "restored",
         "engine",
         "config",
         "timers",
@@ -99,13 +106,17 @@ class Algorithm(metaclass=_WithHints):
         num_env_steps_sampled_lifetime: Env steps sampled so far.
         round_size: Env steps that all runners sample in one round; `None` if the whole batch is one round.
         METRICS: Metrics of the learners that are in the result from the first iteration, even if nothing was learned.
-        STATE: Names of attributes with plain data that an algorithm keeps between iterations; checkpoints hold them.
+        STATE: Names of attributes that an algorithm keeps between iterations, which checkpoints hold: plain data and
+            NumPy generators.
         READS_INFOS: Whether `training_step` reads the infos of rollouts, or what callbacks noted on their episodes.
             Otherwise they stay in the runners.
         FIXED_SETTINGS: Settings of `training` that cannot change after building.
     """
 
-    STATE: ClassVar[tuple[str, ...]] = ("training_iteration", "num_env_steps_sampled_lifetime", "_time_total_s")
+    STATE: ClassVar[tuple[str, ...]] = (
+        *("training_iteration", "num_env_steps_sampled_lifetime"),
+        *("_time_total_s", "_num_exploration_versions"),
+    )
     METRICS: ClassVar[tuple[str, ...]] = ()
     READS_INFOS: ClassVar[bool] = False
     FIXED_SETTINGS: ClassVar[frozenset[str]] = frozenset({"optimizer", "optimizer_config"})
@@ -151,6 +162,9 @@ class Algorithm(metaclass=_WithHints):
         self._num_exploration_versions = 0  # times that the exploration changed its weights
         self._stopped = False
         self._shown: BaseException | None = None  # the exception that on_exception saw
+        self._restored: dict[str, Any] = dict(NOT_RESTORED)
+        self._restoring: list[Callable[[], None]] | None = None  # last steps of a restore that is under way
+        self._large_arrays: Literal["copied", "shared", "left_out"] = "copied"
         self._running = False  # from on_algorithm_init to on_algorithm_stop
         self._callbacks = make_dispatcher(config)
         self.engine = LazyEngine(config.engine_name)
@@ -342,6 +356,7 @@ class Algorithm(metaclass=_WithHints):
             "runner_group": group.take_costs(),
             "training_iteration": self.training_iteration,
             "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
+            "restored": dict(self._restored),
             "engine": group.engine_name,
             "config": self._config_dict,
         }
@@ -408,30 +423,37 @@ class Algorithm(metaclass=_WithHints):
     # State and checkpoints.
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of the state from which training continues: plain data and arrays, without config and envs."""
-        return {
-            "attributes": {name.lstrip("_"): getattr(self, name) for name in self.STATE},
-            "metrics": self.metrics.get_state(),
-            "learners": self.learner_group.get_state(),
-            "exploration": [self.exploration.get_state(), *self.env_runner_group.exploration_states()],
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where the algorithm of this state was, with its weights in all runners; the envs stay as they are.
+        """Return a copy of the whole state, plain data and arrays by part; docs/what-is-kept.md lists it.
 
         Raises:
-            CheckpointError: The state is of other modules or another optimizer; nothing was changed.
+            CheckpointError: An env or a callback returned a state that is not plain data.
         """
-        self.learner_group.set_state(state["learners"])
-        self.metrics.set_state(state["metrics"])
-        for name in self.STATE:
-            setattr(self, name, state["attributes"][name.lstrip("_")])
-        own, *runners = state.get("exploration") or [{}]
-        if own:
-            self.exploration.set_state(own)
-        self.env_runner_group.set_exploration_states(runners)
-        self.sync_weights()
-        self.timers.take()
+        return get_algorithm_state(self)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where the algorithm of this state was; `result["restored"]` counts the envs that could not.
+
+        All parts are checked first. If anything fails after that, what was there is put back.
+
+        Raises:
+            CheckpointError: The state is damaged, or of other modules or another optimizer; nothing was changed.
+        """
+        with all_or_nothing(self):
+            set_algorithm_state(self, state)
+
+    @contextmanager
+    def large_arrays(self, how: Literal["copied", "shared", "left_out"]) -> Iterator[None]:
+        """Choose what `get_state` does within the block with large arrays, such as the columns of a replay buffer.
+
+        Args:
+            how: `"copied"` is the default. `"shared"` returns views, which change as training continues; saving uses
+                it. `"left_out"` returns a state without them: who restores it begins with an empty buffer.
+        """
+        before, self._large_arrays = self._large_arrays, how
+        try:
+            yield
+        finally:
+            self._large_arrays = before
 
     def save(self, path: str | Path | None = None) -> str | Path:
         """Write a checkpoint, a directory, and return where; `None` is `checkpoints/<algo>-<env>-<time>-<iteration>`.
@@ -451,7 +473,9 @@ class Algorithm(metaclass=_WithHints):
         self._restore(read_checkpoint(path))
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        self.set_state(algorithm_state(checkpoint, type(self)))
+        state = algorithm_state(checkpoint, type(self))
+        with all_or_nothing(self):  # also what a subclass restores in its own `set_state`
+            self.set_state(state)
         self._callbacks.fire("on_checkpoint_loaded", algorithm=self)
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from corral.core.tree import Tree
@@ -62,3 +63,18 @@ class DriverPolicy(Policy):
             action_distribution=self._row, timestep=self._timestep, explore=explore
         )
         return actions
+
+    # State.
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of the generator, and the noise that was drawn and not used yet."""
+        return self._row.get_state()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Check that the policy can continue from a state; raise what the damaged part raises."""
+        self._row.check_state(state)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_state`; the next call reads the weights of the learners again."""
+        self._row.set_state(state)
+        self._version = -1

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from corral.algorithms.algorithm import Algorithm
+from corral.algorithms.algorithm_state import all_or_nothing, restore_last
 from corral.config.config import AlgorithmConfig
 from corral.core.columns import describe
 from corral.core.schedules import schedule_value
@@ -20,6 +23,11 @@ from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
 from corral.modules.module import DEFAULT_MODULE_ID
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
+
+log = logging.getLogger("corral")
+
+AUTO_STORE_BYTES = 256_000_000
+"""Size below which `store_buffer_in_checkpoints="auto"` stores a replay buffer."""
 
 
 @dataclass(kw_only=True)
@@ -36,7 +44,8 @@ class OffPolicyConfig(AlgorithmConfig):
             step.
         tau: Fraction by which an update moves the target network towards the network; 1 copies the network.
         store_buffer_in_checkpoints: Whether checkpoints hold the buffer; without it, a restored algorithm fills a new
-            buffer before it continues to learn.
+            buffer before it continues to learn. `"auto"` stores a buffer of less than 256 MB, and warns once about a
+            larger one.
     """
 
     ON_POLICY: ClassVar[bool] = False
@@ -48,7 +57,7 @@ class OffPolicyConfig(AlgorithmConfig):
     n_step: PositiveInt = 1
     target_network_update_freq: NonNegativeInt = 500
     tau: Annotated[float, Field(gt=0, le=1)] = 1.0
-    store_buffer_in_checkpoints: bool = False
+    store_buffer_in_checkpoints: bool | Literal["auto"] = "auto"
 
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
@@ -97,6 +106,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.local_replay_buffer: ReplayBuffer = make_replay_buffer(
             self._replay_config, num_runners=max(1, config.num_env_runners), seed=config.seed
         )
+        self._warned_of_buffer = False
         self._update_credit = 0.0  # updates that are due but not made yet, in [0, 1)
         self._target_updated_at = 0  # number of env steps sampled at the last update of the target
 
@@ -176,17 +186,36 @@ class OffPolicyAlgorithm(Algorithm):
     # State, and the end.
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of the state; it includes the buffer if `store_buffer_in_checkpoints` is set."""
+        """Return a copy of the state; it includes the buffer as `store_buffer_in_checkpoints` says."""
         state = super().get_state()
-        if self.config.store_buffer_in_checkpoints:
-            state["replay_buffer"] = self.local_replay_buffer.get_state()
+        if self._large_arrays != "left_out" and self._stores_buffer():
+            shared = self._large_arrays == "shared" and isinstance(self.local_replay_buffer, ReplayBuffer)
+            settings = {"copy": False} if shared else {}
+            state["replay_buffer"] = self.local_replay_buffer.get_state(**settings)
         return state
+
+    def _stores_buffer(self) -> bool:
+        """Return whether states include the buffer; warn once if it is too large for that."""
+        setting = self.config.store_buffer_in_checkpoints
+        if setting != "auto":
+            return setting
+        num_bytes = getattr(self.local_replay_buffer, "nbytes", 0)
+        is_small = num_bytes < AUTO_STORE_BYTES
+        if not (is_small or self._warned_of_buffer):
+            self._warned_of_buffer = True
+            log.warning(
+                "Checkpoints do not hold the replay buffer, which takes %.0f MB: a restored algorithm fills a new one "
+                "first. Set training(store_buffer_in_checkpoints=True) to store it, or False for no warning.",
+                num_bytes / 1e6,
+            )
+        return is_small
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; see `Algorithm.set_state`. If it includes no buffer, this buffer stays as it is."""
-        super().set_state(state)
-        if "replay_buffer" in state:
-            self.local_replay_buffer.set_state(state["replay_buffer"])
+        with all_or_nothing(self):
+            super().set_state(state)
+            if "replay_buffer" in state:  # last, because nobody has room for a copy of the old buffer
+                restore_last(self, partial(self.local_replay_buffer.set_state, state["replay_buffer"]))
 
     def stop(self) -> None:
         """Close the envs, end all workers, and release the buffer's memory."""

@@ -109,6 +109,7 @@ class SACConfig(OffPolicyConfig):
 class SAC(OffPolicyAlgorithm):
     """Soft actor-critic."""
 
+    STATE = (*OffPolicyAlgorithm.STATE, "_noise_rng")
     FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"twin_q", "initial_alpha"}
     METRICS = (
         *("critic_loss", "actor_loss", "alpha_loss", "alpha", "entropy", "qf_mean", "qf_min", "qf_max"),
@@ -140,15 +141,6 @@ class SAC(OffPolicyAlgorithm):
         distribution = self.get_module(DEFAULT_MODULE_ID).distribution
         noise = distribution.noise(self._noise_rng, (2, len(batch["rewards"])))
         return {**batch, "noise": noise[0], "next_noise": noise[1]}
-
-    def get_state(self) -> dict[str, Any]:
-        """Return a copy of the state; see `OffPolicyAlgorithm.get_state`."""
-        return super().get_state() | {"noise_rng": dict(self._noise_rng.bit_generator.state)}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; see `OffPolicyAlgorithm.set_state`."""
-        super().set_state(state)
-        self._noise_rng.bit_generator.state = state["noise_rng"]
 
 
 def sac_loss(

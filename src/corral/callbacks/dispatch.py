@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from corral.callbacks.callback import EVENTS, Callback, Event, MultiCallbacks, overrides_event
 from corral.core.familiar_names import EVENT_ARGUMENTS, meaning_of
 from corral.core.familiar_names import EVENTS as FAMILIAR_EVENTS
+from corral.core.plain import check_plain
 from corral.core.spaces import first_outside
-from corral.errors import CallbackError, ConfigError, nearest
+from corral.core.tree import copy_nested
+from corral.errors import CallbackError, CheckpointError, ConfigError, nearest
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -112,6 +114,42 @@ class Dispatcher:
             f"{', '.join(heard)}: callback {' or '.join(names)} wrote the action {actions[index].tolist()} at "
             f"{list(index)}, which is outside {space}."
         )
+
+    # State.
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the states of the callbacks that have `get_state` and `set_state`, by place, and the error count.
+
+        Raises:
+            CheckpointError: A callback raised in `get_state`, or returned something that is not plain data.
+        """
+        states = {}
+        for index, instance in self._stateful():
+            source = f"callback {type(instance).__name__}: get_state()"
+            try:
+                state = instance.get_state()
+            except Exception as error:
+                raise CheckpointError(f"{source} raised {type(error).__name__}: {error}") from error
+            check_plain(state, source, CheckpointError)
+            states[index] = [type(instance).__name__, copy_nested(state)]
+        return {"num_errors": self.num_errors, "callbacks": states}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Let the callbacks continue from a state of `get_state`; a callback that has another class now keeps its own.
+
+        Raises:
+            Exception: Exception of `set_state` of a callback.
+        """
+        self.num_errors = int(state["num_errors"])
+        for index, instance in self._stateful():
+            name, saved = state["callbacks"].get(index, (None, None))
+            if name == type(instance).__name__:
+                instance.set_state(copy_nested(saved))
+
+    def _stateful(self) -> Iterator[tuple[int, Any]]:
+        for index, instance in enumerate(self.instances):
+            if callable(getattr(instance, "get_state", None)) and callable(getattr(instance, "set_state", None)):
+                yield index, instance
 
     def _call_and_log(
         self, event: str, function: Callable[..., Any], known: Mapping[str, Any], /, **arguments: Any

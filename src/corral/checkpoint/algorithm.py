@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import corral
 from corral.checkpoint.directory import Checkpoint, read_checkpoint, write_checkpoint
 from corral.checkpoint.imports import check_import
+from corral.checkpoint.large_arrays import join_arrays, split_arrays
 from corral.checkpoint.places import Location
 from corral.checkpoint.settings import call_with, config_of, of_script, unnamed
 from corral.config.validation import optimizer_class
@@ -36,7 +37,9 @@ AlgorithmT = TypeVar("AlgorithmT", bound="Algorithm")
 
 def save_algorithm(algorithm: Algorithm, path: Location | None) -> Location:
     """Write a checkpoint of an algorithm; see `Algorithm.save`."""
-    config, state = algorithm.config, algorithm.get_state()
+    config = algorithm.config
+    with algorithm.large_arrays("shared"):
+        state, arrays = split_arrays(algorithm.get_state())
     if path is None:
         path = Path("checkpoints") / f"{run_name(config)}-{algorithm.training_iteration}"
     learners = dict(state["learners"])
@@ -52,6 +55,7 @@ def save_algorithm(algorithm: Algorithm, path: Location | None) -> Location:
                 algorithm.env_runner_group.module_spec, acts_by_module=acts_by_module(algorithm.exploration)
             )
         },
+        arrays=arrays,
         metadata={
             "corral_version": corral.__version__,
             "algo": settings["algo"],
@@ -145,5 +149,5 @@ def algorithm_state(checkpoint: Checkpoint, cls: type[Algorithm]) -> dict[str, A
     saved = str(metadata.get("algorithm_class", metadata.get("algo"))).rpartition(":")[2].rpartition(".")[2]
     if saved not in {base.__name__ for base in cls.__mro__}:
         raise CheckpointError(f"{checkpoint.path} is a checkpoint of {saved}, and this is {cls.__name__}.")
-    state = checkpoint.state
+    state = join_arrays(checkpoint.state, checkpoint.arrays)
     return {**state, "learners": {**state["learners"], "weights": checkpoint.weights}}

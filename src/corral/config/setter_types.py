@@ -138,7 +138,7 @@ class DQNTrainingArgs(TrainingArgs, total=False):
     n_step: int
     target_network_update_freq: int
     tau: float
-    store_buffer_in_checkpoints: bool
+    store_buffer_in_checkpoints: bool | Literal["auto"]
     double_q: bool
     dueling: bool
     noisy: bool
@@ -158,7 +158,7 @@ class SACTrainingArgs(TrainingArgs, total=False):
     n_step: int
     target_network_update_freq: int
     tau: float
-    store_buffer_in_checkpoints: bool
+    store_buffer_in_checkpoints: bool | Literal["auto"]
     twin_q: bool
     initial_alpha: float
     target_entropy: float | Literal["auto"]

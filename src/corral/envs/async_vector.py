@@ -126,10 +126,12 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(make())
         self.note_step: Callable[[], None] = lambda: None  # the process sets it
         self._make, self._reports_failures = make, reports_failures
+        self._resets_next = False  # whether the next step only resets; see `resume`
         self._timer = None if step_timeout_s is None else StepTimer(step_timeout_s)
         self._no_obs = map_tree(lambda space: np.zeros(space.shape, space.dtype), space_tree(self.observation_space))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._resets_next = False
         try:
             with _portable_errors():
                 obs, info = self._call(self.env.reset, seed=seed, options=options)
@@ -139,6 +141,9 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self._resets_next:
+            obs, info = self.reset()
+            return obs, 0.0, False, False, info
         try:
             with _portable_errors():
                 obs, reward, terminated, truncated, info = self._call(self.env.step, action)
@@ -172,6 +177,13 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
             error.add_note("".join(traceback.format_exception(error)))
             return (error,)
         return obs, info
+
+    def resume(self, resets_next: bool) -> None:
+        """Set whether the next step only resets the env, as it does after a step that ended an episode.
+
+        Gymnasium's worker keeps this in a variable of its own, which a reset sets to False.
+        """
+        self._resets_next = resets_next
 
     def apply(self, packed: bytes) -> bytes:
         """Call a packed function with the env and further arguments; return its packed result or exception."""
@@ -337,6 +349,10 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):  # generic only since Gymnasium
             self._raise_if_errors(successes)
             self._state = AsyncState.DEFAULT
         return list(answers)
+
+    def resume(self, resets_next: NDArray[np.bool_]) -> None:
+        """Set which sub-envs, bool `[N]`, the next step only resets; all of them have just been reset."""
+        self._call_each("resume", [(bool(resets),) for resets in resets_next])
 
     # Failures.
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
 
+from corral.core.plain import is_plain
+from corral.core.seeding import get_global_rngs, get_seeds, make_seeds, set_global_rngs
 from corral.core.spaces import module_observation_space, space_tree
 from corral.core.tree import Tree, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
+from corral.envs.env_state import check_env_state, continues, get_env_state, set_env_state, set_surroundings
 from corral.envs.step_timeout import StepTimer, require_signals, sampling
 from corral.envs.sub_envs import (
     Restarts,
@@ -26,10 +32,12 @@ from corral.envs.sub_envs import (
 )
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
-from corral.errors import EnvError, SubEnvError
+from corral.errors import CheckpointError, EnvError, SubEnvError
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+
+log = logging.getLogger("corral")
 
 
 def infos_by_env(infos: Mapping[str, Any], num_envs: int) -> dict[int, dict[str, Any]]:
@@ -116,6 +124,8 @@ class EnvHost:
             self._timer = StepTimer(config.env_step_timeout_s)
         self._context = EnvContext(config.env_config, worker_index, config.num_env_runners)
         self._tasks: list[Any] | None = None  # last known tasks of the sub-envs
+        self._restarting: list[dict[str, Any]] | None = None  # states of envs that restart at the next reset
+        self._undo: Callable[[], None] = lambda: None  # undoes the last `set_state`
         self.restarts = Restarts(self._timer, self._next_seed, self._announce_sub_env, sub_env_restarted)
 
     # Making.
@@ -131,7 +141,9 @@ class EnvHost:
             self.env.close()
         config = self._config
         # Seed of the first reset only; the next vector env gets another seed.
+        self._seeds_of_env = get_seeds(self._seeds)
         self._reset_seed: int | None = self._next_seed()
+        self._restarting = None
         self._context = EnvContext(config.env_config, self._worker_index, config.num_env_runners)
         self.env = make_vector_env(
             config.env,
@@ -205,12 +217,25 @@ class EnvHost:
             EnvError: The env raised an exception, or took too long.
         """
         try:
-            reset = self.env.reset if self._timer is None else partial(self._timer.call, self.env.reset)
-            obs, infos = reset(seed=self._reset_seed)
+            if self._restarting is not None:
+                self._begin_again(self._restarting)
+            obs, infos = self._reset(self._reset_seed)
         except Exception as error:
             raise self.error("reset", 0, error) from original(error)
         self._reset_seed = None
         return obs, infos
+
+    def _reset(self, seed: int | None) -> tuple[Any, Mapping[str, Any]]:
+        reset = self.env.reset if self._timer is None else partial(self._timer.call, self.env.reset)
+        found: tuple[Any, Mapping[str, Any]] = reset(seed=seed)
+        return found
+
+    def _begin_again(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Prepare envs that restart for their reset: a new seed for what the env seeds itself, then its generator."""
+        self._reset(self._next_seed())
+        padded = [*states, *[None] * self.num_envs][: self.num_envs if self._has_sub_envs else 1]
+        self._each(_set_surroundings, padded)
+        self._restarting = None
 
     def infos_by_env(self, infos: Mapping[Any, Any]) -> Mapping[int, Mapping[str, Any]]:
         """Return the infos of the vector env by index of the sub-env."""
@@ -292,3 +317,164 @@ class EnvHost:
     def _give_tasks(self) -> None:
         if self._takes_tasks and self._tasks is not None:
             foreach_sub_env(self.env, self.name, set_task, self._tasks)
+
+    # State.
+
+    @property
+    def _has_sub_envs(self) -> bool:
+        """Whether the states of the envs are states of sub-envs, and not one state of a vector env of its own."""
+        return isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
+
+    def _each(self, fn: Callable[..., Any], each: Sequence[Any]) -> list[Any]:
+        """Return `fn(env, one, own_process)` for each env and one of `each`, called in the process of the env."""
+        own_process = isinstance(self.env, AsyncVectorEnv)
+        if not self._has_sub_envs:
+            return [fn(self.env, each[0], own_process)]
+        return foreach_sub_env(self.env, self.name, partial(_call_with, fn, own_process), each)
+
+    def _env_states(self) -> list[dict[str, Any]]:
+        return self._each(_get_env_state, [self.name] * (self.num_envs if self._has_sub_envs else 1))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state from which the envs continue, with the seeds that come next, as plain data.
+
+        `envs` has a state for each sub-env, or one for a vector env of its own; `None` if no env was reset so far.
+
+        Raises:
+            CheckpointError: An env returned a state that is not plain data.
+        """
+        envs = None if self.is_broken or self._reset_seed is not None else self._restarting or self._env_states()
+        return {
+            "seeds": get_seeds(self._seeds),
+            "reset_seed": self._reset_seed,
+            "num_rows": self.num_rows,
+            "restarts": self.restarts.get_state(),
+            "tasks": self._plain_tasks(),
+            "same_step": self.is_same_step,
+            "envs": envs,
+        }
+
+    def _plain_tasks(self) -> list[Any] | None:
+        tasks = self.get_tasks()
+        if tasks is None or is_plain(tasks):
+            return tasks
+        log.warning(
+            "env %r: get_task() returned %s, which a checkpoint cannot hold: a restored env has the task that it is "
+            "made with.",
+            self.name,
+            type(tasks[0]).__name__,
+        )
+        return None
+
+    def continues(self, state: Mapping[str, Any]) -> bool:
+        """Return whether the envs here can continue where the envs of a state stood; otherwise they restart."""
+        envs = state["envs"]
+        expected = self.num_envs if self._has_sub_envs else 1
+        if envs is None or self.is_broken or len(envs) != expected or state["same_step"] != self.is_same_step:
+            return False
+        return all(self._each(_continues, envs))
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Check that a state is whole, without changing anything; raise what the damaged part raises."""
+        make_seeds(state["seeds"]).spawn(1)
+        copy.copy(self.restarts).set_state(state["restarts"])
+        int(state["num_rows"] + (state["reset_seed"] or 0))
+        if state["tasks"] is not None and len(state["tasks"]) != self.num_envs:
+            raise CheckpointError(f"env {self.name!r}: the state has {len(state['tasks'])} tasks for {self.num_envs}.")
+        for env in state["envs"] or ():
+            check_env_state(env)
+
+    def set_state(self, state: Mapping[str, Any], resets_next: tuple[NDArray[np.bool_], NDArray[np.bool_]]) -> bool:
+        """Continue from a state of `get_state`; return whether the envs continue their episodes.
+
+        Envs that do not continue restart at the next reset, with their generators where they were. Until then nothing
+        happens to them.
+
+        Args:
+            state: The state.
+            resets_next: Bool `[N]` twice: the sub-envs that the next step only resets, by the state and until now.
+
+        Raises:
+            EnvError: An env raised an exception in `reset`.
+            Exception: Exception of `set_state` of an env.
+        """
+        before, restarts, continuing = dict(vars(self)), self.restarts.get_state(), self.continues(state)
+        envs_before = self._known_env_states() if continuing else None
+
+        def undo() -> None:
+            vars(self).update(before)
+            self.restarts.set_state(restarts)
+            if not continuing:
+                return
+            if envs_before is None:  # they were not reset yet, and the same seeds make them again
+                self._seeds = make_seeds(self._seeds_of_env)
+                self.make()
+                return
+            self._each(_set_env_state, envs_before)
+            self._resume(resets_next[1])
+
+        self._undo = undo
+        seeds, self.num_rows = make_seeds(state["seeds"]), int(state["num_rows"])
+        self.restarts.set_state(state["restarts"])
+        if state["tasks"] is not None:
+            self.set_tasks(list(state["tasks"]))
+        self._seeds, self._reset_seed, self._restarting = seeds, None, None
+        if state["envs"] is None:
+            self._reset_seed = self._next_seed() if state["reset_seed"] is None else int(state["reset_seed"])
+            return state["reset_seed"] is not None
+        if not continuing:
+            self._restarting = list(state["envs"])
+            return False
+        self._reset_seed = self._next_seed()
+        self.reset()  # so that wrappers and processes are ready; everything that it changes is then set
+        self._each(_set_env_state, state["envs"])
+        self._resume(resets_next[0])
+        self._seeds = make_seeds(state["seeds"])  # envs that continue draw no seed
+        return True
+
+    def _known_env_states(self) -> list[dict[str, Any]] | None:
+        """Return the states of the envs, or `None` if envs that were not reset yet have none."""
+        try:
+            return self._env_states()
+        except Exception:
+            return None
+
+    def _resume(self, resets_next: NDArray[np.bool_]) -> None:
+        if isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv)) and not self.is_same_step:
+            self.env.resume(resets_next)
+
+    def undo(self) -> None:
+        """Return to the state before the last `set_state`, also if it raised."""
+        self._undo()
+
+
+# Functions that are called in the process of a sub-env, which may be this one.
+
+
+def _call_with(fn: Callable[..., Any], own_process: bool, env: Any, one: Any) -> Any:
+    return fn(env, one, own_process)
+
+
+def _get_env_state(env: Any, name: str, own_process: bool) -> dict[str, Any]:
+    state = get_env_state(env, name)
+    return {**state, "rngs": get_global_rngs()} if own_process else state
+
+
+def _continues(env: Any, state: Mapping[str, Any], own_process: bool) -> bool:
+    return continues(env, state)
+
+
+def _set_env_state(env: Any, state: Mapping[str, Any], own_process: bool) -> None:
+    set_env_state(env, state)
+    _set_rngs(state, own_process)
+
+
+def _set_surroundings(env: Any, state: Mapping[str, Any] | None, own_process: bool) -> None:
+    if state is not None:
+        set_surroundings(env, state)
+        _set_rngs(state, own_process)
+
+
+def _set_rngs(state: Mapping[str, Any], own_process: bool) -> None:
+    if own_process and "rngs" in state:
+        set_global_rngs(state["rngs"])

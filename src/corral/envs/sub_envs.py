@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -51,6 +51,18 @@ class Restarts:
         self.paused: Callable[[], AbstractContextManager[None]] = nullcontext if timer is None else timer.paused
         self.num_restarts = 0
         self._latest: dict[int, tuple[int, int]] = {}  # row of the sub-env's latest failure, and how many in a row
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {
+            "num_restarts": self.num_restarts,
+            "latest": [[index, row, streak] for index, (row, streak) in self._latest.items()],
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Count from a state of `get_state` on."""
+        latest = {int(index): (int(row), int(streak)) for index, row, streak in state["latest"]}
+        self.num_restarts, self._latest = int(state["num_restarts"]), latest
 
     def count(self, failure: SubEnvError, name: str, row: int) -> None:
         """Count and log a sub-env that was restarted.

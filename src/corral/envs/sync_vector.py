@@ -113,6 +113,10 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         self._autoreset_envs = terminated | truncated
         return obs, rewards, terminated, truncated, infos
 
+    def resume(self, resets_next: NDArray[np.bool_]) -> None:
+        """Set which sub-envs, bool `[N]`, the next step only resets, as it does after a step that ended an episode."""
+        self._autoreset_envs = resets_next.copy()
+
     def close_extras(self, **kwargs: Any) -> None:
         """Close all sub-envs, even if closing one of them raises an exception."""
         with ExitStack() as closing:

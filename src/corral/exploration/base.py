@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from corral.core.seeding import check_rng, get_rng, set_rng
 from corral.core.tree import Tree
 from corral.modules.distributions import ActionDistribution, FloatArray
 
@@ -48,6 +49,26 @@ class RowDistribution:
         self.obs: Tree = None
         self._noise: FloatArray | None = None
         self._row = 0
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of the generator, and the noise that was drawn and not used yet."""
+        left = None if self._noise is None or self._row == NOISE_ROWS else self._noise[self._row :].copy()
+        return {"rng": get_rng(self.rng), "noise": left}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Check a state, without changing anything; raise what the damaged part raises."""
+        check_rng(self.rng, state["rng"])
+        if (left := state["noise"]) is not None and not (0 < len(left) <= NOISE_ROWS and left.dtype.kind == "f"):
+            raise ValueError(f"the noise for actions is {left.dtype}{left.shape}")
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `get_state` returned; the generator stays the same object."""
+        self.check_state(state)
+        set_rng(self.rng, state["rng"])
+        self._noise, self._row, left = None, 0, state["noise"]
+        if left is not None:
+            self._noise, self._row = np.resize(left[:1], (NOISE_ROWS, *left.shape[1:])), NOISE_ROWS - len(left)
+            self._noise[self._row :] = left
 
     def sample(self, inputs: FloatArray | None = None) -> NDArray[Any]:
         """Return actions `[N, ...]` drawn from the distribution; `inputs`, `[N, D]`, replace the policy's outputs."""

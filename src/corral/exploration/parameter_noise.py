@@ -113,11 +113,13 @@ class ParameterNoise(Delegating):
         return {**self.sub.get_metrics(timestep), "parameter_noise_stddev": self.stddev}
 
     def get_state(self) -> dict[str, Any]:
-        """Return the standard deviation, and the state of the sub-exploration."""
-        return {**super().get_state(), "stddev": self.stddev}
+        """Return the standard deviation, which sub-envs have no noise, and the state of the sub-exploration."""
+        return {**super().get_state(), "stddev": self.stddev, "due": self._due.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the standard deviation; the noise itself is drawn again."""
+        """Restore the standard deviation; where the inference has no noise of the weights, it is drawn again."""
         super().set_state(state)
-        self.stddev = state["stddev"]
-        self._due[:] = True
+        self.stddev = float(state["stddev"])
+        due, noise = state["due"], None if self.inference is None else self.inference.get_noise()
+        has_noise = noise is not None and noise["num_rows"] == len(due) == self.num_envs
+        self._due = due.copy() if has_noise else np.ones(self.num_envs, np.bool_)

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
+from corral.core.seeding import get_rng, set_rng
 from corral.core.tree import Tree, map_tree, num_rows
 from corral.errors import CallbackError, ColumnError, ConfigError, LossError
 from corral.learners.distributed import Peers
 from corral.learners.gradients import backward, clip_gradients, total_loss
-from corral.learners.learner_state import get_learner_state, set_learner_state
+from corral.learners.learner_state import check_learner_state, get_learner_state, set_learner_state
 from corral.learners.losses import Batch, Loss, call_loss, compile_loss
 from corral.learners.minibatches import UpdateReport, loss_error, row_bounds, shares_of_rows
 from corral.learners.numpy_q_learning import fast_form
@@ -345,9 +346,27 @@ class Learner:
                 value.copy_(torch.from_numpy(arrays[name]))
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of `weights` and `optimizers`, the state of the learner without `rng`."""
+        """Return a copy of `weights` and `optimizers`, which all learners have in common."""
         return get_learner_state(self.modules, self._optimizers)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Check that the learner can continue from a state, without changing anything; see `set_learner_state`."""
+        check_learner_state(self.modules, self._optimizers, state)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; see `set_learner_state`."""
         set_learner_state(self.modules, self._optimizers, state)
+
+    def get_own_state(self) -> dict[str, Any]:
+        """Return a copy of what this learner does not have in common with others: `rng`, `callbacks` and `metrics`."""
+        return {
+            "rng": get_rng(self.rng),
+            "callbacks": self.callbacks.get_state(),
+            "metrics": self.metrics.get_state(),
+        }
+
+    def set_own_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_own_state`."""
+        set_rng(self.rng, state["rng"])
+        self.callbacks.set_state(state["callbacks"])
+        self.metrics.set_state(state["metrics"])

@@ -15,14 +15,16 @@ import torch
 from numpy.typing import NDArray
 
 from corral.core.interrupts import interrupts_deferred
+from corral.core.plain import check_parts
+from corral.core.seeding import check_rng, get_global_rngs, set_global_rngs
 from corral.core.tree import Tree, map_tree, num_rows
 from corral.engines.call_limits import CallLimits
-from corral.errors import CorralError, LossError, WorkerDiedError
+from corral.errors import CheckpointError, CorralError, LossError, WorkerDiedError
 from corral.learners.distributed import LostPeerError, backend_for, gpu_id
 from corral.learners.learner import Learner
 from corral.learners.losses import Batch, Loss
 from corral.learners.settings import UpdateSettings
-from corral.metrics.logger import MetricsLogger, Parts
+from corral.metrics.logger import MetricsLogger, Parts, check_metrics_state
 from corral.metrics.timers import Timers
 from corral.modules.module import Module
 
@@ -82,6 +84,7 @@ class LearnerGroup:
         self._ended: str | None = None  # why the workers are gone
         self._is_behind = False  # whether the workers have weights that the copy here lacks, after an exception
         self._num_worker_callback_errors = 0
+        self._spare_states: list[dict[str, Any]] = []  # of learners of a restored run, beyond the learners here
         self.weights_version = 0
         if workers:
             try:
@@ -201,10 +204,13 @@ class LearnerGroup:
         self._call_all(Learner.set_losses, losses)
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of the state: `Learner.get_state`, the `rngs` of all learners, and the `weights_version`.
+        """Return a copy of the state: `Learner.get_state`, `by_learner` what each has for itself, `weights_version`.
 
         If the workers are gone, the state has the weights of the last update and optimizers that begin again, because
         the state of the optimizers was in the workers.
+
+        Raises:
+            CheckpointError: A callback returned a state that is not plain data.
         """
         if self._ended is not None:
             log.warning(
@@ -212,26 +218,51 @@ class LearnerGroup:
                 "optimizers.",
                 self._ended.rstrip("."),
             )
-            copied = _get_state(self._learner, True)
-            return {"rngs": [copied[0]], **copied[1], "weights_version": self.weights_version}
+            own, common = self._learner.get_own_state(), self._learner.get_state()
+            own["rngs"] = None
+            return {**common, "by_learner": [own], "weights_version": self.weights_version}
         num_learners = max(1, len(self._workers))
-        states = self._call_each(_get_state, [(rank == 0,) for rank in range(num_learners)])
-        return {"rngs": [rng for rng, _ in states], **states[0][1], "weights_version": self.weights_version}
+        states = self._call_each(_get_state, [(rank == 0, bool(self._workers)) for rank in range(num_learners)])
+        _raise_first(states)
+        by_learner = [*(own for own, _ in states), *self._spare_states]
+        return {**states[0][1], "by_learner": by_learner, "weights_version": self.weights_version}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; the number of learners may have been another one.
-
-        The weights get a new version, so that the next sync sends them to all runners.
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Check that the learners can continue from a state, without changing anything.
 
         Raises:
-            CheckpointError: The state was saved with other modules or optimizers; nothing was changed.
+            CheckpointError: The state was saved with other modules or optimizers, or is damaged.
+            Exception: What a damaged part raises.
+        """
+        check_parts(state, ("weights", "optimizers", "by_learner", "weights_version"), "the learners", CheckpointError)
+        self._learner.check_state(state)
+        if type(state["weights_version"]) is not int:
+            raise CheckpointError(f"weights_version is {state['weights_version']!r:.80}, and not an integer.")
+        for own in state["by_learner"]:
+            check_parts(own, ("rng", "callbacks", "metrics", "rngs"), "a learner", CheckpointError)
+            check_rng(self._learner.rng, own["rng"])
+            check_metrics_state(own["metrics"])
+            int(own["callbacks"]["num_errors"])
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `check_state` accepts; the number of learners may have been another one.
+
+        A learner beyond the states of `by_learner` keeps its own. States beyond the learners wait until there is a
+        learner for them again.
+
+        Raises:
+            CheckpointError: The state was saved with other modules or optimizers, or is damaged.
         """
         num_learners = max(1, len(self._workers))
-        rngs = [*state["rngs"], *[None] * num_learners][:num_learners]
-        if self._workers:  # first here, because a state that does not fit would end the workers
-            self._learner.set_state(state)
-        self._call_each(_set_state, [(state, rng) for rng in rngs])
-        self.weights_version = max(state["weights_version"], self.weights_version + 1)
+        common = {name: state[name] for name in ("weights", "optimizers")}
+        own = [*state["by_learner"], *[None] * num_learners][:num_learners]
+        if self._workers:
+            self._learner.set_state(common)
+        _raise_first(self._call_each(_set_state, [(common, each) for each in own]))
+        self._spare_states = list(state["by_learner"][num_learners:])
+        if self._workers:
+            self._num_worker_callback_errors = sum(each["callbacks"]["num_errors"] for each in own if each)
+        self.weights_version = state["weights_version"]
 
     def get_module(self, module_id: str) -> Module:
         """Return the module that is trained; with workers, this process's copy of it."""
@@ -341,14 +372,37 @@ def _collect(learner: Learner) -> tuple[Parts, float, int]:
     return learner.metrics.take(), seconds, learner.callbacks.num_errors
 
 
-def _get_state(learner: Learner, whole: bool) -> tuple[Any, dict[str, Any]]:
-    return learner.rng.bit_generator.state, learner.get_state() if whole else {}
+# An exception in a worker would end all workers, so these two return it.
 
 
-def _set_state(learner: Learner, state: Mapping[str, Any], rng: Any) -> None:
-    learner.set_state(state)
-    if rng is not None:
-        learner.rng.bit_generator.state = rng
+def _get_state(learner: Learner, whole: bool, own_process: bool) -> Any:
+    try:
+        own = {**learner.get_own_state(), "rngs": get_global_rngs() if own_process else None}
+        return own, learner.get_state() if whole else {}
+    except Exception as error:
+        return CheckpointError(_described(error))
+
+
+def _set_state(learner: Learner, common: Mapping[str, Any], own: Mapping[str, Any] | None) -> CheckpointError | None:
+    try:
+        learner.set_state(common)
+        if own is not None:
+            learner.set_own_state(own)
+            if own["rngs"] is not None:
+                set_global_rngs(own["rngs"])
+    except Exception as error:
+        return CheckpointError(_described(error))
+    return None
+
+
+def _described(error: Exception) -> str:
+    return str(error) if isinstance(error, CorralError) else f"{type(error).__name__}: {error}"
+
+
+def _raise_first(answers: Sequence[Any]) -> None:
+    for answer in answers:
+        if isinstance(answer, CheckpointError):
+            raise answer
 
 
 def _gpu_id(learner: Learner) -> str | None:

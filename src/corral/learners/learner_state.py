@@ -39,23 +39,30 @@ def set_learner_state(modules: Modules, optimizers: Optimizers, state: Mapping[s
         state: Weights, and optimizer state such as Adam's moments.
 
     Raises:
-        CheckpointError: The state was saved with other modules or optimizers; nothing was changed.
+        CheckpointError: The state was saved with other modules or optimizers, or is damaged; nothing was changed.
     """
-    _check_weights(modules, state["weights"])
-    for module_id, optimizer in optimizers.items():
-        _check_optimizer(module_id, state["optimizers"].get(module_id, {}).get("made_for"), optimizer.made_for)
+    check_learner_state(modules, optimizers, state)
     for module_id, module in modules.items():
         module.load_state_dict(_map(_to_tensor, state["weights"][module_id]))
     for module_id, optimizer in optimizers.items():
         optimizer.load_state_dict(_map(_to_tensor, state["optimizers"][module_id]["state"]))
 
 
+def check_learner_state(modules: Modules, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
+    """Check that modules and optimizers can load a state, without changing anything; see `set_learner_state`."""
+    _check_weights(modules, state["weights"])
+    for module_id, optimizer in optimizers.items():
+        saved = state["optimizers"].get(module_id, {})
+        _check_optimizer(module_id, saved.get("made_for"), optimizer.made_for)
+        _check_moments(module_id, saved["state"]["state"], optimizer)
+
+
 def _check_weights(modules: Modules, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
     if weights.keys() != modules.keys():
         raise CheckpointError(f"the state has modules {sorted(weights)}, and there are {sorted(modules)} here.")
     for module_id, module in modules.items():
-        here = {name: list(value.shape) for name, value in module.state_dict().items()}
-        there = {name: list(value.shape) for name, value in weights[module_id].items()}
+        here = {name: _form_of(value) for name, value in module.state_dict().items()}
+        there = {name: _form_of(value) for name, value in weights[module_id].items()}
         for name in (*here, *there):
             if here.get(name) != there.get(name):
                 raise CheckpointError(
@@ -63,6 +70,13 @@ def _check_weights(modules: Modules, weights: Mapping[str, Mapping[str, NDArray[
                     f"{there.get(name, 'missing')} in the state and {here.get(name, 'missing')} here. Build it with "
                     "the module_class, model_config and env that it was saved with."
                 )
+
+
+def _form_of(value: Any) -> str:
+    """Return shape and dtype of a tensor or an array in words, and for another value its type."""
+    if not isinstance(value, (Tensor, np.ndarray)):
+        return type(value).__name__
+    return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
 
 
 def _check_optimizer(module_id: str, there: list[Any] | None, here: list[Any]) -> None:
@@ -76,6 +90,22 @@ def _check_optimizer(module_id: str, there: list[Any] | None, here: list[Any]) -
             f"learners/{module_id}: the state was saved by {there[0]} on parameters of shapes {there[1]}, and here is "
             f"{here[0]} on {here[1]}: build the algorithm with the optimizer and module that it was saved with."
         )
+
+
+def _check_moments(module_id: str, moments: Mapping[int, Mapping[str, Any]], optimizer: ModuleOptimizer) -> None:
+    """Compare the state of each parameter with what a step of such an optimizer would make."""
+    expected = optimizer.describe_state(_form_of) if moments else None
+    if expected is None:
+        return
+    for index, found in moments.items():
+        here = expected[index] if isinstance(index, int) and 0 <= index < len(expected) else {}
+        there = {name: _form_of(value) for name, value in found.items()}
+        for name in (*here, *there):
+            if here.get(name) != there.get(name):
+                raise CheckpointError(
+                    f"learners/{module_id}: the state of the optimizer is damaged: {name} of parameter {index} is "
+                    f"{there.get(name, 'missing')}, and must be {here.get(name, 'missing')}."
+                )
 
 
 def _map(convert: Any, value: Any) -> Any:

@@ -223,6 +223,28 @@ class ModuleOptimizer:
         states = self._states()
         return {"state": {index: states[p] for index, p in enumerate(self._all) if p in states}}
 
+    def describe_state(self, describe: Callable[[Any], str]) -> list[dict[str, str]] | None:
+        """Return what the state of each parameter looks like after a step, by name; `None` if that cannot be known.
+
+        One copy of one parameter at a time takes a step without gradient, so that there is room for it.
+
+        Args:
+            describe: Function that describes one entry of the state.
+        """
+        settings = {name: value for name, value in self._settings.items() if name != "fused"}  # which takes threads
+        found = []
+        for parameter in self._all:
+            copy = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
+            copy.grad = torch.zeros_like(copy)
+            try:
+                optimizer = type(self.torch_optimizer)([copy], **settings)
+                optimizer.step()
+            except Exception:  # it cannot step without the loss, for instance
+                return None
+            state = optimizer.state[copy]
+            found.append({name: describe(value) for name, value in state.items() if value is not None})
+        return found
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned; the settings of this optimizer stay."""
         if not self.is_flat:

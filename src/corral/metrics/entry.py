@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -182,7 +183,9 @@ class Entry:
         reduction = {name: value for name, value in self.reduction._asdict().items() if value is not None}
         if "percentiles" in reduction:
             reduction["percentiles"] = list(reduction["percentiles"])
-        state = {"path": list(self.path), "reduction": reduction, "site": self.site, "is_new": self.is_new}
+        # Of the library's own keys, a state does not tell where this library is installed.
+        site = "/".join(FilePath(self.site).parts[-2:]) if self.is_reserved else self.site
+        state = {"path": list(self.path), "reduction": reduction, "site": site, "is_new": self.is_new}
         if self.shape is not None:
             state["shape"] = list(self.shape)
         if self.rate is not None:

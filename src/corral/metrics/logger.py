@@ -367,11 +367,22 @@ class MetricsLogger:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Forget all keys, and restore a state that `get_state` returned."""
-        self.reset()
-        self._period_start = self._clock() - state["period_s"]
+        """Forget all keys, and restore a state that `get_state` returned; if that fails, nothing is changed."""
+        restored = MetricsLogger(self._clock, self._reserved)
+        restored._period_start = self._clock() - state["period_s"]
         for entry_state in state["keys"]:
-            self._add_entry(Entry.from_state(entry_state))
+            restored._add_entry(Entry.from_state(entry_state))
+        vars(self).update(vars(restored))
+
+
+def check_metrics_state(state: Mapping[str, Any]) -> None:
+    """Check that a logger can continue from a state; raise what the damaged part raises."""
+    trial = MetricsLogger()
+    trial.set_state(state)
+    trial.peek()
+    for entry in trial._entries.values():
+        entry.reducer.aggregate([entry.take().data])
+    trial.reduce()
 
 
 def _reserved_error(path: Path, site: str) -> MetricsError:

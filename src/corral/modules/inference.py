@@ -108,6 +108,32 @@ class Inference:
             self._perturbed, rows = kind(len(rows), self.module), np.ones_like(rows)
         self._perturbed.draw(stddev, rows, rng, self._layers)
 
+    def get_noise(self) -> dict[str, Any] | None:
+        """Return the noise of `perturb` as plain data, or `None` if there is none."""
+        if self._perturbed is None:
+            return None
+        noise = self._perturbed
+        arrays = [array.copy() for array in noise.arrays]
+        return {"num_rows": noise.num_rows, "stddev": noise.stddev, "arrays": arrays}
+
+    def set_noise(self, state: Mapping[str, Any] | None) -> None:
+        """Use the noise that `get_noise` returned.
+
+        Raises:
+            ValueError: It is the noise of other layers.
+        """
+        if state is None:
+            self._perturbed = None
+            return
+        kind = PerturbedModule if self._stack is None else PerturbedLayers
+        noise, num_rows = kind(int(state["num_rows"]), self.module), int(state["num_rows"])
+        noise.draw(float(state["stddev"]), np.zeros(num_rows, np.bool_), np.random.default_rng(0), self._layers)
+        for array, saved in zip(noise.arrays, state["arrays"], strict=True):
+            if array.shape != saved.shape or array.dtype != saved.dtype:
+                raise ValueError(f"noise of shape {array.shape} cannot become {saved.shape}")
+            np.copyto(array, saved)
+        self._perturbed = noise
+
     def __call__(self, obs: Tree, *, perturbed: bool = True) -> FloatArray:
         """Map observations, a tree of arrays `[N, ...]`, to `dist_inputs`, float32 `[N, D]`.
 
@@ -178,6 +204,7 @@ class PerturbedLayers:
 
     Attributes:
         num_rows: Number N of rows.
+        stddev: Standard deviation of the noise.
     """
 
     def __init__(self, num_rows: int, module: Module) -> None:
@@ -187,7 +214,12 @@ class PerturbedLayers:
         self._noise: list[tuple[FloatArray, FloatArray]] = []  # [N, in, out] and [N, 1, out]
         self._stacked: list[Layer] = []
         self._stale = np.ones(num_rows, np.bool_)  # rows whose noise, standard deviation or weights have changed
-        self._stddev = 0.0
+        self.stddev = 0.0
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """Noise of standard deviation 1 of each weight and bias, `[N, ...]`."""
+        return [noise for pair in self._noise for noise in pair]
 
     def draw(self, stddev: float, rows: NDArray[np.bool_], rng: np.random.Generator, layers: Sequence[Layer]) -> None:
         """Draw noise for some rows, and set the standard deviation for all."""
@@ -201,8 +233,8 @@ class PerturbedLayers:
         for pair in self._noise:
             for noise in pair:
                 noise[rows] = rng.standard_normal((int(rows.sum()), *noise.shape[1:]), dtype=np.float32)
-        self._stale |= rows if stddev == self._stddev else True
-        self._stddev = stddev
+        self._stale |= rows if stddev == self.stddev else True
+        self.stddev = stddev
         self._layers = layers
 
     def refresh(self, layers: Sequence[Layer]) -> None:
@@ -213,7 +245,7 @@ class PerturbedLayers:
     def __call__(self, x: FloatArray) -> FloatArray:
         """Return the outputs `[N, D]` for `[N, in]`."""
         if self._stale.any():
-            rows, scale = self._stale, np.float32(self._stddev)
+            rows, scale = self._stale, np.float32(self.stddev)
             for layer, noises, stacked in zip(self._layers, self._noise, self._stacked, strict=True):
                 for plain, noise, perturbed in zip(layer[:2], noises, stacked[:2], strict=True):
                     perturbed[rows] = plain + scale * noise[rows]
@@ -226,6 +258,7 @@ class PerturbedModule:
 
     Attributes:
         num_rows: Number N of rows.
+        stddev: Standard deviation of the noise.
     """
 
     def __init__(self, num_rows: int, module: Module) -> None:
@@ -238,14 +271,19 @@ class PerturbedModule:
             for name, parameter in module.named_parameters()
             if name in acting
         }
-        self._stddev = 0.0
+        self.stddev = 0.0
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """Noise of standard deviation 1 of each parameter, `[N, ...]`, as views."""
+        return [noise.numpy() for noise in self._noise.values()]
 
     def draw(self, stddev: float, rows: NDArray[np.bool_], rng: np.random.Generator, layers: Sequence[Layer]) -> None:
         """Draw noise for some rows, and set the standard deviation for all."""
         for noise in self._noise.values():
             drawn = rng.standard_normal((int(rows.sum()), *noise.shape[1:]), dtype=np.float32)
             noise[torch.from_numpy(rows)] = torch.from_numpy(drawn)
-        self._stddev = stddev
+        self.stddev = stddev
 
     def refresh(self, layers: Sequence[Layer]) -> None:
         """Do nothing: the weights are read at every call."""
@@ -253,7 +291,7 @@ class PerturbedModule:
     def __call__(self, obs: Tree) -> FloatArray:
         """Return the outputs `[N, D]` for tensors `[N, ...]`."""
         own = dict(self._policy.named_parameters())
-        weights = {name: own[name].detach() + self._stddev * noise for name, noise in self._noise.items()}
+        weights = {name: own[name].detach() + self.stddev * noise for name, noise in self._noise.items()}
 
         def one(row_weights: dict[str, torch.Tensor], row: Tree) -> torch.Tensor:
             batch = map_tree(lambda leaf: leaf.unsqueeze(0), row)

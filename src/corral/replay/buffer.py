@@ -361,10 +361,14 @@ class ReplayBuffer:
 
     # State.
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self, *, copy: bool = True) -> dict[str, Any]:
         """Return the state as plain data: strings, numbers, lists, dicts by string, and arrays of the rows in use.
 
         `corral.checkpoint.codec` and other formats for NumPy arrays can store it.
+
+        Args:
+            copy: Whether to copy the arrays. Otherwise they are views, which change when rollouts are added: write
+                them first. Columns that are larger than the memory can only be written in this way.
         """
         num_rows = self._num_rows_in_use
         state: dict[str, Any] = {"version": _STATE_VERSION, **self._settings(), "rng": _plain_rng(self._rng)}
@@ -376,12 +380,14 @@ class ReplayBuffer:
             "workers": list(self._workers),
             "written": self._written.tolist(),
             "num_env_steps_added": self.num_env_steps_added,
-            "columns": {name: np.array(self._columns[name].grid[:num_rows]) for name in self._columns},
+            "columns": {
+                name: np.array(column.grid[:num_rows], copy=copy or None) for name, column in self._columns.items()
+            },
             "added": [
                 [name, str(self._columns[name].grid.dtype), list(self._columns[name].grid.shape[2:])]
                 for name in self._added
             ],
-            "obs": self._observations.get_state(num_rows),
+            "obs": self._observations.get_state(num_rows, copy=copy),
         }
 
     def _settings(self) -> dict[str, Any]:

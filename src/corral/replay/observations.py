@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,12 +160,13 @@ class Observations:
 
     # State.
 
-    def get_state(self, num_rows: int) -> dict[str, Any]:
-        """Return the first rows as plain data."""
+    def get_state(self, num_rows: int, *, copy: bool = True) -> dict[str, Any]:
+        """Return the first rows as plain data: copies, or views."""
+        take = partial(np.array, copy=copy or None)
         return {
-            "columns": [np.array(column.grid[:num_rows]) for column in self._columns],
-            "final_slots": [] if self._slots is None else [np.array(self._slots.grid[:num_rows])],
-            "final": [np.array(leaf) for leaf in self._final],
+            "columns": [take(column.grid[:num_rows]) for column in self._columns],
+            "final_slots": [] if self._slots is None else [take(self._slots.grid[:num_rows])],
+            "final": [take(leaf) for leaf in self._final],
             "free_slots": list(self._free),
         }
 
@@ -294,11 +296,11 @@ class StackedObservations(Observations):
     def _tree(self, stacks: Arrays) -> Tree:
         return self._layout.unflatten([self._frames.back(index, stack) for index, stack in enumerate(stacks)])
 
-    def get_state(self, num_rows: int) -> dict[str, Any]:
-        """Return the first rows as plain data."""
+    def get_state(self, num_rows: int, *, copy: bool = True) -> dict[str, Any]:
+        """Return the first rows as plain data: copies, or views."""
         return {
-            **super().get_state(num_rows),
-            "ages": np.array(self._ages.grid[:num_rows]),
+            **super().get_state(num_rows, copy=copy),
+            "ages": np.array(self._ages.grid[:num_rows], copy=copy or None),
             "padding": self._frames.padding,
         }
 

@@ -137,12 +137,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "alpha": self.alpha, "epsilon": self.epsilon}
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self, *, copy: bool = True) -> dict[str, Any]:
         """Return the state as plain data; see `ReplayBuffer.get_state`. It holds priorities to the power of `alpha`."""
-        state = super().get_state()
+        state = super().get_state(copy=copy)
         if self._layout is not None:
             leaves = self._tree.leaves.reshape(-1, self._num_lanes)
-            state["priorities"] = np.array(leaves[: self._num_rows_in_use])
+            state["priorities"] = np.array(leaves[: self._num_rows_in_use], copy=copy or None)
         return {**state, "max_priority": self.max_priority}
 
     def _load(self, state: Mapping[str, Any]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import BoundCall, Dispatcher, callback_error
+from corral.core.plain import is_plain
+from corral.core.tree import copy_nested
 from corral.episodes.episode import SingleAgentEpisode
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
 
@@ -120,6 +122,55 @@ class EpisodeEvents:
                 if self._keeps_chunks and len(episode):
                     self._chunks[i].append(episode)
 
+    def get_state(self) -> dict[str, Any]:
+        """Return the unfinished episodes at the end of a rollout, with what user code noted on them if it is plain."""
+        return {
+            "waiting": sorted(self._waiting),
+            "episodes": [self._episode_state(i, episode) for i, episode in enumerate(self._episodes)],
+        }
+
+    def _episode_state(self, env_index: int, episode: SingleAgentEpisode) -> dict[str, Any]:
+        custom, temporary = (_plain_part(notes) for notes in episode.notes)
+        chunks = [*self._chunks[env_index], *([episode] if self._keeps_chunks and len(episode) else [])]
+        return {
+            "id": episode.id_,
+            "t": episode.t,
+            "age_s": episode.get_duration_s(),
+            "is_reset": episode.is_reset,
+            "notes": [custom, temporary],
+            "chunks": [_plain_chunk(chunk) for chunk in chunks],
+        }
+
+    def set_state(self, state: Mapping[str, Any], carry: EpisodeCarry, now_s: float) -> None:
+        """Continue the episodes of a state in the next rollout.
+
+        Args:
+            state: State that `get_state` returned.
+            carry: Totals of these episodes.
+            now_s: Clock reading at which the rollout before ended.
+        """
+        num_envs = len(self._arguments)
+        before = Rollout({"rewards": np.zeros((0, num_envs)), "row_times_s": np.array([now_s])})
+        before.carry = carry
+        self._enter(before)
+        self._waiting = {int(i) for i in state["waiting"]}
+        self._episodes = []
+        for i, saved in zip(range(num_envs), state["episodes"], strict=True):
+            episode = SingleAgentEpisode.view(saved["id"], i, before)
+            custom, temporary = saved["notes"]
+            episode.notes = dict(custom), dict(temporary)
+            if saved["is_reset"]:
+                episode.start(0, now_s - saved["age_s"])
+                episode.continue_from(int(saved["t"]), float(carry.returns[i]))
+                episode.end(False, False, 0)
+            self._episodes.append(episode)
+            self._put(i, "episode", episode)
+            if self._keeps_chunks:
+                self._chunks[i] = [SingleAgentEpisode.from_state(chunk) for chunk in saved["chunks"]]
+                for chunk in self._chunks[i]:
+                    chunk.notes = episode.notes
+                self._put(i, "prev_episode_chunks", self._chunks[i])
+
     def fire_row(self, rollout: Rollout, t: int, playing: NDArray[np.bool_] | None = None) -> None:
         """Fire the events of one row.
 
@@ -165,3 +216,16 @@ class EpisodeEvents:
             self._start(env_index, t + 1, rollout)
         else:
             self._waiting.add(env_index)
+
+
+def _plain_part(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of the notes that a checkpoint can hold."""
+    return {name: copy_nested(value) for name, value in notes.items() if is_plain(value)}
+
+
+def _plain_chunk(chunk: SingleAgentEpisode) -> dict[str, Any]:
+    """Return the state of a chunk without its notes, which it shares with its episode, and with plain infos only."""
+    state = {**chunk.get_state(), "custom_data": {}, "temporary_data": {}}
+    if "infos" in state:
+        state["infos"] = [_plain_part(info) for info in state["infos"]]
+    return state

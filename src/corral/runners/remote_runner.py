@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # The speed of a runner is a mean over its latest fragments; each fragment has half the weight of the next one.
 SPEED_COEFF = 0.5
 
+COUNTS = ("num_restarts", "num_callback_errors", "num_sub_env_restarts", "num_env_steps_lost")
+"""Numbers that count over all workers in the place of a runner."""
+
 
 @dataclass
 class PendingCall:
@@ -234,6 +237,29 @@ class RemoteRunner:
         self.num_env_steps_lost += num_env_steps
         num_errors, num_restarts, num_lost = self._counted
         self._counted = num_errors, num_restarts, num_lost + num_env_steps
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was counted over all workers in this place."""
+        return {name: getattr(self, name) for name in COUNTS}
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The attributes that `continue_from` changes."""
+        return {**self.counts, "_counted": self._counted, "state": self.state}
+
+    def continue_from(self, state: Mapping[str, Any]) -> None:
+        """Continue the counts of a restored runner, whose worker has taken its state; see `get_runner_state`."""
+        numbers = state["numbers"]
+        errors, restarts = state["callbacks"]["num_errors"], state["env"]["restarts"]["num_restarts"]
+        self._counted = (errors, restarts, numbers["num_env_steps_lost"])
+        known = dict(zip(COUNTS, (0, *self._counted), strict=True)) | state.get("counts", {})
+        for name in COUNTS:
+            setattr(self, name, known[name])
+        steps = numbers["num_env_steps_sampled_lifetime"]
+        self.state = {"exploration": state["exploration"], "num_env_steps_sampled_lifetime": steps}
+        if state["env"]["tasks"] is not None:
+            self.state["tasks"] = state["env"]["tasks"]
 
     def call(self, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> PendingUserCall:
         """Call a method of the runner by name, or a function with the runner."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,7 +13,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import make_dispatcher
-from corral.core.seeding import runner_seeds
+from corral.core.seeding import id_prefix, runner_seeds
 from corral.core.tree import map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
@@ -104,6 +103,8 @@ class EnvRunner:
         env_seeds, noise_seed, id_seed = runner_seeds(
             config.seed or 0, worker_index, num_restarts, config.in_evaluation
         )
+        self.own_process = own_process
+        self._undo: Callable[[], None] = lambda: None  # undoes the last `set_runner_state`
         self._rng = np.random.default_rng(noise_seed)
         self.host = EnvHost(
             config,
@@ -120,8 +121,8 @@ class EnvRunner:
         self._num_samplers = max(1, config.num_env_runners)
         self._last_num_rows = 0
         self._last_infos: Infos | None = None
-        id_prefix = id_seed.generate_state(2, np.uint32).tobytes().hex()  # tells runs and runners apart
-        self._id_prefixes = (f"{id_prefix}{count:06x}" for count in itertools.count())  # one for each reset of all envs
+        self._id_prefix = id_prefix(id_seed)
+        self._num_resets = 0  # resets of all envs; each gives the ids of episodes another prefix
         self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
         self._resetting = np.zeros(self.num_envs, np.bool_)  # sub-envs that the next row only resets
         if makes_module:
@@ -321,7 +322,9 @@ class EnvRunner:
     def _reset(self, rollout: Rollout) -> None:
         """Reset all sub-envs, and write the first observations into row 0."""
         # After an exception the last carry may not count all episodes, so new episodes get ids with a new prefix.
-        self._carry = EpisodeCarry.fresh(self.host.num_envs, time.perf_counter(), next(self._id_prefixes))
+        prefix = f"{self._id_prefix}{self._num_resets:06x}"
+        self._num_resets += 1
+        self._carry = EpisodeCarry.fresh(self.host.num_envs, time.perf_counter(), prefix)
         rollout.carry = self._carry
         if self._events is None and self._callbacks.subscribed(*EPISODE_EVENTS):
             self._events = EpisodeEvents(self, self._callbacks, same_step=self.host.is_same_step)

@@ -14,13 +14,20 @@ from corral.core.tree import leaves
 from corral.engines.call_limits import CallLimits
 from corral.engines.forks import forks_end_here
 from corral.episodes.rollout import Rollout
-from corral.errors import CorralError, WorkerDiedError
+from corral.errors import CheckpointError, CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
-from corral.runners.remote_runner import Costs, PendingUserCall, RemoteRunner
+from corral.runners.remote_runner import COUNTS, Costs, PendingUserCall, RemoteRunner
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.restarts import note_failure
 from corral.runners.runner import EnvRunner
+from corral.runners.runner_state import (
+    check_runner_state,
+    get_runner_state,
+    make_runner_state,
+    set_runner_state,
+    undo_runner_state,
+)
 from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
 from corral.runners.worker_calls import call_runner
 
@@ -80,6 +87,9 @@ class EnvRunnerGroup:
         self._logged: list[tuple[int, Parts, dict[str, float]]] = []
         self._calls: list[PendingUserCall] = []  # of foreach_env_runner_async
         self._stopped = False
+        self._spare_states: list[dict[str, Any]] = []  # states of runners of a restored run, beyond the runners here
+        self._before: dict[str, Any] = {}  # attributes before the last `set_state`
+        self._known_before: dict[int, dict[str, Any]] = {}
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
         self._runners = {index: RemoteRunner(index, config, engine, limits, module_spec) for index in indices}
         try:
@@ -453,22 +463,119 @@ class EnvRunnerGroup:
         }
         return {"weights_version": self._weights_version, **sum(costs.values(), Costs()).result(), "by_runner": runners}
 
-    # Exploration.
+    # State.
 
-    def exploration_states(self) -> list[dict[str, Any]]:
-        """Return the state of each runner's exploration, in the order of indices; an empty dict where not known."""
-        if self.local_env_runner is not None:
-            return [self.local_env_runner.exploration.get_state()]
-        return [runner.state.get("exploration", {}) for runner in self._runners.values()]
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of all runners as copies of plain data: `runners`, in the order of indices, and counts.
 
-    def set_exploration_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Let the runners' explorations continue from states, one for each runner; more or fewer states are fine."""
+        A runner that does not answer within `sample_timeout_s` has the state of its replacement. Steps of a fragment
+        that has not been returned yet count as lost in the state, because the runners are past them.
+
+        Raises:
+            CheckpointError: An env or a callback returned a state that is not plain data.
+        """
         if self.local_env_runner is not None:
-            for state in states[:1]:
-                self.local_env_runner.set_state({"exploration": state})
-        for runner, state in zip(self._runners.values(), states, strict=False):
-            runner.state = {**runner.state, "exploration": state}
-            runner.call("set_state", {"state": {"exploration": state}})
+            runners = [get_runner_state(self.local_env_runner)]
+        else:
+            remote = self._runners.values()
+            limit_s = CallLimits(self._config.worker_timeout_s).limit_s()
+            calls = [
+                runner.handle.call(get_runner_state, timeout_s=limit_s) if runner.ready else None for runner in remote
+            ]
+            wait([call for call in calls if call is not None], self._config.sample_timeout_s)
+            runners = [self._state_of(runner, call) for runner, call in zip(remote, calls, strict=True)]
+        return {
+            "runners": [*runners, *self._spare_states],
+            "num_failures": self.num_failures,
+            "num_env_steps": self._num_env_steps,
+        }
+
+    def _state_of(self, runner: RemoteRunner, call: Future[Any] | None) -> dict[str, Any]:
+        """Return the state of a runner of the engine, with what its place has counted."""
+        error = call.exception() if call is not None and call.done() else None
+        if isinstance(error, CheckpointError):
+            raise error
+        in_flight = sum(rollout.num_env_steps for index, rollout in self._taken if index == runner.index)
+        if runner.sampling is not None:
+            in_flight += runner.sampling.num_env_steps
+        counts = runner.counts
+        counts["num_env_steps_lost"] += in_flight
+        if call is None or not call.done() or error is not None:
+            counts["num_restarts"] += 1
+            made = make_runner_state(self._config, runner.index, counts["num_restarts"], runner.state)
+            return {**made, "counts": counts}
+        return {**call.result(), "counts": counts}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Check that the runners can take a state, without changing anything.
+
+        Raises:
+            Exception: A runner cannot; see `check_runner_state`.
+        """
+        int(state["num_failures"] + state["num_env_steps"])
+        for saved in state["runners"]:
+            counts = saved.get("counts", {})
+            if not all(type(counts.get(name, 0)) is int for name in COUNTS):
+                raise CheckpointError(f"the counts of a runner are {counts!r:.80}, and not integers.")
+        self._each_state(check_runner_state, state)
+
+    def set_state(self, state: Mapping[str, Any]) -> dict[str, int]:
+        """Let the runners continue from a state that `check_state` accepted, each from the state at its place.
+
+        A runner beyond the states begins with the seeds that it was made with, which no other runner has had. States
+        beyond the runners wait until there is a runner for them again. Fragments that are under way are dropped. The
+        weights come with the next `sync_weights`, whatever their version.
+
+        Returns:
+            Numbers of envs that continue (`num_envs_continued`) and restart (`num_envs_restarted`).
+
+        Raises:
+            Exception: What an env or a callback raised; call `undo_set_state`.
+        """
+        self._before = {name: getattr(self, name) for name in ("num_failures", "_num_env_steps", "_spare_states")}
+        self._known_before = {index: runner.known for index, runner in self._runners.items()}
+        restored = self._each_state(set_runner_state, state)
+        num_runners = max(1, len(self._runners))
+        self._spare_states = list(state["runners"][num_runners:])
+        self.num_failures, self._num_env_steps = int(state["num_failures"]), int(state["num_env_steps"])
+        for runner, saved in zip(self._runners.values(), state["runners"], strict=False):
+            runner.continue_from(saved)
+        names = ("num_envs_continued", "num_envs_restarted")
+        return {name: sum(found[name] for found in restored) for name in names}
+
+    def undo_set_state(self) -> None:
+        """Return all runners to the state before the last `set_state`; a runner that cannot is named in the log."""
+        remote = self._runners.values()
+        for name, value in self._before.items():
+            setattr(self, name, value)
+        for index, known in self._known_before.items():
+            vars(self._runners[index]).update(known)
+        if self.local_env_runner is not None:
+            undo_runner_state(self.local_env_runner)
+        calls = [(runner, runner.handle.call(undo_runner_state)) for runner in remote if runner.ready]
+        for runner, call in calls:
+            if (error := call.exception()) is not None:
+                log.error("%s could not return to its state of before.", runner.name, exc_info=error)
+
+    def finish_set_state(self) -> None:
+        """Drop fragments and costs from before `set_state`, and let the next `sync_weights` send the weights."""
+        self._taken, self._logged, self._weights_version, self._part_names = [], [], -1, set()
+        for runner in self._runners.values():
+            runner.sampling, runner.weights_version, runner.syncs = None, -1, []
+
+    def _each_state(self, function: Callable[..., Any], state: Mapping[str, Any]) -> list[Any]:
+        """Return `function(runner, its_state)` of every runner that has a state; all of them have answered.
+
+        Raises:
+            Exception: Exception of the first runner that raised.
+        """
+        if self.local_env_runner is not None:
+            return [function(self.local_env_runner, saved) for saved in state["runners"][:1]]
+        limit_s = CallLimits(self._config.worker_timeout_s).limit_s()
+        pairs = list(zip(self._runners.values(), state["runners"], strict=False))
+        futures = [runner.handle.call(function, saved, timeout_s=limit_s) for runner, saved in pairs if runner.ready]
+        wait(futures)
+        return [future.result() for future in futures]
 
     # User code.
 

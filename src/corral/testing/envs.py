@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+
+from corral.core.seeding import get_rng, set_rng
 
 # Action spaces for IdentityEnv and PoorHabit, by name.
 IDENTITY_ACTION_SPACES: dict[str, spaces.Space[Any]] = {
@@ -22,7 +25,22 @@ IDENTITY_ACTION_SPACES: dict[str, spaces.Space[Any]] = {
 }
 
 
-class IdentityEnv(gym.Env[Any, Any]):
+class _Plain:
+    """Lets an env be saved and restored: its state is the attributes that `STATE` names."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_t",)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state, from which another env of the same settings continues."""
+        return {name: getattr(self, name) for name in self.STATE}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_state`."""
+        for name in self.STATE:
+            setattr(self, name, state[name])
+
+
+class IdentityEnv(_Plain, gym.Env[Any, Any]):
     """Env that rewards an action equal to the observation; episodes have a fixed length.
 
     For discrete spaces, the reward is the fraction of entries that are equal, so the best return is `episode_length`.
@@ -47,6 +65,17 @@ class IdentityEnv(gym.Env[Any, Any]):
         self._t = 0
         return self._next(), {}
 
+    def get_state(self) -> dict[str, Any]:
+        """Return the state, with the generator of the observation space, from which the observations are drawn."""
+        rng = get_rng(self.observation_space.np_random)
+        return {**super().get_state(), "obs": self._obs, "rng": rng}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_state`."""
+        super().set_state(state)
+        self._obs = state["obs"]
+        set_rng(self.observation_space.np_random, state["rng"])
+
     def _next(self) -> Any:
         self._obs = self.observation_space.sample()
         return self._obs
@@ -63,7 +92,7 @@ class IdentityEnv(gym.Env[Any, Any]):
         return self._next(), reward, False, self._t >= self._length, {}
 
 
-class CountingEnv(gym.Env[NDArray[np.float32], int]):
+class CountingEnv(_Plain, gym.Env[NDArray[np.float32], int]):
     """Env with known observations and rewards: the observation is `[episode, t]`, the reward of step t is t.
 
     The actions have no effect. An episode ends after `episode_length` steps, with `ends="terminated"` or `"truncated"`;
@@ -73,6 +102,8 @@ class CountingEnv(gym.Env[NDArray[np.float32], int]):
 
     observation_space: Any = spaces.Box(-1.0, 1e6, (2,), np.float32)
     action_space: Any = spaces.Discrete(2)
+
+    STATE: ClassVar[tuple[str, ...]] = ("_t", "_episode")
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         """Read `episode_length` (3), `ends` ("terminated") and `stagger` (False) from the config."""
@@ -103,7 +134,7 @@ class CountingEnv(gym.Env[NDArray[np.float32], int]):
         return self._obs(), float(self._t), over and not truncates, over and truncates, {}
 
 
-class TimeLimitCorridor(gym.Env[NDArray[np.float32], int]):
+class TimeLimitCorridor(_Plain, gym.Env[NDArray[np.float32], int]):
     """Env with one state and reward 1 per step, truncated by a time limit that the observation does not show.
 
     With discount gamma, the value of the state is 1 / (1 - gamma) if, and only if, truncated steps bootstrap. An
@@ -137,6 +168,8 @@ class FaultyEnv(CountingEnv):
     `fault` is one of raise_step, raise_reset, nan_reward, nan_obs, shape and dtype. `at_step` (4) is the step of the
     first fault, counted over the lifetime of the env. `vector_index` (1) is the index of the sub-env that fails.
     """
+
+    STATE = (*CountingEnv.STATE, "_steps")
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         """Read `fault` ("raise_step"), `at_step` (4) and `vector_index` (1) from the config."""
@@ -175,7 +208,7 @@ class FaultyEnv(CountingEnv):
         return obs, reward, terminated, truncated, info
 
 
-class DeepSea(gym.Env[NDArray[np.float32], int]):
+class DeepSea(_Plain, gym.Env[NDArray[np.float32], int]):
     """Grid of `size` rows and columns, in which one of `2 ** size` sequences of actions finds the treasure.
 
     The agent starts at the top left, and moves down one row per step. Action 1 moves right and costs `0.01 / size`.
@@ -185,6 +218,7 @@ class DeepSea(gym.Env[NDArray[np.float32], int]):
     """
 
     action_space: Any = spaces.Discrete(2)
+    STATE = ("_row", "_column")
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         """Read `size` (10) from the config."""
@@ -214,7 +248,7 @@ class DeepSea(gym.Env[NDArray[np.float32], int]):
         return self._obs(), float(reward), over, False, {}
 
 
-class PoorHabit(gym.Env[NDArray[np.float32], Any]):
+class PoorHabit(_Plain, gym.Env[NDArray[np.float32], Any]):
     """Env with one state that rewards the first action with 1, and all other actions with 2.
 
     The first action is the first one in the lifetime of the env. So set `disable_env_checking`; otherwise the check
@@ -225,6 +259,7 @@ class PoorHabit(gym.Env[NDArray[np.float32], Any]):
 
     observation_space: Any = spaces.Box(0.0, 1.0, (1,), np.float32)
     radius = 1 / 3
+    STATE = ("_t", "_first")
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         """Read `space` (a name in `IDENTITY_ACTION_SPACES` or a space) and `episode_length` (1) from the config."""
@@ -255,7 +290,7 @@ class PoorHabit(gym.Env[NDArray[np.float32], Any]):
         return np.ones(1, np.float32), reward, self._t >= self._length, False, {}
 
 
-class FindSquare(gym.Env[NDArray[np.uint8], int]):
+class FindSquare(_Plain, gym.Env[NDArray[np.uint8], int]):
     """Env that shows a white square on black, and rewards the action that names the quadrant that it is in with 1.
 
     The square is a seventh of the image wide, and its place in the quadrant is random. A random policy has a mean
@@ -263,6 +298,7 @@ class FindSquare(gym.Env[NDArray[np.uint8], int]):
     """
 
     action_space: Any = spaces.Discrete(4)
+    STATE = ("_t", "_quadrant")
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         """Read `side` (84), in pixels, and `episode_length` (16) from the config."""

@@ -1,0 +1,160 @@
+"""The whole state of an algorithm, and setting it: all of it, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from corral.core.plain import check_parts
+from corral.core.seeding import check_global_rngs, check_rng, get_global_rngs, get_rng, set_global_rngs, set_rng
+from corral.core.tree import copy_nested
+from corral.errors import CheckpointError
+from corral.exploration.state import check_exploration_state, keep_exploration
+from corral.metrics.logger import check_metrics_state
+
+if TYPE_CHECKING:
+    from corral.algorithms.algorithm import Algorithm
+
+NOT_RESTORED = {"training_iteration": float("nan"), "num_envs_continued": 0, "num_envs_restarted": 0}
+"""`result["restored"]` of a run that was not restored."""
+
+PARTS = ("attributes", "metrics", "learners", "exploration", "runners", "policy", "callbacks", "rngs")
+"""Parts of the state of every algorithm."""
+
+
+def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
+    """Return a copy of the state of an algorithm by part: plain data and arrays.
+
+    Raises:
+        CheckpointError: An env or a callback returned a state that is not plain data.
+    """
+    group = algorithm.env_runner_group.get_state()
+    return {
+        "attributes": {name.lstrip("_"): _plain_attribute(getattr(algorithm, name)) for name in algorithm.STATE},
+        "metrics": algorithm.metrics.get_state(),
+        "learners": algorithm.learner_group.get_state(),
+        "exploration": copy_nested(algorithm.exploration.get_state()),
+        "runners": group,
+        "policy": algorithm._policy.get_state(),
+        "callbacks": algorithm._callbacks.get_state(),
+        "rngs": get_global_rngs(),
+    }
+
+
+def set_algorithm_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
+    """Check a state, then let an algorithm continue from it; call it within `all_or_nothing`."""
+    _check_state(algorithm, state)
+    algorithm._restored = {
+        "training_iteration": state["attributes"]["training_iteration"],
+        **algorithm.env_runner_group.set_state(state["runners"]),
+    }
+    algorithm._callbacks.set_state(state["callbacks"])
+    algorithm.learner_group.set_state(state["learners"])
+    algorithm.metrics.set_state(state["metrics"])
+    for name in algorithm.STATE:
+        _set_attribute(algorithm, name, state["attributes"][name.lstrip("_")])
+    if state["exploration"]:
+        algorithm.exploration.set_state(copy_nested(state["exploration"]))
+    algorithm._policy.set_state(state["policy"])
+    set_global_rngs(state["rngs"])
+
+
+def _check_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
+    """Check all parts that can be checked without changing anything, in all processes."""
+    check_parts(state, PARTS, "an algorithm", CheckpointError)
+    algorithm.learner_group.check_state(state["learners"])
+    for name in algorithm.STATE:
+        _check_attribute(algorithm, name, state["attributes"][name.lstrip("_")])
+    check_metrics_state(state["metrics"])
+    check_exploration_state(algorithm.exploration, state["exploration"])
+    algorithm._policy.check_state(state["policy"])
+    int(state["callbacks"]["num_errors"])
+    check_global_rngs(state["rngs"])
+    algorithm.env_runner_group.check_state(state["runners"])
+
+
+def _plain_attribute(value: Any) -> Any:
+    return get_rng(value) if isinstance(value, np.random.Generator) else copy_nested(value)
+
+
+def _check_attribute(algorithm: Algorithm, name: str, value: Any) -> None:
+    """Compare an attribute with the one of this algorithm: a number takes a number, and a generator its state."""
+    here = getattr(algorithm, name)
+    if isinstance(here, np.random.Generator):
+        check_rng(here, value)
+    elif isinstance(here, (bool, int, float)) and type(value) is not type(here):
+        both = isinstance(value, (int, float)) and isinstance(here, float) and not isinstance(value, bool)
+        if not both:
+            raise CheckpointError(f"the attribute {name!r} is {value!r:.80}, and is {type(here).__name__} here.")
+
+
+def _set_attribute(algorithm: Algorithm, name: str, value: Any) -> None:
+    here = getattr(algorithm, name)
+    if isinstance(here, np.random.Generator):
+        set_rng(here, value)
+    else:
+        setattr(algorithm, name, copy_nested(value))
+
+
+@contextmanager
+def all_or_nothing(algorithm: Algorithm) -> Iterator[None]:
+    """Return to the state before if the block raises an exception; within another such block, leave that to it.
+
+    Raises:
+        CheckpointError: The block raised an exception; the state before is there again.
+    """
+    if algorithm._restoring is not None:
+        yield
+        return
+    last: list[Callable[[], None]] = []
+    algorithm._restoring = last
+    undo = _make_undo(algorithm)
+    try:
+        yield
+        for step in last:  # what cannot be undone comes at the end
+            step()
+    except BaseException as error:
+        undo()
+        if isinstance(error, CheckpointError) or not isinstance(error, Exception):
+            raise
+        raise CheckpointError(
+            f"the state cannot be restored, and nothing was changed: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        algorithm._restoring = None
+    algorithm.env_runner_group.finish_set_state()
+    algorithm.sync_weights()
+    algorithm.env_runner_group.take_costs()
+    algorithm.timers.take()
+
+
+def _make_undo(algorithm: Algorithm) -> Callable[[], None]:
+    """Return a function that undoes `set_algorithm_state`."""
+    attributes = {name: _plain_attribute(getattr(algorithm, name)) for name in algorithm.STATE}
+    metrics, restored = dict(vars(algorithm.metrics)), algorithm._restored
+    learners, undo_exploration = algorithm.learner_group.get_state(), keep_exploration(algorithm.exploration)
+    policy, callbacks, rngs = algorithm._policy.get_state(), algorithm._callbacks.get_state(), get_global_rngs()
+
+    def undo() -> None:
+        vars(algorithm.metrics).update(metrics)
+        for name, value in attributes.items():
+            _set_attribute(algorithm, name, value)
+        algorithm._restored = restored
+        with ExitStack() as steps:  # all of them, from the last to the first, whatever one of them raises
+            steps.callback(set_global_rngs, rngs)
+            steps.callback(algorithm._policy.set_state, policy)
+            steps.callback(undo_exploration)
+            steps.callback(algorithm.learner_group.set_state, learners)
+            steps.callback(algorithm._callbacks.set_state, callbacks)
+            steps.callback(algorithm.env_runner_group.undo_set_state)
+
+    return undo
+
+
+def restore_last(algorithm: Algorithm, step: Callable[[], None]) -> None:
+    """Let `all_or_nothing` make a step at its end: one that changes nothing if it fails, and cannot be undone."""
+    assert algorithm._restoring is not None
+    algorithm._restoring.append(step)

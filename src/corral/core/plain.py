@@ -1,0 +1,54 @@
+"""Plain data: what a checkpoint can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+SCALARS = (type(None), bool, int, float, str, bytes)
+"""Types of single values, in addition to NumPy's."""
+
+
+def misfits(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield place and value of each part that is not plain.
+
+    Plain data are `None`, bools, numbers, strings, bytes, NumPy arrays and scalars without objects, and lists, tuples
+    and dicts of these.
+    """
+    if type(value) is dict:
+        for key, part in value.items():
+            yield from misfits(key, f"the key {key!r} in {place or 'the state'}")
+            yield from misfits(part, f"{place}[{key!r}]")
+    elif type(value) in (list, tuple):
+        for index, part in enumerate(value):
+            yield from misfits(part, f"{place}[{index}]")
+    elif isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject or (isinstance(value, np.ndarray) and type(value) is not np.ndarray):
+            yield place, value
+    elif type(value) not in SCALARS:
+        yield place, value
+
+
+def check_parts(state: Any, names: Iterable[str], what: str, error: type[Exception]) -> None:
+    """Raise an error if a state is no dict, or lacks one of the parts."""
+    missing = sorted(set(names) - state.keys()) if isinstance(state, Mapping) else [type(state).__name__]
+    if missing:
+        is_dict = isinstance(state, Mapping)
+        raise error(f"the state of {what} {'lacks ' + ', '.join(missing) if is_dict else f'is a {missing[0]}'}.")
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is plain data."""
+    return next(misfits(value), None) is None
+
+
+def check_plain(value: Any, source: str, error: type[Exception]) -> None:
+    """Raise an error that names the source, the place in the value and the type, if a value is not plain data."""
+    for place, culprit in misfits(value):
+        raise error(
+            f"{source} returned a state with {type(culprit).__module__}.{type(culprit).__qualname__} {culprit!r:.80}"
+            f"{f' at {place}' if place else ''}: a state holds None, bools, numbers, strings, bytes, arrays without "
+            "objects, and lists, tuples and dicts of these."
+        )

@@ -1,0 +1,164 @@
+"""The state of one env with its wrappers, as plain data, so that it can continue in another process.
+
+An env, or a wrapper, that has `get_state()` and `set_state(state)` answers for itself and everything inside it. Around
+it there may be wrappers of Gymnasium, whose state is known here. With any other wrapper around it, and without these
+methods, the state of the env is not known: the env restarts its episode, with its generator where it was.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import VectorWrapper
+
+from corral.core.plain import check_plain
+from corral.core.seeding import check_bits, get_rng, set_rng
+from corral.core.tree import copy_nested
+from corral.errors import CheckpointError
+
+_STATISTICS = ("mean", "var", "count")
+WRAPPERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            *("ClipAction", "ClipReward", "DiscretizeAction", "DiscretizeObservation", "DtypeObservation"),
+            *("FilterObservation", "FlattenObservation", "GrayscaleObservation", "HumanRendering", "OrderEnforcing"),
+            *("PassiveEnvChecker", "RepeatAction", "RescaleAction", "RescaleObservation", "ReshapeObservation"),
+            *("ResizeObservation", "TransformAction", "TransformObservation", "TransformReward"),
+        ),
+        (),
+    ),
+    "AtariPreprocessing": ("obs_buffer", "lives", "game_over"),
+    "Autoreset": ("autoreset",),
+    "DelayObservation": ("observation_queue",),
+    "FrameStackObservation": ("obs_queue", "padding_value"),
+    "MaxAndSkipObservation": ("_obs_buffer",),
+    "NormalizeObservation": (*(f"obs_rms.{name}" for name in _STATISTICS), "_update_running_mean"),
+    "NormalizeReward": (
+        *(f"return_rms.{name}" for name in _STATISTICS),
+        "discounted_reward",
+        "_update_running_mean",
+    ),
+    "RecordEpisodeStatistics": (
+        *("episode_count", "episode_returns", "episode_lengths"),
+        *("time_queue", "return_queue", "length_queue"),
+    ),
+    "StickyAction": ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
+    "TimeAwareObservation": ("timesteps",),
+    "TimeLimit": ("_elapsed_steps",),
+}
+"""Attributes that make up the state of Gymnasium's wrappers, by the wrapper's name."""
+
+
+def get_env_state(env: Any, name: str = "") -> dict[str, Any]:
+    """Return the state of an env or a vector env: copies of plain data.
+
+    Args:
+        env: The env, which has been reset.
+        name: Name of the env, for errors.
+
+    Returns:
+        `wrappers`, pairs of the name and the state of each wrapper, `None` where it is not known; `np_random`, the
+        state of the env's generator or `None`; and where all is known, `state`.
+
+    Raises:
+        CheckpointError: `get_state` of the env raised, or returned something that is not plain data.
+    """
+    wrappers, holder = _split(env)
+    generator = getattr(env.unwrapped, "_np_random", None)
+    known = [[type(layer).__name__, _wrapper_state(layer)] for layer in wrappers]
+    state = {
+        "wrappers": known,
+        "np_random": get_rng(generator) if isinstance(generator, np.random.Generator) else None,
+    }
+    if holder is not None and all(values is not None for _, values in known):
+        where = f"env {name!r}: get_state() of {type(holder).__name__}"
+        try:
+            given = holder.get_state()
+        except Exception as error:
+            raise CheckpointError(f"{where} raised {type(error).__name__}: {error}") from error
+        check_plain(given, where, CheckpointError)
+        state["state"] = copy_nested(given)
+    return state
+
+
+def check_env_state(state: Mapping[str, Any]) -> None:
+    """Check that the state of an env is whole, without an env; raise what the damaged part raises."""
+    for name, values in state["wrappers"]:
+        if values is not None and values.keys() != set(WRAPPERS[name]):
+            raise CheckpointError(f"the state of the wrapper {name} has {sorted(values)}.")
+    if state["np_random"] is not None:
+        check_bits(state["np_random"])
+
+
+def continues(env: Any, state: Mapping[str, Any]) -> bool:
+    """Return whether an env can continue where the env of a state stood; otherwise it restarts its episode."""
+    wrappers, holder = _split(env)
+    same = [name for name, _ in state["wrappers"]] == [type(layer).__name__ for layer in wrappers]
+    known = all(_wrapper_state(layer) is not None for layer in wrappers)
+    return "state" in state and holder is not None and same and known
+
+
+def set_env_state(env: Any, state: Mapping[str, Any]) -> None:
+    """Set an env that was just reset to a state that it can continue from; see `continues`."""
+    set_surroundings(env, state)
+    _, holder = _split(env)
+    assert holder is not None
+    holder.set_state(copy_nested(state["state"]))
+    set_surroundings(env, state)  # `set_state` may have reset the env, or drawn numbers
+
+
+def set_surroundings(env: Any, state: Mapping[str, Any]) -> None:
+    """Set what an env keeps when it restarts its episode: its generator, and the state of known wrappers."""
+    wrappers, _ = _split(env)
+    if [name for name, _ in state["wrappers"]] == [type(layer).__name__ for layer in wrappers]:
+        for layer, (_, values) in zip(wrappers, state["wrappers"], strict=True):
+            _set_attributes(layer, values or {})
+    generator = getattr(env.unwrapped, "np_random", None) if state["np_random"] is not None else None
+    if isinstance(generator, np.random.Generator):
+        set_rng(generator, state["np_random"])
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    while True:
+        yield env
+        if not isinstance(env, (gym.Wrapper, VectorWrapper)):
+            return
+        env = env.env
+
+
+def _split(env: Any) -> tuple[Sequence[Any], Any]:
+    """Return the wrappers, from the outermost to the innermost, around the layer that answers for all inside it.
+
+    Without such a layer all wrappers are returned, and `None`.
+    """
+    outside: list[Any] = []
+    for layer in _layers(env):
+        if callable(getattr(type(layer), "get_state", None)) and callable(getattr(type(layer), "set_state", None)):
+            return outside, layer
+        outside.append(layer)
+    return outside[:-1], None
+
+
+def _wrapper_state(layer: Any) -> dict[str, Any] | None:
+    """Return the state of a wrapper, or `None` if the wrapper is not known."""
+    is_known = type(layer).__module__.startswith("gymnasium.wrappers") and type(layer).__name__ in WRAPPERS
+    if not is_known:
+        return None
+    try:
+        values = {name: operator.attrgetter(name)(layer) for name in WRAPPERS[type(layer).__name__]}
+    except AttributeError:  # another version of Gymnasium
+        return None
+    return {name: copy_nested(list(value) if isinstance(value, deque) else value) for name, value in values.items()}
+
+
+def _set_attributes(layer: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        *path, last = name.split(".")
+        owner = operator.attrgetter(".".join(path))(layer) if path else layer
+        old, value = getattr(owner, last), copy_nested(value)
+        setattr(owner, last, deque(value, old.maxlen) if isinstance(old, deque) else value)

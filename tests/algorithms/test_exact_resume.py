@@ -1,0 +1,95 @@
+"""A run that is saved, loaded in a new process and continued gives what the uninterrupted run gives, to the bit."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import exact_runs
+from exact_runs import differences, make_config, play, without_times
+
+SAME_STEP: dict[str, Any] = {"autoreset_mode": "same_step"}
+ASYNC: dict[str, Any] = {"vectorization": "async", "num_envs_per_env_runner": 2}
+TWO: dict[str, Any] = {"num_env_runners": 2, "engine_name": "process"}
+PRIORITIZED: dict[str, Any] = {"replay_buffer_config": {"type": "prioritized", "capacity": 500}}
+NOISY: dict[str, Any] = {"exploration_config": {"type": "ParameterNoise", "random_timesteps": 20}}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ppo": ("PPO", {}),
+    "ppo_async": ("PPO", ASYNC),
+    "ppo_curiosity": ("PPO", SAME_STEP | {"exploration_config": {"type": "RND", "embed_dim": 8}}),
+    "dqn": ("DQN", PRIORITIZED | SAME_STEP),
+    "dqn_two": ("DQN", TWO),
+    "sac": ("SAC", NOISY),
+    "sac_discrete": ("SAC-discrete", {}),
+}
+SLOW: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{algo}{runners and '-two'}{mode and '-same_step'}{vector and '-async'}": (
+        algo,
+        (TWO if runners else {}) | (SAME_STEP if mode else {}) | (ASYNC if vector else {}),
+    )
+    for algo in ("PPO", "DQN", "SAC", "SAC-discrete")
+    for runners in ("", "two")
+    for mode in ("", "same_step")
+    for vector in ("", "async")
+}
+SLOW["PPO-two_learners"] = ("PPO", {"num_learners": 2, "engine_name": "process"})
+SLOW["DQN-noisy"] = ("DQN", {"noisy": True})
+
+
+def resume(directory: Path, names: list[str]) -> None:
+    """Continue checkpoints in a new process."""
+    subprocess.run([sys.executable, exact_runs.__file__, str(directory), *names], check=True, timeout=300)
+
+
+def train(folder: Path, algo_name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train, save, and train on; return what happened after saving."""
+    config = make_config(algo_name, **settings)
+    folder.mkdir()
+    (folder / "config.pickle").write_bytes(pickle.dumps(config))
+    with config.build() as algo:
+        play(algo)
+        algo.save(folder / "saved")
+        return play(algo)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
+    """What came after saving, in the run that was never interrupted and in the one that was continued, by case."""
+    directory = tmp_path_factory.mktemp("runs")
+    expected = {name: train(directory / name, *case) for name, case in CASES.items()}
+    resume(directory, list(CASES))
+    return {name: (expected[name], pickle.loads((directory / name / "resumed.pickle").read_bytes())) for name in CASES}
+
+
+@pytest.mark.xdist_group("exact")
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_continues_exactly(name: str, runs: dict[str, tuple[Any, Any]]) -> None:
+    expected, resumed = runs[name]
+    assert differences(expected, resumed) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_a_run_of_any_form_continues_exactly(name: str, tmp_path: Path) -> None:
+    expected = train(tmp_path / name, *SLOW[name])
+    resume(tmp_path, [name])
+    assert differences(expected, pickle.loads((tmp_path / name / "resumed.pickle").read_bytes())) == []
+
+
+def test_saving_changes_nothing(tmp_path: Path) -> None:
+    config = make_config("DQN")
+    with config.build() as one, config.build() as other:
+        for _ in range(2):
+            expected = play(one)
+            other.save(tmp_path / "saved")
+            assert differences(expected, play(other)) == []
+
+
+def test_the_comparison_can_fail() -> None:
+    with make_config("PPO").build() as one, make_config("PPO", seed=4).build() as other:
+        assert differences(without_times(one.train()), without_times(other.train()))
