@@ -25,18 +25,29 @@ AlgorithmT = TypeVar("AlgorithmT", bound="Algorithm")
 
 def save_algorithm(algorithm: Algorithm, path: Location | None) -> Location:
     """Write a checkpoint of an algorithm; see `Algorithm.save`."""
-    config, state = algorithm.config, algorithm.get_state()
     if path is None:
-        path = Path("checkpoints") / f"{run_name(config)}-{algorithm.training_iteration}"
+        path = Path("checkpoints") / f"{run_name(algorithm.config)}-{algorithm.training_iteration}"
+    return write_checkpoint(path, **describe_algorithm(algorithm))
+
+
+def describe_algorithm(algorithm: Algorithm, *, with_buffer: bool = True) -> dict[str, Any]:
+    """Return the arguments with which `write_checkpoint` saves the present state of an algorithm, also later.
+
+    Args:
+        algorithm: The algorithm.
+        with_buffer: Whether the replay buffer is saved, if the algorithm has one and its settings say so.
+    """
+    config, state = algorithm.config, algorithm.get_state()
+    if not with_buffer:
+        state.pop("replay_buffer", None)
     learners = dict(state["learners"])
     weights = learners.pop("weights")
     settings = plain(config.to_dict())
-    return write_checkpoint(
-        path,
-        state={**state, "learners": learners},
-        weights=weights,
-        config=settings,
-        metadata={
+    return {
+        "state": {**state, "learners": learners},
+        "weights": weights,
+        "config": settings,
+        "metadata": {
             "corral_version": corral.__version__,
             "algo": settings["algo"],
             "algorithm_class": path_of(type(algorithm)),
@@ -44,7 +55,7 @@ def save_algorithm(algorithm: Algorithm, path: Location | None) -> Location:
             "num_env_steps_sampled_lifetime": algorithm.num_env_steps_sampled_lifetime,
             "unnamed": unnamed(config),
         },
-    )
+    }
 
 
 def load_algorithm(path: Location, cls: type[AlgorithmT]) -> AlgorithmT:

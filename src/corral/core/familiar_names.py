@@ -202,7 +202,6 @@ CONFIG_METHODS: Mapping[str, Meanings] = {
     "experimental": (("", "there are no such settings: leave this out"),),
     "multi_agent": (("", "an env has one agent"),),
     "offline_data": (("", "policies learn from envs, not from data sets"),),
-    "checkpointing": (("", "Algorithm.save writes a checkpoint"),),
 }
 """Methods of a config, by the name in another library."""
 
@@ -218,7 +217,7 @@ ALGORITHM_METHODS: Mapping[str, Meanings] = {
     "compute_action": _same("compute_single_action"),
     "load": (("from_checkpoint", "a class method, which needs no env"),),
     "restore": _same("restore_from_path"),
-    **dict.fromkeys(("save_checkpoint", "save_to_path"), _same("save")),
+    "save_checkpoint": _same("save"),
     "get_policy": (("get_module", "a torch module"),),
     "policy": (("get_module", "a method, which returns a torch module"),),
     "get_weights": (("get_module", "get_module().state_dict()"),),
