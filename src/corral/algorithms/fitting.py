@@ -155,7 +155,7 @@ def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tupl
 
 
 def _changes(checkpoint: Checkpoint, algorithm: Algorithm) -> Iterator[str]:
-    """Yield the settings of an algorithm that differ from those of a checkpoint, as text."""
+    """Yield the settings of an algorithm that differ from the settings in a checkpoint, as text."""
     before, now = checkpoint.config, plain(algorithm.config.to_dict())
     if _last_name(before["algo"]) != _last_name(now["algo"]):  # a class may move to another module
         yield f"algo: {now['algo']!r}, was {before['algo']!r}"

@@ -20,9 +20,10 @@ def load_experiment(options: argparse.Namespace) -> tuple[AlgorithmConfig, dict[
     Raises:
         ConfigError: A name is unknown, a value is wrong, or algorithm, env or stop criterion is missing.
     """
-    settings = read_experiment(options.config) if options.config else {}
     if options.resume is not None:
         settings = _settings_of_run(options)
+    else:
+        settings = read_experiment(options.config) if options.config else {}
     stop = settings.pop("stop", None) or {}
     if not isinstance(stop, dict):
         raise ConfigError(f"{options.config}: 'stop' must hold names and numbers, got {stop!r}.")
