@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forging
 import numpy as np
 import pytest
+from forging import MODULE, data
 from safetensors.numpy import load_file
 
-from corral.checkpoint import directory, places, read_checkpoint, write_checkpoint
+from corral.checkpoint import places, read_checkpoint, write_checkpoint
 from corral.errors import CheckpointError
 
 WEIGHTS = {
@@ -42,12 +44,6 @@ def write(path: Path | str, number: int = 1) -> Path | str:
 
 def names(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir() if entry.name != ".lock")
-
-
-def data(path: Path) -> Path:
-    """The one data directory of a checkpoint."""
-    [found] = path.glob("data-*")
-    return found
 
 
 @pytest.fixture(params=["directory", "memory"])
@@ -230,19 +226,8 @@ def edit(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     return damage
 
 
-def described(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the metadata, and write it as Corral would."""
-    file = path / "metadata.json"
-    metadata = json.loads(file.read_bytes())
-    change(metadata)
-    file.write_text(json.dumps({**metadata, "sha256": directory._digest(metadata)}))
-
-
 def describe(**changes: Any) -> Callable[[Path], None]:
-    return lambda path: described(path, lambda metadata: metadata.update(changes))
-
-
-MODULE = "modules/default_policy.safetensors"
+    return lambda path: forging.describe(path, lambda metadata: metadata.update(changes))
 
 
 @pytest.mark.parametrize(
@@ -295,18 +280,11 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
         read_checkpoint("nonsense://x")
 
 
-def reseal(path: Path, name: str, content: bytes) -> None:
-    """Replace a file, and describe it as if Corral had written it."""
-    (data(path) / name).write_bytes(content)
-    entry = directory._write(places.LocalPlace(path / "elsewhere"), "file", [content])
-    described(path, lambda metadata: metadata["files"].update({name: entry}))
-
-
 @pytest.mark.parametrize("name", ["state.msgpack", "config.json", "policies.json", MODULE, "arrays/obs.npy"])
 def test_files_whose_content_is_something_else(tmp_path: Path, name: str) -> None:
     path = tmp_path / "checkpoint"
     write(path)
-    reseal(path, name, b"[1, 2")
+    forging.forge(path, name, b"[1, 2")
     with pytest.raises(CheckpointError, match=f"{re.escape(str(data(path) / name))} is damaged"):
         read_checkpoint(path)
 
@@ -315,5 +293,5 @@ def test_files_that_a_later_corral_may_add_are_left_alone(tmp_path: Path) -> Non
     path = tmp_path / "checkpoint"
     write(path)
     entry = {"num_bytes": 10**12, "sha256": ""}
-    described(path, lambda metadata: metadata["files"].update({"../outside": entry, "replay.bin": entry}))
+    forging.describe(path, lambda metadata: metadata["files"].update({"../outside": entry, "replay.bin": entry}))
     assert read_checkpoint(path).state == {"number": 1}

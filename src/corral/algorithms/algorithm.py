@@ -494,17 +494,24 @@ class Algorithm(metaclass=_WithHints):
         self._callbacks.fire("on_checkpoint_loaded", algorithm=self)
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path) -> Self:
+    def from_checkpoint(cls, path: str | Path, **settings: Any) -> Self:
         """Return an algorithm of this class, built from a checkpoint's config and restored.
 
-        The classes and functions that the config names are imported. The class is the one that was saved, a subclass of
-        it, or a base of it, which gives an instance of the class that was saved.
+        The classes and functions that the config names are imported, except for the ones that `settings` replaces. The
+        class is the one that was saved, a subclass of it, or a base of it, which gives an instance of the saved class.
+
+        Args:
+            path: The checkpoint, a directory or a URL for fsspec.
+            **settings: Any settings of the config by name, in place of the saved ones, such as `env=MyEnv` or
+                `num_env_runners=0`; `algo` is the config class.
 
         Raises:
-            CheckpointError: The checkpoint is of another algorithm.
-            ConfigError: The config holds an object that no file can name, or names a class that cannot be imported.
+            CheckpointError: The checkpoint cannot be read, is of another algorithm, or names what no checkpoint should,
+                such as a function of the standard library.
+            ConfigError: The config holds an object that no file can name and that is not given, names a class that
+                cannot be imported, or a setting is unknown.
         """
-        return load_algorithm(path, cls)
+        return load_algorithm(path, cls, settings)
 
     # Acting.
 

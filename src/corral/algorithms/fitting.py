@@ -120,8 +120,8 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     return settings
 
 
-def check_resumable(run_dir: Path) -> list[str]:
-    """Return the settings of a run that no file can name, as text, after checking that it can continue.
+def check_resumable(run_dir: Path) -> dict[str, str]:
+    """Return the settings of a run that no file can name, as texts by place, after checking that it can continue.
 
     Raises:
         RunDirectoryError: The directory holds no run, or another process runs it.
@@ -130,7 +130,7 @@ def check_resumable(run_dir: Path) -> list[str]:
     check_run_to_resume(run_dir)
     with locked(run_dir):
         checkpoint = read_checkpoint(find_checkpoint(run_dir / CHECKPOINTS), with_state=False)
-    return [str(text) for text in checkpoint.metadata.get("unnamed", ())]
+    return dict(checkpoint.metadata.get("unnamed") or {})
 
 
 def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tuple[int, int]:

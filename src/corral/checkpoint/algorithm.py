@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import corral
 from corral.checkpoint.directory import Checkpoint, read_checkpoint, write_checkpoint
+from corral.checkpoint.imports import check_import
 from corral.checkpoint.places import Location
-from corral.checkpoint.settings import settings_of, unnamed
+from corral.checkpoint.settings import call_with, config_of, of_script, unnamed
 from corral.config.validation import optimizer_class
 from corral.core.settings import import_path, names_script, path_of
 from corral.envs.vector import resolve_env
@@ -20,6 +24,10 @@ if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
     from corral.config.config import AlgorithmConfig
 
+log = logging.getLogger("corral")
+
+_warned: weakref.WeakSet[Algorithm] = weakref.WeakSet()
+
 AlgorithmT = TypeVar("AlgorithmT", bound="Algorithm")
 
 
@@ -27,7 +35,10 @@ def save_algorithm(algorithm: Algorithm, path: Location | None) -> Location:
     """Write a checkpoint of an algorithm; see `Algorithm.save`."""
     if path is None:
         path = Path("checkpoints") / f"{run_name(algorithm.config)}-{algorithm.training_iteration}"
-    return write_checkpoint(path, **describe_algorithm(algorithm))
+    described = describe_algorithm(algorithm)
+    saved = write_checkpoint(path, **described)
+    _say_what_is_missing(algorithm, described["metadata"]["unnamed"], of_script(described["config"]))
+    return saved
 
 
 def describe_algorithm(algorithm: Algorithm, *, with_buffer: bool = True) -> dict[str, Any]:
@@ -58,21 +69,36 @@ def describe_algorithm(algorithm: Algorithm, *, with_buffer: bool = True) -> dic
     }
 
 
-def load_algorithm(path: Location, cls: type[AlgorithmT]) -> AlgorithmT:
+def _say_what_is_missing(algorithm: Algorithm, missing: dict[str, str], scripted: dict[str, str]) -> None:
+    """Warn, once for an algorithm, of settings that `from_checkpoint` will not find in its checkpoints."""
+    if (missing or scripted) and algorithm not in _warned:
+        _warned.add(algorithm)
+        values = [f"{place} ({text})" for place, text in {**missing, **scripted}.items()]
+        where = "" if missing else " in another script"
+        log.warning(
+            "Checkpoints of this run hold no import path that finds %s: load them%s with %s.",
+            ", ".join(values),
+            where,
+            call_with([*missing, *scripted]),
+        )
+
+
+def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str, Any]) -> AlgorithmT:
     """Return an algorithm built from a checkpoint's config and restored from its state.
 
     Args:
-        path: The directory of the checkpoint.
+        path: The directory or the URL of the checkpoint.
         cls: The class that `from_checkpoint` was called on. The algorithm is an instance of it.
+        settings: Settings by name that replace the settings of the checkpoint.
 
     Raises:
-        CheckpointError: The checkpoint cannot be read, or `cls` is another algorithm.
-        ConfigError: The config holds values that no file can name, or names a class that cannot be imported.
+        CheckpointError: The checkpoint cannot be read, `cls` is another algorithm, or the config names something that
+            is not taken from a checkpoint.
+        ConfigError: The config holds values that no file can name and that are not given, names a class that cannot be
+            imported, or a setting is unknown.
     """
-    from corral.algorithms.registry import config_from_dict
-
-    checkpoint = read_checkpoint(path)
-    config = config_from_dict(settings_of(checkpoint))
+    checkpoint = read_checkpoint(path, with_state=False)
+    config = config_of(checkpoint, settings)
     # The processes of runners and learners cannot import from this script, but they can be sent what is in it.
     if names_script(config.env):
         config.env = resolve_env(config.env)
@@ -91,8 +117,10 @@ def _class_to_build(checkpoint: Checkpoint, config: AlgorithmConfig, cls: type[A
     """Return `cls`, or the class that was saved if that is a subclass of `cls`."""
     # The saved class is imported only if nothing else leads to it: a class inside a function has no import path.
     known = {path_of(found): found for found in (config.algo_class, cls)}
-    path = checkpoint.metadata.get("algorithm_class", path_of(config.algo_class))
+    path = str(checkpoint.metadata.get("algorithm_class", path_of(config.algo_class)))
     try:
+        if path not in known:
+            check_import(path, "algo", checkpoint.path)
         saved = known[path] if path in known else import_path(path)
     except ConfigError as error:
         raise ConfigError(f"{checkpoint.path}: the algorithm {error}.") from error

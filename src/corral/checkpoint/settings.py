@@ -1,43 +1,34 @@
-"""The settings of a config that a file can hold, and those that no file can hold."""
+"""The settings of a config that a file can hold, and those that must be given again."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from corral.checkpoint.imports import IMPORTED, check_imports, import_paths
 from corral.core.settings import path_of
-from corral.errors import ConfigError
+from corral.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from corral.checkpoint.directory import Checkpoint
     from corral.config.config import AlgorithmConfig
 
-# Settings whose strings are read as import paths.
-_IMPORTED = {
-    ("environment", "env"),
-    ("environment", "wrappers"),
-    ("training", "optimizer"),
-    ("rl_module", "module_class"),
-    ("callbacks", "callbacks_class"),
-    ("callbacks", "callback_functions"),
-}
 
-
-def unnamed(config: AlgorithmConfig) -> list[str]:
-    """Return the settings that no file can hold: lambdas, instances, classes defined in functions.
+def unnamed(config: AlgorithmConfig) -> dict[str, str]:
+    """Return the settings that no file can hold: lambdas, instances, classes defined in functions or in a notebook.
 
     Returns:
-        Texts such as `"environment.env: <function <lambda> at 0x...>"`.
+        Texts by place, such as `{"environment.env": "<function <lambda> at 0x...>"}`.
     """
     groups = {group: values for group, values in config.to_dict().items() if group != "algo"}
-    algo = [] if _found_by_name(type(config)) else [f"algo: {path_of(type(config))}"]
-    return algo + [
-        f"{place}: {value!r:.80}"
+    algo = {} if _found_by_name(type(config)) else {"algo": path_of(type(config))}
+    return algo | {
+        place: f"{value!r:.80}"
         for group, values in groups.items()
         for name, setting in values.items()
-        for place, value in _unnamed(setting, f"{group}.{name}", (group, name) in _IMPORTED)
-    ]
+        for place, value in _unnamed(setting, f"{group}.{name}", name in IMPORTED)
+    }
 
 
 def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]]:
@@ -45,7 +36,8 @@ def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]
         for key, part in value.items():
             if not isinstance(key, str):
                 yield place, value
-            yield from _unnamed(part, f"{place}.{key}", imported)
+            is_kind = place == "exploration.exploration_config" and key == "type"
+            yield from _unnamed(part, f"{place}.{key}", imported or is_kind)
     elif isinstance(value, (list, tuple)):
         for index, part in enumerate(value):
             yield from _unnamed(part, f"{place}.{index}", imported)
@@ -66,15 +58,71 @@ def _found_by_name(value: Any) -> bool:
     return found is value
 
 
-def settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the settings by group of a checkpoint's config, including `algo`.
+def of_script(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the import paths in a script, such as `train.py:MyEnv`, which no other program can import.
+
+    Args:
+        settings: The settings by group of a checkpoint, and `algo`.
+
+    Returns:
+        Import paths by name of the setting.
+    """
+    return {name: path for name, path in import_paths(settings) if ".py:" in path}
+
+
+def call_with(places: Iterable[str]) -> str:
+    """Return the call that gives settings again, such as `from_checkpoint(path, env=..., callbacks_class=...)`."""
+    names = dict.fromkeys(setting_name(place) for place in places)
+    return f"from_checkpoint(path, {', '.join(f'{name}=...' for name in names)})"
+
+
+def setting_name(place: str) -> str:
+    """Return the name of the setting at a place, such as `env_config` at `environment.env_config.space`."""
+    return place.split(".")[min(1, place.count("."))]
+
+
+def config_of(checkpoint: Checkpoint, given: Mapping[str, Any]) -> AlgorithmConfig:
+    """Return the config of a checkpoint; the classes and functions that it names are imported.
+
+    Args:
+        checkpoint: The checkpoint.
+        given: Settings by name that replace the settings of the checkpoint, which are then not imported.
 
     Raises:
-        ConfigError: Some of them could not be saved.
+        CheckpointError: A setting names something that is not taken from a checkpoint.
+        ConfigError: A setting could not be saved and is not given, a given one is unknown, or a value is wrong.
     """
-    if missing := checkpoint.metadata.get("unnamed"):
+    from corral.algorithms.registry import config_from_dict
+
+    given = dict(given)
+    settings = {
+        group: {name: value for name, value in values.items() if name not in given}
+        if isinstance(values, Mapping)
+        else values
+        for group, values in checkpoint.config.items()
+    }
+    unsaved = checkpoint.metadata.get("unnamed") or {}
+    if missing := {place: text for place, text in unsaved.items() if setting_name(place) not in given}:
+        described = "; ".join(f"{place}: {text}" for place, text in missing.items())
         raise ConfigError(
-            f"{checkpoint.path}: the config holds values that no file can name ({'; '.join(map(str, missing))}): "
-            "build the algorithm from your own config, and call its restore_from_path()."
+            f"{checkpoint.path}: the config holds values that no file can name ({described}): give them again with "
+            f"{call_with(missing)}; or build the algorithm from your own config, and call its restore_from_path()."
         )
-    return checkpoint.config
+    if "algo" in given:
+        settings["algo"] = given.pop("algo")
+    check_imports(settings, checkpoint.path)
+    try:
+        config = config_from_dict(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{checkpoint.path}: {error}") from error
+    return _with_settings(config, given)
+
+
+def _with_settings(config: AlgorithmConfig, given: dict[str, Any]) -> AlgorithmConfig:
+    known = [name for names in config.group_fields().values() for name in names]
+    for name in given:
+        if name not in known:
+            hint = config.meaning_of(name) or nearest(name, known)
+            raise ConfigError(f"from_checkpoint: unknown setting {name!r}. {hint}")
+    classes, functions = given.pop("callbacks_class", []), given.pop("callback_functions", {})
+    return config.copy(**given).callbacks(classes, **functions)

@@ -82,20 +82,18 @@ def _settings_of_run(options: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(f"--{name.replace('_', '-')} does not go with --resume, which continues a run as it is.")
     settings = read_config(options.resume)
     given = {text.partition("=")[0] for text in options.settings} | ({"environment.env"} if options.env else set())
-    missing = []
-    for text in check_resumable(options.resume):
-        place = text.partition(":")[0]
-        group, _, name = place.partition(".")
-        setting = name.partition(".")[0]
-        if f"{group}.{setting}" not in given:
-            missing.append(text)
-        elif isinstance(settings.get(group), dict):
-            settings[group].pop(setting, None)
+    unsaved = check_resumable(options.resume)
+    missing = {place: unsaved[place] for place in unsaved if not any(f"{place}.".startswith(f"{g}.") for g in given)}
     if missing:
+        shown = "; ".join(f"{place}: {text}" for place, text in missing.items())
         raise ConfigError(
-            f"{options.resume}: the run has settings that no file can name ({'; '.join(missing)}): give them with "
-            "--set, or continue it from Python with fit(resume=...)."
+            f"{options.resume}: the run has settings that no file can name ({shown}): give them with --set, or "
+            "continue it from Python with fit(resume=...)."
         )
+    for place in given:  # so that the old value, which a file may not hold, is not read
+        group, _, name = place.partition(".")
+        if isinstance(settings.get(group), dict):
+            settings[group].pop(name, None)
     return settings
 
 
