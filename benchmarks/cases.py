@@ -181,6 +181,30 @@ def _group_ppo(engine: str, budget: float) -> Case:
     )
 
 
+def _checkpoints(algorithm: str, what: str) -> Case:
+    """Returns the case of what checkpoints cost an algorithm."""
+    return Case(
+        name=f"checkpoints_{algorithm.lower()}",
+        title=f"What checkpoints cost {algorithm}",
+        what=(
+            f"Percent of wall time that the default checkpoints add to the same `fit` without any: {what}. Both forms "
+            "have the same seed and take the same steps, in turns that swap who goes first. A run is shorter than the "
+            "default interval of 60 s, and ends with the last and the best checkpoint: one write per run. It may come "
+            "out negative."
+        ),
+        measure=f"checkpoints_{algorithm.lower()}",
+        unit="%",
+        value="percent",
+        digits=2,
+        higher_is_better=False,
+        systems=("corral",),
+        seconds=30.0,
+        threads=1,
+        limit=2.0,
+        has_ratio=False,
+    )
+
+
 CASES = (
     _sampling(1, {}),
     _sampling(8, {"rllib": 8.0}),
@@ -588,6 +612,8 @@ CASES = (
         limit=1.05,
         has_ratio=False,
     ),
+    _checkpoints("PPO", "CartPole-v1 with the settings of `examples/cartpole.yaml`, 60,000 env steps"),
+    _checkpoints("DQN", "CartPole-v1, 15,000 env steps, with the replay buffer in the checkpoints"),
     Case(
         name="straggler",
         title="What a runner ten times slower costs the others",

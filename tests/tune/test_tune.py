@@ -101,6 +101,54 @@ def test_of_several_trials_one_is_killed_and_goes_on(lrs: list[float], tmp_path:
         assert algo.training_iteration == 5
 
 
+class FailsOnce(Callback):
+    """Raises in the third iteration, if nobody has before."""
+
+    def on_train_result(self, *, algorithm: Any, **kwargs: Any) -> None:
+        if algorithm.training_iteration == 3:
+            try:
+                Path(algorithm.config.env_config["notes"], "failed").touch(exist_ok=False)
+            except FileExistsError:
+                return
+            raise RuntimeError("the disk of the cluster is gone")
+
+
+@pytest.mark.slow
+def test_an_experiment_that_failed_is_restored_and_continues_exactly(tmp_path: Path) -> None:
+    trainable = corral.tune.trainable(PPOConfig().callbacks(FailsOnce))
+
+    results = {}
+    for name in ("whole", "failed"):
+        (tmp_path / name).mkdir()
+        if name == "whole":
+            (tmp_path / name / "failed").touch()  # nothing fails here
+        tuner = tune.Tuner(
+            trainable,
+            param_space={
+                "env": IdentityEnv,
+                "training": SMALL,
+                "seed": 0,
+                "env_config": {"notes": str(tmp_path / name)},
+            },
+            run_config=run_config(
+                tmp_path / name,
+                name="experiment",
+                stop={"training_iteration": 5},
+                checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
+            ),
+        )
+        [results[name]] = tuner.fit()
+    assert "the disk of the cluster is gone" in str(results["failed"].error)
+    assert results["failed"].metrics["training_iteration"] == 2
+    path = str(tmp_path / "failed" / "experiment")
+    [restored] = tune.Tuner.restore(path, trainable, resume_errored=True).fit()
+    assert restored.error is None
+    assert restored.metrics_dataframe["training_iteration"].tolist() == [1, 2, 3, 4, 5]
+    for name in ("total_loss", "entropy", "gradients_default_optimizer_global_norm"):
+        key = f"learners/default_policy/{name}"
+        assert restored.metrics_dataframe[key].tolist() == results["whole"].metrics_dataframe[key].tolist()
+
+
 @pytest.mark.slow
 def test_population_based_training_changes_lr_in_place(tmp_path: Path) -> None:
     low, high, new = 1e-4, 1e-3, 5e-3
