@@ -187,10 +187,10 @@ def _checkpoints(algorithm: str, what: str) -> Case:
         name=f"checkpoints_{algorithm.lower()}",
         title=f"What checkpoints cost {algorithm}",
         what=(
-            f"Percent of wall time that the default checkpoints add to the same `fit` without any: {what}. Both forms "
-            "have the same seed and take the same steps, in turns that swap who goes first. A run is shorter than the "
-            "default interval of 60 s, and ends with the last and the best checkpoint: one write per run. It may come "
-            "out negative."
+            f"Percent that the default checkpoints add to the wall time of a `fit`: {what}. It is the time within the "
+            "code of the checkpoints divided by the rest. A run is shorter than the default interval of 60 s, and ends "
+            "with the last and the best checkpoint: one write per run. The same `fit` without any checkpoints runs in "
+            "turn with it, with the same seed and the same steps; how their wall times differ is in the raw results."
         ),
         measure=f"checkpoints_{algorithm.lower()}",
         unit="%",

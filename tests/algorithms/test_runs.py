@@ -78,7 +78,7 @@ def test_a_run_keeps_the_last_and_the_best_checkpoint(tmp_path: Path) -> None:
 
 
 def test_periodic_checkpoints_and_how_many_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corral.checkpoint.run_checkpoints.PAUSE", 0)
+    monkeypatch.setattr("corral.checkpoint.run_checkpoints.WRITE_PAUSE", 0)
     seen: list[set[str]] = []
 
     class Looking(Logger):
@@ -144,7 +144,7 @@ def test_the_best_state_is_the_one_of_its_iteration_though_it_is_written_later(t
 
     config = small_ppo(best_checkpoint_metric="score").callbacks(on_train_result=score)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("corral.checkpoint.run_checkpoints.PAUSE", 0)
+        patch.setattr("corral.checkpoint.run_checkpoints.COPY_PAUSE", 0)
         fit(config, tmp_path, 6)
     best = read_checkpoint(tmp_path / "checkpoints" / "best", with_state=False)
     assert best.metadata["training_iteration"] == 3
@@ -173,7 +173,7 @@ def test_the_smallest_number_may_be_the_best(tmp_path: Path) -> None:
 
     config = small_ppo(best_checkpoint_metric="score", best_checkpoint_mode="min").callbacks(on_train_result=score)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("corral.checkpoint.run_checkpoints.PAUSE", 0)
+        patch.setattr("corral.checkpoint.run_checkpoints.COPY_PAUSE", 0)
         fit(config, tmp_path, 4)
     best = read_checkpoint(tmp_path / "checkpoints" / "best", with_state=False)
     assert best.metadata["training_iteration"] == 2
@@ -220,7 +220,7 @@ def no_room_for_files() -> Iterator[None]:
 def test_a_checkpoint_that_cannot_be_written_warns_once_and_training_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("corral.checkpoint.run_checkpoints.PAUSE", 0)
+    monkeypatch.setattr("corral.checkpoint.run_checkpoints.WRITE_PAUSE", 0)
     config = small_ppo(checkpoint_every_iterations=1, num_checkpoints_kept=9)
     with config.build() as algo:
         save = algo.save

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("ray")
 
+from walk_env import Walk
+
 import corral.tune
 from corral import Callback, PPOConfig
 from corral.testing import IdentityEnv
@@ -74,7 +76,7 @@ def test_a_checkpoint_goes_to_another_trainable(make: Any, tmp_path: Path) -> No
 
 
 def test_a_checkpoint_continues_exactly(make: Any, tmp_path: Path) -> None:
-    settings = {"env": "CartPole-v1", "seed": None}  # each trainable draws another seed
+    settings = {"env": Walk, "seed": None}  # each trainable draws another seed
     one, other = make(**settings), make(**settings)
     one.train()
     saved = one.save(str(tmp_path / "checkpoint"))

@@ -15,6 +15,7 @@ pytest.importorskip("ray")
 
 from ray import cloudpickle, tune
 from ray.tune.schedulers import PopulationBasedTraining
+from walk_env import Walk
 
 import corral.tune
 from corral import Callback, PPOConfig
@@ -25,7 +26,8 @@ from user_files import SMALL, write_my_algo
 pytestmark = [pytest.mark.usefixtures("ray_runtime"), pytest.mark.xdist_group("ray")]
 
 # Trials are other processes, which cannot import this file.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+for module in (__name__, "walk_env"):
+    cloudpickle.register_pickle_by_value(sys.modules[module])
 
 
 def run_config(tmp_path: Path, **settings: Any) -> tune.RunConfig:
@@ -115,7 +117,7 @@ class FailsOnce(Callback):
 
 @pytest.mark.slow
 def test_an_experiment_that_failed_is_restored_and_continues_exactly(tmp_path: Path) -> None:
-    trainable = corral.tune.trainable(PPOConfig().callbacks(FailsOnce))
+    trainable = corral.tune.trainable(PPOConfig().debugging(seed=0).callbacks(FailsOnce))
 
     results = {}
     for name in ("whole", "failed"):
@@ -125,9 +127,8 @@ def test_an_experiment_that_failed_is_restored_and_continues_exactly(tmp_path: P
         tuner = tune.Tuner(
             trainable,
             param_space={
-                "env": IdentityEnv,
+                "env": Walk,
                 "training": SMALL,
-                "seed": 0,
                 "env_config": {"notes": str(tmp_path / name)},
             },
             run_config=run_config(

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("corral")
 CHECKPOINTS, BEST = "checkpoints", "best"
-PAUSE = 50
-"""Times the duration of a write for which no other write begins."""
+WRITE_PAUSE, COPY_PAUSE = 50, 100
+"""Times the duration of a write, or of a copy in memory, for which no other one begins."""
 _OF_ITERATION = re.compile(r"iteration-(\d+)")
 
 
@@ -35,7 +35,7 @@ class RunCheckpoints:
     It is a context manager: however the block ends, the last state and the best one are written.
 
     A new best state that may not be written yet stays in memory until it may. Copying it has a pause of the same kind,
-    so that a peak that is shorter than 50 times the duration of a copy may be missed.
+    so that a peak that is shorter than 100 times the duration of a copy may be missed.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RunCheckpoints:
             return self._warn_of(BEST, error)
         described["metadata"]["best"] = {**self._choice, "value": value}
         self._new_best, self._best_value, self._better = described, value, None
-        self._copy_from_s = _end_of_pause(start_s)
+        self._copy_from_s = _end_of_pause(start_s, COPY_PAUSE)
 
     def _is_due(self) -> bool:
         now_s, every_s = time.monotonic(), self._config.checkpoint_every_s
@@ -130,7 +130,7 @@ class RunCheckpoints:
         start_s = time.monotonic()
         self._write_present()
         self._write_best()
-        self._write_from_s = _end_of_pause(start_s)
+        self._write_from_s = _end_of_pause(start_s, WRITE_PAUSE)
         self._start_interval()
 
     def _write_present(self) -> None:
@@ -187,6 +187,6 @@ def _checkpoint_of(directory: Path, iteration: int) -> Path:
     return directory / f"iteration-{iteration:06d}"
 
 
-def _end_of_pause(start_s: float) -> float:
+def _end_of_pause(start_s: float, times: float) -> float:
     now_s = time.monotonic()
-    return now_s + PAUSE * (now_s - start_s)
+    return now_s + times * (now_s - start_s)
