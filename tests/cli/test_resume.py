@@ -27,7 +27,11 @@ SETTINGS = {
     "env_runners.num_envs_per_env_runner": 2,
 }
 FOREVER = ["--stop", "training_iteration=1000000"]
-PROCESSES = {"env_runners.num_env_runners": 2, "engine.engine_name": "process"}
+PROCESSES = {
+    "env_runners.num_env_runners": 1,
+    "engine.engine_name": "process",
+    "env_runners.vectorization": "async",
+}
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
@@ -85,8 +89,10 @@ class Training:
     def wait_for_iterations(self, count: int) -> None:
         self.wait_for(lambda: (self.run_dir / "progress.csv").exists() and len(rows(self.run_dir)) >= count)
 
-    def end(self, number: signal.Signals) -> tuple[int, str, str]:
-        self.process.send_signal(number)
+    def end(self, number: signal.Signals, *, everywhere: bool = False) -> tuple[int, str, str]:
+        """Send a signal to the run, or to all its processes too, as Slurm does; return status and output."""
+        for pid in members_of_session(self.process.pid) if everywhere else [self.process.pid]:
+            os.kill(pid, number)
         out, err = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode, out, err
 
@@ -94,7 +100,7 @@ class Training:
 @pytest.mark.parametrize(
     ("number", "settings"),
     [(signal.SIGHUP, {}), (signal.SIGTERM, PROCESSES)],
-    ids=["SIGHUP", "SIGTERM_with_processes"],
+    ids=["SIGHUP", "SIGTERM_to_all_processes"],
 )
 def test_a_signal_ends_a_run_with_a_checkpoint(
     number: signal.Signals, settings: dict[str, Any], tmp_path: Path
@@ -102,7 +108,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(
     run_dir = tmp_path / "run"
     with Training(run_dir, **settings) as training:
         training.wait_for_iterations(3)
-        status, out, err = training.end(number)
+        status, out, err = training.end(number, everywhere=bool(settings))
         deadline_s = time.monotonic() + DEADLINE_S
         while members_of_session(training.process.pid):
             assert time.monotonic() < deadline_s, "a worker outlived the run"
@@ -114,7 +120,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint(
     done = rows(run_dir)
     last = read_checkpoint(find_checkpoint(run_dir)).metadata["training_iteration"]
     assert last in (done[-1], done[-1] + 1)  # the signal may arrive between an iteration and its row
-    assert main(["train", "--resume", str(run_dir), "--stop", f"training_iteration={last + 2}", "--quiet"]) == 0
+    here = ["--set", "env_runners.num_env_runners=0", "--set", "env_runners.vectorization=sync", "--quiet"]
+    assert main(["train", "--resume", str(run_dir), "--stop", f"training_iteration={last + 2}", *here]) == 0
     assert rows(run_dir) == [iteration for iteration in range(1, last + 3) if iteration in done or iteration > last]
 
 
