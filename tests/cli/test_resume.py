@@ -165,6 +165,20 @@ def test_a_killed_run_continues_from_its_last_checkpoint(tmp_path: Path, capsys:
     assert rows(run_dir) == list(range(1, kept + 3))
 
 
+@pytest.mark.parametrize("how", ["option", "file"])
+def test_a_number_below_a_limit_ends_a_run(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stop = ["--stop", "learners/default_policy/entropy<100"]
+    if how == "file":
+        (tmp_path / "stop.yaml").write_text("stop: {learners/default_policy/entropy: {below: 100}}", encoding="utf-8")
+        stop = ["--config", str(tmp_path / "stop.yaml")]
+    assert main([*arguments(**SETTINGS), *stop, "--run-dir", str(tmp_path / "run"), "--quiet"]) == 0
+    assert "Done after 1 iteration, " in capsys.readouterr().out
+    settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
+    assert settings["stop"] == {"learners/default_policy/entropy": {"below": 100.0}}
+    assert main(["train", "--resume", str(tmp_path / "run"), "--quiet"]) == 0  # and is met already
+    assert "is below 100. The run is stored in " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

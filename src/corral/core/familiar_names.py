@@ -165,6 +165,11 @@ SETTINGS: Mapping[str, Meanings] = {
     "min_train_timesteps_per_iteration": (
         ("reporting.min_sample_timesteps_per_iteration", "it counts env steps sampled, not steps trained on"),
     ),
+    **dict.fromkeys(
+        ("checkpoint_freq", "checkpoint_frequency", "save_freq"), _same("checkpointing.checkpoint_every_iterations")
+    ),
+    **dict.fromkeys(("num_to_keep", "keep_checkpoints_num"), _same("checkpointing.num_checkpoints_kept")),
+    "checkpoint_score_attribute": _same("checkpointing.best_checkpoint_metric"),
     "verbose": (("debugging.log_level", "a name: 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),),
     "callbacks": _same("callbacks.callbacks_class"),
     "total_timesteps": (("", "give it to Algorithm.fit: fit(stop={'num_env_steps': ...})"),),
