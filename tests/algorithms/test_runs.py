@@ -275,6 +275,20 @@ def test_a_callback_may_end_the_run_after_the_iteration(tmp_path: Path, capsys: 
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"the budget is spent. The run is stored in {tmp_path}")
 
 
+def test_a_request_to_stop_is_for_one_run(tmp_path: Path) -> None:
+    def fail(algorithm: Any, result: dict[str, Any]) -> None:
+        if result["training_iteration"] == 1:
+            algorithm.request_stop("no more")
+            raise ZeroDivisionError
+
+    with small_ppo().callbacks(on_train_result=fail).build() as algo:
+        with pytest.raises(CorralError):
+            algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path / "a", progress=False)
+        assert (
+            algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path / "b", progress=False)["training_iteration"] == 3
+        )
+
+
 def test_a_loop_of_the_user_sees_the_request_to_stop() -> None:
     def enough(algorithm: Any, result: dict[str, Any]) -> None:
         if result["training_iteration"] == 2:

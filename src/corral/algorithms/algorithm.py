@@ -322,7 +322,7 @@ class Algorithm(metaclass=_WithHints):
     def latest_numbers(self, numbers: dict[str, Any]) -> None:
         self._latest_result = numbers
 
-    def request_stop(self, reason: str = "request_stop() was called") -> None:
+    def request_stop(self, reason: str = "") -> None:
         """Ask for the end of training: `fit` and the command line end the run after the current iteration.
 
         A loop of your own around `train()` asks `stop_requested`.
@@ -330,7 +330,7 @@ class Algorithm(metaclass=_WithHints):
         Args:
             reason: Why, for the log and the display.
         """
-        self.stop_requested = reason
+        self.stop_requested = reason or "request_stop() was called"
 
     def _fire_train_result(self, result: dict[str, Any], start: float) -> None:
         self._set_costs(result, time.perf_counter() - start)

@@ -55,6 +55,7 @@ def fit(
         restore=None if resume is None else lambda path: restore_run(algorithm, path, changes),
     )
     with contextlib.ExitStack() as stack:
+        stack.callback(setattr, algorithm, "stop_requested", None)  # a request is for one run, however it ends
         shown = stack.enter_context(shows(criteria.criteria)) if shows else None
         stack.enter_context(run)
         algorithm.run_dir = run.path
@@ -73,7 +74,6 @@ def fit(
                 shown.update(result)
             reason = criteria.met(result) or algorithm.stop_requested
             checkpoints.update(result)
-        algorithm.stop_requested = None
         log.info("Stopped: %s.", reason)
         if shown is not None:
             shown.reason = reason
