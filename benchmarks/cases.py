@@ -181,6 +181,30 @@ def _group_ppo(engine: str, budget: float) -> Case:
     )
 
 
+def _checkpoints(algorithm: str, what: str) -> Case:
+    """Returns the case of what checkpoints cost an algorithm."""
+    return Case(
+        name=f"checkpoints_{algorithm.lower()}",
+        title=f"What checkpoints cost {algorithm}",
+        what=(
+            f"Percent that the default checkpoints add to the wall time of a `fit`: {what}. It is the time within the "
+            "code of the checkpoints divided by the rest. A run is shorter than the default interval of 60 s, and ends "
+            "with the last and the best checkpoint: one write per run. The same `fit` without any checkpoints runs in "
+            "turn with it, with the same seed and the same steps; how their wall times differ is in the raw results."
+        ),
+        measure=f"checkpoints_{algorithm.lower()}",
+        unit="%",
+        value="percent",
+        digits=2,
+        higher_is_better=False,
+        systems=("corral",),
+        seconds=30.0,
+        threads=1,
+        limit=2.0,
+        has_ratio=False,
+    )
+
+
 CASES = (
     _sampling(1, {}),
     _sampling(8, {"rllib": 8.0}),
@@ -588,6 +612,8 @@ CASES = (
         limit=1.05,
         has_ratio=False,
     ),
+    _checkpoints("PPO", "CartPole-v1 with the settings of `examples/cartpole.yaml`, 60,000 env steps"),
+    _checkpoints("DQN", "CartPole-v1, 15,000 env steps, with the replay buffer in the checkpoints"),
     Case(
         name="straggler",
         title="What a runner ten times slower costs the others",

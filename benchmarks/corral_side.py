@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoint_cost
 import cpu_time
 import large_nets
 import measuring
@@ -162,6 +163,8 @@ if __name__ == "__main__":
             "replay_insertion": replay_side.insertion,
             "time_to_450": time_to_450,
             "cpu_per_wall": cpu_time.cpu_per_wall,
+            "checkpoints_ppo": checkpoint_cost.ppo,
+            "checkpoints_dqn": checkpoint_cost.dqn,
             "import": import_package,
             "import_ppo": import_ppo,
             "callbacks": callbacks,

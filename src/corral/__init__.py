@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from corral.algorithms.registry import register_algorithm as register_algorithm
     from corral.algorithms.sac import SAC as SAC
     from corral.algorithms.sac import SACConfig as SACConfig
+    from corral.algorithms.stopping import Below as Below
     from corral.callbacks.callback import Callback as Callback
     from corral.callbacks.callback import make_multi_callbacks as make_multi_callbacks
     from corral.config.config import AlgorithmConfig as AlgorithmConfig
     from corral.envs.vector import EnvContext as EnvContext
     from corral.episodes.episode import SingleAgentEpisode as SingleAgentEpisode
     from corral.exploration.base import Exploration as Exploration
+    from corral.metrics.summary import summary as summary
     from corral.modules.module import Module as Module
     from corral.policies.evaluate import PolicyEvaluation as PolicyEvaluation
     from corral.policies.evaluate import evaluate_policy as evaluate_policy
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Algorithm": "corral.algorithms.algorithm",
     "AlgorithmConfig": "corral.config.config",
+    "Below": "corral.algorithms.stopping",
     "Callback": "corral.callbacks.callback",
     "DQN": "corral.algorithms.dqn",
     "DQNConfig": "corral.algorithms.dqn",
@@ -54,6 +57,7 @@ _HOMES = {
     "load_policy": "corral.policies.policy",
     "make_multi_callbacks": "corral.callbacks.callback",
     "register_algorithm": "corral.algorithms.registry",
+    "summary": "corral.metrics.summary",
 }
 
 _MODULES = ("coordination",)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 
 class CorralError(Exception):
@@ -89,13 +90,19 @@ class CheckpointError(CorralError, ValueError):
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return a sentence with the nearest known name, or with all of them if none is near.
 
+    Names of which the same end is missing are equally near, and the sentence has up to four of them.
+
     Args:
         name: What the user wrote.
         known: The names that would have been right.
     """
     names = sorted(known)
-    close = nearest_name(name, names)
-    return f"Did you mean {close!r}?" if close is not None else f"Known names: {', '.join(names)}."
+    found = sorted(_near(name, names))
+    if not found:
+        return f"Known names: {', '.join(names)}."
+    alike = [full for near, full in found if near.lacks_end and near[:-1] == found[0][0][:-1]][:4]
+    *others, last = [repr(full) for full in alike] or [repr(found[0][1])]
+    return f"Did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
 
 
 def nearest_name(name: object, known: Iterable[str]) -> str | None:
@@ -108,15 +115,31 @@ def nearest_name(name: object, known: Iterable[str]) -> str | None:
         name: What the user wrote. A file may hold another key than a string, to which no name is near.
         known: The names that would have been right.
     """
+    return min(_near(name, known), default=(None, None))[1]
+
+
+class _Near(NamedTuple):
+    """How near a known name is; the smallest one is the nearest."""
+
+    distance: int
+    is_part: bool
+    lacks_end: bool
+    length: int
+
+
+def _near(name: object, known: Iterable[str]) -> Iterator[tuple[_Near, str]]:
+    """Yield the known names that are near, and how near they are."""
     if not isinstance(name, str):
-        return None
-    found = []
+        return
     for full in known:
         for is_part, written, meant in ((False, name, full), (True, _last_part(name), _last_part(full))):
-            distance = _distance(written.casefold(), meant.casefold())
-            if distance is not None:
-                found.append((distance, is_part, len(full), full))
-    return min(found)[-1] if found else None
+            written, meant = written.casefold(), meant.casefold()
+            if (distance := _distance(written, meant)) is not None:
+                yield _Near(distance, is_part, False, len(full)), full
+            # Without its last words, as in `episode_retrun` for `episode_return_mean`.
+            for end in range(len(meant) // 2, len(meant)):
+                if meant[end] == "_" and (distance := _distance(written, meant[:end])) is not None:
+                    yield _Near(distance + meant.count("_", end), is_part, True, len(full)), full
 
 
 def _last_part(path: str) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral.algorithms.stopping import LATE_KEY_ITERATIONS, StopCriteria
+from corral.algorithms.stopping import Below, StopCriteria
 from corral.errors import StopCriterionError
+from corral.metrics.named_number import LATE_KEY_ITERATIONS
 from corral.metrics.result import flat_result
 
 
@@ -61,8 +62,10 @@ def test_numpy_numbers_count(value: Any) -> None:
 @pytest.mark.parametrize("late_keys", [False, True])
 def test_a_wrong_name_is_told_with_the_nearest(late_keys: bool) -> None:
     criteria = StopCriteria({"episode_return_men": 1}, late_keys=late_keys)
+    for _ in range(LATE_KEY_ITERATIONS - 1 if late_keys else 0):
+        assert criteria.met(result()) is None
     with pytest.raises(StopCriterionError) as error:
-        criteria.met(result(training_iteration=LATE_KEY_ITERATIONS))
+        criteria.met(result())
     assert "'episode_return_men'" in str(error.value)
     assert "episode_return_mean'?" in str(error.value)
 
@@ -110,3 +113,59 @@ def test_flat_result_leaves_out_the_config_and_only_that() -> None:
 def test_a_limit_that_is_never_reached_is_refused(limit: float) -> None:
     with pytest.raises(StopCriterionError, match="episode_return_mean"):
         StopCriteria({"episode_return_mean": limit})
+
+
+@pytest.mark.parametrize(
+    ("value", "met"),
+    [(0.05, "entropy=0.05 is below 0.1"), (0.1, None), (0.2, None), (float("nan"), None), (np.float32(0.0), "=0 is")],
+)
+def test_a_number_below_its_limit_stops(value: Any, met: str | None) -> None:
+    found = StopCriteria({"learners/default_policy/entropy": Below(0.1)}).met(
+        result(learners={"default_policy": {"entropy": value}})
+    )
+    assert found is None if met is None else found is not None and met in found
+
+
+def test_a_function_stops_and_receives_the_whole_result() -> None:
+    def solved(result: dict[str, Any]) -> bool:
+        mean: float = result["env_runners"]["episode_return_mean"]
+        return mean * result["training_iteration"] >= 500
+
+    for criteria in (StopCriteria(solved), StopCriteria({"solved": solved, "training_iteration": 99})):
+        assert criteria.met(result()) == "solved(result) is true"
+        assert criteria.met(result(training_iteration=4)) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda result: None, "stop criterion 'mine' must return True or False, got None"),
+        (lambda result: result["no"], "stop criterion 'mine' raised KeyError: 'no'"),
+    ],
+)
+def test_a_function_that_gives_no_answer_is_told(function: Any, message: str) -> None:
+    with pytest.raises(StopCriterionError, match=message):
+        StopCriteria({"mine": function}).met(result())
+
+
+@pytest.mark.parametrize("name", ["num_env_steps", "training_iteration", "time_s", "env_runners/num_episodes_lifetime"])
+@pytest.mark.parametrize("criterion", [0, -3, Below(10)])
+def test_a_limit_that_every_result_meets_is_refused(name: str, criterion: Any) -> None:
+    with pytest.raises(StopCriterionError, match=f"'{name}': .* would end every run after its first iteration"):
+        StopCriteria({name: criterion})
+
+
+@pytest.mark.parametrize("criterion", ["450", True, None, [1]])
+def test_other_values_are_no_criteria(criterion: Any) -> None:
+    with pytest.raises(StopCriterionError, match=r"must be a number, Below\(number\) or a function"):
+        StopCriteria({"episode_return_mean": criterion})
+
+
+def test_a_misspelt_name_without_its_end_suggests_all_ends() -> None:
+    ends = {f"episode_{name}_{how}": 1.0 for name in ("return", "len") for how in ("mean", "min", "max")}
+    with pytest.raises(StopCriterionError) as error:
+        StopCriteria({"episode_retrun": 1}).met(result(env_runners=ends))
+    hint = str(error.value).partition("Did you mean ")[2]
+    assert set(hint.replace(" or ", ", ").rstrip("?").split(", ")) == {
+        f"'env_runners/episode_return_{how}'" for how in ("mean", "min", "max")
+    }

@@ -24,7 +24,7 @@ from user_files import SMALL, write_my_algo
 COMMAND = [sys.executable, "-m", "corral.cli.main"]
 CARTPOLE = ["train", "--algo", "PPO", "--env", "CartPole-v1", "--seed", "0"]
 SHORT = ["--stop", "num_env_steps=4000"]
-RUN_FILES = {"config.yaml", "progress.csv", "result.jsonl", "run.log"}
+RUN_FILES = {"config.yaml", "progress.csv", "result.jsonl", "run.log", "checkpoints", ".lock"}
 DEADLINE_S = 120.0
 
 
@@ -55,8 +55,12 @@ def test_train_writes_a_run(
     assert (done.returncode, done.stderr) == (0, "")
     run_dir = only_run(tmp_path)
     assert run_dir.name.startswith("PPO-CartPole-v1-")
-    assert done.stdout.splitlines()[-1].startswith("Done after 2 iterations, ")
-    assert done.stdout.rstrip().endswith(f"The run is stored in runs/{run_dir.name}")
+    *_, last, watch, measure = done.stdout.splitlines()
+    assert last.startswith("Done after 2 iterations, ")
+    assert last.endswith(f"The run is stored in runs/{run_dir.name}")
+    assert watch.endswith(f" corral play runs/{run_dir.name}") and measure.endswith(
+        f" corral evaluate runs/{run_dir.name}"
+    )
 
     rows, results = read_run(run_dir)
     assert [result["training_iteration"] for result in results] == [1, 2]
@@ -130,6 +134,8 @@ def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--seed", "x"], "seed='x'"),
         (["--seed", "-1"], "seed='-1' must be at least 0"),
         (["--stop", "num_env_steps=soon"], "stop: num_env_steps must be a number, got 'soon'."),
+        (["--stop", "entropy<soon"], "stop: entropy must be a number, got 'soon'."),
+        (["--stop", "entropy"], "--stop 'entropy': expected NAME=VALUE."),
         (["--config", "missing.yaml"], "--config missing.yaml"),
     ],
 )
@@ -240,7 +246,7 @@ def test_an_env_that_raises(tmp_path: Path) -> None:
     assert "raised in step(): ZeroDivisionError: the simulator divided by zero" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
     run_dir = only_run(tmp_path)
-    assert done.stdout.rstrip().endswith(f"The run is stored in runs/{run_dir.name}")
+    assert f"The run is stored in runs/{run_dir.name}\n" in done.stdout
     _, results = read_run(run_dir)
     assert len(results) == 1
     text = (run_dir / "run.log").read_text(encoding="utf-8")
@@ -332,8 +338,10 @@ def test_an_interrupt_keeps_the_run(vectorization: str, whole_group: bool, tmp_p
             process.communicate()
     assert (process.returncode, err) == (130, "")
     run_dir = only_run(tmp_path)
-    assert out.splitlines()[-1].startswith("Interrupted after ")
-    assert out.rstrip().endswith(f"The run is stored in runs/{run_dir.name}")
+    *_, last, advice = out.splitlines()
+    assert last.startswith("Interrupted after ")
+    assert last.endswith(f"The run is stored in runs/{run_dir.name}")
+    assert advice.endswith(f" corral train --resume runs/{run_dir.name}")
     _, results = read_run(run_dir)
     assert results
     assert (run_dir / "run.log").read_text(encoding="utf-8").rstrip().endswith("Run interrupted.")
@@ -349,7 +357,7 @@ def test_an_interrupt_in_the_first_iteration_says_where_the_run_lies(tmp_path: P
         process.kill()
     assert (process.returncode, err) == (130, "")
     run_dir = only_run(tmp_path)
-    assert out == f"Interrupted after no iteration. The run is stored in runs/{run_dir.name}\n"
+    assert out.startswith(f"Interrupted after no iteration. The run is stored in runs/{run_dir.name}\n")
     assert read_run(run_dir) == ([], [])
 
 

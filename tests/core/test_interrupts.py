@@ -1,4 +1,4 @@
-"""Ctrl-C that is held back until a block ends."""
+"""Signals that end a run: raised, and held back until a block ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from corral.core.interrupts import interrupts_deferred
+from corral.core.interrupts import EndingSignal, ending_signals_raised, interrupts_deferred, name_of_interrupt
 
 
 def test_an_interrupt_comes_when_the_block_ends() -> None:
@@ -43,3 +43,34 @@ def test_other_threads_run_the_block_as_it_is() -> None:
     thread.start()
     thread.join()
     assert done == ["work"]
+
+
+def test_the_other_ending_signals_are_held_back_too() -> None:
+    done = []
+    with pytest.raises(EndingSignal) as caught, ending_signals_raised(), interrupts_deferred():
+        signal.raise_signal(signal.SIGTERM)
+        done.append("the rest of the block")
+    assert done and caught.value.number == signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_first_ending_signal_is_raised_and_later_ones_are_ignored(number: signal.Signals) -> None:
+    with pytest.raises(EndingSignal) as caught, ending_signals_raised():
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+    assert caught.value.number == number
+    assert name_of_interrupt(caught.value) == f"Ended by {number.name}"
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending_signals_raised():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -25,6 +25,7 @@ def test_shell_examples_train_to_450(line: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     (run_dir,) = (tmp_path / "runs").iterdir()
-    assert done.stdout.splitlines()[-1].endswith(f"The run is stored in runs/{run_dir.name}")
-    assert {path.name for path in run_dir.iterdir()} == {"config.yaml", "progress.csv", "result.jsonl", "run.log"}
+    assert f"The run is stored in runs/{run_dir.name}\n" in done.stdout
+    files = {"config.yaml", "progress.csv", "result.jsonl", "run.log", "checkpoints", ".lock"}
+    assert {path.name for path in run_dir.iterdir()} == files
     assert "Stopped: episode_return_mean=" in (run_dir / "run.log").read_text(encoding="utf-8")

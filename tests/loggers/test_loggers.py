@@ -170,7 +170,8 @@ def test_a_finished_run_leaves_config_log_and_results(tmp_path: Path) -> None:
     run_dir = tmp_path / "deep" / "run"
     with small_ppo().build() as algo:
         last = algo.fit(stop={"training_iteration": 3}, run_dir=run_dir)
-    assert {path.name for path in run_dir.iterdir()} == {"config.yaml", "run.log", "progress.csv", "result.jsonl"}
+    files = {"config.yaml", "run.log", "progress.csv", "result.jsonl", "checkpoints", ".lock"}
+    assert {path.name for path in run_dir.iterdir()} == files
     assert [row["training_iteration"] for row in read_csv(run_dir / "progress.csv")] == ["1", "2", "3"]
     lines = read_lines(run_dir / "result.jsonl")
     assert lines[-1]["num_env_steps_sampled_lifetime"] == last["num_env_steps_sampled_lifetime"]
@@ -249,10 +250,10 @@ def test_a_logger_that_cannot_be_closed_does_not_keep_the_others_open(tmp_path: 
 def test_a_directory_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:
     with small_ppo().build() as algo:
         algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path)
-        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         with pytest.raises(FileExistsError, match=r"already holds a run"):
             algo.fit(stop={"training_iteration": 2}, run_dir=tmp_path)
-        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
         assert algo.training_iteration == 1
 
 

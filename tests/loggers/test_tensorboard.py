@@ -208,7 +208,7 @@ def test_a_run_writes_events_beside_the_other_files(tmp_path: Path) -> None:
     assert [event.step for event in events.Histograms("mine/series")] == [32, 64, 96]
     assert texts(events, "engine") == [(32, last["engine"])]
     files = {path.name for path in tmp_path.iterdir() if "tfevents" not in path.name}
-    assert files == {"config.yaml", "run.log", "progress.csv", "result.jsonl"}
+    assert files == {"config.yaml", "run.log", "progress.csv", "result.jsonl", "checkpoints", ".lock"}
 
 
 class Percent(TensorBoardLogger):

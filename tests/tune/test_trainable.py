@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("ray")
 
+from walk_env import Walk
+
 import corral.tune
 from corral import Callback, PPOConfig
 from corral.testing import IdentityEnv
@@ -71,6 +73,22 @@ def test_a_checkpoint_goes_to_another_trainable(make: Any, tmp_path: Path) -> No
     assert (last["training_iteration"], lr(last)) == (3, 1e-2)
     assert last["timesteps_total"] == result["timesteps_total"] + last["env_runners"]["num_env_steps_sampled"]
     assert last["num_env_steps_sampled_lifetime"] == last["timesteps_total"]
+
+
+def test_a_checkpoint_continues_exactly(make: Any, tmp_path: Path) -> None:
+    settings = {"env": Walk, "seed": None}  # each trainable draws another seed
+    one, other = make(**settings), make(**settings)
+    one.train()
+    saved = one.save(str(tmp_path / "checkpoint"))
+    expected = [one.train() for _ in range(2)]
+    other.train()
+    other.restore(saved)
+    results = [other.train() for _ in range(2)]
+    for result, wanted in zip(results, expected, strict=True):
+        for part in ("learners", "num_env_steps_sampled_lifetime"):
+            assert result[part] == wanted[part]
+        for name in ("episode_return_mean", "episode_len_max", "num_episodes_lifetime"):
+            assert result["env_runners"][name] == wanted["env_runners"][name]
 
 
 def test_new_settings_and_a_checkpoint_keep_the_algorithm(make: Any, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ pytest.importorskip("ray")
 
 from ray import cloudpickle, tune
 from ray.tune.schedulers import PopulationBasedTraining
+from walk_env import Walk
 
 import corral.tune
 from corral import Callback, PPOConfig
@@ -25,7 +26,8 @@ from user_files import SMALL, write_my_algo
 pytestmark = [pytest.mark.usefixtures("ray_runtime"), pytest.mark.xdist_group("ray")]
 
 # Trials are other processes, which cannot import this file.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+for module in (__name__, "walk_env"):
+    cloudpickle.register_pickle_by_value(sys.modules[module])
 
 
 def run_config(tmp_path: Path, **settings: Any) -> tune.RunConfig:
@@ -99,6 +101,53 @@ def test_of_several_trials_one_is_killed_and_goes_on(lrs: list[float], tmp_path:
     with PPOConfig().environment(IdentityEnv).build() as algo:
         algo.restore_from_path(best.checkpoint.path)
         assert algo.training_iteration == 5
+
+
+class FailsOnce(Callback):
+    """Raises in the third iteration, if nobody has before."""
+
+    def on_train_result(self, *, algorithm: Any, **kwargs: Any) -> None:
+        if algorithm.training_iteration == 3:
+            try:
+                Path(algorithm.config.env_config["notes"], "failed").touch(exist_ok=False)
+            except FileExistsError:
+                return
+            raise RuntimeError("the disk of the cluster is gone")
+
+
+@pytest.mark.slow
+def test_an_experiment_that_failed_is_restored_and_continues_exactly(tmp_path: Path) -> None:
+    trainable = corral.tune.trainable(PPOConfig().debugging(seed=0).callbacks(FailsOnce))
+
+    results = {}
+    for name in ("whole", "failed"):
+        (tmp_path / name).mkdir()
+        if name == "whole":
+            (tmp_path / name / "failed").touch()  # nothing fails here
+        tuner = tune.Tuner(
+            trainable,
+            param_space={
+                "env": Walk,
+                "training": SMALL,
+                "env_config": {"notes": str(tmp_path / name)},
+            },
+            run_config=run_config(
+                tmp_path / name,
+                name="experiment",
+                stop={"training_iteration": 5},
+                checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
+            ),
+        )
+        [results[name]] = tuner.fit()
+    assert "the disk of the cluster is gone" in str(results["failed"].error)
+    assert results["failed"].metrics["training_iteration"] == 2
+    path = str(tmp_path / "failed" / "experiment")
+    [restored] = tune.Tuner.restore(path, trainable, resume_errored=True).fit()
+    assert restored.error is None
+    assert restored.metrics_dataframe["training_iteration"].tolist() == [1, 2, 3, 4, 5]
+    for name in ("total_loss", "entropy", "gradients_default_optimizer_global_norm"):
+        key = f"learners/default_policy/{name}"
+        assert restored.metrics_dataframe[key].tolist() == results["whole"].metrics_dataframe[key].tolist()
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ from corral.algorithms.algorithm_state import (
     set_algorithm_state,
 )
 from corral.algorithms.driver_policy import DriverPolicy
-from corral.algorithms.stopping import StopCriteria
+from corral.algorithms.fitting import fit
+from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
@@ -35,9 +36,9 @@ from corral.errors import ConfigError, CorralError
 from corral.exploration.base import overrides_method
 from corral.learners.build import make_learner_group
 from corral.learners.losses import Loss
-from corral.loggers import Logger, Run, default_loggers
+from corral.loggers import Logger
 from corral.metrics.logger import MetricsLogger
-from corral.metrics.result import merge_nested
+from corral.metrics.result import merge_nested, plain_numbers
 from corral.metrics.timers import Timers, timer_results
 from corral.modules.layers import Layers
 from corral.modules.module import DEFAULT_MODULE_ID, Module
@@ -48,6 +49,7 @@ from corral.runners.runner_group import EnvRunnerGroup
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
     from corral.episodes.rollout import Rollout
+    from corral.loggers.progress import Mode
     from corral.runners.runner import EnvRunner
 
 log = logging.getLogger("corral")
@@ -105,6 +107,8 @@ class Algorithm(metaclass=_WithHints):
         training_iteration: Finished calls of `train()`.
         num_env_steps_sampled_lifetime: Env steps sampled so far.
         round_size: Env steps that all runners sample in one round; `None` if the whole batch is one round.
+        stop_requested: Why `request_stop` was called; `None` if it was not called.
+        run_dir: Directory of the latest run of `fit`; `None` before the first one.
         METRICS: Metrics of the learners that are in the result from the first iteration, even if nothing was learned.
         STATE: Names of attributes that an algorithm keeps between iterations, which checkpoints hold: plain data and
             NumPy generators.
@@ -115,7 +119,7 @@ class Algorithm(metaclass=_WithHints):
 
     STATE: ClassVar[tuple[str, ...]] = (
         *("training_iteration", "num_env_steps_sampled_lifetime"),
-        *("_time_total_s", "_num_exploration_versions"),
+        *("_time_total_s", "_num_exploration_versions", "latest_numbers"),
     )
     METRICS: ClassVar[tuple[str, ...]] = ()
     READS_INFOS: ClassVar[bool] = False
@@ -159,6 +163,9 @@ class Algorithm(metaclass=_WithHints):
         self.training_iteration = 0
         self.num_env_steps_sampled_lifetime = 0
         self._time_total_s = 0.0
+        self._latest_result: dict[str, Any] = {}
+        self.stop_requested: str | None = None
+        self.run_dir: Path | None = None
         self._num_exploration_versions = 0  # times that the exploration changed its weights
         self._stopped = False
         self._shown: BaseException | None = None  # the exception that on_exception saw
@@ -287,7 +294,7 @@ class Algorithm(metaclass=_WithHints):
         """
         if self._stopped:
             raise CorralError("this algorithm was stopped, and its envs are closed: build() another one.")
-        with self._exceptions_shown(), limit_threads(self._num_threads):
+        with self.exceptions_shown(), limit_threads(self._num_threads):
             config, start = self.config, time.perf_counter()
             steps_before = self.num_env_steps_sampled_lifetime
             while True:
@@ -312,7 +319,27 @@ class Algorithm(metaclass=_WithHints):
                 self._set_costs(result, iteration_s)  # with the time of the callbacks
                 self._time_total_s += iteration_s
                 self.timers.take()
+                self._latest_result = result
             return result
+
+    @property
+    def latest_numbers(self) -> dict[str, Any]:
+        """The numbers and texts of the latest result, nested as in the result; empty before the first iteration."""
+        return plain_numbers(self._latest_result)
+
+    @latest_numbers.setter
+    def latest_numbers(self, numbers: dict[str, Any]) -> None:
+        self._latest_result = numbers
+
+    def request_stop(self, reason: str = "") -> None:
+        """Ask for the end of training: `fit` and the command line end the run after the current iteration.
+
+        A loop of your own around `train()` asks `stop_requested`.
+
+        Args:
+            reason: Why, for the log and the display.
+        """
+        self.stop_requested = reason or "request_stop() was called"
 
     def _fire_train_result(self, result: dict[str, Any], start: float) -> None:
         self._set_costs(result, time.perf_counter() - start)
@@ -322,7 +349,7 @@ class Algorithm(metaclass=_WithHints):
         merge_nested(result, self.metrics.peek_new())  # metrics that the callbacks of this event logged
 
     @contextmanager
-    def _exceptions_shown(self) -> Iterator[None]:
+    def exceptions_shown(self) -> Iterator[None]:
         """Fire `on_exception` for an exception of the block; once, also if blocks are nested."""
         try:
             yield
@@ -371,43 +398,49 @@ class Algorithm(metaclass=_WithHints):
     def fit(
         self,
         *,
-        stop: Mapping[str, float],
+        stop: Mapping[str, Criterion] | Callable[[dict[str, Any]], bool] | None = None,
         run_dir: str | Path | None = None,
+        resume: str | Path | None = None,
         loggers: Sequence[Logger] | None = None,
-        on_start: Callable[[Path], None] | None = None,
-        on_result: Callable[[dict[str, Any]], None] | None = None,
+        progress: Mode | Literal[False] = "auto",
     ) -> dict[str, Any]:
-        """Train until a stop criterion is met, and write a run directory.
+        """Train until a stop criterion is met, and write a run directory with results and checkpoints.
+
+        The criteria are also checked before the first iteration, against the latest result of this algorithm or of the
+        run that continues. Which checkpoints are written is set by `config.checkpointing(...)`.
 
         Args:
-            stop: By name, the number to reach, such as `{"episode_return_mean": 450, "num_env_steps": 500_000}`; the
-                first one reached ends the run. See `StopCriteria` for the names.
+            stop: By name, the number to reach, such as `{"episode_return_mean": 450, "num_env_steps": 500_000}`,
+                `Below(number)`, or a function `f(result) -> bool`; the first one met ends the run. See
+                `StopCriteria` for the names. `None` is for runs that continue: the criteria of the run.
             run_dir: Where to write; `None` is `runs/<algo>-<env>-<time>`.
-            loggers: What to write each result with; `None` is progress.csv and result.jsonl.
-            on_start: Called with the run directory, once it is made.
-            on_result: Called with each result, as a display is.
+            resume: Directory of a run to continue: the algorithm is restored from its last checkpoint, and the files of
+                the run are appended. Algorithm, env spaces and module must be the run's; other settings may differ.
+            loggers: What to write each result with; `None` is progress.csv and result.jsonl, and TensorBoard for a run
+                that continues and had it.
+            progress: `"auto"` shows a panel on a terminal and in a notebook, and lines elsewhere; `"panel"` and
+                `"lines"` choose one of them; `"last"` prints the last line only; False shows nothing.
 
         Returns:
-            The last result.
+            The last result. If a criterion was met before the first iteration, the numbers of the earlier result.
 
         Raises:
-            StopCriterionError: A criterion never appears in the result.
+            StopCriterionError: A criterion never appears in the result, or is met by every result.
             FileExistsError: The run directory holds a run already.
-            RunDirectoryError: The run directory cannot be written. Later, a full disk only gives a warning.
+            RunDirectoryError: The run directory cannot be written, or there is no run to continue, or another process
+                runs it. Later, a full disk only gives a warning.
+            CheckpointError: The run to continue has no checkpoint, or it is of another algorithm, module or env.
+            ConfigError: `best_checkpoint_metric` never appears in the result.
         """
-        criteria = StopCriteria(stop, late_keys=self._callbacks.subscribed())
-        chosen = default_loggers() if loggers is None else loggers
-        with Run(self.config, run_dir, chosen) as run, self._exceptions_shown():
-            if on_start is not None:
-                on_start(run.path)
-            while True:
-                result = self.train()
-                run.log_result(result)
-                if on_result is not None:
-                    on_result(result)
-                if met := criteria.met(result):
-                    log.info("Stopped: %s.", met)
-                    return result
+        return fit(
+            self,
+            stop=stop,
+            run_dir=run_dir,
+            resume=resume,
+            loggers=loggers,
+            progress=progress,
+            late_keys=self._callbacks.subscribed(),
+        )
 
     def reconfigure(self, **settings: Any) -> None:
         """Change settings of `training`, such as `lr`, from the next iteration on.
@@ -463,6 +496,10 @@ class Algorithm(metaclass=_WithHints):
             OSError: The files cannot be written, such as on a full disk. A checkpoint that was there is unchanged.
         """
         return save_algorithm(self, path)
+
+    def save_to_path(self, path: str | Path | None = None) -> str | Path:
+        """Write a checkpoint; another name of `save`."""
+        return self.save(path)
 
     def restore_from_path(self, path: str | Path) -> None:
         """Continue from a checkpoint; see `set_state`. No code from it is run. Fires `on_checkpoint_loaded`.

@@ -1,64 +1,159 @@
-"""Stop criteria: numbers of the result at which a run ends."""
+"""Stop criteria: numbers of the result, and functions of it, at which a run ends."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from corral.core.familiar_names import RESULTS, meaning_of
-from corral.errors import StopCriterionError, nearest
+import numpy as np
+
+from corral.errors import ConfigError, StopCriterionError
+from corral.metrics.named_number import ALIASES, NamedNumber
 from corral.metrics.result import flat_result
 
-ALIASES = {"num_env_steps": "num_env_steps_sampled_lifetime", "time_s": "time_total_s"}
-# A key that a callback logs may take a few iterations to appear for the first time.
-LATE_KEY_ITERATIONS = 20
+
+@dataclass(frozen=True)
+class Below:
+    """A stop criterion that is met when the number is below a limit: `{"learners/.../entropy": Below(0.1)}`.
+
+    Attributes:
+        limit: The run ends when the number is smaller.
+    """
+
+    limit: float
+
+    def __str__(self) -> str:
+        return f"below {self.limit:g}"
+
+
+Criterion = float | Below | Callable[[dict[str, Any]], bool]
+"""The smallest number that ends the run, a limit below which the number ends it, or a function of the whole result."""
+
+
+def criteria_from_file(stop: Any) -> dict[str, float | Below]:
+    """Return the stop criteria of a file or of the command line.
+
+    Args:
+        stop: By name, a number, or `{"below": number}`.
+
+    Raises:
+        ConfigError: It holds something else, such as the name of a function.
+    """
+    if not isinstance(stop, Mapping):
+        raise ConfigError(f"'stop' must hold names and numbers, got {stop!r}.")
+    return {str(name): _from_file(str(name), value) for name, value in stop.items()}
+
+
+def _from_file(name: str, value: Any) -> float | Below:
+    if isinstance(value, Mapping) and [*value] == ["below"]:
+        return Below(float(_from_file(name, value["below"])))  # type: ignore[arg-type]
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"stop: {name} must be a number, got {value!r}.") from None
 
 
 class StopCriteria:
-    """Numbers to reach; the first criterion that is reached stops the run.
+    """Numbers to reach or to fall below, and functions; the first criterion that is met stops the run.
 
-    A name is a path in the result (`env_runners/episode_return_mean`), a name at its top level (`training_iteration`),
-    a name in `env_runners` (`episode_return_mean`), or a name in `ALIASES`.
+    Attributes:
+        criteria: The criteria by name.
     """
 
-    def __init__(self, criteria: Mapping[str, float], late_keys: bool = False) -> None:
+    def __init__(self, criteria: Mapping[str, Criterion] | Callable[..., bool], late_keys: bool = False) -> None:
         """Check and store the criteria.
 
         Args:
-            criteria: By name, the smallest value that stops the run.
+            criteria: By name, the smallest value that stops the run, or `Below(limit)`; see `NamedNumber` for names.
+                Or a function `f(result) -> bool`, under any name; one function may be given alone.
             late_keys: Whether callbacks may log keys that are missing from the first results.
 
         Raises:
-            StopCriterionError: There is no criterion, or a limit is not finite, so that the run would never end.
+            StopCriterionError: There is no criterion, or a limit is not finite, so that the run would never end, or it
+                is met by every result.
         """
+        if callable(criteria):
+            criteria = {getattr(criteria, "__name__", "function").strip("<>"): criteria}
         if not criteria:
             raise StopCriterionError("no stop criterion: give one such as episode_return_mean=450.")
-        for name, limit in criteria.items():
-            if not math.isfinite(limit):
-                raise StopCriterionError(f"stop criterion {name!r}: {limit} is never reached; give a finite number.")
-        self._criteria = dict(criteria)
-        self._late_keys = late_keys
+        for name, criterion in criteria.items():
+            _check(name, criterion)
+        self.criteria = dict(criteria)
+        self._numbers = {
+            name: NamedNumber(name, "stop criterion", StopCriterionError, late_keys=late_keys) for name in criteria
+        }
 
-    def met(self, result: Mapping[str, Any]) -> str | None:
+    def met(self, result: dict[str, Any]) -> str | None:
         """Return the first criterion that a result meets as text, or `None`.
 
         Raises:
-            StopCriterionError: A name is not in the result.
+            StopCriterionError: A name is not in the result, or a function raised or returned something else than a
+                bool.
         """
         flat = flat_result(result)
-        met = None
-        for name, limit in self._criteria.items():
-            path = ALIASES.get(name, name)
-            value = flat.get(path, flat.get(f"env_runners/{path}"))
-            if value is None:
-                if self._late_keys and result["training_iteration"] < LATE_KEY_ITERATIONS:
-                    continue
-                hint = meaning_of(name, RESULTS, flat) or nearest(name, [*flat, *ALIASES])
-                raise StopCriterionError(f"stop criterion {name!r} does not appear in the result. {hint}")
-            if not isinstance(value, Real):
-                raise StopCriterionError(f"stop criterion {name!r} is {value!r} in the result, which is not a number.")
-            if float(value) >= limit and met is None:
-                met = f"{name}={value:g} reached {limit:g}"
-        return met
+        met = [self._text_if_met(name, criterion, result, flat) for name, criterion in self.criteria.items()]
+        return next((text for text in met if text is not None), None)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the criteria in types that YAML has, as `criteria_from_file` reads them; functions become text."""
+        return {name: _plain(criterion) for name, criterion in self.criteria.items()}
+
+    def _text_if_met(
+        self, name: str, criterion: Criterion, result: dict[str, Any], flat: Mapping[str, Any]
+    ) -> str | None:
+        if callable(criterion):
+            return f"{name}(result) is true" if _answer(name, criterion, result) else None
+        value = self._numbers[name].find(flat)
+        if value is None:
+            return None
+        if isinstance(criterion, Below):
+            return f"{name}={value:g} is {criterion}" if value < criterion.limit else None
+        return f"{name}={value:g} reached {criterion:g}" if value >= criterion else None
+
+
+def _check(name: str, criterion: Any) -> None:
+    """Refuse a criterion that is never met, or always.
+
+    Raises:
+        StopCriterionError: Names the criterion.
+    """
+    limit = criterion.limit if isinstance(criterion, Below) else criterion
+    if callable(limit):
+        return
+    if not isinstance(limit, Real) or isinstance(limit, bool):
+        raise StopCriterionError(
+            f"stop criterion {name!r} must be a number, Below(number) or a function, got {limit!r}."
+        )
+    if not math.isfinite(limit):
+        raise StopCriterionError(f"stop criterion {name!r}: {limit} is never reached; give a finite number.")
+    path = ALIASES.get(name, name)
+    grows = path in ("training_iteration", "time_total_s") or path.endswith("_lifetime")
+    if grows and (isinstance(criterion, Below) or limit <= 0):
+        shown = criterion if isinstance(criterion, Below) else f"{limit:g}"
+        raise StopCriterionError(
+            f"stop criterion {name!r}: {shown} would end every run after its first iteration, since this number only "
+            "grows from 0; give a positive number to reach."
+        )
+
+
+def _plain(criterion: Criterion) -> Any:
+    if callable(criterion):
+        return f"the function {criterion!r}"
+    if isinstance(criterion, Below):
+        return {"below": float(criterion.limit)}
+    return criterion if type(criterion) is int else float(criterion)
+
+
+def _answer(name: str, function: Callable[[dict[str, Any]], bool], result: dict[str, Any]) -> bool:
+    try:
+        answer = function(result)
+    except Exception as error:
+        raise StopCriterionError(f"stop criterion {name!r} raised {type(error).__name__}: {error}.") from error
+    if not isinstance(answer, (bool, np.bool_)):
+        raise StopCriterionError(f"stop criterion {name!r} must return True or False, got {answer!r}.")
+    return bool(answer)

@@ -37,36 +37,46 @@ AlgorithmT = TypeVar("AlgorithmT", bound="Algorithm")
 
 def save_algorithm(algorithm: Algorithm, path: Location | None) -> Location:
     """Write a checkpoint of an algorithm; see `Algorithm.save`."""
-    config = algorithm.config
-    with algorithm.large_arrays("shared"):
-        state, arrays = split_arrays(algorithm.get_state())
     if path is None:
-        path = Path("checkpoints") / f"{run_name(config)}-{algorithm.training_iteration}"
+        path = Path("checkpoints") / f"{run_name(algorithm.config)}-{algorithm.training_iteration}"
+    described = describe_algorithm(algorithm)
+    saved = write_checkpoint(path, **described)
+    _say_what_is_missing(algorithm, described["metadata"]["unnamed"], of_script(described["config"]))
+    return saved
+
+
+def describe_algorithm(algorithm: Algorithm, *, with_buffer: bool = True) -> dict[str, Any]:
+    """Return the arguments with which `write_checkpoint` saves the present state of an algorithm, also later.
+
+    Args:
+        algorithm: The algorithm.
+        with_buffer: Whether the replay buffer is saved, if the algorithm has one and its settings say so.
+    """
+    config = algorithm.config
+    with algorithm.large_arrays("shared" if with_buffer else "left_out"):
+        state, arrays = split_arrays(algorithm.get_state())
     learners = dict(state["learners"])
     weights = learners.pop("weights")
-    settings, missing = plain(config.to_dict()), unnamed(config)
-    saved = write_checkpoint(
-        path,
-        state={**state, "learners": learners},
-        weights=weights,
-        config=settings,
-        policies={
+    settings = plain(config.to_dict())
+    return {
+        "state": {**state, "learners": learners},
+        "weights": weights,
+        "config": settings,
+        "policies": {
             DEFAULT_MODULE_ID: policy_description(
                 algorithm.env_runner_group.module_spec, acts_by_module=acts_by_module(algorithm.exploration)
             )
         },
-        arrays=arrays,
-        metadata={
+        "arrays": arrays,
+        "metadata": {
             "corral_version": corral.__version__,
             "algo": settings["algo"],
             "algorithm_class": path_of(type(algorithm)),
             "training_iteration": algorithm.training_iteration,
             "num_env_steps_sampled_lifetime": algorithm.num_env_steps_sampled_lifetime,
-            "unnamed": missing,
+            "unnamed": unnamed(config),
         },
-    )
-    _say_what_is_missing(algorithm, missing, of_script(settings))
-    return saved
+    }
 
 
 def _say_what_is_missing(algorithm: Algorithm, missing: dict[str, str], scripted: dict[str, str]) -> None:

@@ -9,17 +9,21 @@ from typing import Any
 import yaml
 
 from corral.algorithms.registry import config_from_dict
+from corral.algorithms.stopping import Below, criteria_from_file
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError
 
 
-def load_experiment(options: argparse.Namespace) -> tuple[AlgorithmConfig, dict[str, float]]:
+def load_experiment(options: argparse.Namespace) -> tuple[AlgorithmConfig, dict[str, float | Below]]:
     """Return the config and the stop criteria; options override the file.
 
     Raises:
         ConfigError: A name is unknown, a value is wrong, or algorithm, env or stop criterion is missing.
     """
-    settings = read_experiment(options.config) if options.config else {}
+    if options.resume is not None:
+        settings = _settings_of_run(options)
+    else:
+        settings = read_experiment(options.config) if options.config else {}
     stop = settings.pop("stop", None) or {}
     if not isinstance(stop, dict):
         raise ConfigError(f"{options.config}: 'stop' must hold names and numbers, got {stop!r}.")
@@ -30,17 +34,22 @@ def load_experiment(options: argparse.Namespace) -> tuple[AlgorithmConfig, dict[
             "no algorithm: give --algo PPO or --algo my_algo:MyConfig, or 'algo' in the file of --config."
         )
     config = config_from_dict(settings)
-    if options.env:
-        config.env = options.env
-    if options.seed is not None:
-        config.seed = options.seed
-    for text in options.settings:
-        config.set_path(*parse_pair(text, "--set"))
+    _override(config, options)
     if options.stop:
-        stop = dict(parse_pair(text, "--stop") for text in options.stop)
+        stop = dict(parse_criterion(text) for text in options.stop)
     if not stop:
         raise ConfigError("no stop criterion: give --stop episode_return_mean=450, or 'stop' in the file of --config.")
-    return config, {name: _number(name, value) for name, value in stop.items()}
+    return config, criteria_from_file(stop)
+
+
+def _override(config: AlgorithmConfig, options: argparse.Namespace) -> None:
+    """Change the settings that options give."""
+    own = {"env": options.env, "seed": options.seed, "checkpoint_every_s": options.checkpoint_every}
+    for name, value in own.items():
+        if value is not None:
+            setattr(config, name, value)
+    for text in options.settings:
+        config.set_path(*parse_pair(text, "--set"))
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
@@ -58,13 +67,47 @@ def read_experiment(path: Path) -> dict[str, Any]:
     return settings
 
 
-def _number(name: str, value: Any) -> float:
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        return float(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"stop: {name} must be a number, got {value!r}.") from None
+def _settings_of_run(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the run to continue, without those that no file can name and that options give.
+
+    Raises:
+        ConfigError: An option does not go with `--resume`, or a setting that no file can name is missing.
+        RunDirectoryError: The directory holds no run, or another process runs it.
+        CheckpointError: The run has no checkpoint.
+    """
+    from corral.algorithms.fitting import check_resumable, read_config
+
+    for name in ("config", "algo", "run_dir"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} does not go with --resume, which continues a run as it is.")
+    settings = read_config(options.resume)
+    given = {text.partition("=")[0] for text in options.settings} | ({"environment.env"} if options.env else set())
+    unsaved = check_resumable(options.resume)
+    missing = {place: unsaved[place] for place in unsaved if not any(f"{place}.".startswith(f"{g}.") for g in given)}
+    if missing:
+        shown = "; ".join(f"{place}: {text}" for place, text in missing.items())
+        raise ConfigError(
+            f"{options.resume}: the run has settings that no file can name ({shown}): give them with --set, or "
+            "continue it from Python with fit(resume=...)."
+        )
+    for place in given:  # so that the old value, which a file may not hold, is not read
+        group, _, name = place.partition(".")
+        if isinstance(settings.get(group), dict):
+            settings[group].pop(name, None)
+    return settings
+
+
+def parse_criterion(text: str) -> tuple[str, Any]:
+    """Return name and value of `name=number` or `name<number`; the value is in the form of `criteria_from_file`.
+
+    Raises:
+        ConfigError: The text is something else.
+    """
+    name, below, _ = text.partition("<")
+    if not below or "=" in name:
+        return parse_pair(text, "--stop")
+    name, limit = parse_pair(text.replace("<", "=", 1), "--stop")
+    return name, {"below": limit}
 
 
 def parse_pair(text: str, option: str) -> tuple[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -10,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from corral import __version__
-from corral.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, print_error
+from corral.cli import EXIT_ERROR, EXIT_USAGE, interrupted_status, print_error
+from corral.core.interrupts import ending_signals_raised
 from corral.errors import ConfigError, CorralError
 
 EPILOG = """\
@@ -18,25 +20,44 @@ examples:
   corral train --algo PPO --env CartPole-v1 --stop episode_return_mean=450
   corral train --algo PPO --env CartPole-v1 --stop num_env_steps=500000 --seed 0 --set training.lr=3e-3
   corral train --config experiment.yaml
+  corral train --resume runs/PPO-CartPole-v1-20260101-120000 --stop num_env_steps=1000000
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status: 0, 1 (failed), 2 (wrong usage) or 130 (interrupted)."""
+    """Run the command line and return the exit status.
+
+    Returns:
+        0, 1 (failed), 2 (wrong usage), or 128 plus the number of the signal that ended it, such as 130 (Ctrl-C) or 143
+        (SIGTERM).
+    """
     options = make_parser().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without Unicode gets other characters, and no error
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
     try:
-        return int(options.run(options))
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        with ending_signals_raised():
+            return int(options.run(options))
+    except KeyboardInterrupt as error:
+        return interrupted_status(error)
     except ConfigError as error:
         print_error(error)
         return EXIT_USAGE
     except (CorralError, FileExistsError) as error:
         print_error(error)
         return EXIT_ERROR
+    finally:
+        _drop_unwritable_output()
+
+
+def _drop_unwritable_output() -> None:
+    """Drop what standard output cannot write, such as to a closed pipe: Python would fail with it at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -61,7 +82,8 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=NUMBER",
-        help="end when a number of the result reaches this; may be given several times; the first reached ends it",
+        help="end when a number of the result reaches this, or, as NAME<NUMBER, when it is below; may be given several "
+        "times; the first one met ends the run",
     )
     train.add_argument("--seed", help="seed of everything random")
     train.add_argument(
@@ -73,6 +95,17 @@ def make_parser() -> argparse.ArgumentParser:
         help="any setting; a value is read as YAML, such as 3e-3, [64, 64] or true",
     )
     train.add_argument("--run-dir", type=Path, help="where to write; runs/<algo>-<env>-<time> if left out")
+    train.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="continue the run in this directory, with its settings and stop criteria where no option overrides them",
+    )
+    train.add_argument(
+        "--checkpoint-every",
+        metavar="SECONDS",
+        help="seconds between two checkpoints; short for --set checkpointing.checkpoint_every_s",
+    )
     train.add_argument(
         "--tensorboard", action="store_true", help="also write TensorBoard event files; needs 'corral[tensorboard]'"
     )
@@ -129,10 +162,10 @@ def _train(options: argparse.Namespace) -> int:
     from corral.cli.train import train
     from corral.loggers import TensorBoardLogger, default_loggers
 
-    loggers = default_loggers()
+    loggers = None
     if options.tensorboard:
-        loggers.append(TensorBoardLogger())
-    return train(config, stop, run_dir=options.run_dir, loggers=loggers, quiet=options.quiet)
+        loggers = [*default_loggers(), TensorBoardLogger()]
+    return train(config, stop, run_dir=options.run_dir, resume=options.resume, loggers=loggers, quiet=options.quiet)
 
 
 def _checkpoint_info(options: argparse.Namespace) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from corral.cli import EXIT_ERROR, EXIT_INTERRUPTED, print_error
-from corral.cli.display import Display
+from corral.algorithms.stopping import Criterion
+from corral.cli import EXIT_ERROR, interrupted_status, print_error
 from corral.config.config import AlgorithmConfig
 from corral.errors import CorralError
 from corral.loggers import Logger
@@ -16,41 +18,53 @@ from corral.loggers.run import check_run_dir
 
 def train(
     config: AlgorithmConfig,
-    stop: Mapping[str, float],
+    stop: Mapping[str, Criterion],
     *,
     run_dir: Path | None = None,
+    resume: Path | None = None,
     loggers: Sequence[Logger] | None = None,
     quiet: bool = False,
 ) -> int:
-    """Train until a criterion is met, an error, or an interrupt; print how it ended and where the run is stored.
+    """Train until a criterion is met, an error, or a signal; print how it ended and where the run is stored.
 
     Args:
         config: The config of the algorithm.
-        stop: The criteria; see `Algorithm.fit`, which takes `run_dir` and `loggers` too.
+        stop: The criteria; see `Algorithm.fit`, which takes `run_dir`, `resume` and `loggers` too.
         run_dir: Run directory.
+        resume: Directory of a run to continue.
         loggers: Loggers for the results.
         quiet: Whether to show only the last line.
 
     Returns:
-        The exit status: 0, 1 after an error, 130 after an interrupt.
+        The exit status: 0, 1 after an error, 128 plus the number of the signal that ended the run.
 
     Raises:
         FileExistsError: The run directory holds a run already.
-        RunDirectoryError: The run directory cannot be written.
+        RunDirectoryError: The run directory cannot be written, or another process runs the run to continue.
     """
-    check_run_dir(run_dir)  # before the env and the workers are made
-    display = Display(config, stop, quiet=quiet)
+    if resume is None:
+        check_run_dir(run_dir)  # before the env and the workers are made
+    algorithm = None
     try:
-        with config.build() as algorithm, display:
-            algorithm.fit(stop=stop, run_dir=run_dir, loggers=loggers, on_start=display.start, on_result=display.update)
-    except KeyboardInterrupt:
-        display.end("Interrupted")
-        return EXIT_INTERRUPTED
+        with config.build() as algorithm:
+            algorithm.fit(
+                stop=stop, run_dir=run_dir, resume=resume, loggers=loggers, progress="last" if quiet else "auto"
+            )
     except CorralError as error:
-        if display.path is None and error.__cause__ is not None:  # there is no run.log to hold the traceback
+        if algorithm is None and error.__cause__ is not None:  # there is no run.log to hold the traceback
             traceback.print_exception(error.__cause__)
         print_error(error)
-        display.end("Failed")
-        return EXIT_ERROR
-    display.end("Done")
-    return 0
+        status = EXIT_ERROR
+    except KeyboardInterrupt as error:
+        status = interrupted_status(error)
+    else:
+        status = 0
+    if algorithm is not None and algorithm.run_dir is not None and not quiet:
+        _say_what_next(shlex.quote(str(algorithm.run_dir)), finished=status == 0)
+    return status
+
+
+def _say_what_next(run_dir: str, *, finished: bool) -> None:
+    watch = [f"Watch the policy:   corral play {run_dir}", f"Measure the policy: corral evaluate {run_dir}"]
+    with contextlib.suppress(OSError, ValueError):  # standard output may be closed
+        print("\n".join(watch if finished else [f"Continue the run:   corral train --resume {run_dir}"]), flush=True)

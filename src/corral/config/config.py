@@ -20,6 +20,7 @@ from corral.config.display import display
 from corral.config.settings import (
     GROUPS,
     CallbacksSettings,
+    CheckpointingSettings,
     DebuggingSettings,
     EngineSettings,
     EnvironmentSettings,
@@ -39,6 +40,7 @@ from corral.errors import ConfigError, UnknownAttributeError, nearest
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
     from corral.config.setter_types import (
+        CheckpointingArgs,
         DebuggingArgs,
         EngineArgs,
         EnvironmentArgs,
@@ -61,6 +63,7 @@ ALSO_IN = {"exploration": ("explore",)}
 class AlgorithmConfig(
     EngineSettings,
     DebuggingSettings,
+    CheckpointingSettings,
     ReportingSettings,
     FaultToleranceSettings,
     EvaluationSettings,
@@ -144,6 +147,10 @@ class AlgorithmConfig(
     def reporting(self, **settings: Unpack[ReportingArgs]) -> Self:
         """Set what an iteration is, and what its result holds; see `ReportingSettings`."""
         return self._set("reporting", settings)
+
+    def checkpointing(self, **settings: Unpack[CheckpointingArgs]) -> Self:
+        """Set which checkpoints a run keeps; see `CheckpointingSettings`."""
+        return self._set("checkpointing", settings)
 
     def debugging(self, **settings: Unpack[DebuggingArgs]) -> Self:
         """Set seed and log level; see `DebuggingSettings`."""

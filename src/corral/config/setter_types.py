@@ -102,6 +102,16 @@ class ReportingArgs(TypedDict, total=False):
     min_sample_timesteps_per_iteration: int
 
 
+class CheckpointingArgs(TypedDict, total=False):
+    """Settings of `.checkpointing(...)`; see `CheckpointingSettings`."""
+
+    checkpoint_every_s: float | None
+    checkpoint_every_iterations: int | None
+    num_checkpoints_kept: int
+    best_checkpoint_metric: str | None
+    best_checkpoint_mode: Literal["max", "min"]
+
+
 class DebuggingArgs(TypedDict, total=False):
     """Settings of `.debugging(...)`; see `DebuggingSettings`."""
 

@@ -165,6 +165,11 @@ SETTINGS: Mapping[str, Meanings] = {
     "min_train_timesteps_per_iteration": (
         ("reporting.min_sample_timesteps_per_iteration", "it counts env steps sampled, not steps trained on"),
     ),
+    **dict.fromkeys(
+        ("checkpoint_freq", "checkpoint_frequency", "save_freq"), _same("checkpointing.checkpoint_every_iterations")
+    ),
+    **dict.fromkeys(("num_to_keep", "keep_checkpoints_num"), _same("checkpointing.num_checkpoints_kept")),
+    "checkpoint_score_attribute": _same("checkpointing.best_checkpoint_metric"),
     "verbose": (("debugging.log_level", "a name: 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),),
     "callbacks": _same("callbacks.callbacks_class"),
     "total_timesteps": (("", "give it to Algorithm.fit: fit(stop={'num_env_steps': ...})"),),
@@ -202,7 +207,6 @@ CONFIG_METHODS: Mapping[str, Meanings] = {
     "experimental": (("", "there are no such settings: leave this out"),),
     "multi_agent": (("", "an env has one agent"),),
     "offline_data": (("", "policies learn from envs, not from data sets"),),
-    "checkpointing": (("", "Algorithm.save writes a checkpoint"),),
 }
 """Methods of a config, by the name in another library."""
 
@@ -218,7 +222,7 @@ ALGORITHM_METHODS: Mapping[str, Meanings] = {
     "compute_action": _same("compute_single_action"),
     "load": (("from_checkpoint", "a class method, which needs no env"),),
     "restore": _same("restore_from_path"),
-    **dict.fromkeys(("save_checkpoint", "save_to_path"), _same("save")),
+    "save_checkpoint": _same("save"),
     "get_policy": (("get_module", "a torch module"),),
     "policy": (("get_module", "a method, which returns a torch module"),),
     "get_weights": (("get_module", "get_module().state_dict()"),),

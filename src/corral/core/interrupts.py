@@ -1,4 +1,4 @@
-"""Hold back Ctrl-C where half of the work would be worse than none or all of it."""
+"""Signals that end a run: as exceptions, and held back where half of the work would be worse than none or all."""
 
 from __future__ import annotations
 
@@ -8,22 +8,74 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals with which terminals and job schedulers end a process."""
+
+
+class EndingSignal(KeyboardInterrupt):
+    """A signal asks this process to end, as Ctrl-C does.
+
+    Attributes:
+        number: Number of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        """Store the number of the signal."""
+        super().__init__(number)
+        self.number = number
+
+
+def name_of_interrupt(error: BaseException) -> str | None:
+    """Return what an exception says about a run that it ends, or `None` if it is no interrupt."""
+    if isinstance(error, EndingSignal):
+        return f"Ended by {signal.Signals(error.number).name}"
+    return "Interrupted" if isinstance(error, KeyboardInterrupt) else None
+
 
 @contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Handle a SIGINT that arrives inside the `with` block when the block ends; for short blocks that wait for nobody.
+def ending_signals_raised() -> Iterator[None]:
+    """Raise `EndingSignal` at the first SIGTERM or SIGHUP inside the `with` block, and ignore further ones.
 
-    It does nothing outside of the main thread, in which Python handles signals, and if SIGINT is not handled in Python.
+    A signal that is ignored, as SIGHUP is under `nohup`, stays ignored. Only for the main thread of a program, such as
+    the command line: a library leaves signals alone.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    arrived: list[Any] = []
-    signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
+    before: dict[int, Any] = {}
+
+    def end(number: int, frame: Any) -> None:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)  # a closed terminal sends several
+        raise EndingSignal(number)
+
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in ENDING if number != signal.SIGINT}
+        before = {number: handler for number, handler in before.items() if handler is signal.SIG_DFL}
+    for number in before:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Handle a signal of `ENDING` that arrives inside the `with` block when the block ends.
+
+    For short blocks that wait for nobody. It does nothing outside of the main thread, in which Python handles signals,
+    and for signals that are not handled in Python.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: handler for number in ENDING if callable(handler := signal.getsignal(number))}
+    arrived: list[Any] = []
+    for number in handlers:
+        signal.signal(number, lambda number, frame: arrived.append((number, frame)))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if arrived:
-            handler(*arrived[0])
+            handlers[arrived[0][0]](*arrived[0])

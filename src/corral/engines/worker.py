@@ -25,6 +25,10 @@ def main(channel_fd: int, parent: int) -> None:
     """Serve the calls from a socket until the process at the other end, `parent`, closes the socket or ends."""
     faulthandler.enable(int(os.environ[CRASH_FD]))
     _end_with_parent(parent)
+    # Job schedulers send these to all processes; the parent ends its workers, after it has saved their state. They get
+    # a handler, since programs that an env starts would inherit that a signal is ignored.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
     with socket.socket(fileno=channel_fd) as channel:
         try:
             _serve(channel)

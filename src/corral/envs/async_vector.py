@@ -26,6 +26,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from numpy.typing import NDArray
 
 from corral.coordination import environment
+from corral.core.interrupts import ENDING
 from corral.core.seeding import seed_everything
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, copy_nested, map_tree
@@ -515,7 +516,9 @@ def _worker(
     make: Callable[[], gym.Env[Any, Any]],
     *arguments: Any,
 ) -> None:
-    """Run Gymnasium's worker, and ignore Ctrl-C: a terminal sends it to all processes, and the parent ends workers.
+    """Run Gymnasium's worker, and ignore signals that terminals and job schedulers send to all processes.
+
+    The parent ends workers, after it has saved their state.
 
     `group` is a process group that ends with the parent. `stepped` notes which sub-envs have taken the current step.
     """
@@ -523,6 +526,8 @@ def _worker(
         os.setpgid(0, group)
     os.environ.update(coordination)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in ENDING[1:]:  # by a handler, since programs that an env starts would inherit that they are ignored
+        signal.signal(number, lambda *_: None)
 
     def make_and_connect() -> gym.Env[Any, Any]:
         env = make()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,20 @@ class CSVLogger(Logger):
         self._path = run_dir / self._file_name
         self._file = self._path.open("w", newline="", encoding="utf-8")
 
+    def resume(self, run_dir: Path, training_iteration: int, num_env_steps: int) -> None:
+        """Append to the file, without the rows of later iterations; rows that do not say which they are stay."""
+        self._path = run_dir / self._file_name
+        rows = list(_whole_rows(self._path))
+        self._columns = rows[0] if rows else []
+        kept = (
+            row
+            for row in rows[1:]
+            if not _is_later(dict(zip(self._columns, row, strict=True)), training_iteration, num_env_steps)
+        )
+        with _replaced(self._path) as file:
+            csv.writer(file).writerows([*rows[:1], *kept])
+        self._file = self._path.open("a", newline="", encoding="utf-8")
+
     def log_result(self, result: dict[str, Any]) -> None:
         """Append a row and flush it."""
         row = self.row(result)
@@ -67,19 +82,12 @@ class CSVLogger(Logger):
     def _add_columns(self, new: list[str]) -> None:
         assert self._file is not None, "log_result before open"
         self._file.flush()
-        columns, rewritten = [*self._columns, *new], self._path.with_suffix(".csv.new")
-        try:
-            with (
-                self._path.open(newline="", encoding="utf-8") as old,
-                rewritten.open("w", newline="", encoding="utf-8") as out,
-            ):
-                writer = csv.DictWriter(out, columns)
-                writer.writeheader()
-                writer.writerows(csv.DictReader(old))
-            os.replace(rewritten, self._path)
-        except OSError:  # a full disk; the file is as it was, and the next result tries again
-            rewritten.unlink(missing_ok=True)
-            raise
+        columns = [*self._columns, *new]
+        # On a full disk the file stays as it was, and the next result tries again.
+        with self._path.open(newline="", encoding="utf-8") as old, _replaced(self._path) as out:
+            writer = csv.DictWriter(out, columns)
+            writer.writeheader()
+            writer.writerows(csv.DictReader(old))
         self._file.close()
         self._columns = columns
         self._file = self._path.open("a", newline="", encoding="utf-8")
@@ -111,6 +119,17 @@ class JSONLinesLogger(Logger):
     def open(self, run_dir: Path) -> None:
         """Create the file."""
         self._file = (run_dir / self._file_name).open("w", encoding="utf-8")
+
+    def resume(self, run_dir: Path, training_iteration: int, num_env_steps: int) -> None:
+        """Append to the file, without the lines of later iterations; lines that do not say which they are stay."""
+        path = run_dir / self._file_name
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # the last line may have been cut off
+        with _replaced(path) as file:
+            file.writelines(
+                line for line in whole if not _is_later(json.loads(line), training_iteration, num_env_steps)
+            )
+        self._file = path.open("a", encoding="utf-8")
 
     def log_result(self, result: dict[str, Any]) -> None:
         """Append a line and flush it."""
@@ -152,6 +171,40 @@ class JSONLinesLogger(Logger):
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[TextIOWrapper]:
+    """Write a file under another name, and move it into place at the end of the block."""
+    rewritten = path.with_name(f"{path.name}.new")
+    try:
+        with rewritten.open("w", newline="", encoding="utf-8") as file:
+            yield file
+        os.replace(rewritten, path)
+    finally:
+        rewritten.unlink(missing_ok=True)
+
+
+def _whole_rows(path: Path) -> Iterator[list[str]]:
+    """Yield the rows of a CSV file, the header first; the last row is left out if it was cut off."""
+    if not path.exists():
+        return
+    with path.open(newline="", encoding="utf-8") as file:
+        lines: Iterable[str] = (line for line in file if line.endswith("\n"))
+        num_columns = None
+        for row in csv.reader(lines):
+            num_columns = num_columns or len(row)
+            if len(row) == num_columns:
+                yield row
+
+
+def _is_later(row: Any, training_iteration: int, num_env_steps: int) -> bool:
+    """Return whether a row is from an iteration after a checkpoint; its env steps tell it if no iteration is named."""
+    last = {"training_iteration": training_iteration, "num_env_steps_sampled_lifetime": num_env_steps}
+    for name in last if isinstance(row, Mapping) else ():
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # a subclass writes what it likes
+            return float(row[name]) > last[name]
+    return False
 
 
 def default_loggers() -> list[Logger]:

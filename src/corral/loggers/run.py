@@ -6,25 +6,30 @@ import contextlib
 import errno
 import itertools
 import logging
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import yaml
+from filelock import FileLock, Timeout
 
+from corral.core.interrupts import name_of_interrupt
 from corral.core.settings import path_of
 from corral.errors import RunDirectoryError
 from corral.loggers.base import Logger
+from corral.loggers.files import default_loggers
+from corral.loggers.tensorboard import TensorBoardLogger
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
-CONFIG_FILE = "config.yaml"
+CONFIG_FILE, LOCK_FILE, EVENT_FILES = "config.yaml", ".lock", "events.out.tfevents.*"
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's quota, or the size of one file
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -40,50 +45,91 @@ class Run:
 
     path: Path
 
-    def __init__(self, config: AlgorithmConfig, run_dir: str | Path | None, loggers: Sequence[Logger]) -> None:
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        run_dir: str | Path | None,
+        loggers: Sequence[Logger],
+        *,
+        stop: Mapping[str, Any] | None = None,
+        restore: Callable[[Path], tuple[int, int]] | None = None,
+    ) -> None:
         """Store where to write.
 
         Args:
             config: The resolved config.
             run_dir: The directory; `None` is `runs/<algo>-<env>-<time>` in the working directory.
             loggers: Loggers, which are opened and closed with the run.
+            stop: Stop criteria, in types that YAML has; config.yaml holds them too.
+            restore: For a run that continues: called with the directory after it was locked and before its files are
+                changed; restores the algorithm, and returns the iteration and the number of env steps from which the
+                run continues.
         """
-        self._config = config
-        self._loggers = loggers
+        self._settings = plain(config.to_dict()) | ({} if stop is None else {"stop": dict(stop)})
+        self._config, self._run_dir, self._loggers, self._restore = config, run_dir, loggers, restore
+        self._exit = contextlib.ExitStack()
         self._opened: list[Logger] = []
-        self._failing: list[Logger] = []
-        self._run_dir = run_dir
+        self._failing: set[object] = set()
 
     def __enter__(self) -> Self:
-        """Create the directory, write config.yaml, and open the log and the loggers.
+        """Create the directory or continue its run, write config.yaml, and open the log and the loggers.
 
         Raises:
-            FileExistsError: The directory already holds a run; it is left unchanged.
-            RunDirectoryError: The directory cannot be written.
+            FileExistsError: A new run was asked for, and the directory already holds one; it is left unchanged.
+            RunDirectoryError: The directory cannot be written, holds no run to continue, or another process writes it.
         """
-        check_run_dir(self._run_dir)
-        self.path = _new_run_dir(self._config) if self._run_dir is None else Path(self._run_dir)
-        text = yaml.safe_dump(plain(self._config.to_dict()), sort_keys=False)
+        if self._restore is None:
+            check_run_dir(self._run_dir)
+            self.path = _new_run_dir(self._config) if self._run_dir is None else Path(self._run_dir)
+        else:
+            self.path = Path(str(self._run_dir))
+            check_run_to_resume(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with (self.path / CONFIG_FILE).open("x", encoding="utf-8") as file:
-                file.write(text)
-            self._handler = _RunLog(self.path / "run.log", encoding="utf-8")
+            self._exit.enter_context(locked(self.path))
+            start = None if self._restore is None else self._restore(self.path)
+            self._write_config()
+            self._open_log()
         except OSError as error:
+            self._exit.close()
+            if isinstance(error, RunDirectoryError):
+                raise
             raise _not_writable(self.path, error) from error
-        self._handler.setFormatter(logging.Formatter(LOG_FORMAT))
-        self._level_before = log.level
-        log.setLevel(self._config.log_level)
-        log.addHandler(self._handler)
+        except BaseException:
+            self._exit.close()
+            raise
         try:
             for logger in self._loggers:
-                logger.open(self.path)
+                if start is None:
+                    logger.open(self.path)
+                else:
+                    logger.resume(self.path, *start)
                 self._opened.append(logger)
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
-        log.info("Run in %s, seed %s.", self.path, self._config.seed)
+        where = "" if start is None else f" continues from iteration {start[0]}"
+        log.info("Run in %s%s, seed %s.", self.path, where, self._config.seed)
         return self
+
+    def _write_config(self) -> None:
+        text, path = yaml.safe_dump(self._settings, sort_keys=False), self.path / CONFIG_FILE
+        if self._restore is None:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        elif text != path.read_text(encoding="utf-8"):  # settings were overridden
+            changed = path.with_name(f"{CONFIG_FILE}.new")
+            changed.write_text(text, encoding="utf-8")
+            os.replace(changed, path)
+
+    def _open_log(self) -> None:
+        handler = _RunLog(self.path / "run.log", encoding="utf-8")
+        handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        self._exit.callback(_close_quietly, handler)  # the full disk may have no room for the rest
+        self._exit.callback(log.setLevel, log.level)
+        self._exit.callback(log.removeHandler, handler)
+        log.setLevel(self._config.log_level)
+        log.addHandler(handler)
 
     def log_result(self, result: dict[str, Any]) -> None:
         """Give a result to every logger; a full disk does not end the run."""
@@ -93,7 +139,7 @@ class Run:
             except OSError as error:
                 if error.errno not in FULL_DISK:
                     raise
-                self._warn(logger, error)
+                self._warn_of(logger, error)
         episodes = result["env_runners"]
         log.info(
             "Iteration %d: %d env steps, mean return %.2f.",
@@ -108,35 +154,40 @@ class Run:
         """Log how the run ended, and close everything."""
         if error is None:
             log.info("Run finished.")
-        elif isinstance(error, KeyboardInterrupt):
-            log.warning("Run interrupted.")
+        elif interrupted := name_of_interrupt(error):
+            log.warning("Run %s.", interrupted[0].lower() + interrupted[1:])
         else:
             log.error("Run failed.", exc_info=error)
-        for logger in self._opened:
-            try:
-                logger.close()
-            except Exception as error:
-                if isinstance(error, OSError) and error.errno in FULL_DISK:
-                    self._warn(logger, error)
-                else:
-                    log.exception("A logger could not be closed: %r.", logger)
-        log.removeHandler(self._handler)
-        log.setLevel(self._level_before)
-        with contextlib.suppress(OSError):  # what the full disk has no room for
-            self._handler.close()
+        with self._exit:
+            for logger in self._opened:
+                try:
+                    logger.close()
+                except Exception as error:
+                    if isinstance(error, OSError) and error.errno in FULL_DISK:
+                        self._warn_of(logger, error)
+                    else:
+                        log.exception("A logger could not be closed: %r.", logger)
 
-    def _warn(self, logger: Logger, error: OSError) -> None:
-        """Warn that a logger cannot write, once for each logger."""
-        if logger not in self._failing:
-            self._failing.append(logger)
-            message = (
-                f"{type(logger).__name__} cannot write its results in {self.path}: {error.strerror or error}. The run "
-                "continues; results may be missing."
-            )
-            log.warning("%s", message)
-            if not logging.getLogger().hasHandlers() and sys.stderr is not None:  # run.log may be on the same disk
-                with contextlib.suppress(OSError, ValueError):
-                    print(message, file=sys.stderr)
+    def _warn_of(self, logger: Logger, error: OSError) -> None:
+        message = (
+            f"{type(logger).__name__} cannot write its results in {self.path}: {error.strerror or error}. The run "
+        )
+        self.warn_once(logger, f"{message}continues; results may be missing.")
+
+    def warn_once(self, subject: object, message: str) -> None:
+        """Warn in the log, and on standard error where no other handler shows the log, once for each subject."""
+        if subject in self._failing:
+            return
+        self._failing.add(subject)
+        log.warning("%s", message)
+        if not logging.getLogger().hasHandlers() and sys.stderr is not None:  # run.log may be on the same disk
+            with contextlib.suppress(OSError, ValueError):
+                print(message, file=sys.stderr)
+
+
+def _close_quietly(handler: logging.Handler) -> None:
+    with contextlib.suppress(OSError):
+        handler.close()
 
 
 class _RunLog(logging.FileHandler):
@@ -146,6 +197,40 @@ class _RunLog(logging.FileHandler):
         """Ignore a line that cannot be written."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a run directory, which the operating system releases however the process ends.
+
+    Raises:
+        RunDirectoryError: Another process, or another run of this process, writes into the directory.
+    """
+    lock = FileLock(path / LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RunDirectoryError(f"{path} belongs to a run that has not ended: wait for its end, or end it.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def check_run_to_resume(path: Path) -> None:
+    """Refuse a directory without a run.
+
+    Raises:
+        RunDirectoryError: The directory has no config.yaml.
+    """
+    if not (path / CONFIG_FILE).is_file():
+        what = f"it has no {CONFIG_FILE}" if path.exists() else "it does not exist"
+        raise RunDirectoryError(f"{path} is not the directory of a run: {what}.")
+
+
+def loggers_of(run_dir: Path) -> list[Logger]:
+    """Return the loggers with which a run continues: the default ones, and TensorBoard's if it has event files."""
+    return [*default_loggers(), *([TensorBoardLogger()] if any(run_dir.glob(EVENT_FILES)) else [])]
 
 
 def check_run_dir(run_dir: str | Path | None) -> None:

@@ -62,6 +62,13 @@ class TensorBoardLogger(Logger):
         self._texts = {}
         self.writer = SummaryWriter(str(run_dir))
 
+    def resume(self, run_dir: Path, training_iteration: int, num_env_steps: int) -> None:
+        """Create another event file, which tells TensorBoard to hide the points of later steps."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._texts = {}
+        self.writer = SummaryWriter(str(run_dir), purge_step=num_env_steps + 1)
+
     def log_result(self, result: dict[str, Any]) -> None:
         """Write a result and flush it."""
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]

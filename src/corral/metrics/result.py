@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 
 def flat_result(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested result as a flat dict `{"env_runners/episode_return_mean": ...}`, without the config."""
@@ -25,3 +27,17 @@ def merge_nested(result: dict[str, Any], more: Mapping[str, Any]) -> None:
             merge_nested(result[key], value)
         else:
             result[key] = value
+
+
+def plain_numbers(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers and texts of a nested result in plain types, without the config, arrays and lists."""
+    plain: dict[str, Any] = {}
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            if key != "config":
+                plain[str(key)] = plain_numbers(value)
+        elif isinstance(value, (np.bool_, np.integer, np.floating)):
+            plain[str(key)] = value.item()
+        elif isinstance(value, (bool, int, float, str)):
+            plain[str(key)] = value
+    return plain

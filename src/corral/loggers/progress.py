@@ -1,15 +1,14 @@
-"""The live display of a run: a panel on a terminal, single lines elsewhere."""
+"""The progress of a run as it is shown: a panel on a terminal and in a notebook, single lines elsewhere."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,73 +17,120 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from corral.algorithms.stopping import ALIASES
-from corral.config.config import AlgorithmConfig
+from corral.core.interrupts import name_of_interrupt
 from corral.envs.vector import env_name
+from corral.errors import ConfigError, nearest
+from corral.metrics.named_number import find_value
 from corral.metrics.result import flat_result
 from corral.metrics.timers import PARTS
 
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
+
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 LINE_INTERVAL_S = 2.0
+PANEL_INTERVAL_S = 0.1
 SPARKLINE_WIDTH = 60
 
+Mode = Literal["auto", "panel", "lines", "last"]
+MODES = ("auto", "panel", "lines", "last")
 
-class Display:
+
+def check_mode(mode: object) -> None:
+    """Refuse a way to show progress that does not exist.
+
+    Raises:
+        ConfigError: It is neither False nor one of `MODES`.
+    """
+    if mode is not False and mode not in MODES:
+        raise ConfigError(f"progress={mode!r}: use {', '.join(map(repr, MODES))} or False. {nearest(mode, MODES)}")
+
+
+class Progress:
     """Shows the results of a run as they arrive, while that can be written: a closed pipe or terminal ends no run.
+
+    It is a context manager: however the block ends, the last line says how, and where the run is stored.
 
     Attributes:
         path: Run directory, or `None` before there is one.
         result: Latest result, or `None`.
+        reason: Why the run ended, for the last line.
     """
 
-    def __init__(self, config: AlgorithmConfig, stop: Mapping[str, float], *, quiet: bool = False) -> None:
-        """Store the stop criteria, which are shown as progress."""
+    def __init__(self, config: AlgorithmConfig, stop: Mapping[str, Any], mode: Mode = "auto") -> None:
+        """Store what is shown.
+
+        Args:
+            config: Config of the algorithm.
+            stop: Stop criteria by name, which are shown as progress; see `StopCriteria`.
+            mode: `"panel"` updates a panel in place, on a terminal or in a notebook; `"lines"` prints a line every two
+                seconds; `"last"` prints the last line only. `"auto"` is the panel where there is a terminal or a
+                notebook, and lines elsewhere.
+        """
         self._title = f"{config.algo_name} on {env_name(config.env)}"
-        self._stop, self._quiet = stop, quiet
+        self._stop = stop
         self._console = Console()
+        shows_panel = self._console.is_terminal or self._console.is_jupyter
+        self._mode = ("panel" if shows_panel else "lines") if mode == "auto" else mode
+        self._show: Callable[[Panel], Any] | None = None  # replaces the panel
         self._live: Live | None = None
         self._returns: list[float] = []
-        self._last_line_s = 0.0
+        self._shown_s = float("-inf")
         self._is_mute = False
         self.path: Path | None = None
         self.result: dict[str, Any] | None = None
+        self.reason: str | None = None
 
     def __enter__(self) -> Self:
-        """Start the panel if this is a terminal."""
-        if not self._quiet and self._console.is_terminal:
-            self._live = Live(self._panel(), console=self._console, refresh_per_second=8)
+        """Start the panel if there is one."""
+        if self._mode == "panel":
             with self._muted_if_it_fails():
-                self._live.start()
+                if self._console.is_jupyter:
+                    self._show = _show_in_notebook(self._panel())
+                else:
+                    self._live = Live(self._panel(), console=self._console, refresh_per_second=8)
+                    self._live.start()
+                    self._show = self._live.update
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the last panel on the screen."""
+        """Leave the last panel on the screen, and print the last line."""
+        self._update_panel()
         if self._live is not None:
             with self._muted_if_it_fails():
                 self._live.stop()
+        self.end("Done" if error is None else name_of_interrupt(error) or "Failed")
 
-    def start(self, path: Path) -> None:
-        """Store the run directory."""
-        self.path = path
+    def start(self, path: Path, result: dict[str, Any] | None = None) -> None:
+        """Store the run directory, and the numbers of the latest result of a run that continues."""
+        self.path, self.result = path, result or None
 
     def update(self, result: dict[str, Any]) -> None:
-        """Show a result."""
+        """Show a result, unless another one was shown a moment ago."""
         self.result = result
         self._returns.append(result["env_runners"]["episode_return_mean"])
-        if self._live is not None:
+        interval_s = LINE_INTERVAL_S if self._mode == "lines" else PANEL_INTERVAL_S
+        if (now_s := time.monotonic()) - self._shown_s <= interval_s:
+            return
+        self._shown_s = now_s
+        if self._mode == "lines":
+            self._say(f"{self._title}: {self.summary()}")
+        else:
+            self._update_panel()
+
+    def _update_panel(self) -> None:
+        if self._show is not None:
             panel = self._panel()
             with self._muted_if_it_fails():
-                self._live.update(panel)
-        elif not self._quiet and time.monotonic() - self._last_line_s > LINE_INTERVAL_S:
-            self._last_line_s = time.monotonic()
-            self._say(f"{self._title}: {self.summary()}")
+                self._show(panel)
 
     def end(self, how: str) -> None:
         """Print how the run ended and where it is stored, if it had started."""
         if self.path is not None:
-            self._say(f"{how} after {self.summary()}. The run is stored in {self.path}")
+            why = "" if self.reason is None else f": {self.reason}"
+            self._say(f"{how} after {self.summary()}{why}. The run is stored in {self.path}")
 
     def _say(self, text: str) -> None:
         # In one write, and not by the console: an interrupt in the middle of its print can leave it mute.
@@ -99,10 +145,7 @@ class Display:
         try:
             yield
         except (OSError, ValueError):  # such as a closed pipe, a closed file, or a character that cannot be encoded
-            self._live, self._quiet, self._is_mute = None, True, True
-            # Else Python writes the rest at exit, and fails.
-            with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            self._live, self._show, self._is_mute = None, None, True
 
     def summary(self) -> str:
         """Return the latest result as a short text."""
@@ -154,13 +197,25 @@ class Display:
         assert self.result is not None
         flat = flat_result(self.result)
         table = Table.grid(padding=(0, 2))
-        for name, limit in self._stop.items():
-            path = ALIASES.get(name, name)
-            value = flat.get(path, flat.get(f"env_runners/{path}", 0))
+        for name, criterion in self._stop.items():
+            if callable(criterion):
+                table.add_row(name, "", "not yet")
+                continue
+            value = find_value(flat, name)
             known = isinstance(value, (int, float)) and value == value
-            bar = ProgressBar(total=max(limit, 1e-9), completed=max(0.0, float(value)) if known else 0.0, width=30)
-            table.add_row(name, bar, f"{value:,.6g} of {limit:,.6g}" if known else "no value yet")
+            if not isinstance(criterion, (int, float)):  # Below
+                table.add_row(name, "", f"{value:,.6g}, ends {criterion}" if known else "no value yet")
+                continue
+            bar = ProgressBar(total=max(criterion, 1e-9), completed=max(0.0, float(value)) if known else 0.0, width=30)
+            table.add_row(name, bar, f"{value:,.6g} of {criterion:,.6g}" if known else "no value yet")
         return table
+
+
+def _show_in_notebook(panel: Panel) -> Callable[[Panel], Any]:
+    """Show a panel in the output of a cell, and return what replaces it."""
+    from IPython.display import display  # type: ignore[import-not-found]
+
+    return display(panel, display_id=True).update  # type: ignore[no-any-return]
 
 
 def sparkline(values: list[float], bars: str = BARS, width: int = SPARKLINE_WIDTH) -> str:

@@ -1,20 +1,23 @@
-"""What a run shows: the panel of a terminal, its curve, and the last words without a terminal."""
+"""What a run shows: lines, a panel on a terminal, and a panel in a notebook."""
 
 from __future__ import annotations
 
+import builtins
 import io
 import math
 import sys
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from corral import PPOConfig
-from corral.cli.display import Display, sparkline
+from corral import Below, PPOConfig
+from corral.errors import ConfigError
+from corral.loggers.progress import Progress, sparkline
 from corral.metrics.timers import PARTS
+from corral.testing import CountingEnv
 
 RESULT = {
     "training_iteration": 1,
@@ -44,7 +47,7 @@ def interrupt_after(num_lines: int) -> Any:
 @pytest.mark.skipif(sys.gettrace() is not None, reason="another tracer is at work")
 def test_the_last_words_come_wherever_an_update_is_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
     for num_lines in range(10_000):
-        display = Display(PPOConfig().environment("CartPole-v1"), {})
+        display = Progress(PPOConfig().environment("CartPole-v1"), {})
         display.start(Path("run"))
         sys.settrace(interrupt_after(num_lines))
         try:
@@ -61,6 +64,77 @@ def test_the_last_words_come_wherever_an_update_is_interrupted(capsys: pytest.Ca
     assert 5 < num_lines < 10_000
 
 
+def small_ppo() -> PPOConfig:
+    config = PPOConfig().environment(CountingEnv).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
+    return config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
+
+
+def fit(tmp_path: Path, progress: Any, stop: Any = None) -> None:
+    with small_ppo().build() as algo:
+        algo.fit(stop=stop or {"training_iteration": 3}, run_dir=tmp_path / "run", progress=progress)
+
+
+def test_fit_prints_lines_where_there_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(tmp_path, "auto")
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("PPO on ") and "1 iteration, 32 env steps" in first
+    assert last.startswith("Done after 3 iterations, 96 env steps, ")
+    assert last.endswith(f": training_iteration=3 reached 3. The run is stored in {tmp_path / 'run'}")
+
+
+def test_progress_is_the_last_line_or_nothing_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(tmp_path / "a", "last")
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("Done after 3 iterations")
+    fit(tmp_path / "b", False)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_unknown_way_to_show_progress_is_refused(tmp_path: Path) -> None:
+    with small_ppo().build() as algo:
+        for progress in ("line", True, None, 2):
+            with pytest.raises(ConfigError, match=r"progress=.*: use 'auto', 'panel', 'lines', 'last' or False"):
+                algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run", progress=progress)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_and_an_interrupted_run_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for error, how in ((KeyboardInterrupt(), "Interrupted"), (RuntimeError("no"), "Failed")):
+
+        def fail(result: Any, error: BaseException = error) -> None:
+            raise error
+
+        with small_ppo().callbacks(on_train_result=fail).build() as algo, pytest.raises(type(error)):
+            algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path / how)
+        assert capsys.readouterr().out.splitlines()[-1].startswith(f"{how} after ")
+
+
+def test_a_notebook_shows_a_panel_that_changes_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+
+    class Handle:
+        def update(self, panel: Any) -> None:
+            shown.append(panel)
+
+    def display(panel: Any, display_id: bool) -> Handle:
+        assert display_id
+        shown.append(panel)
+        return Handle()
+
+    ipython, inner = ModuleType("IPython"), ModuleType("IPython.display")
+    inner.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", inner)
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setitem(vars(builtins), "get_ipython", lambda: shell)
+    stop = {"training_iteration": 3, "learners/default_policy/entropy": Below(-9), "mine": lambda result: False}
+    fit(tmp_path, "auto", stop)
+    assert len(shown) >= 2
+    html = shown[-1]._repr_mimebundle_(include=[], exclude=[])["text/html"]
+    for part in ("iteration", "3 of 3", "ends below -9", "mine", "not yet"):
+        assert part in html
+
+
 def test_the_curve_shows_the_latest_values_from_their_smallest_to_their_largest() -> None:
     rising = [float(value) for value in range(100)]
     assert sparkline(rising, "abcd", 4) == "abcd"
@@ -73,7 +147,7 @@ def test_the_curve_shows_the_latest_values_from_their_smallest_to_their_largest(
 
 def test_the_panel_shows_numbers_progress_and_what_takes_the_time() -> None:
     stop = {"num_env_steps": 1000, "episode_return_mean": 100, "env_runners/num_episodes": 8}
-    display = Display(PPOConfig().environment("CartPole-v1"), stop)
+    display = Progress(PPOConfig().environment("CartPole-v1"), stop)
     display.start(Path("run"))
     returns = {"episode_return_mean": math.nan, "episode_return_min": 3.0, "episode_return_max": 41.0}
     result = {

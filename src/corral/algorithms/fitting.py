@@ -1,0 +1,170 @@
+"""The loop of `Algorithm.fit`: iterations until a stop criterion is met, with a run directory and checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from corral.algorithms.stopping import StopCriteria, criteria_from_file
+from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
+from corral.checkpoint.run_checkpoints import CHECKPOINTS, RunCheckpoints
+from corral.errors import CheckpointError, ConfigError
+from corral.loggers import Logger, Run, default_loggers
+from corral.loggers.run import CONFIG_FILE, check_run_to_resume, locked, loggers_of, plain
+
+if TYPE_CHECKING:
+    from corral.algorithms.algorithm import Algorithm
+    from corral.loggers.progress import Progress
+
+log = logging.getLogger("corral")
+
+
+def fit(
+    algorithm: Algorithm,
+    *,
+    stop: Any,
+    run_dir: str | Path | None,
+    resume: str | Path | None,
+    loggers: Sequence[Logger] | None,
+    progress: Any,
+    late_keys: bool,
+) -> dict[str, Any]:
+    """Train until a criterion is met, and return the last result; see `Algorithm.fit`.
+
+    `late_keys` says whether callbacks may log keys that are missing from the first results.
+    """
+    shows = _progress(algorithm, progress)
+    if resume is not None:
+        if run_dir is not None:
+            raise ConfigError(f"fit: run_dir={run_dir!r} and resume={resume!r}: a run continues in its own directory.")
+        stop = stop_of_run(resume) if stop is None else stop
+    criteria = StopCriteria({} if stop is None else stop, late_keys=late_keys)
+    if loggers is None:
+        loggers = default_loggers() if resume is None else loggers_of(Path(resume))
+    changes: list[str] = []
+    run = Run(
+        algorithm.config,
+        run_dir if resume is None else resume,
+        loggers,
+        stop=criteria.plain(),
+        restore=None if resume is None else lambda path: restore_run(algorithm, path, changes),
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, algorithm, "stop_requested", None)  # a request is for one run, however it ends
+        shown = stack.enter_context(shows(criteria.criteria)) if shows else None
+        stack.enter_context(run)
+        algorithm.run_dir = run.path
+        if changes:
+            log.info("Settings that differ from the run's: %s.", "; ".join(changes))
+        if shown is not None:
+            shown.start(run.path, algorithm.latest_numbers)
+        stack.enter_context(algorithm.exceptions_shown())
+        checkpoints = stack.enter_context(RunCheckpoints(algorithm, run.path, late_keys=late_keys, warn=run.warn_once))
+        result = algorithm.latest_numbers
+        reason = algorithm.stop_requested or (criteria.met(result) if result else None)
+        while reason is None:
+            result = algorithm.train()
+            run.log_result(result)
+            if shown is not None:
+                shown.update(result)
+            reason = criteria.met(result) or algorithm.stop_requested
+            checkpoints.update(result)
+        log.info("Stopped: %s.", reason)
+        if shown is not None:
+            shown.reason = reason
+        return result
+
+
+def _progress(algorithm: Algorithm, mode: Any) -> Callable[[Mapping[str, Any]], Progress] | None:
+    """Return what makes the progress that is shown from the stop criteria, or `None` if nothing is shown."""
+    if mode is False:
+        return None
+    from corral.loggers.progress import Progress, check_mode  # here, since rich takes time to import
+
+    check_mode(mode)
+    return lambda stop: Progress(algorithm.config, stop, mode)
+
+
+def stop_of_run(run_dir: str | Path) -> dict[str, Any]:
+    """Return the stop criteria of a run, from its config.yaml.
+
+    Raises:
+        RunDirectoryError: The directory holds no run.
+        ConfigError: The run has none, or one that no file holds.
+    """
+    settings = read_config(Path(run_dir))
+    if not settings.get("stop"):
+        raise ConfigError(f"{Path(run_dir) / CONFIG_FILE} has no 'stop': give stop criteria.")
+    return dict(criteria_from_file(settings["stop"]))
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """Return the settings by group of a run, with `algo` and `stop`.
+
+    Raises:
+        RunDirectoryError: The directory holds no run.
+        ConfigError: Its config.yaml cannot be read.
+    """
+    check_run_to_resume(run_dir)
+    try:
+        settings = yaml.safe_load((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{run_dir / CONFIG_FILE}: {error}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{run_dir / CONFIG_FILE} holds no settings.")
+    return settings
+
+
+def check_resumable(run_dir: Path) -> dict[str, str]:
+    """Return the settings of a run that no file can name, as texts by place, after checking that it can continue.
+
+    Raises:
+        RunDirectoryError: The directory holds no run, or another process runs it.
+        CheckpointError: The run has no checkpoint.
+    """
+    check_run_to_resume(run_dir)
+    with locked(run_dir):
+        checkpoint = read_checkpoint(find_checkpoint(run_dir / CHECKPOINTS), with_state=False)
+    return dict(checkpoint.metadata.get("unnamed") or {})
+
+
+def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tuple[int, int]:
+    """Restore an algorithm from the last checkpoint of a run, and return its iteration and number of env steps.
+
+    The settings that differ from the run's are added to `changes` as text.
+
+    Raises:
+        CheckpointError: The run has no checkpoint, or the algorithm, its module or its spaces are not the run's.
+    """
+    path = find_checkpoint(run_dir / CHECKPOINTS)
+    checkpoint = read_checkpoint(path, with_state=False)
+    changes += _changes(checkpoint, algorithm)
+    fixed = [change for change in changes if change.startswith(("algo:", "rl_module."))]
+    if fixed:
+        raise CheckpointError(
+            f"{run_dir} cannot continue with this algorithm, which differs in {'; '.join(fixed)}: build it with the "
+            "settings of the run, or begin another run."
+        )
+    algorithm.restore_from_path(path)
+    return algorithm.training_iteration, algorithm.num_env_steps_sampled_lifetime
+
+
+def _changes(checkpoint: Checkpoint, algorithm: Algorithm) -> Iterator[str]:
+    """Yield the settings of an algorithm that differ from the settings in a checkpoint, as text."""
+    before, now = checkpoint.config, plain(algorithm.config.to_dict())
+    if _last_name(before["algo"]) != _last_name(now["algo"]):  # a class may move to another module
+        yield f"algo: {now['algo']!r}, was {before['algo']!r}"
+    for group, names in algorithm.config.group_fields().items():
+        for name in names:
+            value, was = now[group][name], before.get(group, {}).get(name)
+            if value != was:
+                yield f"{group}.{name}: {value!r:.80}, was {was!r:.80}"
+
+
+def _last_name(path: str) -> str:
+    return path.rpartition(":")[2].rpartition(".")[2]

@@ -1,0 +1,192 @@
+"""The checkpoints of a run: when they are written, which one is the best, and which ones stay."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from corral.checkpoint.algorithm import describe_algorithm
+from corral.checkpoint.directory import METADATA, read_checkpoint, write_checkpoint
+from corral.errors import CheckpointError, ConfigError
+from corral.metrics.named_number import NamedNumber
+from corral.metrics.result import flat_result
+
+if TYPE_CHECKING:
+    from corral.algorithms.algorithm import Algorithm
+
+log = logging.getLogger("corral")
+CHECKPOINTS, BEST = "checkpoints", "best"
+WRITE_PAUSE, COPY_PAUSE = 50, 100
+"""Times the duration of a write, or of a copy in memory, for which no other one begins."""
+_OF_ITERATION = re.compile(r"iteration-(\d+)")
+
+
+class RunCheckpoints:
+    """Writes the checkpoints of a run; a checkpoint that cannot be written gives one warning, and the run continues.
+
+    It is a context manager: however the block ends, the last state and the best one are written.
+
+    A new best state that may not be written yet stays in memory until it may. Copying it has a pause of the same kind,
+    so that a peak that is shorter than 100 times the duration of a copy may be missed.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, run_dir: Path, *, late_keys: bool, warn: Callable[[object, str], None]
+    ) -> None:
+        """Continue with the best checkpoint that the run has.
+
+        Args:
+            algorithm: The algorithm of the run, restored if the run continues.
+            run_dir: Directory of the run.
+            late_keys: Whether callbacks may log keys that are missing from the first results.
+            warn: Shows a message once for each subject, given as the first argument.
+        """
+        config = algorithm.config
+        self._algorithm, self._config, self._warn = algorithm, config, warn
+        self._directory = run_dir.absolute() / CHECKPOINTS
+        self._metric = None
+        self._choice = {"metric": config.best_checkpoint_metric, "mode": config.best_checkpoint_mode}
+        if config.best_checkpoint_metric is not None:
+            self._metric = NamedNumber(
+                config.best_checkpoint_metric, "best_checkpoint_metric", ConfigError, late_keys=late_keys
+            )
+        self._best_value = self._value_of_best()
+        self._new_best: dict[str, Any] | None = None  # arguments of write_checkpoint
+        self._better: tuple[tuple[int, int], float] | None = None  # the latest state, if it is better and not copied
+        self._copy_from_s = self._write_from_s = float("-inf")  # the ends of the pauses
+        self._start_interval()
+        self._written: tuple[int, int] | None = None
+        if _checkpoint_of(self._directory, algorithm.training_iteration).exists():
+            self._written = self._position()  # the one that the run continues from
+
+    def _value_of_best(self) -> float:
+        """Return the value of the best checkpoint that is there, or a value that any number beats."""
+        with contextlib.suppress(CheckpointError):
+            best = read_checkpoint(self._directory / BEST, with_state=False).metadata.get("best")
+            if isinstance(best, Mapping) and {name: best.get(name) for name in self._choice} == self._choice:
+                return float(best["value"])
+        return -math.inf if self._config.best_checkpoint_mode == "max" else math.inf
+
+    def _position(self) -> tuple[int, int]:
+        return self._algorithm.training_iteration, self._algorithm.num_env_steps_sampled_lifetime
+
+    def _start_interval(self) -> None:
+        self._interval_from_s, self._interval_from_iteration = time.monotonic(), self._algorithm.training_iteration
+
+    # After each iteration.
+
+    def update(self, result: dict[str, Any]) -> None:
+        """Note the result of an iteration, and write what is due.
+
+        Raises:
+            ConfigError: `best_checkpoint_metric` is not in the result.
+        """
+        if self._metric is not None:
+            value = self._metric.find(flat_result(result))
+            self._better = None
+            if value is not None and self._is_better(value):
+                self._better = (self._position(), value)
+                if time.monotonic() >= self._copy_from_s:
+                    self._copy_best(value)
+        if self._is_due():
+            self.write()
+
+    def _is_better(self, value: float) -> bool:
+        if not math.isfinite(value):
+            return False
+        return value > self._best_value if self._config.best_checkpoint_mode == "max" else value < self._best_value
+
+    def _copy_best(self, value: float) -> None:
+        start_s = time.monotonic()
+        try:
+            described = describe_algorithm(self._algorithm, with_buffer=False)
+        except Exception as error:
+            return self._warn_of(BEST, error)
+        described["metadata"]["best"] = {**self._choice, "value": value}
+        self._new_best, self._best_value, self._better = described, value, None
+        self._copy_from_s = _end_of_pause(start_s, COPY_PAUSE)
+
+    def _is_due(self) -> bool:
+        now_s, every_s = time.monotonic(), self._config.checkpoint_every_s
+        every = self._config.checkpoint_every_iterations
+        if now_s < self._write_from_s:
+            return False
+        if every is not None and self._algorithm.training_iteration - self._interval_from_iteration >= every:
+            return True
+        return every_s is not None and now_s - self._interval_from_s >= every_s
+
+    # Writing.
+
+    def write(self) -> None:
+        """Write the present state and the best one, where they are not written yet, and remove old checkpoints."""
+        start_s = time.monotonic()
+        self._write_present()
+        self._write_best()
+        self._write_from_s = _end_of_pause(start_s, WRITE_PAUSE)
+        self._start_interval()
+
+    def _write_present(self) -> None:
+        position = self._position()
+        if not self._config.num_checkpoints_kept or position == self._written:
+            return
+        path = _checkpoint_of(self._directory, self._algorithm.training_iteration)
+        try:
+            self._algorithm.save(path)
+            self._written = position
+            self._remove_old()
+        except Exception as error:
+            self._warn_of(path.name, error)
+
+    def _write_best(self) -> None:
+        if self._new_best is None:
+            return
+        try:
+            write_checkpoint(self._directory / BEST, **self._new_best)
+            self._new_best = None
+        except Exception as error:
+            self._warn_of(BEST, error)
+
+    def _remove_old(self) -> None:
+        matches = [(path, _OF_ITERATION.fullmatch(path.name)) for path in self._directory.iterdir()]
+        found = {int(match[1]): path for path, match in matches if match}
+        earlier = sorted(iteration for iteration in found if iteration <= self._algorithm.training_iteration)
+        for iteration in earlier[: -self._config.num_checkpoints_kept]:
+            (found[iteration] / METADATA).unlink(missing_ok=True)  # first, so that no reader finds half a checkpoint
+            shutil.rmtree(found[iteration], ignore_errors=True)
+
+    def _warn_of(self, name: str, error: Exception) -> None:
+        log.debug("The checkpoint %s was not written.", name, exc_info=error)
+        self._warn(
+            RunCheckpoints,
+            f"The checkpoint {self._directory / name} cannot be written: {error}. The run continues, and earlier "
+            "checkpoints stay; the next one is tried when it is due.",
+        )
+
+    def __enter__(self) -> Self:
+        """Return the checkpoints."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write what is not written yet."""
+        if self._better is not None and self._better[0] == self._position():
+            self._copy_best(self._better[1])
+        self.write()
+
+
+def _checkpoint_of(directory: Path, iteration: int) -> Path:
+    return directory / f"iteration-{iteration:06d}"
+
+
+def _end_of_pause(start_s: float, times: float) -> float:
+    now_s = time.monotonic()
+    return now_s + times * (now_s - start_s)

@@ -1,0 +1,57 @@
+"""A number of the results, found by the name that a user gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from corral.core.familiar_names import RESULTS, meaning_of
+from corral.errors import CorralError, nearest
+
+ALIASES = {"num_env_steps": "num_env_steps_sampled_lifetime", "time_s": "time_total_s"}
+# A key that a callback logs may take a few iterations to appear for the first time.
+LATE_KEY_ITERATIONS = 20
+
+
+class NamedNumber:
+    """A number of the results, by its name.
+
+    A name is a path in the result (`env_runners/episode_return_mean`), a name at its top level (`training_iteration`),
+    a name in `env_runners` (`episode_return_mean`), or a name in `ALIASES`.
+    """
+
+    def __init__(self, name: str, what: str, error: type[CorralError], *, late_keys: bool) -> None:
+        """Store the name.
+
+        Args:
+            name: The name.
+            what: Words for messages, such as "stop criterion".
+            error: The error to raise.
+            late_keys: Whether callbacks may log keys that are missing from the first results.
+        """
+        self._name, self._what, self._error = name, what, error
+        self._num_results_left = LATE_KEY_ITERATIONS if late_keys else 1
+
+    def find(self, flat: Mapping[str, Any]) -> float | None:
+        """Return the number in a flat result, or `None` if it is missing from one of the first results.
+
+        Raises:
+            CorralError: The name is not in the result, or is no number; of the class that `__init__` received.
+        """
+        value = find_value(flat, self._name)
+        if value is None:
+            self._num_results_left -= 1
+            if self._num_results_left > 0:
+                return None
+            hint = meaning_of(self._name, RESULTS, flat) or nearest(self._name, [*flat, *ALIASES])
+            raise self._error(f"{self._what} {self._name!r} does not appear in the result. {hint}")
+        if not isinstance(value, Real):
+            raise self._error(f"{self._what} {self._name!r} is {value!r} in the result, which is not a number.")
+        return float(value)
+
+
+def find_value(flat: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a flat result that a name means, or `None`; see `NamedNumber`."""
+    path = ALIASES.get(name, name)
+    return flat.get(path, flat.get(f"env_runners/{path}"))

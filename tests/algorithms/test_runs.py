@@ -1,0 +1,478 @@
+"""Runs of `fit`: which checkpoints they keep, how they end, and how they continue."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from corral import Algorithm, Below, DQNConfig, Module, PPOConfig
+from corral.checkpoint import find_checkpoint, read_checkpoint
+from corral.checkpoint.run_checkpoints import RunCheckpoints
+from corral.errors import CheckpointError, ConfigError, CorralError, RunDirectoryError, StopCriterionError
+from corral.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger, default_loggers
+from corral.loggers.run import locked
+from corral.testing import CountingEnv, FaultyEnv
+
+
+def small_ppo(env: Any = CountingEnv, **settings: Any) -> PPOConfig:
+    config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
+    config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
+    return config.rl_module(model_config={"fcnet_hiddens": [4]}).copy(**settings)
+
+
+def fit(config: Any, run_dir: Path, num_iterations: int, **arguments: Any) -> dict[str, Any]:
+    return train(config, num_iterations, run_dir=run_dir, **arguments)
+
+
+def resume(config: Any, run_dir: Path, num_iterations: int, **arguments: Any) -> dict[str, Any]:
+    return train(config, num_iterations, resume=run_dir, **arguments)
+
+
+def train(config: Any, num_iterations: int, **arguments: Any) -> dict[str, Any]:
+    with config.build() as algo:
+        result: dict[str, Any] = algo.fit(
+            stop={"training_iteration": num_iterations}, **{"progress": False, **arguments}
+        )
+        return result
+
+
+def names(run_dir: Path) -> set[str]:
+    """Return the checkpoints of a run by name; what a write that failed left is none."""
+    return {path.parent.name for path in (run_dir / "checkpoints").glob("*/metadata.json")}
+
+
+def iterations(run_dir: Path) -> list[int]:
+    with (run_dir / "progress.csv").open(newline="", encoding="utf-8") as file:
+        rows = [int(row["training_iteration"]) for row in csv.DictReader(file)]
+    lines = (run_dir / "result.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["training_iteration"] for line in lines] == rows
+    return rows
+
+
+# What is kept.
+
+
+def test_a_run_keeps_the_last_and_the_best_checkpoint(tmp_path: Path) -> None:
+    result = fit(small_ppo(), tmp_path, 3)
+    assert names(tmp_path) == {"iteration-000003", "best"}
+    last = read_checkpoint(find_checkpoint(tmp_path), with_state=False)
+    assert last.metadata["training_iteration"] == 3
+    best = read_checkpoint(find_checkpoint(tmp_path, prefer="best"), with_state=False)
+    assert best.metadata["best"]["metric"] == "env_runners/episode_return_mean"
+    assert best.metadata["best"]["value"] >= result["env_runners"]["episode_return_mean"]
+    with Algorithm.from_checkpoint(find_checkpoint(tmp_path)) as algo:
+        assert algo.train()["training_iteration"] == 4
+
+
+def test_periodic_checkpoints_and_how_many_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corral.checkpoint.run_checkpoints.WRITE_PAUSE", 0)
+    seen: list[set[str]] = []
+
+    class Looking(Logger):
+        def open(self, run_dir: Path) -> None:
+            self.run_dir = run_dir
+
+        def log_result(self, result: dict[str, Any]) -> None:
+            if (self.run_dir / "checkpoints").exists():
+                seen.append(names(self.run_dir) - {"best"})
+
+    config = small_ppo(checkpoint_every_iterations=2, num_checkpoints_kept=2)
+    fit(config, tmp_path, 8, loggers=[Looking()])
+    assert seen == [
+        {"iteration-000002"},
+        {"iteration-000002"},
+        {"iteration-000002", "iteration-000004"},
+        {"iteration-000002", "iteration-000004"},
+        {"iteration-000004", "iteration-000006"},
+        {"iteration-000004", "iteration-000006"},
+    ]
+    assert names(tmp_path) == {"iteration-000006", "iteration-000008", "best"}
+
+
+class Clock:
+    """A clock that moves only when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr("corral.checkpoint.run_checkpoints.time.monotonic", lambda: self.now_s)
+
+
+def test_writing_takes_at_most_one_fiftieth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[float] = []
+    with small_ppo(checkpoint_every_s=60.0, best_checkpoint_metric=None).build() as algo:
+        clock = Clock(monkeypatch)
+        save = algo.save
+
+        def slow_save(path: Any) -> Any:
+            written.append(clock.now_s)
+            clock.now_s += 3.0  # so that the pause is 150 s
+            return save(path)
+
+        monkeypatch.setattr(algo, "save", slow_save)
+        checkpoints = RunCheckpoints(algo, tmp_path, late_keys=False, warn=lambda subject, message: None)
+        for _ in range(500):
+            clock.now_s += 1.0
+            algo.training_iteration += 1
+            checkpoints.update({"training_iteration": algo.training_iteration})
+    assert [round(later - earlier) for earlier, later in zip([1000.0, *written], written, strict=False)] == [
+        60,
+        153,
+        153,
+    ]
+
+
+def test_the_best_state_is_the_one_of_its_iteration_though_it_is_written_later(tmp_path: Path) -> None:
+    values = iter([math.nan, 1.0, 5.0, math.nan, 4.0, math.inf])
+    weights: dict[int, Any] = {}
+
+    def score(algorithm: Any, result: dict[str, Any]) -> None:
+        result["score"] = next(values)
+        weights[algorithm.training_iteration] = algorithm.get_state()["learners"]["weights"]
+
+    config = small_ppo(best_checkpoint_metric="score").callbacks(on_train_result=score)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("corral.checkpoint.run_checkpoints.COPY_PAUSE", 0)
+        fit(config, tmp_path, 6)
+    best = read_checkpoint(tmp_path / "checkpoints" / "best", with_state=False)
+    assert best.metadata["training_iteration"] == 3
+    assert best.metadata["best"] == {"metric": "score", "mode": "max", "value": 5.0}
+    for name, array in weights[3]["default_policy"].items():
+        np.testing.assert_array_equal(best.weights["default_policy"][name], array)
+
+
+def test_the_best_checkpoint_of_a_run_that_continues_is_kept_until_it_is_beaten(tmp_path: Path) -> None:
+    for scores, expected in (([3.0, 5.0], 2), ([4.0], 2), ([2.0, 6.0], 5)):
+        values = iter(scores)
+
+        def score(result: dict[str, Any], values: Iterator[float] = values) -> None:
+            result["score"] = next(values)
+
+        config = small_ppo(best_checkpoint_metric="score").callbacks(on_train_result=score)
+        done = len(iterations(tmp_path)) if (tmp_path / "progress.csv").exists() else 0
+        (resume if done else fit)(config, tmp_path, done + len(scores))
+        best = read_checkpoint(tmp_path / "checkpoints" / "best", with_state=False)
+        assert best.metadata["training_iteration"] == expected
+
+
+def test_the_smallest_number_may_be_the_best(tmp_path: Path) -> None:
+    def score(result: dict[str, Any]) -> None:
+        result["score"] = abs(result["training_iteration"] - 2)
+
+    config = small_ppo(best_checkpoint_metric="score", best_checkpoint_mode="min").callbacks(on_train_result=score)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("corral.checkpoint.run_checkpoints.COPY_PAUSE", 0)
+        fit(config, tmp_path, 4)
+    best = read_checkpoint(tmp_path / "checkpoints" / "best", with_state=False)
+    assert best.metadata["training_iteration"] == 2
+
+
+def test_a_metric_of_the_best_that_never_appears_is_an_error_after_the_first_iteration(tmp_path: Path) -> None:
+    config = small_ppo(best_checkpoint_metric="episode_retrun_mean")
+    with pytest.raises(
+        ConfigError, match=r"best_checkpoint_metric 'episode_retrun_mean' does not appear.*return_mean'"
+    ):
+        fit(config, tmp_path, 9)
+    assert iterations(tmp_path) == [1]
+    assert names(tmp_path) == {"iteration-000001"}
+
+
+def test_nothing_is_written_on_request(tmp_path: Path) -> None:
+    fit(small_ppo(num_checkpoints_kept=0, best_checkpoint_metric=None), tmp_path, 2)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_the_best_checkpoint_has_no_replay_buffer(tmp_path: Path) -> None:
+    config = DQNConfig().environment(CountingEnv).debugging(seed=0)
+    config.training(train_batch_size_per_learner=8, num_steps_sampled_before_learning_starts=8)
+    config.training(store_buffer_in_checkpoints=True).rl_module(model_config={"fcnet_hiddens": [4]})
+    fit(config.reporting(min_sample_timesteps_per_iteration=20), tmp_path, 2)
+
+    def has_buffer(name: str) -> bool:
+        checkpoint = read_checkpoint(tmp_path / "checkpoints" / name)
+        return bool(checkpoint.arrays) or "replay_buffer" in checkpoint.state
+
+    assert has_buffer("iteration-000002") and not has_buffer("best")
+
+
+@contextmanager
+def no_room_for_files() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_checkpoint_that_cannot_be_written_warns_once_and_training_continues(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("corral.checkpoint.run_checkpoints.WRITE_PAUSE", 0)
+    config = small_ppo(checkpoint_every_iterations=1, num_checkpoints_kept=9)
+    with config.build() as algo:
+        save = algo.save
+
+        def full_for_a_while(path: Any) -> Any:
+            if algo.training_iteration not in (2, 3):
+                return save(path)
+            with no_room_for_files():
+                return save(path)
+
+        monkeypatch.setattr(algo, "save", full_for_a_while)
+        algo.fit(stop={"training_iteration": 4}, run_dir=tmp_path, progress=False)
+    assert names(tmp_path) == {"iteration-000001", "iteration-000004", "best"}
+    [warning] = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "iteration-000002 cannot be written: " in warning and "File too large" in warning
+
+
+# How it ends.
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, SystemExit])
+def test_however_a_run_ends_its_last_state_is_kept(error: type[BaseException], tmp_path: Path) -> None:
+    def fail(result: dict[str, Any]) -> None:
+        if result["training_iteration"] == 3:
+            raise error("now")
+
+    config = small_ppo().callbacks(on_train_result=fail)
+    with pytest.raises((error, CorralError)):
+        fit(config, tmp_path, 9)
+    assert read_checkpoint(find_checkpoint(tmp_path)).metadata["training_iteration"] == 3
+    assert resume(small_ppo(), tmp_path, 5)["training_iteration"] == 5
+    assert iterations(tmp_path) == [1, 2, 4, 5]  # the result of the third was never logged
+
+
+def test_an_env_that_raises_in_the_middle_of_an_iteration_keeps_the_state(tmp_path: Path) -> None:
+    config = small_ppo(FaultyEnv, env_config={"fault": "raise_step", "at_step": 50})
+    with pytest.raises(CorralError):
+        fit(config, tmp_path, 100)
+    assert read_checkpoint(find_checkpoint(tmp_path)).metadata["training_iteration"] == len(iterations(tmp_path))
+
+
+def test_a_callback_may_end_the_run_after_the_iteration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def enough(algorithm: Any) -> None:
+        if algorithm.training_iteration == 2:
+            algorithm.request_stop("the budget is spent")
+
+    with small_ppo().callbacks(on_train_result=enough).build() as algo:
+        result = algo.fit(stop={"training_iteration": 9}, run_dir=tmp_path)
+        assert result["training_iteration"] == 2 and algo.stop_requested is None
+    assert iterations(tmp_path) == [1, 2]
+    assert "Stopped: the budget is spent." in (tmp_path / "run.log").read_text(encoding="utf-8")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"the budget is spent. The run is stored in {tmp_path}")
+
+
+def test_a_request_to_stop_is_for_one_run(tmp_path: Path) -> None:
+    def fail(algorithm: Any, result: dict[str, Any]) -> None:
+        if result["training_iteration"] == 1:
+            algorithm.request_stop("no more")
+            raise ZeroDivisionError
+
+    with small_ppo().callbacks(on_train_result=fail).build() as algo:
+        with pytest.raises(CorralError):
+            algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path / "a", progress=False)
+        assert (
+            algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path / "b", progress=False)["training_iteration"] == 3
+        )
+
+
+def test_a_loop_of_the_user_sees_the_request_to_stop() -> None:
+    def enough(algorithm: Any, result: dict[str, Any]) -> None:
+        if result["training_iteration"] == 2:
+            algorithm.request_stop()
+
+    with small_ppo().callbacks(on_train_result=enough).build() as algo:
+        while not algo.stop_requested:
+            result = algo.train()
+    assert result["training_iteration"] == 2
+    assert algo.stop_requested == "request_stop() was called"
+
+
+def test_functions_and_numbers_below_a_limit_end_a_run(tmp_path: Path) -> None:
+    with small_ppo().build() as algo:
+        stop = {"second": lambda result: bool(result["training_iteration"] == 2), "num_env_steps": 10_000}
+        assert algo.fit(stop=stop, run_dir=tmp_path / "a", progress=False)["training_iteration"] == 2
+        stop = {"learners/default_policy/entropy": Below(100.0)}
+        assert algo.fit(stop=stop, run_dir=tmp_path / "b", progress=False)["training_iteration"] == 2  # met already
+    assert yaml.safe_load((tmp_path / "b" / "config.yaml").read_text())["stop"] == {
+        "learners/default_policy/entropy": {"below": 100.0}
+    }
+    assert iterations_or_none(tmp_path / "b") == []
+
+
+def iterations_or_none(run_dir: Path) -> list[int]:
+    return iterations(run_dir) if (run_dir / "progress.csv").stat().st_size else []
+
+
+def test_save_has_another_name(tmp_path: Path) -> None:
+    with small_ppo().build() as algo:
+        assert read_checkpoint(algo.save_to_path(tmp_path / "here")).metadata["training_iteration"] == 0
+
+
+# Continuing.
+
+
+def test_a_run_continues_in_its_directory(tmp_path: Path) -> None:
+    loggers = [*default_loggers(), TensorBoardLogger()]
+    fit(small_ppo(), tmp_path, 2, loggers=loggers)
+    first = resume(small_ppo(), tmp_path, 4)
+    assert first["training_iteration"] == 4
+    assert first["num_env_steps_sampled_lifetime"] == 4 * 32
+    assert iterations(tmp_path) == [1, 2, 3, 4]
+    # TensorBoard was on, so it stays on, though nobody asked for it again.
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    assert [(event.step, event.value) for event in accumulator.Scalars("training_iteration")] == [
+        (32 * iteration, iteration) for iteration in (1, 2, 3, 4)
+    ]
+    log = (tmp_path / "run.log").read_text(encoding="utf-8")
+    assert "continues from iteration 2" in log and log.count("Run finished.") == 2
+
+
+def test_results_beyond_the_checkpoint_are_cut(tmp_path: Path) -> None:
+    class Short(CSVLogger):
+        def row(self, result: dict[str, Any]) -> dict[str, Any]:
+            return {"num_env_steps_sampled_lifetime": result["num_env_steps_sampled_lifetime"], "x": 1}
+
+    class Bare(JSONLinesLogger):
+        def line(self, result: dict[str, Any]) -> dict[str, Any]:
+            return {"x": 1}
+
+    def loggers() -> list[Logger]:
+        return [*default_loggers(), Short("short.csv"), Bare("bare.jsonl"), TensorBoardLogger()]
+
+    fit(small_ppo(num_checkpoints_kept=9), tmp_path, 2, loggers=loggers())
+    with small_ppo().build() as algo:  # a process that was killed after its last checkpoint
+        algo.restore_from_path(find_checkpoint(tmp_path))
+        opened = loggers()
+        for logger in opened:
+            logger.resume(tmp_path, 2, 64)
+        for _ in range(2):
+            result = algo.train()
+            for logger in opened:
+                logger.log_result(result)
+        for logger in opened:
+            logger.close()
+    assert iterations(tmp_path) == [1, 2, 3, 4]
+    with (tmp_path / "result.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"training_iteration": 2, "half')
+    with (tmp_path / "progress.csv").open("a", encoding="utf-8") as file:
+        file.write("1,2")
+    resume(small_ppo(), tmp_path, 3, loggers=loggers())
+    assert iterations(tmp_path) == [1, 2, 3]
+    steps = (tmp_path / "short.csv").read_text(encoding="utf-8").split()
+    assert steps == ["num_env_steps_sampled_lifetime,x", "32,1", "64,1", "96,1"]
+    assert len((tmp_path / "bare.jsonl").read_text(encoding="utf-8").splitlines()) == 5  # nothing says which is which
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    assert [event.step for event in accumulator.Scalars("training_iteration")] == [32, 64, 96]
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_a_run_that_met_its_criteria_ends_without_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(small_ppo(), tmp_path, 3)
+    changing = ("run.log", "config.yaml")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name not in changing}
+    trained: list[int] = []
+    config = small_ppo().callbacks(on_train_result=lambda: trained.append(1))
+    result = resume(config, tmp_path, 3, progress="auto")
+    assert (trained, result["training_iteration"]) == ([], 3)
+    printed = capsys.readouterr().out
+    assert printed.startswith("Done after 3 iterations, 96 env steps, ")
+    assert "training_iteration=3 reached 3." in printed
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name not in changing}
+    assert after == before
+
+
+def test_the_stop_criteria_of_the_run_are_found(tmp_path: Path) -> None:
+    with small_ppo().build() as algo:
+        stop = {"training_iteration": 2, "learners/default_policy/entropy": Below(-50.0)}
+        algo.fit(stop=stop, run_dir=tmp_path, progress=False)
+        assert algo.fit(resume=tmp_path, progress=False)["training_iteration"] == 2
+        algo.fit(resume=tmp_path, stop={"third": lambda result: result["training_iteration"] == 3}, progress=False)
+        with pytest.raises(ConfigError, match="third must be a number, got 'the function"):
+            algo.fit(resume=tmp_path, progress=False)
+        with pytest.raises(StopCriterionError, match="no stop criterion"):
+            algo.fit(run_dir=tmp_path / "new", progress=False)
+
+
+def test_other_settings_may_differ_and_are_told(tmp_path: Path) -> None:
+    fit(small_ppo(lr=1e-3), tmp_path, 1)
+    resume(small_ppo(lr=1e-4), tmp_path, 2)
+    log = (tmp_path / "run.log").read_text(encoding="utf-8")
+    assert "Settings that differ from the run's: training.lr: 0.0001, was 0.001." in log
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["training"]["lr"] == 1e-4
+
+
+class Other(Module):
+    def policy(self, obs: Any) -> Any: ...
+
+    def value(self, obs: Any) -> Any: ...
+
+
+class WiderEnv(CountingEnv):
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        space = self.observation_space
+        assert isinstance(space, gym.spaces.Box)
+        self.observation_space = gym.spaces.Box(-1e9, 1e9, (space.shape[0] + 1,), np.float32)
+
+    def reset(self, **arguments: Any) -> Any:
+        obs, info = super().reset(**arguments)
+        return np.append(obs, 0).astype(np.float32), info
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        return np.append(obs, 0).astype(np.float32), *rest
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (DQNConfig().environment(CountingEnv), "algo: 'DQN', was 'PPO'"),
+        (small_ppo(model_config={"fcnet_hiddens": [5]}), r"rl_module.model_config: \{'fcnet_hiddens': \[5\]\}, was"),
+        (small_ppo(WiderEnv), "env that it was saved with"),
+    ],
+    ids=["algorithm", "module", "spaces"],
+)
+def test_a_run_of_another_algorithm_module_or_env_is_refused(config: Any, message: str, tmp_path: Path) -> None:
+    fit(small_ppo(), tmp_path, 1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match=message):
+        resume(config, tmp_path, 2)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    resume(small_ppo(), tmp_path, 2)  # the lock was released
+
+
+def test_what_cannot_continue_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="is not the directory of a run: it does not exist"):
+        resume(small_ppo(), tmp_path / "nowhere", 1)
+    with pytest.raises(RunDirectoryError, match=r"is not the directory of a run: it has no config.yaml"):
+        resume(small_ppo(), tmp_path, 1)
+    fit(small_ppo(num_checkpoints_kept=0, best_checkpoint_metric=None), tmp_path / "run", 1)
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        resume(small_ppo(), tmp_path / "run", 2)
+    with small_ppo().build() as algo, pytest.raises(ConfigError, match="a run continues in its own directory"):
+        algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "a", resume=tmp_path / "run")
+
+
+def test_a_directory_has_one_run_at_a_time(tmp_path: Path) -> None:
+    fit(small_ppo(), tmp_path, 1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with locked(tmp_path), pytest.raises(RunDirectoryError, match="belongs to a run that has not ended"):
+        resume(small_ppo(), tmp_path, 2)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert resume(small_ppo(), tmp_path, 2)["training_iteration"] == 2

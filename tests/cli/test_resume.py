@@ -1,0 +1,224 @@
+"""Runs of the command line that a signal ends, and that continue."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from corral.checkpoint import find_checkpoint, read_checkpoint
+from corral.cli.main import main
+
+DEADLINE_S = 120.0
+COMMAND = [sys.executable, "-m", "corral.cli.main"]
+SETTINGS = {
+    "training.train_batch_size_per_learner": 64,
+    "training.minibatch_size": 64,
+    "training.num_epochs": 1,
+    "rl_module.model_config.fcnet_hiddens": [4],
+    "env_runners.num_envs_per_env_runner": 2,
+}
+FOREVER = ["--stop", "training_iteration=1000000"]
+PROCESSES = {
+    "env_runners.num_env_runners": 1,
+    "engine.engine_name": "process",
+    "env_runners.vectorization": "async",
+}
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+
+
+def arguments(**settings: Any) -> list[str]:
+    given = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    return ["train", "--algo", "PPO", "--env", "corral.testing:CountingEnv", "--seed", "0", *given]
+
+
+def rows(run_dir: Path) -> list[int]:
+    with (run_dir / "progress.csv").open(newline="", encoding="utf-8") as file:
+        return [int(row["training_iteration"]) for row in csv.DictReader(file)]
+
+
+def processes() -> dict[int, int]:
+    """Return the parent of each process that has not ended."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended just now
+            continue
+        if fields[0] != "Z":
+            parents[int(stat.parent.name)] = int(fields[1])
+    return parents
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and those that it started, also indirectly."""
+    parents = processes()
+    members = [pid]
+    for member in members:
+        members += [child for child, parent in parents.items() if parent == member]
+    return members
+
+
+class Training:
+    """A run in a process of its own."""
+
+    def __init__(self, run_dir: Path, *more: str, **settings: Any) -> None:
+        self.run_dir = run_dir
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments(**SETTINGS, **settings), *more, *FOREVER, "--run-dir", str(run_dir)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def wait_for(self, condition: Any) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+
+    def wait_for_iterations(self, count: int) -> None:
+        self.wait_for(lambda: (self.run_dir / "progress.csv").exists() and len(rows(self.run_dir)) >= count)
+
+    def end(self, number: signal.Signals, *, everywhere: bool = False) -> tuple[int, str, str]:
+        """Send a signal to the run, or to all its processes too, as Slurm does; return status and output."""
+        for pid in family(self.process.pid) if everywhere else [self.process.pid]:
+            os.kill(pid, number)
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    ("number", "settings"),
+    [(signal.SIGHUP, {}), (signal.SIGTERM, PROCESSES)],
+    ids=["SIGHUP", "SIGTERM_to_all_processes"],
+)
+def test_a_signal_ends_a_run_with_a_checkpoint(
+    number: signal.Signals, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    with Training(run_dir, **settings) as training:
+        training.wait_for_iterations(3)
+        members = family(training.process.pid)
+        assert len(members) == (4 if settings else 1)
+        status, out, err = training.end(number, everywhere=bool(settings))
+        deadline_s = time.monotonic() + DEADLINE_S
+        while set(members) & processes().keys():
+            assert time.monotonic() < deadline_s, "a worker outlived the run"
+            time.sleep(0.02)
+    assert (status, err) == (128 + number, "")
+    assert f"Ended by {number.name} after " in out and f"corral train --resume {run_dir}" in out
+    log = (run_dir / "run.log").read_text(encoding="utf-8")
+    warnings = [line.partition(": ")[2] for line in log.splitlines() if " WARNING " in line or " ERROR " in line]
+    assert warnings == [f"Run ended by {number.name}."]  # and no worker died before its state was saved
+    done = rows(run_dir)
+    last = read_checkpoint(find_checkpoint(run_dir)).metadata["training_iteration"]
+    assert last in (done[-1], done[-1] + 1)  # the signal may arrive between an iteration and its row
+    here = ["--set", "env_runners.num_env_runners=0", "--set", "env_runners.vectorization=sync", "--quiet"]
+    assert main(["train", "--resume", str(run_dir), "--stop", f"training_iteration={last + 2}", *here]) == 0
+    assert rows(run_dir) == [iteration for iteration in range(1, last + 3) if iteration in done or iteration > last]
+
+
+def test_a_killed_run_continues_from_its_last_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "run"
+    with Training(run_dir, "--tensorboard", "--checkpoint-every", "0.2") as training:
+        training.wait_for(lambda: list(run_dir.glob("checkpoints/iteration-*/metadata.json")))
+        training.wait_for_iterations(rows(run_dir)[-1] + 5)
+        # A second process may not continue it meanwhile.
+        assert main(["train", "--resume", str(run_dir)]) == 1
+        assert "belongs to a run that has not ended" in capsys.readouterr().err
+        training.end(signal.SIGKILL)
+    kept = read_checkpoint(find_checkpoint(run_dir)).metadata["training_iteration"]
+    with (run_dir / "progress.csv").open(newline="", encoding="utf-8") as file:
+        times_s = [float(row["time_total_s"]) for row in csv.DictReader(file)]
+    assert times_s[-1] - times_s[kept - 1] < 10  # the interval, and what a busy machine adds
+
+    stop = f"training_iteration={kept + 2}"
+    assert main(["train", "--resume", str(run_dir), "--stop", stop, "--set", "training.lr=0.5"]) == 0
+    assert rows(run_dir) == list(range(1, kept + 3))
+    assert len(list(run_dir.glob("events.out.tfevents.*"))) == 2
+    settings = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    assert settings["stop"] == {"training_iteration": kept + 2} and settings["training"]["lr"] == 0.5
+    assert settings["checkpointing"]["checkpoint_every_s"] == 0.2
+    capsys.readouterr()
+
+    # Its own criteria are met already, so that it says so and ends.
+    assert main(["train", "--resume", str(run_dir)]) == 0
+    assert f"training_iteration={kept + 2} reached {kept + 2}." in capsys.readouterr().out
+    assert rows(run_dir) == list(range(1, kept + 3))
+
+
+@pytest.mark.parametrize("how", ["option", "file"])
+def test_a_number_below_a_limit_ends_a_run(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stop = ["--stop", "learners/default_policy/entropy<100"]
+    if how == "file":
+        (tmp_path / "stop.yaml").write_text("stop: {learners/default_policy/entropy: {below: 100}}", encoding="utf-8")
+        stop = ["--config", str(tmp_path / "stop.yaml")]
+    assert main([*arguments(**SETTINGS), *stop, "--run-dir", str(tmp_path / "run"), "--quiet"]) == 0
+    assert "Done after 1 iteration, " in capsys.readouterr().out
+    settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
+    assert settings["stop"] == {"learners/default_policy/entropy": {"below": 100.0}}
+    assert main(["train", "--resume", str(tmp_path / "run"), "--quiet"]) == 0  # and is met already
+    assert "is below 100. The run is stored in " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--config", "x.yaml"], "--config does not go with --resume"),
+        (["--algo", "DQN"], "--algo does not go with --resume"),
+        (["--run-dir", "other"], "--run-dir does not go with --resume"),
+        (["--set", "training.lrr=1"], "Did you mean 'lr'?"),
+        (["--checkpoint-every", "0"], "checkpoint_every_s='0' must be positive"),
+    ],
+)
+def test_wrong_usage_of_resume(
+    more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    small = arguments(**SETTINGS)
+    assert main([*small, "--stop", "training_iteration=1", "--run-dir", str(run_dir), "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run_dir), *more]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--resume", str(tmp_path)]) == 1
+    assert "is not the directory of a run: it has no config.yaml" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text("algo: PPO\n", encoding="utf-8")
+    assert main(["train", "--resume", str(tmp_path)]) == 1
+    assert "holds no checkpoint" in capsys.readouterr().err
+
+
+def test_settings_that_no_file_can_name_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from corral import PPOConfig
+    from corral.testing import CountingEnv
+
+    config = PPOConfig().environment(lambda config: CountingEnv(config)).rl_module(model_config={"fcnet_hiddens": [4]})
+    config.training(train_batch_size_per_learner=32, minibatch_size=32, num_epochs=1)
+    with config.build() as algo:
+        algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run", progress=False)
+    resume = ["train", "--resume", str(tmp_path / "run"), "--stop", "training_iteration=2", "--quiet"]
+    assert main(resume) == 2
+    message = capsys.readouterr().err
+    assert "settings that no file can name (environment.env: <function" in message and "fit(resume=...)" in message
+    assert main([*resume, "--env", "corral.testing:CountingEnv"]) == 0
+    assert rows(tmp_path / "run") == [1, 2]
