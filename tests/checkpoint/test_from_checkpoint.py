@@ -185,6 +185,10 @@ ENVS: list[tuple[str, dict[str, Any]]] = [
     ("corral.core.settings:import_path", {"path": "antigravity:fly"}),
     ("antigravity:Env-v0", {}),
     ("this:s", {}),
+    ("no_such_module:Env", {}),
+    ("no\x00module:Env", {}),
+    (":", {}),
+    ("..:Env", {}),
 ]
 SETTINGS: dict[str, dict[str, Any]] = {
     **{f"env {env}": {"environment": {"env": env, "env_config": env_config}} for env, env_config in ENVS},

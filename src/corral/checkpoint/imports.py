@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from corral.core.settings import module_named, names_script
-from corral.errors import CheckpointError
+from corral.errors import CheckpointError, ConfigError
 
 IMPORTED = frozenset({"algo", "env", "wrappers", "optimizer", "module_class", "callbacks_class", "callback_functions"})
 """Settings whose strings are read as import paths; their names are unique among all groups."""
@@ -45,7 +45,11 @@ def import_paths(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def check_import(path: str, setting: str, place: object) -> None:
     """Refuse an import path that leads to what a checkpoint should not call; see `check_imports`."""
-    if problem := _problem(path, setting):
+    try:
+        problem = _problem(path, setting)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {setting} {error}.") from error
+    if problem:
         raise CheckpointError(
             f"{place}: {setting}={path!r:.200} is not taken from a checkpoint: it {problem}. Give your own, with "
             f"{setting}=...."
@@ -82,7 +86,7 @@ def _problem(path: str, setting: str) -> str | None:
     module_name, colon, qualname = path.strip().partition(":")
     if not colon:
         module_name, _, qualname = path.strip().rpartition(".")
-    if not module_name or module_name.startswith("."):
+    if not module_name or module_name.startswith(".") or not module_name.isprintable():
         return "names no module"
     if _is_standard(module_name) and not names_script(path):
         return "is in Python's standard library"
