@@ -205,7 +205,7 @@ def test_a_directory_that_cannot_continue(tmp_path: Path, capsys: pytest.Capture
     assert "is not the directory of a run: it has no config.yaml" in capsys.readouterr().err
     (tmp_path / "config.yaml").write_text("algo: PPO\n", encoding="utf-8")
     assert main(["train", "--resume", str(tmp_path)]) == 1
-    assert "holds no checkpoint" in capsys.readouterr().err
+    assert "holds no whole checkpoint" in capsys.readouterr().err
 
 
 def test_settings_that_no_file_can_name_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
