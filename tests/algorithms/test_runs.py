@@ -24,7 +24,7 @@ from corral.checkpoint.run_checkpoints import RunCheckpoints
 from corral.errors import CheckpointError, ConfigError, CorralError, RunDirectoryError, StopCriterionError
 from corral.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger, default_loggers
 from corral.loggers.run import locked
-from corral.testing import CountingEnv, FaultyEnv
+from corral.testing import CountingEnv, FaultyEnv, IdentityEnv
 
 
 def small_ppo(env: Any = CountingEnv, **settings: Any) -> PPOConfig:
@@ -444,7 +444,7 @@ class WiderEnv(CountingEnv):
     [
         (DQNConfig().environment(CountingEnv), "algo: 'DQN', was 'PPO'"),
         (small_ppo(model_config={"fcnet_hiddens": [5]}), r"rl_module.model_config: \{'fcnet_hiddens': \[5\]\}, was"),
-        (small_ppo(WiderEnv), "env that it was saved with"),
+        (small_ppo(WiderEnv), "observation_space: .*, was "),
     ],
     ids=["algorithm", "module", "spaces"],
 )
@@ -457,13 +457,23 @@ def test_a_run_of_another_algorithm_module_or_env_is_refused(config: Any, messag
     resume(small_ppo(), tmp_path, 2)  # the lock was released
 
 
+def test_a_run_of_an_env_with_other_actions_of_the_same_shape_is_refused(tmp_path: Path) -> None:
+    def identity(space: str) -> PPOConfig:
+        return small_ppo(IdentityEnv, env_config={"space": space})
+
+    fit(identity("discrete"), tmp_path, 1)
+    with pytest.raises(CheckpointError, match="action_space: .*'start': -2.*, was .*"):
+        resume(identity("discrete_from_minus_2"), tmp_path, 2)
+    assert resume(identity("discrete"), tmp_path, 2)["training_iteration"] == 2
+
+
 def test_what_cannot_continue_is_told(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="is not the directory of a run: it does not exist"):
         resume(small_ppo(), tmp_path / "nowhere", 1)
     with pytest.raises(RunDirectoryError, match=r"is not the directory of a run: it has no config.yaml"):
         resume(small_ppo(), tmp_path, 1)
     fit(small_ppo(num_checkpoints_kept=0, best_checkpoint_metric=None), tmp_path / "run", 1)
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
         resume(small_ppo(), tmp_path / "run", 2)
     with small_ppo().build() as algo, pytest.raises(ConfigError, match="a run continues in its own directory"):
         algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "a", resume=tmp_path / "run")

@@ -129,7 +129,10 @@ def test_a_signal_ends_a_run_with_a_checkpoint(
     warnings = [line.partition(": ")[2] for line in log.splitlines() if " WARNING " in line or " ERROR " in line]
     assert warnings == [f"Run ended by {number.name}."]  # and no worker died before its state was saved
     done = rows(run_dir)
-    last = read_checkpoint(find_checkpoint(run_dir)).metadata["training_iteration"]
+    saved = read_checkpoint(find_checkpoint(run_dir))
+    if settings:
+        assert [runner["counts"]["num_restarts"] for runner in saved.state["runners"]["runners"]] == [0]
+    last = saved.metadata["training_iteration"]
     assert last in (done[-1], done[-1] + 1)  # the signal may arrive between an iteration and its row
     here = ["--set", "env_runners.num_env_runners=0", "--set", "env_runners.vectorization=sync", "--quiet"]
     assert main(["train", "--resume", str(run_dir), "--stop", f"training_iteration={last + 2}", *here]) == 0

@@ -12,6 +12,7 @@ import yaml
 
 from corral.algorithms.stopping import StopCriteria, criteria_from_file
 from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
+from corral.checkpoint.algorithm import describe_policies
 from corral.checkpoint.run_checkpoints import CHECKPOINTS, RunCheckpoints
 from corral.errors import CheckpointError, ConfigError
 from corral.loggers import Logger, Run, default_loggers
@@ -145,6 +146,7 @@ def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tupl
     checkpoint = read_checkpoint(path, with_state=False)
     changes += _changes(checkpoint, algorithm)
     fixed = [change for change in changes if change.startswith(("algo:", "rl_module."))]
+    fixed += _changes_of_spaces(checkpoint, algorithm)
     if fixed:
         raise CheckpointError(
             f"{run_dir} cannot continue with this algorithm, which differs in {'; '.join(fixed)}: build it with the "
@@ -164,6 +166,15 @@ def _changes(checkpoint: Checkpoint, algorithm: Algorithm) -> Iterator[str]:
             value, was = now[group][name], before.get(group, {}).get(name)
             if value != was:
                 yield f"{group}.{name}: {value!r:.80}, was {was!r:.80}"
+
+
+def _changes_of_spaces(checkpoint: Checkpoint, algorithm: Algorithm) -> Iterator[str]:
+    """Yield the spaces of modules that differ from the spaces in a checkpoint, as text."""
+    for module_id, now in describe_policies(algorithm).items():
+        before = checkpoint.policies.get(module_id, {})
+        for name in ("observation_space", "action_space"):
+            if before.get(name) != now[name]:
+                yield f"{name}: {now[name]!r:.120}, was {before.get(name)!r:.120}"
 
 
 def _last_name(path: str) -> str:

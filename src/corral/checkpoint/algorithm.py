@@ -62,11 +62,7 @@ def describe_algorithm(algorithm: Algorithm, *, with_buffer: bool = True) -> dic
         "state": {**state, "learners": learners},
         "weights": weights,
         "config": settings,
-        "policies": {
-            DEFAULT_MODULE_ID: policy_description(
-                algorithm.env_runner_group.module_spec, acts_by_module=acts_by_module(algorithm.exploration)
-            )
-        },
+        "policies": describe_policies(algorithm),
         "arrays": arrays,
         "metadata": {
             "corral_version": corral.__version__,
@@ -77,6 +73,12 @@ def describe_algorithm(algorithm: Algorithm, *, with_buffer: bool = True) -> dic
             "unnamed": unnamed(config),
         },
     }
+
+
+def describe_policies(algorithm: Algorithm) -> dict[str, dict[str, Any]]:
+    """Return the descriptions of an algorithm's policies by module id."""
+    spec = algorithm.env_runner_group.module_spec
+    return {DEFAULT_MODULE_ID: policy_description(spec, acts_by_module=acts_by_module(algorithm.exploration))}
 
 
 def _say_what_is_missing(algorithm: Algorithm, missing: dict[str, str], scripted: dict[str, str]) -> None:
