@@ -462,7 +462,7 @@ def test_a_run_of_an_env_with_other_actions_of_the_same_shape_is_refused(tmp_pat
         return small_ppo(IdentityEnv, env_config={"space": space})
 
     fit(identity("discrete"), tmp_path, 1)
-    with pytest.raises(CheckpointError, match="action_space: .*'start': -2.*, was .*"):
+    with pytest.raises(CheckpointError, match=r"action_space: .*'start': -2.*, was .*"):
         resume(identity("discrete_from_minus_2"), tmp_path, 2)
     assert resume(identity("discrete"), tmp_path, 2)["training_iteration"] == 2
 

@@ -98,7 +98,8 @@ class Policy:
     def export(self, file: str | Path) -> Path:
         """Write the policy, from observations to env actions, to a file that other programs read.
 
-        Scaling, clipping and squashing of actions are part of the file. The batch size is free. See `docs/save-resume-deploy.md`.
+        Scaling, clipping and squashing of actions are part of the file. The batch size is free. See
+        `docs/save-resume-deploy.md`.
 
         Args:
             file: `.onnx` writes ONNX (needs `pip install 'corral[onnx]'`), `.pt2` a program of `torch.export`.
