@@ -145,13 +145,13 @@ def test_the_deviation_adapts_once_a_rollout(make_runner: MakeRunner, initial: f
         runner.sample(num_timesteps=8)
         assert runner.exploration.get_metrics(0) == {"parameter_noise_stddev": pytest.approx(initial * factor**count)}
     runner.sample(num_timesteps=8, explore=False)
-    assert runner.exploration.get_state() == {"stddev": pytest.approx(initial * factor**3)}
+    assert runner.exploration.get_state()["stddev"] == pytest.approx(initial * factor**3)
 
 
 def test_a_restored_deviation_counts_from_the_next_step_on(make_runner: MakeRunner) -> None:
     runner = make_runner(initial_stddev=0.5)
     runner.sample(num_timesteps=4)  # one step of each episode, of three
-    runner.exploration.set_state({"stddev": 0.0})
+    runner.exploration.set_state({"stddev": 0.0, "due": np.ones(4, np.bool_)})
     outputs = runner.sample(num_timesteps=4).dist_inputs[0]
     assert outputs == pytest.approx(np.repeat(plain_outputs(runner), 4, 0), abs=1e-6)
 
@@ -246,8 +246,8 @@ def test_a_sub_exploration_chooses_from_the_perturbed_outputs() -> None:
 
 def test_the_deviation_is_the_state() -> None:
     explorer = Explorer("ParameterNoise", FOUR)
-    explorer.exploration.set_state({"stddev": 0.25})
-    assert explorer.exploration.get_state() == {"stddev": 0.25}
+    explorer.exploration.set_state({**explorer.exploration.get_state(), "stddev": 0.25})
+    assert explorer.exploration.get_state()["stddev"] == 0.25
     empty = rollout_of(np.zeros((1, 2, 3)), np.zeros((0, 2), np.int64))
     explorer.exploration.end_sample(empty, timestep=0, explore=True)
     assert explorer.exploration.stddev == 0.25

@@ -81,11 +81,11 @@ def _plain_attribute(value: Any) -> Any:
 
 
 def _check_attribute(algorithm: Algorithm, name: str, value: Any) -> None:
-    """Compare an attribute with the one of this algorithm: a number takes a number, and a generator its state."""
+    """Check that an attribute is of the kind that this algorithm has: a number, a dict, or the state of a generator."""
     here = getattr(algorithm, name)
     if isinstance(here, np.random.Generator):
         check_rng(here, value)
-    elif isinstance(here, (bool, int, float)) and type(value) is not type(here):
+    elif isinstance(here, (bool, int, float, dict)) and type(value) is not type(here):
         both = isinstance(value, (int, float)) and isinstance(here, float) and not isinstance(value, bool)
         if not both:
             raise CheckpointError(f"the attribute {name!r} is {value!r:.80}, and is {type(here).__name__} here.")
