@@ -34,7 +34,11 @@ def level() -> tuple[int, int, int]:
 
 @pytest.mark.parametrize(
     "engine",
-    ["local", "process", pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow])],
+    [
+        pytest.param("local", marks=pytest.mark.slow),
+        "process",
+        pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow]),
+    ],
     indirect=True,
 )
 def test_a_run_survives_hundreds_of_faults_and_counts_every_step_once(engine: str, record: Path) -> None:

@@ -128,10 +128,11 @@ def test_without_fault_tolerance_the_original_error_ends_the_run(engine: str, re
     [
         ("kill", WorkerDiedError, r"env runner 2: process \d+ was killed by SIGKILL"),
         # The report of a hang says which env hung, and where.
-        (
+        pytest.param(
             "hang",
             EnvError,
             r"'FaultyEnv', sub-env 0, step \d+: step\(\) .*env_step_timeout_s=2;.*in fail .*failing\.py",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -223,9 +224,9 @@ with config.build() as algo:
 @pytest.mark.parametrize(
     ("stop_signal", "num_env_runners", "vectorization", "fault"),
     [
-        (signal.SIGINT, 2, "sync", None),
+        pytest.param(signal.SIGINT, 2, "sync", None, marks=pytest.mark.slow),
         (signal.SIGKILL, 2, "async", None),
-        (signal.SIGKILL, 1, "sync", "hold"),
+        pytest.param(signal.SIGKILL, 1, "sync", "hold", marks=pytest.mark.slow),
         (signal.SIGKILL, 0, "async", "hold"),
     ],
 )

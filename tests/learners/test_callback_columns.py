@@ -25,7 +25,10 @@ def note_columns(train_batch: Any, metrics_logger: Any) -> None:
     metrics_logger.log_value("num_ends", int(ends.sum()), reduce="sum")
 
 
-@pytest.mark.parametrize(("algorithm", "num_learners"), [("ppo", 0), ("dqn", 0), ("sac", 0), ("ppo", 2), ("dqn", 2)])
+@pytest.mark.parametrize(
+    ("algorithm", "num_learners"),
+    [("ppo", 0), ("dqn", 0), ("sac", 0), ("ppo", 2), pytest.param("dqn", 2, marks=pytest.mark.slow)],
+)
 def test_callbacks_of_learners_read_rewards_and_ends(algorithm: str, num_learners: int) -> None:
     config = CONFIGS[algorithm]().environment(CountingEnv).callbacks(on_learn_on_batch=note_columns)
     config.training(train_batch_size_per_learner=32, gamma=0.5)

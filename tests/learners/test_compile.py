@@ -39,6 +39,7 @@ def train_on_regression(compile: bool) -> tuple[dict[str, Tensor], list[dict[str
     return learner.modules["m"].state_dict(), results
 
 
+@pytest.mark.slow
 def test_compiled_gradient_steps_are_the_same() -> None:
     (compiled, results), (plain, expected) = train_on_regression(True), train_on_regression(False)
     assert [*compiled] == [*plain]

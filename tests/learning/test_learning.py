@@ -28,7 +28,7 @@ def greedy_return(algorithm: Algorithm, num_episodes: int) -> float:
     return float(rollout.rewards[rollout.valid].sum()) / num_episodes
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3, 4))])
 def test_cartpole_reaches_450_with_the_settings_of_its_file(seed: int) -> None:
     settings = read_experiment(Path("examples/cartpole.yaml"))
     stop = settings.pop("stop")
@@ -57,7 +57,13 @@ def test_pendulum_improves_from_minus_1200_to_minus_350(seed: int, action_bounds
         assert train_to(algorithm, -350, 120_000) >= -350
 
 
-@pytest.mark.parametrize("space", IDENTITY_ACTION_SPACES)
+@pytest.mark.parametrize(
+    "space",
+    [
+        pytest.param(space, marks=pytest.mark.slow if space in ("box_uneven", "box_unbounded") else ())
+        for space in IDENTITY_ACTION_SPACES
+    ],
+)
 def test_identity_is_solved_in_every_action_space(space: str) -> None:
     config = (
         PPOConfig()

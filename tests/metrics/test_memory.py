@@ -27,6 +27,7 @@ def growth(work: Callable[[int], None]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduces", [True, False], ids=["with_reduces", "without"])
 def test_a_million_values_take_no_memory(reduces: bool) -> None:
     names = [name for name in SETTINGS if reduces or name not in GROWS_WITHOUT_REDUCES]

@@ -41,6 +41,7 @@ print(json.dumps(used))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one core there is no second thread")
 def test_training_keeps_one_thread_busy() -> None:
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

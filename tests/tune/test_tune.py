@@ -238,6 +238,7 @@ for trainable in ("Mine", "my_algo:MyConfig", corral.tune.trainable(MyConfig)):
 """
 
 
+@pytest.mark.slow
 def test_a_users_algorithm_runs_as_trials_by_path_by_name_and_by_class(tmp_path: Path) -> None:
     # A driver of its own: its trials import the user's file from the directory of the script.
     write_my_algo(tmp_path)
