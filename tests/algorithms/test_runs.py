@@ -523,3 +523,14 @@ def test_a_directory_has_one_run_at_a_time(tmp_path: Path) -> None:
         resume(small_ppo(), tmp_path, 2)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert resume(small_ppo(), tmp_path, 2)["training_iteration"] == 2
+
+
+def test_a_directory_that_cannot_be_read_or_locked_is_named(tmp_path: Path) -> None:
+    too_long = tmp_path / ("x" * 300)
+    with small_ppo().build() as algo:
+        for settings in ({"run_dir": too_long}, {"resume": too_long}):
+            with pytest.raises(RunDirectoryError, match=r"x cannot be (written|read): File name too long"):
+                algo.fit(stop={"training_iteration": 1}, progress=False, **settings)
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(RunDirectoryError, match="cannot be written: "), locked(tmp_path):
+        pass

@@ -43,6 +43,7 @@ def fit(
     if resume is not None:
         if run_dir is not None:
             raise ConfigError(f"fit: run_dir={run_dir!r} and resume={resume!r}: a run continues in its own directory.")
+        check_run_to_resume(Path(resume))
         stop = stop_of_run(resume) if stop is None else stop
     criteria = StopCriteria({} if stop is None else stop, late_keys=late_keys)
     if loggers is None:

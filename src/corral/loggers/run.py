@@ -215,13 +215,16 @@ def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a run directory, which the operating system releases however the process ends.
 
     Raises:
-        RunDirectoryError: Another process, or another run of this process, writes into the directory.
+        RunDirectoryError: Another process, or another run of this process, writes into the directory, or no file can be
+            written there.
     """
     lock = FileLock(path / LOCK_FILE)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise RunDirectoryError(f"{path} belongs to a run that has not ended: wait for its end, or end it.") from None
+    except OSError as error:
+        raise _not_writable(path, error) from error
     try:
         yield
     finally:
@@ -232,9 +235,13 @@ def check_run_to_resume(path: Path) -> None:
     """Refuse a directory without a run.
 
     Raises:
-        RunDirectoryError: The directory has no config.yaml.
+        RunDirectoryError: The directory has no config.yaml, or cannot be read.
     """
-    if not (path / CONFIG_FILE).is_file():
+    try:
+        found = (path / CONFIG_FILE).is_file()
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}.") from error
+    if not found:
         what = f"it has no {CONFIG_FILE}" if path.exists() else "it does not exist"
         raise RunDirectoryError(f"{path} is not the directory of a run: {what}.")
 
@@ -255,9 +262,13 @@ def check_run_dir(run_dir: str | Path | None) -> None:
         RunDirectoryError: The directory cannot be made, or no file can be written there.
     """
     path = Path("runs" if run_dir is None else run_dir)
-    if (path / CONFIG_FILE).exists():
+    try:
+        holds_run = (path / CONFIG_FILE).exists()
+        there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    except OSError as error:
+        raise _not_writable(path, error) from error
+    if holds_run:
         raise FileExistsError(f"{path} already holds a run: choose another directory, or move it away.")
-    there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"x")
