@@ -6,7 +6,9 @@ import csv
 import json
 import logging
 import math
+import os
 import resource
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -252,7 +254,42 @@ def test_however_a_run_ends_its_last_state_is_kept(error: type[BaseException], t
         fit(config, tmp_path, 9)
     assert read_checkpoint(find_checkpoint(tmp_path)).metadata["training_iteration"] == 3
     assert resume(small_ppo(), tmp_path, 5)["training_iteration"] == 5
-    assert iterations(tmp_path) == [1, 2, 4, 5]  # the result of the third was never logged
+    assert iterations(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def test_an_interrupt_between_two_loggers_loses_no_row(tmp_path: Path) -> None:
+    class Interrupted(CSVLogger):
+        def row(self, result: dict[str, Any]) -> dict[str, Any]:
+            if result["training_iteration"] == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().row(result)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(small_ppo(), tmp_path, 9, loggers=[Interrupted(), JSONLinesLogger()])
+    assert read_checkpoint(find_checkpoint(tmp_path)).metadata["training_iteration"] == 2
+    assert iterations(tmp_path) == [1, 2]
+    assert (tmp_path / "run.log").read_text(encoding="utf-8").count("Iteration 2: ") == 1
+    resume(small_ppo(), tmp_path, 3)
+    assert iterations(tmp_path) == [1, 2, 3]
+
+
+def test_lines_that_a_power_failure_damaged_are_left_out(tmp_path: Path) -> None:
+    fit(small_ppo(), tmp_path, 2)
+    for name in ("progress.csv", "result.jsonl"):
+        with (tmp_path / name).open("ab") as file:
+            file.write(b"\0\0\xff\0\n")
+    resume(small_ppo(), tmp_path, 3)
+    assert iterations(tmp_path) == [1, 2, 3]
+
+
+def test_a_function_may_need_what_a_checkpoint_does_not_keep_of_a_result(tmp_path: Path) -> None:
+    fit(small_ppo(), tmp_path, 2)
+
+    def stop(result: dict[str, Any]) -> bool:
+        return bool(result["config"]["debugging"]["seed"] == 0 and result["training_iteration"] >= 3)
+
+    with small_ppo().build() as algo:
+        assert algo.fit(stop=stop, resume=tmp_path, progress=False)["training_iteration"] == 3
 
 
 def test_an_env_that_raises_in_the_middle_of_an_iteration_keeps_the_state(tmp_path: Path) -> None:
@@ -486,3 +523,14 @@ def test_a_directory_has_one_run_at_a_time(tmp_path: Path) -> None:
         resume(small_ppo(), tmp_path, 2)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert resume(small_ppo(), tmp_path, 2)["training_iteration"] == 2
+
+
+def test_a_directory_that_cannot_be_read_or_locked_is_named(tmp_path: Path) -> None:
+    too_long = tmp_path / ("x" * 300)
+    with small_ppo().build() as algo:
+        for settings in ({"run_dir": too_long}, {"resume": too_long}):
+            with pytest.raises(RunDirectoryError, match=r"x cannot be (written|read): File name too long"):
+                algo.fit(stop={"training_iteration": 1}, progress=False, **settings)
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(RunDirectoryError, match="cannot be written: "), locked(tmp_path):
+        pass

@@ -20,7 +20,7 @@ def numbers(*arguments: int) -> list[tuple[int, ...]]:
 def test_any_difference_between_runners_changes_every_seed() -> None:
     everyone = list(itertools.product((0, 3, 2**40), (0, 1, 2), (0, 1, 2), (0, 1)))
     drawn = [number for arguments in everyone for number in numbers(*arguments)]
-    assert len(set(drawn)) == 3 * len(everyone)
+    assert len(set(drawn)) == 4 * len(everyone)
     assert numbers(3, 1, 1, 1) == numbers(3, 1, 1, 1)
 
 
@@ -29,8 +29,8 @@ def test_training_runners_draw_from_seed_and_index_alone() -> None:
     for seed in (0, 5, 2**40):
         plain = [tuple(s.generate_state(2).tolist()) for s in np.random.SeedSequence([seed, 2]).spawn(3)]
         again = [tuple(s.generate_state(2).tolist()) for s in np.random.SeedSequence([seed, 2, 1]).spawn(3)]
-        assert numbers(seed, 2, 0, 0) == plain
-        assert numbers(seed, 2, 1, 0) == again
+        assert numbers(seed, 2, 0, 0)[:3] == plain
+        assert numbers(seed, 2, 1, 0)[:3] == again
 
 
 def test_every_global_generator_starts_again() -> None:

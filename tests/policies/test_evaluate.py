@@ -191,3 +191,13 @@ def test_errors_of_the_env_name_the_env_and_the_step() -> None:
         evaluate_policy(make_policy(), Broken, env_config={"raises": True})
     with pytest.raises(ObservationError, match="NaN"):
         evaluate_policy(make_policy(), Broken, env_config={"raises": False})
+
+
+def test_statistics_of_training_that_are_missing_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    wrappers = [gym.wrappers.NormalizeObservation, gym.wrappers.NormalizeReward]
+    evaluate_policy(make_policy(), CountingEnv, episodes=1, wrappers=wrappers)
+    assert "NormalizeReward and NormalizeObservation begins without the statistics of training" in caplog.text
+    caplog.clear()
+    evaluate_policy(make_policy(), wrappers[0](CountingEnv()), episodes=1)  # by who made the env
+    evaluate_policy(make_policy(), CountingEnv, episodes=1)
+    assert not caplog.text

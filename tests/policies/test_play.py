@@ -98,3 +98,10 @@ def test_what_cannot_be_played_is_named_and_leaves_no_file(
     with pytest.raises(ConfigError, match=r"recording mp4 needs av: run `pip install 'corral\[play\]'`"):
         list(play_episodes(policy, Brightening, record=tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_made_is_named(policy: Policy, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for record in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(ConfigError, match=f"record='{record}' cannot be made a directory: "):
+            list(play_episodes(policy, Brightening, record=record, file_format="gif"))

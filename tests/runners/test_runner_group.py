@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from corral import DQNConfig, PPOConfig
 from corral.algorithms.ppo import PPO
@@ -101,6 +103,21 @@ def train_with(engine: str) -> list[str]:
 @pytest.mark.parametrize("engine", REMOTE, indirect=True)
 def test_the_same_seed_gives_the_same_results_as_in_this_process(engine: str) -> None:
     assert train_with(engine) == train_with("local")
+
+
+def drawn_by_runners() -> list[list[float]]:
+    def draw(_: Any) -> list[float]:
+        return [random.random(), float(np.random.random()), float(torch.rand(()))]
+
+    with started(config("process")) as group:
+        found: list[list[float]] = group.foreach_env_runner(draw)
+    return found
+
+
+def test_global_generators_of_runners_have_seeds() -> None:
+    first, again = drawn_by_runners(), drawn_by_runners()
+    assert first == again
+    assert first[0] != first[1]
 
 
 @pytest.mark.parametrize("engine", ["local", "process", RAY_SLOW], indirect=True)

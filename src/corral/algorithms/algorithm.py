@@ -28,6 +28,7 @@ from corral.checkpoint import Checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
 from corral.config.validation import reconfigured, round_size
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
+from corral.core.interrupts import interrupts_deferred
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
 from corral.engines.base import resources_of_workers
@@ -308,18 +309,20 @@ class Algorithm(metaclass=_WithHints):
                     break
             self.env_runner_group.collect_metrics(self.metrics, self.timers)
             self.learner_group.collect_metrics(self.metrics, self.timers)
-            self.training_iteration += 1
             result = self._result()
             try:
+                with interrupts_deferred():  # an iteration that is counted has its result
+                    self.training_iteration += 1
+                    self._latest_result = result
                 if self._callbacks.subscribed("on_train_result"):
                     self._fire_train_result(result, start)
             finally:  # the iteration was counted, also if a callback raises
-                self.metrics.start_period()
-                iteration_s = time.perf_counter() - start
-                self._set_costs(result, iteration_s)  # with the time of the callbacks
-                self._time_total_s += iteration_s
-                self.timers.take()
-                self._latest_result = result
+                with interrupts_deferred():
+                    self.metrics.start_period()
+                    iteration_s = time.perf_counter() - start
+                    self._set_costs(result, iteration_s)  # with the time of the callbacks
+                    self._time_total_s += iteration_s
+                    self.timers.take()
             return result
 
     @property
@@ -375,13 +378,13 @@ class Algorithm(metaclass=_WithHints):
         merge_nested(result, costs)
 
     def _result(self) -> dict[str, Any]:
-        """Return the result of an iteration without its costs."""
+        """Return the result of the iteration that ends now, without its costs."""
         group = self.env_runner_group
         result: dict[str, Any] = {
             "evaluation": {**_NO_EVALUATION, "env_runners": dict(_NO_EVALUATION["env_runners"])},  # type: ignore[call-overload]
             "fault_tolerance": group.fault_results(),
             "runner_group": group.take_costs(),
-            "training_iteration": self.training_iteration,
+            "training_iteration": self.training_iteration + 1,
             "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
             "restored": dict(self._restored),
             "engine": group.engine_name,

@@ -43,6 +43,7 @@ def fit(
     if resume is not None:
         if run_dir is not None:
             raise ConfigError(f"fit: run_dir={run_dir!r} and resume={resume!r}: a run continues in its own directory.")
+        check_run_to_resume(Path(resume))
         stop = stop_of_run(resume) if stop is None else stop
     criteria = StopCriteria({} if stop is None else stop, late_keys=late_keys)
     if loggers is None:
@@ -66,8 +67,9 @@ def fit(
             shown.start(run.path, algorithm.latest_numbers)
         stack.enter_context(algorithm.exceptions_shown())
         checkpoints = stack.enter_context(RunCheckpoints(algorithm, run.path, late_keys=late_keys, warn=run.warn_once))
+        stack.callback(_log_last_result, algorithm, run, algorithm.training_iteration)
         result = algorithm.latest_numbers
-        reason = algorithm.stop_requested or (criteria.met(result) if result else None)
+        reason = algorithm.stop_requested or (criteria.met(result, whole=False) if result else None)
         while reason is None:
             result = algorithm.train()
             run.log_result(result)
@@ -79,6 +81,12 @@ def fit(
         if shown is not None:
             shown.reason = reason
         return result
+
+
+def _log_last_result(algorithm: Algorithm, run: Run, first_iteration: int) -> None:
+    """Log the result of the last iteration where an interrupt or a callback kept the loggers from it."""
+    if algorithm.training_iteration > first_iteration:
+        run.log_result(algorithm._latest_result)
 
 
 def _progress(algorithm: Algorithm, mode: Any) -> Callable[[Mapping[str, Any]], Progress] | None:

@@ -88,15 +88,19 @@ class StopCriteria:
             name: NamedNumber(name, "stop criterion", StopCriterionError, late_keys=late_keys) for name in criteria
         }
 
-    def met(self, result: dict[str, Any]) -> str | None:
+    def met(self, result: dict[str, Any], *, whole: bool = True) -> str | None:
         """Return the first criterion that a result meets as text, or `None`.
+
+        Args:
+            result: The result of an iteration.
+            whole: Whether all of it is there. Otherwise a function that raises an exception is not met.
 
         Raises:
             StopCriterionError: A name is not in the result, or a function raised or returned something else than a
                 bool.
         """
         flat = flat_result(result)
-        met = [self._text_if_met(name, criterion, result, flat) for name, criterion in self.criteria.items()]
+        met = [self._text_if_met(name, criterion, result, flat, whole) for name, criterion in self.criteria.items()]
         return next((text for text in met if text is not None), None)
 
     def plain(self) -> dict[str, Any]:
@@ -104,10 +108,15 @@ class StopCriteria:
         return {name: _plain(criterion) for name, criterion in self.criteria.items()}
 
     def _text_if_met(
-        self, name: str, criterion: Criterion, result: dict[str, Any], flat: Mapping[str, Any]
+        self, name: str, criterion: Criterion, result: dict[str, Any], flat: Mapping[str, Any], whole: bool
     ) -> str | None:
         if callable(criterion):
-            return f"{name}(result) is true" if _answer(name, criterion, result) else None
+            try:
+                return f"{name}(result) is true" if _answer(name, criterion, result) else None
+            except StopCriterionError:
+                if whole:
+                    raise
+                return None  # it may need what is missing; the next iteration shows that
         value = self._numbers[name].find(flat)
         if value is None:
             return None

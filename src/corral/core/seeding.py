@@ -20,7 +20,7 @@ def seed_everything(seed: int) -> None:
 
 
 def runner_seeds(seed: int, worker_index: int, num_restarts: int, in_evaluation: bool) -> list[np.random.SeedSequence]:
-    """Return the seeds of a runner's envs, of its actions, and of the ids of its episodes.
+    """Return the seeds of a runner's envs, of its actions, of the ids of its episodes, and of its process.
 
     Runners that differ in any of the arguments draw different numbers.
 
@@ -34,7 +34,7 @@ def runner_seeds(seed: int, worker_index: int, num_restarts: int, in_evaluation:
     # Zeros at the end would not change the numbers of a seed below 2**32, but the numbers of a larger seed.
     while entropy[-1] == 0 and len(entropy) > 2:
         entropy.pop()
-    return np.random.SeedSequence(entropy).spawn(3)
+    return np.random.SeedSequence(entropy).spawn(4)
 
 
 def id_prefix(seeds: np.random.SeedSequence) -> str:

@@ -7,6 +7,7 @@ methods, the state of the env is not known: the env restarts its episode, with i
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from corral.core.seeding import check_bits, get_rng, set_rng
 from corral.core.tree import copy_nested
 from corral.errors import CheckpointError
 
+log = logging.getLogger("corral")
 _STATISTICS = ("mean", "var", "count")
 WRAPPERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
@@ -121,6 +123,23 @@ def set_surroundings(env: Any, state: Mapping[str, Any]) -> None:
     generator = getattr(env.unwrapped, "np_random", None) if state["np_random"] is not None else None
     if isinstance(generator, np.random.Generator):
         set_rng(generator, state["np_random"])
+
+
+def warn_of_statistics(env: Any, name: str) -> None:
+    """Warn of wrappers that normalize by running statistics, which a new env begins without.
+
+    Args:
+        env: An env that was just made, to measure or to show a policy.
+        name: Name of the env.
+    """
+    found = [type(layer).__name__ for layer in _layers(env)]
+    if normalizing := [wrapper for wrapper in found if wrapper in ("NormalizeObservation", "NormalizeReward")]:
+        log.warning(
+            "env %r: %s begins without the statistics of training, so that observations or returns differ from those "
+            "of training. Give corral.evaluate_policy an env, made by you, whose wrappers have these statistics.",
+            name,
+            " and ".join(normalizing),
+        )
 
 
 def _layers(env: Any) -> Iterator[Any]:

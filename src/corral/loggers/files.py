@@ -123,12 +123,11 @@ class JSONLinesLogger(Logger):
     def resume(self, run_dir: Path, training_iteration: int, num_env_steps: int) -> None:
         """Append to the file, without the lines of later iterations; lines that do not say which they are stay."""
         path = run_dir / self._file_name
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # the last line may have been cut off
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # the last line may have been cut off
+        whole = [line for line in lines if _parsed(line) is not None]
         with _replaced(path) as file:
-            file.writelines(
-                line for line in whole if not _is_later(json.loads(line), training_iteration, num_env_steps)
-            )
+            file.writelines(line for line in whole if not _is_later(_parsed(line), training_iteration, num_env_steps))
         self._file = path.open("a", encoding="utf-8")
 
     def log_result(self, result: dict[str, Any]) -> None:
@@ -186,16 +185,24 @@ def _replaced(path: Path) -> Iterator[TextIOWrapper]:
 
 
 def _whole_rows(path: Path) -> Iterator[list[str]]:
-    """Yield the rows of a CSV file, the header first; the last row is left out if it was cut off."""
+    """Yield the rows of a CSV file, the header first; a row that was cut off or damaged is left out."""
     if not path.exists():
         return
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
         lines: Iterable[str] = (line for line in file if line.endswith("\n"))
         num_columns = None
         for row in csv.reader(lines):
             num_columns = num_columns or len(row)
             if len(row) == num_columns:
                 yield row
+
+
+def _parsed(line: str) -> Any:
+    """Return the value of a line of JSON, or `None` for a damaged one, as a power failure leaves it."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_later(row: Any, training_iteration: int, num_env_steps: int) -> bool:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 from filelock import FileLock, Timeout
 
-from corral.core.interrupts import name_of_interrupt
+from corral.core.interrupts import interrupts_deferred, name_of_interrupt
 from corral.core.settings import path_of
 from corral.errors import RunDirectoryError
 from corral.loggers.base import Logger
-from corral.loggers.files import default_loggers
+from corral.loggers.files import CSVLogger, JSONLinesLogger, default_loggers
 from corral.loggers.tensorboard import TensorBoardLogger
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("corral")
 CONFIG_FILE, LOCK_FILE, EVENT_FILES = "config.yaml", ".lock", "events.out.tfevents.*"
+_FILE_LOGGERS = (CSVLogger, JSONLinesLogger, TensorBoardLogger)
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's quota, or the size of one file
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -70,6 +71,8 @@ class Run:
         self._exit = contextlib.ExitStack()
         self._opened: list[Logger] = []
         self._failing: set[object] = set()
+        self._logged: dict[int, int] = {}  # last iteration that a logger was given, by the logger's place
+        self._in_log = 0  # last iteration in run.log
 
     def __enter__(self) -> Self:
         """Create the directory or continue its run, write config.yaml, and open the log and the loggers.
@@ -132,18 +135,26 @@ class Run:
         log.addHandler(handler)
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Give a result to every logger; a full disk does not end the run."""
-        for logger in self._loggers:
-            try:
-                logger.log_result(result)
-            except OSError as error:
-                if error.errno not in FULL_DISK:
-                    raise
-                self._warn_of(logger, error)
-        episodes = result["env_runners"]
+        """Give a result to every logger that was not given it yet; a full disk does not end the run."""
+        iteration = result["training_iteration"]
+        for place, logger in enumerate(self._loggers):
+            if self._logged.get(place) == iteration:
+                continue
+            # An interrupt waits until a file is written, but not for the service of a custom logger.
+            with interrupts_deferred() if isinstance(logger, _FILE_LOGGERS) else contextlib.nullcontext():
+                self._logged[place] = iteration
+                try:
+                    logger.log_result(result)
+                except OSError as error:
+                    if error.errno not in FULL_DISK:
+                        raise
+                    self._warn_of(logger, error)
+        if self._in_log == iteration:
+            return
+        self._in_log, episodes = iteration, result["env_runners"]
         log.info(
             "Iteration %d: %d env steps, mean return %.2f.",
-            result["training_iteration"],
+            iteration,
             result["num_env_steps_sampled_lifetime"],
             episodes["episode_return_mean"],
         )
@@ -204,13 +215,16 @@ def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a run directory, which the operating system releases however the process ends.
 
     Raises:
-        RunDirectoryError: Another process, or another run of this process, writes into the directory.
+        RunDirectoryError: Another process, or another run of this process, writes into the directory, or no file can be
+            written there.
     """
     lock = FileLock(path / LOCK_FILE)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise RunDirectoryError(f"{path} belongs to a run that has not ended: wait for its end, or end it.") from None
+    except OSError as error:
+        raise _not_writable(path, error) from error
     try:
         yield
     finally:
@@ -221,9 +235,13 @@ def check_run_to_resume(path: Path) -> None:
     """Refuse a directory without a run.
 
     Raises:
-        RunDirectoryError: The directory has no config.yaml.
+        RunDirectoryError: The directory has no config.yaml, or cannot be read.
     """
-    if not (path / CONFIG_FILE).is_file():
+    try:
+        found = (path / CONFIG_FILE).is_file()
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}.") from error
+    if not found:
         what = f"it has no {CONFIG_FILE}" if path.exists() else "it does not exist"
         raise RunDirectoryError(f"{path} is not the directory of a run: {what}.")
 
@@ -244,9 +262,13 @@ def check_run_dir(run_dir: str | Path | None) -> None:
         RunDirectoryError: The directory cannot be made, or no file can be written there.
     """
     path = Path("runs" if run_dir is None else run_dir)
-    if (path / CONFIG_FILE).exists():
+    try:
+        holds_run = (path / CONFIG_FILE).exists()
+        there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    except OSError as error:
+        raise _not_writable(path, error) from error
+    if holds_run:
         raise FileExistsError(f"{path} already holds a run: choose another directory, or move it away.")
-    there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"x")

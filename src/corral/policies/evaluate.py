@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from corral.core.spaces import module_observation_space, space_tree
 from corral.core.tree import Tree, map_tree, named_leaves
+from corral.envs.env_state import warn_of_statistics
 from corral.envs.sub_envs import env_error, original
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
@@ -185,6 +186,8 @@ def _opened(
         env, context, num_envs=num_envs, default_num_envs=default_num_envs, wrappers=wrappers, seed=seed
     )
     try:
+        for sub_env in vector_env.envs[:1] if isinstance(vector_env, SyncVectorEnv) else ():
+            warn_of_statistics(sub_env, env_name(env))
         yield vector_env
     finally:
         vector_env.close()

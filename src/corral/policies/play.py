@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.envs.env_state import warn_of_statistics
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.errors import ConfigError, EnvError
@@ -119,6 +120,7 @@ def _make_env(
     if made.render_mode != mode:
         made.close()
         raise EnvError(f"{needed}, and its render_mode is {made.render_mode!r}.")
+    warn_of_statistics(made, name)
     return made
 
 
@@ -164,7 +166,10 @@ def _fps(env: gym.Env[Any, Any]) -> float:
 
 def _new_files(directory: Path, file_format: str) -> Iterator[Path]:
     """Yield files that do not exist yet, with increasing numbers."""
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"play: record={str(directory)!r} cannot be made a directory: {error.strerror}.") from error
     for number in itertools.count():
         file = directory / f"episode-{number:03d}.{file_format}"
         if not file.exists():

@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import make_dispatcher
-from corral.core.seeding import id_prefix, runner_seeds
+from corral.core.seeding import id_prefix, runner_seeds, seed_everything
 from corral.core.tree import map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
@@ -76,7 +76,8 @@ class EnvRunner:
             config: Config of the algorithm, or of its evaluation.
             worker_index: 0 for the embedded runner, 1 and up for others.
             num_restarts: How many runners this one replaces, one after another; each draws its own random numbers.
-            own_process: Whether this process may be ended where `env_step_timeout_s` cannot interrupt the env.
+            own_process: Whether this process is the runner's alone: its global generators get seeds, and it may be
+                ended where `env_step_timeout_s` cannot interrupt the env.
             module_spec: Spec of the module; `None` is the spec that the config and the spaces of this env give.
             makes_module: Whether to make the module now. Otherwise `make_module` comes later, when the driver has made
                 the spec for all runners from the spaces that `describe_env` returned.
@@ -100,10 +101,12 @@ class EnvRunner:
         # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
         self._shows_infos = self._callbacks.subscribed(*EPISODE_EVENTS, "on_postprocess_trajectory", "on_sample_end")
         self._keeps_infos = self._shows_infos
-        env_seeds, noise_seed, id_seed = runner_seeds(
+        env_seeds, noise_seed, id_seed, process_seed = runner_seeds(
             config.seed or 0, worker_index, num_restarts, config.in_evaluation
         )
         self.own_process = own_process
+        if own_process:  # in the process of the algorithm, `build` did it
+            seed_everything(int(process_seed.generate_state(1)[0]) >> 1)
         self._undo: Callable[[], None] = lambda: None  # undoes the last `set_runner_state`
         self._rng = np.random.default_rng(noise_seed)
         self.host = EnvHost(

@@ -71,7 +71,7 @@ def make_runner_state(config: AlgorithmConfig, worker_index: int, num_restarts: 
         num_restarts: How many runners the replacement replaces.
         known: State from which the replacement continues; see `EnvRunner.get_state`.
     """
-    env_seeds, noise_seed, id_seed = runner_seeds(config.seed or 0, worker_index, num_restarts, config.in_evaluation)
+    env_seeds, noise_seed, id_seed, _ = runner_seeds(config.seed or 0, worker_index, num_restarts, config.in_evaluation)
     exploration = known.get("exploration", {})
     tasks = known.get("tasks")
     env = {"seeds": get_seeds(env_seeds), "reset_seed": None, "num_rows": 0, "envs": None}
