@@ -136,6 +136,19 @@ def test_writing_takes_at_most_one_fiftieth_of_the_time(tmp_path: Path, monkeypa
     ]
 
 
+def test_checkpoints_by_iterations_wait_for_no_pause(tmp_path: Path) -> None:
+    fit(small_ppo(checkpoint_every_iterations=1, num_checkpoints_kept=9), tmp_path, 4)
+    assert names(tmp_path) == {*(f"iteration-00000{iteration}" for iteration in range(1, 5)), "best"}
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fit(small_ppo(checkpoint_every_iterations=1), tmp_path, 3)
+    (tmp_path / "checkpoints" / "iteration-000003" / "metadata.json").unlink()
+    resume(small_ppo(), tmp_path, 4)
+    assert "iteration-000003 was not written to its end: the run continues from iteration 2." in caplog.messages
+    assert iterations(tmp_path) == [1, 2, 3, 4]
+
+
 def test_the_best_state_is_the_one_of_its_iteration_though_it_is_written_later(tmp_path: Path) -> None:
     values = iter([math.nan, 1.0, 5.0, math.nan, 4.0, math.inf])
     weights: dict[int, Any] = {}

@@ -13,7 +13,8 @@ import yaml
 from corral.algorithms.stopping import StopCriteria, criteria_from_file
 from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import describe_policies
-from corral.checkpoint.run_checkpoints import CHECKPOINTS, RunCheckpoints
+from corral.checkpoint.finding import CHECKPOINTS
+from corral.checkpoint.run_checkpoints import RunCheckpoints, newer_incomplete
 from corral.errors import CheckpointError, ConfigError
 from corral.loggers import Logger, Run, default_loggers
 from corral.loggers.run import CONFIG_FILE, check_run_to_resume, locked, loggers_of, plain
@@ -161,6 +162,10 @@ def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tupl
             "settings of the run, or begin another run."
         )
     algorithm.restore_from_path(path)
+    for name in newer_incomplete(run_dir / CHECKPOINTS, algorithm.training_iteration):
+        log.warning(
+            "%s was not written to its end: the run continues from iteration %d.", name, algorithm.training_iteration
+        )
     return algorithm.training_iteration, algorithm.num_env_steps_sampled_lifetime
 
 

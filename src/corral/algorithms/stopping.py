@@ -55,7 +55,8 @@ def _from_file(name: str, value: Any) -> float | Below:
             raise ValueError
         return float(value)
     except (TypeError, ValueError):
-        raise ConfigError(f"stop: {name} must be a number, got {value!r}.") from None
+        remedy = "; no file holds a function: give the stop criteria again" if "function" in str(value) else ""
+        raise ConfigError(f"stop: {name} must be a number, got {value!r}{remedy}.") from None
 
 
 class StopCriteria:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from corral.checkpoint.algorithm import describe_algorithm
 from corral.checkpoint.directory import METADATA, read_checkpoint, write_checkpoint
+from corral.checkpoint.finding import BEST, CHECKPOINTS
 from corral.errors import CheckpointError, ConfigError
 from corral.metrics.named_number import NamedNumber
 from corral.metrics.result import flat_result
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
 
 log = logging.getLogger("corral")
-CHECKPOINTS, BEST = "checkpoints", "best"
 WRITE_PAUSE, COPY_PAUSE = 50, 100
 """Times the duration of a write, or of a copy in memory, for which no other one begins."""
 _OF_ITERATION = re.compile(r"iteration-(\d+)")
@@ -64,7 +64,7 @@ class RunCheckpoints:
         self._copy_from_s = self._write_from_s = float("-inf")  # the ends of the pauses
         self._start_interval()
         self._written: tuple[int, int] | None = None
-        if _checkpoint_of(self._directory, algorithm.training_iteration).exists():
+        if (_checkpoint_of(self._directory, algorithm.training_iteration) / METADATA).exists():
             self._written = self._position()  # the one that the run continues from
 
     def _value_of_best(self) -> float:
@@ -117,11 +117,9 @@ class RunCheckpoints:
     def _is_due(self) -> bool:
         now_s, every_s = time.monotonic(), self._config.checkpoint_every_s
         every = self._config.checkpoint_every_iterations
-        if now_s < self._write_from_s:
-            return False
         if every is not None and self._algorithm.training_iteration - self._interval_from_iteration >= every:
             return True
-        return every_s is not None and now_s - self._interval_from_s >= every_s
+        return every_s is not None and now_s >= max(self._interval_from_s + every_s, self._write_from_s)
 
     # Writing.
 
@@ -190,3 +188,10 @@ def _checkpoint_of(directory: Path, iteration: int) -> Path:
 def _end_of_pause(start_s: float, times: float) -> float:
     now_s = time.monotonic()
     return now_s + times * (now_s - start_s)
+
+
+def newer_incomplete(directory: Path, iteration: int) -> list[str]:
+    """Return the names of checkpoints of later iterations that were not written to their end."""
+    matches = [(path, _OF_ITERATION.fullmatch(path.name)) for path in sorted(directory.iterdir())]
+    later = [path for path, match in matches if match and int(match[1]) > iteration]
+    return [path.name for path in later if not (path / METADATA).exists()]

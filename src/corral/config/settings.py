@@ -248,9 +248,10 @@ class CheckpointingSettings:
     """Settings of the checkpoints that `fit` and the command line keep in the directory of a run.
 
     Attributes:
-        checkpoint_every_s: Seconds between two checkpoints; `None` writes none by time. A checkpoint is never written
-            before 50 times the duration of the last one has passed, so that writing takes at most 2% of the time.
-        checkpoint_every_iterations: Iterations between two checkpoints; `None` writes none by iterations.
+        checkpoint_every_s: Seconds between two checkpoints; `None` writes none by time. None is written by time before
+            50 times the duration of the last one has passed, so that writing takes at most 2% of the time.
+        checkpoint_every_iterations: Iterations between two checkpoints, whatever time writing takes; `None` writes none
+            by iterations.
         num_checkpoints_kept: Number of latest checkpoints that stay in the directory. One is also written at the end of
             the run, however it ends. 0 writes none of these.
         best_checkpoint_metric: Number of the result by which the best checkpoint is chosen; `None` keeps no best one.
