@@ -121,9 +121,7 @@ def render(runs: list[Run]) -> str:
         "depend on it a little. Envs whose runs are not complete are left out.",
     ]
     for algo, steps in RUNS.items():
-        lines += ["", f"## {algo}", ""]
-        lines.append("| Env | Env steps | Corral training | SB3 training | Corral greedy | SB3 greedy | CPU s | |")
-        lines.append("| --- | ---: | --- | --- | --- | --- | --- | --- |")
+        rows = []
         for env, num_steps in steps.items():
             of = {
                 library: [run for run in runs if (run["library"], run["algo"], run["env"]) == (library, algo, env)]
@@ -138,7 +136,11 @@ def render(runs: list[Run]) -> str:
             ]
             cpu = " / ".join(f"{statistics.mean(run['cpu_seconds'] for run in of[lib]):,.0f}" for lib in LIBRARIES)
             verdict = judge(*([run["greedy_return"] for run in of[library]] for library in LIBRARIES))
-            lines.append(f"| {env} | {num_steps:,} | {' | '.join(cells)} | {cpu} | {verdict} |")
+            rows.append(f"| {env} | {num_steps:,} | {' | '.join(cells)} | {cpu} | {verdict} |")
+        if rows:
+            lines += ["", f"## {algo}", ""]
+            lines.append("| Env | Env steps | Corral training | SB3 training | Corral greedy | SB3 greedy | CPU s | |")
+            lines += ["| --- | ---: | --- | --- | --- | --- | --- | --- |", *rows]
     return "\n".join(lines) + "\n"
 
 
