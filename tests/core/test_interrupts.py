@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -45,6 +46,16 @@ def test_other_threads_run_the_block_as_it_is() -> None:
     assert done == ["work"]
 
 
+@pytest.fixture
+def default_handlers() -> Iterator[None]:
+    """Give the signals the handlers that a new process has; Ray sets others in the process that starts it."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("default_handlers")
 def test_the_other_ending_signals_are_held_back_too() -> None:
     done = []
     with pytest.raises(EndingSignal) as caught, ending_signals_raised(), interrupts_deferred():
@@ -53,6 +64,7 @@ def test_the_other_ending_signals_are_held_back_too() -> None:
     assert done and caught.value.number == signal.SIGTERM
 
 
+@pytest.mark.usefixtures("default_handlers")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_the_first_ending_signal_is_raised_and_later_ones_are_ignored(number: signal.Signals) -> None:
     with pytest.raises(EndingSignal) as caught, ending_signals_raised():
