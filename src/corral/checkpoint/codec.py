@@ -9,23 +9,19 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.plain import MAX_DEPTH, misfits
 from corral.errors import CheckpointError
 
 # Codes in files: a code that was used keeps its meaning forever.
 _TUPLE, _BIG_INT, _ARRAY, _SCALAR = 1, 2, 3, 4
 _TUPLE_MARK = msgpack.ExtType(_TUPLE, b"")
 
-MAX_DEPTH = 200
-"""The most containers in each other: what reads them may need some of Python's stack for each."""
-
-_PLAIN = (type(None), bool, int, float, str, bytes)
 _CONTAINERS = (list, tuple, dict)
 _SIMPLE_DTYPE = re.compile(r"[<>|](?:[biufcSU][1-9]\d{0,5}|[mM]8(?:\[\w+\])?)")
 
@@ -45,7 +41,7 @@ def encode(state: Any) -> bytes:
             raise ValueError
         packed: bytes = msgpack.packb(state, default=_encode_other, strict_types=True, unicode_errors="surrogatepass")
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        place, culprit = next(_misfits(state, "", 0), ("", state))
+        place, culprit = next(misfits(state, fits=_fits), ("", state))
         raise CheckpointError(
             f"the state cannot be saved: {place or 'it'} is {type(culprit).__module__}.{type(culprit).__qualname__} "
             f"{_short(culprit)}. A state holds None, bools, numbers, strings, bytes, arrays without objects, and "
@@ -213,26 +209,12 @@ def _depth(value: Any) -> int:
     return 1 + max((_depth(part) for part in parts if type(part) in _CONTAINERS), default=0)
 
 
-def _misfits(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield place and value of each part that cannot be encoded."""
-    if depth > MAX_DEPTH:
-        yield place, value
-    elif type(value) is dict:
-        for key, part in value.items():
-            yield from _misfits(key, f"the key {key!r} in {place or 'the state'}", depth + 1)
-            yield from _misfits(part, f"{place}[{key!r}]", depth + 1)
-    elif type(value) in (list, tuple):
-        for index, part in enumerate(value):
-            yield from _misfits(part, f"{place}[{index}]", depth + 1)
-    elif isinstance(value, np.ndarray | np.generic):
-        try:
-            describe_dtype(value.dtype)
-            if isinstance(value, np.ndarray) and type(value) is not np.ndarray:
-                yield place, value
-        except TypeError:
-            yield place, value
-    elif type(value) not in _PLAIN:
-        yield place, value
+def _fits(dtype: np.dtype[Any]) -> bool:
+    try:
+        describe_dtype(dtype)
+    except TypeError:
+        return False
+    return True
 
 
 def _short(value: Any) -> str:

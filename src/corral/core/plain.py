@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,22 +10,40 @@ import numpy as np
 SCALARS = (type(None), bool, int, float, str, bytes)
 """Types of single values, in addition to NumPy's."""
 
+MAX_DEPTH = 200
+"""The most containers in each other: what reads them may need some of Python's stack for each."""
 
-def misfits(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+
+def has_no_objects(dtype: np.dtype[Any]) -> bool:
+    """Return whether arrays of a dtype hold only their own bytes."""
+    return not dtype.hasobject
+
+
+def misfits(
+    value: Any, place: str = "", depth: int = 0, *, fits: Callable[[np.dtype[Any]], bool] = has_no_objects
+) -> Iterator[tuple[str, Any]]:
     """Yield place and value of each part that is not plain.
 
     Plain data are `None`, bools, numbers, strings, bytes, NumPy arrays and scalars without objects, and lists, tuples
-    and dicts of these.
+    and dicts of these, at most `MAX_DEPTH` in each other.
+
+    Args:
+        value: The data.
+        place: Where it is, such as `"['a'][0]"`.
+        depth: Containers around it.
+        fits: Whether arrays and scalars of a dtype are plain.
     """
-    if type(value) is dict:
+    if depth > MAX_DEPTH:
+        yield place, value
+    elif type(value) is dict:
         for key, part in value.items():
-            yield from misfits(key, f"the key {key!r} in {place or 'the state'}")
-            yield from misfits(part, f"{place}[{key!r}]")
+            yield from misfits(key, f"the key {key!r} in {place or 'the state'}", depth + 1, fits=fits)
+            yield from misfits(part, f"{place}[{key!r}]", depth + 1, fits=fits)
     elif type(value) in (list, tuple):
         for index, part in enumerate(value):
-            yield from misfits(part, f"{place}[{index}]")
+            yield from misfits(part, f"{place}[{index}]", depth + 1, fits=fits)
     elif isinstance(value, np.ndarray | np.generic):
-        if value.dtype.hasobject or (isinstance(value, np.ndarray) and type(value) is not np.ndarray):
+        if not fits(value.dtype) or (isinstance(value, np.ndarray) and type(value) is not np.ndarray):
             yield place, value
     elif type(value) not in SCALARS:
         yield place, value
