@@ -39,8 +39,7 @@ class CountedEnv(CountingEnv):
         self.steps = np.memmap(self.record / f"{uuid.uuid4().hex}.steps", np.int64, "w+", shape=(1,))
 
     def step(self, action: int) -> Any:
-        if self.is_faulty and self.at == self.steps[0] + 1 and not (self.record / "failed").exists():
-            (self.record / "failed").touch()
+        if self.is_faulty and self.at == self.steps[0] + 1 and self._claim_fault():
             if self.how == "SIGINT":
                 os.kill(os.getpid(), signal.SIGINT)
             else:
@@ -48,6 +47,14 @@ class CountedEnv(CountingEnv):
         result = super().step(action)
         self.steps[0] += 1
         return result
+
+    def _claim_fault(self) -> bool:
+        """Return whether this env is the one to fail: the first that asks, of all processes."""
+        try:
+            (self.record / "failed").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
 
 def steps_taken(record: Path) -> int:
