@@ -32,8 +32,15 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 def kill(process: subprocess.Popen[str]) -> tuple[list[int], str]:
     """Kill a process, and return the numbers that it had saved, and what it had complained about."""
     process.kill()
-    out, errors = process.communicate(timeout=DEADLINE_S)
+    out, errors = read_rest(process)
     return [int(line) for line in out.split("\n")[:-1]], errors
+
+
+def read_rest(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Return what a process that is killed has written since; `communicate` would lose lines that were read ahead."""
+    assert process.stdout is not None and process.stderr is not None
+    with process:
+        return process.stdout.read(), process.stderr.read()
 
 
 @contextmanager
@@ -62,7 +69,7 @@ def test_whenever_a_saver_is_killed_the_newest_checkpoint_is_whole(tmp_path: Pat
         told = [int(process.stdout.readline()) for _ in range(rng.randint(0, 2))]
         timer = threading.Timer(rng.uniform(0.0, 0.03), process.kill)  # in the middle of a later save
         timer.start()
-        out, errors = process.communicate(timeout=DEADLINE_S)
+        out, errors = read_rest(process)
         assert errors == ""
         told += [int(line) for line in out.splitlines()]
         num_told += len(told)
