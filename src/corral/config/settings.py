@@ -48,8 +48,8 @@ class EnvRunnersSettings:
             train batch in one round, in equal parts per runner; for off-policy algorithms, whose batches come from a
             replay buffer, it is 1.
         vectorization: `"sync"`, `"async"` (one process per sub-env), or `"auto"`: the native vector env of the id if
-            there is one with this autoreset mode, N > 1, and there is neither a wrapper nor a listener of
-            `on_sub_environment_created`; otherwise sync.
+            there is one with this autoreset mode, N > 1, and there is neither a wrapper, nor a listener of
+            `on_sub_environment_created`, nor a callback of an episode that names `sub_environment`; otherwise sync.
         autoreset_mode: When a sub-env is reset whose episode ended: `"next_step"` or `"same_step"`.
         explore: Whether to explore; with False, the most likely or best actions are chosen.
         batch_mode: `"truncate_episodes"` ends a fragment when it is long enough; `"complete_episodes"` returns whole

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from corral.callbacks.dispatch import check_callbacks, listens
+from corral.callbacks.dispatch import check_callbacks, events_with_sub_envs
 from corral.core.settings import check_values, import_path
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
@@ -36,12 +36,12 @@ def validate(config: AlgorithmConfig) -> None:
     _validate_batch(config)
     _validate_module(config)
     check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set callbacks
-    if config.vectorization == "async" and listens(
-        config.callbacks_class, config.callback_functions, "on_sub_environment_created"
-    ):
+    needing = events_with_sub_envs(config.callbacks_class, config.callback_functions)
+    if config.vectorization == "async" and needing:
         raise ConfigError(
-            "vectorization='async' runs each sub-env in another process, where on_sub_environment_created cannot "
-            "fire: change the sub-envs with environment(wrappers=[...]), or use vectorization='sync'."
+            f"vectorization='async' runs each sub-env in another process, so that callbacks of {', '.join(needing)} "
+            "cannot receive sub_environment: change the sub-envs with environment(wrappers=[...]), or use "
+            "vectorization='sync'."
         )
     if config.num_learners and not TRAITS[engine_for(config.engine_name)].own_process:
         raise ConfigError(

@@ -166,7 +166,7 @@ class EnvHost:
         self.space: Tree = space_tree(self.observation_space)
         try:
             self._takes_tasks = takes_tasks(self.env)
-            for i, sub_env in enumerate(getattr(self.env.unwrapped, "envs", ())):
+            for i, sub_env in enumerate(self._sub_envs()):
                 self._announce_sub_env(i, sub_env)
             self._env_created(self.env, self._context)
         except BaseException:
@@ -195,6 +195,15 @@ class EnvHost:
 
     def _next_seed(self) -> int:
         return int(self._seeds.spawn(1)[0].generate_state(1)[0]) >> 1
+
+    def _sub_envs(self) -> Sequence[Any]:
+        """Return the sub-envs that are objects in this process: all of them or none."""
+        return getattr(self.env.unwrapped, "envs", ())
+
+    def sub_env(self, env_index: int) -> Any:
+        """Return a sub-env with its wrappers, or `None` if it is not an object in this process."""
+        sub_envs = self._sub_envs()
+        return sub_envs[env_index] if sub_envs else None
 
     def _announce_sub_env(self, env_index: int, sub_env: Any) -> None:
         self._sub_env_created(sub_env, self._context.at(env_index), env_index)

@@ -24,6 +24,21 @@ CLOSE_LIMIT_S = 5.0
 """Seconds that a failed vector env may take to close."""
 
 
+class AbsentSubEnvs:
+    """Attribute `envs` of a vector env that has none: reading it raises an `AttributeError` with a message.
+
+    `hasattr(env, "envs")` is False, as without it, and an instance may have an attribute `envs` all the same.
+    """
+
+    def __init__(self, message: str) -> None:
+        """Keep the message."""
+        self._message = message
+
+    def __get__(self, env: object, cls: type) -> Any:
+        """Raise the error."""
+        raise AttributeError(self._message)
+
+
 class Restarts:
     """Counts the restarts of sub-envs, and holds what a vector env needs to restart one.
 

@@ -20,7 +20,7 @@ from corral.core.spaces import space_tree
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
 from corral.envs.checks import check_env, check_spaces, mismatch, warn_if_cast
 from corral.envs.step_timeout import limited
-from corral.envs.sub_envs import Restarts, close_quietly
+from corral.envs.sub_envs import AbsentSubEnvs, Restarts, close_quietly
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, nearest, nearest_name
 
@@ -218,7 +218,11 @@ def make_vector_env(
             ready: VectorEnv[Any, Any, Any] = _make_again(first, make) if check else first
             first = ready
             if needs_sub_envs and not hasattr(first.unwrapped, "envs"):
-                log.warning("env %r has no sub-envs in this process: on_sub_environment_created does not fire.", name)
+                log.warning(
+                    "env %r has no sub-envs in this process: on_sub_environment_created does not fire, and "
+                    "sub_environment is None in events of episodes.",
+                    name,
+                )
             opened.pop_all()
             return ready
         if check:
@@ -271,10 +275,23 @@ def _make_native(
     with _errors_of(name, f"its native vector env was made with env_config {dict(context)}"), _needs_said(env_id):
         native = gym.make_vec(env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **context)
     if native.metadata.get("autoreset_mode") == mode:
+        _explain_sub_envs(native, name)
         return native
     log.info("env %r: its native vector env does not reset in mode %s, so sub-envs are stepped one by one.", name, mode)
     native.close()
     return None
+
+
+def _explain_sub_envs(native: VectorEnv[Any, Any, Any], name: str) -> None:
+    """Let `native.envs`, which does not exist, say how to get sub-envs; `native` then has a subclass of its class."""
+    base = native.unwrapped
+    cls = type(base)
+    if not hasattr(base, "envs"):
+        absent = AbsentSubEnvs(
+            f"the native vector env of {name!r} has no sub-envs: set .env_runners(vectorization='sync'), or name the "
+            "argument sub_environment in a callback of an episode event, which does the same"
+        )
+        base.__class__ = type(cls.__name__, (cls,), {"__module__": cls.__module__, "envs": absent})
 
 
 def _make_one(resolved: str | Callable[..., Any], name: str, context: EnvContext, wrappers: Sequence[Any]) -> Any:

@@ -116,7 +116,7 @@ class EnvRunner:
             env_created=self._announce_env,
             sub_env_created=self._announce_sub_env,
             sub_env_restarted=self._note_restart,
-            needs_sub_envs=self._callbacks.subscribed("on_sub_environment_created"),
+            needs_sub_envs=self._callbacks.needs_sub_envs(),
             own_process=own_process,
         )
         self.make_env()
