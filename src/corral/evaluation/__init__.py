@@ -1,0 +1,1 @@
+"""Evaluation: rounds of whole episodes, and their statistics."""
