@@ -1,0 +1,397 @@
+"""Evaluation during training: when rounds are played, on which runners, with which weights, and what they report."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from corral.core.seeding import get_global_rngs, runner_seeds, seed_everything, set_global_rngs
+from corral.core.tree import copy_nested
+from corral.engines.base import resources_of_runner
+from corral.engines.lazy import LazyEngine
+from corral.errors import CorralError, EnvError, WorkerDiedError
+from corral.evaluation.rounds import Round, RoundPlan, play_round
+from corral.evaluation.statistics import summarize_episodes
+from corral.metrics.logger import MetricsLogger
+from corral.metrics.result import merge_nested
+from corral.metrics.timers import Timers
+from corral.runners.restarts import describe
+from corral.runners.runner_group import EnvRunnerGroup
+
+if TYPE_CHECKING:
+    from corral.algorithms.algorithm import Algorithm
+    from corral.callbacks.dispatch import Dispatcher
+    from corral.config.config import AlgorithmConfig
+
+log = logging.getLogger("corral")
+NAN = float("nan")
+
+# Seconds after the time limit of a round until its thread is left alone; a round ends half a second after it at most.
+GRACE_S = 1.0
+# Seconds that a round has to end after an exception in training.
+CANCEL_S = 5.0
+
+# Counts of runners over their lifetimes, which the result of a round does not repeat.
+_LIFETIME = ("num_episodes_lifetime", "num_env_steps_sampled_lifetime")
+
+
+class Evaluator:
+    """Plays the evaluation rounds of an algorithm, in turn with training or at the same time.
+
+    The algorithm calls `during_training` around the training of an iteration, and `finish` after it. Callbacks and
+    metrics stay in the thread of the algorithm. A round that is played at the same time as training has a thread, which
+    only waits for runners in other processes; training keeps the main thread, because Python handles signals there.
+
+    Attributes:
+        group: Group of the evaluation runners; `None` before the first use.
+        training_done: Whether no iteration is training now.
+    """
+
+    def __init__(self, algorithm: Algorithm, callbacks: Dispatcher) -> None:
+        """Store the algorithm, and the callbacks of its own events; no runner is started."""
+        self._algorithm, self._callbacks = algorithm, callbacks
+        self._settings = algorithm.config
+        self.group: EnvRunnerGroup | None = None
+        self._own_engine: LazyEngine | None = None
+        self._metrics = MetricsLogger()
+        for name in (*summarize_episodes([], []), "episode_returns", "episode_lens"):
+            if not name.endswith(("_mean", "_min", "_max")):  # the runners reserve these
+                self._metrics.log_reserved(("env_runners", name), [], reduce="mean")
+        self._latest: dict[str, Any] | None = None  # metrics of the latest round
+        self._num_env_steps = 0  # of all rounds
+        self._rngs: dict[str, Any] | None = None  # global generators of an embedded runner
+        self._state: Mapping[str, Any] | None = None  # restored before the runners were made
+        self._before: dict[str, Any] = {}  # attributes before the last `set_state`
+        # A round that is played while an iteration trains.
+        self._is_due = False
+        self._training = threading.Event()
+        self._cancelled = threading.Event()
+        self._playing: Future[tuple[Round, dict[str, Any]]] | None = None
+        self._began_s = 0.0
+        self._recreated: list[int] = []  # runners that were restarted since the round began
+        self._weights_version = -1
+
+    # The runners.
+
+    def build(self) -> EnvRunnerGroup:
+        """Return the group of the evaluation runners; the first call starts them.
+
+        Raises:
+            ConfigError: An env setting is wrong, or the env has other spaces than the module.
+            EnvError: The env cannot be made, or gave values that its spaces do not allow.
+            CorralError: A runner did not start within `start_timeout_s`.
+        """
+        if self.group is not None:
+            return self.group
+        config, engine = self._settings.for_evaluation(), self._algorithm.engine
+        if self._in_parallel and not config.num_env_runners and engine.traits.own_process:
+            # An env that holds Python's global lock would stop training, so the only runner has its own process.
+            config.num_env_runners, engine = 1, LazyEngine("process")
+            self._own_engine = engine
+        elif self._settings.evaluation_interval is None:  # else building the algorithm asked for them
+            engine.require([resources_of_runner(config)] * config.num_env_runners)
+        with self._own_generators(config):
+            group = EnvRunnerGroup(config.freeze(), engine, self._algorithm.env_runner_group.module_spec)
+        self.group = group
+        group.on_recreated = self._note_recreated
+        if self._state is not None:
+            group.check_state(self._state["runners"])
+            group.set_state(self._state["runners"])
+            self._state = None
+        return group
+
+    @property
+    def _in_parallel(self) -> bool:
+        return self._settings.evaluation_interval is not None and self._settings.evaluation_parallel_to_training
+
+    @contextmanager
+    def _own_generators(self, config: AlgorithmConfig) -> Iterator[None]:
+        """Give an embedded runner global generators of its own, as a runner in another process has.
+
+        So training draws the same numbers with and without evaluation.
+        """
+        if config.num_env_runners:
+            yield
+            return
+        of_training = get_global_rngs()
+        if self._rngs is None:
+            process_seed = runner_seeds(config.seed or 0, 0, 0, in_evaluation=True)[-1]
+            seed_everything(int(process_seed.generate_state(1)[0]) >> 1)
+        else:
+            set_global_rngs(self._rngs)
+        try:
+            yield
+        finally:
+            self._rngs = get_global_rngs()
+            set_global_rngs(of_training)
+
+    def _note_recreated(self, indices: list[int]) -> None:
+        self._recreated += indices
+        if self._playing is None:
+            self._announce_recreated()
+
+    def _announce_recreated(self) -> None:
+        """Fire the event for runners that were restarted; in the thread of the algorithm only."""
+        indices, self._recreated = self._recreated, []
+        if indices:
+            assert self.group is not None
+            self._algorithm.announce_recreated(self.group, indices, is_evaluation=True)
+
+    @property
+    def num_callback_errors(self) -> int:
+        """Exceptions in callbacks of evaluation runners that `on_error="log"` kept from ending the run."""
+        return 0 if self.group is None else self.group.num_callback_errors
+
+    # Rounds.
+
+    @property
+    def training_done(self) -> bool:
+        """Whether no iteration is training now."""
+        return not self._training.is_set()
+
+    @contextmanager
+    def during_training(self) -> Iterator[None]:
+        """Wrap the training of an iteration: a round that is due at the same time begins before it."""
+        self.cancel()  # a round that an exception left
+        interval = self._settings.evaluation_interval
+        self._is_due = interval is not None and (self._algorithm.training_iteration + 1) % interval == 0
+        if not (self._is_due and self._in_parallel):
+            yield
+            return
+        self._prepare()
+        self._training.set()
+        playing: Future[tuple[Round, dict[str, Any]]] = Future()
+        self._playing = playing
+        thread = threading.Thread(target=_run, args=[playing, self._play], name="corral evaluation", daemon=True)
+        try:
+            thread.start()
+            yield
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            self._training.clear()
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Put the metrics of the round that is due into the result of an iteration, after waiting for it or playing it.
+
+        Raises:
+            Exception: What ended the round, with `on_evaluation_failure="raise"`, and what a callback or a custom
+                function raised.
+        """
+        if self._is_due:
+            self._is_due = False
+            self.evaluate() if self._playing is None else self._await()
+            result["evaluation"] = self.result(fresh=True)
+
+    def evaluate(self) -> dict[str, Any]:
+        """Play a round now, and return its metrics.
+
+        Raises:
+            CorralError: A round is being played.
+            Exception: See `finish`.
+        """
+        if self._playing is not None:
+            raise CorralError("evaluate(): an evaluation round is being played at the same time as training.")
+        self._prepare()
+        assert self.group is not None
+        try:
+            with self._algorithm.timers.time("evaluating"):
+                # In a process of its own the runner has generators of its own too.
+                with self._own_generators(self.group.config):
+                    played = self._play()
+        except Exception as error:
+            played = self._failed(error)
+        return self._report(*played)
+
+    def _prepare(self) -> None:
+        """Restart runners, give all of them the weights, and fire `on_evaluate_start`."""
+        group = self.build()
+        algorithm = self._algorithm
+        self._cancelled.clear()
+        try:
+            group.restore_runners()
+        except WorkerDiedError as error:  # the last runner
+            log.debug("Evaluation: %s", error)
+        parts, self._weights_version = algorithm.get_weight_parts()
+        with algorithm.timers.time("syncing"):
+            group.sync_weights(parts, self._weights_version)
+        self._timestep = algorithm.num_env_steps_sampled_lifetime
+        self._fire("on_evaluate_start")
+        self._began_s = time.perf_counter()
+
+    def _fire(self, event: str, **arguments: Any) -> None:
+        algorithm = self._algorithm
+        with algorithm.timers.time("callbacks"):
+            self._callbacks.fire(event, algorithm=algorithm, metrics_logger=algorithm.metrics, **arguments)
+
+    def _play(self) -> tuple[Round, dict[str, Any]]:
+        """Play a round, or call the custom function; return the round and the metrics of the function."""
+        assert self.group is not None
+        function = self._settings.custom_evaluation_function
+        if function is not None:
+            return self._call(function, self.group)
+        plan = self._plan()
+        # Episodes that begin in the first half of the time have the other half to end, as in any round.
+        half_s = self._began_s + plan.time_limit_s / 2
+
+        def goes_on() -> bool:
+            return not self.training_done and time.perf_counter() < half_s
+
+        played = play_round(self.group, plan, goes_on=goes_on, is_cancelled=self._cancelled.is_set)
+        return played, {}
+
+    def _plan(self) -> RoundPlan:
+        settings = self._settings
+        duration, unit = settings.evaluation_duration, settings.evaluation_duration_unit
+        return RoundPlan(
+            num_episodes=duration if unit == "episodes" and duration != "auto" else None,
+            num_timesteps=duration if unit == "timesteps" and duration != "auto" else None,
+            in_pieces=settings.enable_async_evaluation,
+            force_reset=settings.evaluation_force_reset_envs_before_iteration,
+            timestep=self._timestep,
+            time_limit_s=settings.evaluation_sample_timeout_s,
+        )
+
+    def _call(self, function: Callable[..., Any], group: EnvRunnerGroup) -> tuple[Round, dict[str, Any]]:
+        """Call a custom function; what it sampled counts by what it returns.
+
+        Raises:
+            CorralError: It returned something else than metrics, or metrics and two numbers of steps.
+        """
+        found = function(self._algorithm, group)
+        metrics, num_env_steps, _ = found if isinstance(found, tuple) and len(found) == 3 else (found, None, None)
+        if not isinstance(metrics, Mapping):
+            raise CorralError(
+                f"custom_evaluation_function={function!r} returned {found!r:.80}: it must return a dict of metrics, or "
+                "(metrics, env_steps, agent_steps)."
+            )
+        if group.local_env_runner is None:
+            group.note_metrics(group.foreach_env_runner("get_metrics", timeout_seconds=GRACE_S))
+        return Round(num_env_steps=int(num_env_steps or 0)), dict(metrics)
+
+    def _failed(self, error: Exception) -> tuple[Round, dict[str, Any]]:
+        """Return a round without episodes if an env or all runners failed, and the settings say that this is no end.
+
+        Raises:
+            Exception: The failure otherwise.
+        """
+        if not isinstance(error, (EnvError, WorkerDiedError, TimeoutError)):
+            raise error
+        return Round(is_complete=False, error=error), {}
+
+    def _await(self) -> None:
+        """Wait for the round that was played while an iteration trained, no longer than its time limit."""
+        playing = self._playing
+        assert playing is not None
+        limit_s = self._settings.evaluation_sample_timeout_s
+        try:
+            with self._algorithm.timers.time("evaluating"):
+                wait([playing], max(0.0, self._began_s + limit_s + GRACE_S - time.perf_counter()))
+            if not playing.done():  # only a custom function can take longer
+                raise TimeoutError(f"the evaluation took longer than evaluation_sample_timeout_s={limit_s:g}")
+            played = playing.result()
+        except Exception as error:
+            played = self._failed(error)
+        except BaseException:
+            self.cancel()
+            raise
+        if playing.done():
+            self._playing = None
+        self._announce_recreated()
+        self._report(*played)
+
+    def cancel(self) -> None:
+        """End a round that is played while an iteration trains, without its result.
+
+        Raises:
+            CorralError: It does not end: a custom function, or an env of an embedded runner, does not return.
+        """
+        if self._playing is None:
+            return
+        self._cancelled.set()
+        wait([self._playing], CANCEL_S)
+        if self._playing.done():
+            self._playing = None
+
+    # Results.
+
+    def _report(self, played: Round, custom: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metrics of a round as `on_evaluate_end` leaves them; raise its failure if the settings say so."""
+        evaluation_s = time.perf_counter() - self._began_s
+        group = self.group
+        assert group is not None
+        error = played.error
+        if played.skipped:
+            if error is not None and self._settings.on_evaluation_failure == "raise":
+                raise error
+            log.warning("The evaluation round was skipped: %s", "" if error is None else describe(error))
+        elif played.truncated:
+            log.warning(
+                "The evaluation round is truncated: %d episodes are missing, by runner: %s.",
+                played.num_episodes_missing,
+                played.missing_by_runner,
+            )
+        group.collect_metrics(self._metrics, Timers())
+        self._num_env_steps += played.num_env_steps
+        logged = self._metrics.reduce()["env_runners"]
+        metrics = {
+            "env_runners": {
+                **{name: value for name, value in logged.items() if name not in _LIFETIME},
+                **_describe_episodes(played),
+            },
+            "fresh": True,
+            "weights_version": self._weights_version,
+            "truncated": played.truncated,
+            "skipped": played.skipped,
+            "num_episodes_missing": played.num_episodes_missing,
+            "missing_by_runner": {
+                str(index): played.missing_by_runner.get(index, 0) for index in group.worker_indices
+            },
+            "num_episodes_taken_over": played.num_episodes_taken_over,
+            "num_unfinished_episodes": played.num_unfinished_episodes,
+            "num_env_steps_sampled_lifetime": self._num_env_steps,
+            **self._health(),
+            "evaluation_s": evaluation_s,
+        }
+        merge_nested(metrics, custom)
+        self._fire("on_evaluate_end", evaluation_metrics=metrics)
+        self._latest = metrics
+        return metrics
+
+    def _health(self) -> dict[str, int]:
+        group = self.group
+        return {
+            "num_healthy_workers": 0 if group is None else group.num_healthy_remote_workers,
+            "num_remote_worker_restarts": 0 if group is None else group.num_remote_worker_restarts,
+        }
+
+    def result(self, *, fresh: bool = False) -> dict[str, Any]:
+        """Return the metrics of the latest round for the result of an iteration; NaN before the first round.
+
+        Args:
+            fresh: Whether the round belongs to this iteration.
+        """
+        if self._latest is not None:
+            return {**_copied(self._latest), "fresh": fresh}
+        indices = () if self.group is None else self.group.worker_indices
+        return {
+            "env_runners": _describe_episodes(Round()) | {"num_episodes": NAN, "num_env_steps_sampled": NAN},
+            "fresh": False,
+            "weights_version": NAN,
+            "truncated": False,
+            "skipped": False,
+            "num_episodes_missing": NAN,
+            "missing_by_runner": dict.fromkeys(map(str, indices), NAN),
+            "num_episodes_taken_over": NAN,
+            "num_unfinished_episodes": NAN,
+            "num_env_steps_sampled_lifetime": self._num_env_steps,
+            **self._health(),
+            "evaluation_s": NAN,
+        }
