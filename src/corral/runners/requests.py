@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from corral.episodes.rollout import Rollout
 from corral.errors import SampleError
 from corral.metrics.logger import Parts
+
+if TYPE_CHECKING:
+    from corral.runners.runner import EnvRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,12 @@ class SampleRequest:
             the runner or the group has counted itself.
         with_infos: Whether the caller reads infos or what callbacks noted on episodes (`custom_data`, temporary data).
             Otherwise they stay in the runner.
+        time_limit_s: Seconds after which the runner ends the sample itself, even if it waits for an env. What was
+            sampled until then is returned, and the next sample begins with a reset. An env can be interrupted only
+            where the runner is in the main thread of its process; elsewhere the sample ends after the step that takes
+            too long. `None` is no limit.
+        digest: Function `(env_runner, rollout)` that makes in the runner what is sent instead of the rollout: an object
+            with `num_env_steps` and `weights_version`. `None` sends the rollout.
 
     Raises:
         SampleError: Neither or both of the numbers are given, or one is negative.
@@ -42,6 +52,8 @@ class SampleRequest:
     force_reset: bool = False
     timestep: int | None = None
     with_infos: bool = False
+    time_limit_s: float | None = None
+    digest: Callable[[EnvRunner, Rollout], Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a request that makes no sense."""
@@ -82,7 +94,7 @@ class SampleReply:
     """A fragment, and what there is to say about it; one answer, so that steps and their metrics arrive together.
 
     Attributes:
-        rollout: The fragment.
+        rollout: The fragment, or what the `digest` of the request made of it.
         metrics: What the runner logged since its last reply.
         seconds: Seconds of the runner's timers since its last reply, by part.
         num_callback_errors: Exceptions in callbacks that were logged, in this runner's lifetime.
@@ -93,7 +105,7 @@ class SampleReply:
         idle_s: Seconds that the runner had waited for the request.
     """
 
-    rollout: Rollout
+    rollout: Any
     metrics: Parts
     seconds: dict[str, float]
     num_callback_errors: int

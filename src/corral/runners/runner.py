@@ -55,6 +55,7 @@ class EnvRunner:
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, also of the runners that this one replaced.
         num_env_steps_lost: Env steps that were taken so far and are in no rollout: steps of rollouts that an exception
             ended, and if whole episodes were asked for, steps of other episodes.
+        last_statistics: Statistics of the episodes that ended in the last rollout, before callbacks changed any column.
     """
 
     module: Module
@@ -95,7 +96,8 @@ class EnvRunner:
         self.num_env_steps_sampled_lifetime = 0
         self.num_env_steps_lost = 0
         self._log_counts(0, 0)  # now, so that user code cannot take the names
-        self._log_episodes(EpisodeStatistics.empty())
+        self.last_statistics = EpisodeStatistics.empty()
+        self._log_episodes(self.last_statistics)
         self.idle_since = time.perf_counter()
         self._callbacks = make_dispatcher(config)
         # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
@@ -478,10 +480,10 @@ class EnvRunner:
             self._last_time_s = float(rollout.row_times_s[-1])
             self._last_infos = rollout.info_rows.get(rollout.num_rows)
         _fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
-        statistics, self._carry = episode_statistics(rollout, self._carry)
-        num_episodes = len(statistics.returns)
+        self.last_statistics, self._carry = episode_statistics(rollout, self._carry)
+        num_episodes = len(self.last_statistics.returns)
         if num_episodes:
-            self._log_episodes(statistics)
+            self._log_episodes(self.last_statistics)
         self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
         for name, value in self.exploration.get_metrics(self._timestep).items():
             self.metrics.log_reserved(name, [value], reduce="mean", window=1)
