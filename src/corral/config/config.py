@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from corral.config.display import display
 from corral.config.settings import (
+    ALIASES,
     GROUPS,
     CallbacksSettings,
     CheckpointingSettings,
@@ -203,6 +204,11 @@ class AlgorithmConfig(
 
     def _set(self, group: str, settings: Mapping[str, object]) -> Self:
         known = (*self.group_fields()[group], *ALSO_IN.get(group, ()))
+        aliases = ALIASES.get(group, {})
+        for alias, name in aliases.items():
+            if alias in settings and name in settings:
+                raise ConfigError(f"{group}: {alias} is another name of {name}: give one of them.")
+        settings = {aliases.get(name, name): value for name, value in settings.items()}
         for name in settings:
             if name not in known and name in self._fields():
                 raise ConfigError(f"{group}: unknown setting {name!r}. It belongs to .{self._fields()[name]}(...).")
