@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
 
+from corral.envs.episode_resets import EpisodeReset
 from corral.errors import CorralError
 from corral.evaluation.episodes import EpisodeRecord, PlayedEpisodes, describe_episodes
 from corral.runners.remote_runner import PendingSample
@@ -47,8 +47,9 @@ class RoundPlan:
         in_pieces: Whether runners are given one episode per sub-env at a time. Otherwise each is given its whole share
             at once.
         force_reset: Whether a number of env steps begins with a reset of all sub-envs. Episodes always do.
-        resets: Reset arguments of the episodes, in turn, each an `EpisodeReset`; `None` leaves them to the runners.
+        resets: Reset arguments of the episodes, in turn; `None` leaves them to the runners.
         timestep: Env steps that training has sampled, which schedules of the exploration use.
+        training_iteration: Finished iterations of training, which `env_reset_fn` may ask for.
         time_limit_s: Seconds that the round may take.
     """
 
@@ -56,8 +57,9 @@ class RoundPlan:
     num_timesteps: int | None = None
     in_pieces: bool = False
     force_reset: bool = True
-    resets: Sequence[Any] | None = None
+    resets: Sequence[EpisodeReset] | None = None
     timestep: int = 0
+    training_iteration: int | None = None
     time_limit_s: float = 120.0
 
     def __post_init__(self) -> None:
@@ -203,7 +205,11 @@ class _Play:
         if self.group.engine_name == "local" and len(self.out) < self.num_runners - 1:
             limit_s = min(left_s, self.plan.time_limit_s / 2)  # so that there is time for the others
         whole = SampleRequest(
-            num_episodes=len(numbers), time_limit_s=limit_s, timestep=self.plan.timestep, digest=describe_episodes
+            num_episodes=len(numbers),
+            timestep=self.plan.timestep,
+            training_iteration=self.plan.training_iteration,
+            time_limit_s=limit_s,
+            digest=describe_episodes,
         )
         if self.plan.num_timesteps is not None:
             num_timesteps, force_reset = len(numbers) * self.group.num_envs, index not in self.asked
@@ -223,7 +229,7 @@ class _Play:
         for number in numbers:
             self.first_runner.setdefault(number, index)
 
-    def reset_of(self, number: int) -> Any:
+    def reset_of(self, number: int) -> EpisodeReset:
         assert self.plan.resets is not None
         return self.plan.resets[number % len(self.plan.resets)]
 

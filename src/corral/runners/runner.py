@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from corral.runners.trajectory_events import postprocess_trajectories
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.envs.episode_resets import EpisodeReset
     from corral.envs.vector import EnvContext
     from corral.modules.spec import ModuleSpec
 
@@ -271,6 +272,7 @@ class EnvRunner:
         rows = -(-wanted // self.host.num_envs)
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         self._needs_reset |= request.force_reset
+        self.host.note_iteration(request.training_iteration)
         rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
         whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
         mode = make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
@@ -283,7 +285,7 @@ class EnvRunner:
                     begins_with_reset = self._needs_reset or whole_episodes
                     self._needs_reset = True  # until `_finish`: an exception leaves the envs ahead of the columns
                     if begins_with_reset:
-                        self._reset(rollout)
+                        self._reset(rollout, request.resets)
                     else:
                         self._continue(rollout)
                     resetting = self._resetting
@@ -324,7 +326,7 @@ class EnvRunner:
         rollout.carry = self._carry
         return rollout
 
-    def _reset(self, rollout: Rollout) -> None:
+    def _reset(self, rollout: Rollout, resets: Sequence[EpisodeReset] | None) -> None:
         """Reset all sub-envs, and write the first observations into row 0."""
         # After an exception the last carry may not count all episodes, so new episodes get ids with a new prefix.
         prefix = f"{self._id_prefix}{self._num_resets:06x}"
@@ -337,7 +339,7 @@ class EnvRunner:
             with self.timers.time("callbacks"):
                 self._events.create_all(rollout)
         with self.timers.time("env_step"):
-            obs, infos = self.host.reset()
+            obs, infos = self.host.reset(resets)
         write_row(rollout.obs, 0, obs)
         if found := bad_obs(rollout, self.host.space, 0, 1):
             raise self.host.bad_value(*min(found))
