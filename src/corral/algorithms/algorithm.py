@@ -250,6 +250,7 @@ class Algorithm(metaclass=_WithHints):
                 num_timesteps=self.round_size or left,
                 timestep=self.num_env_steps_sampled_lifetime,
                 with_infos=self.READS_INFOS,
+                training_iteration=self.training_iteration,
             )
             arrived = self.env_runner_group.sample(request, self.timers)
             num_env_steps = sum(rollout.num_env_steps for rollout in arrived)

@@ -399,6 +399,11 @@ class AlgorithmConfig(
         """Return a copy for evaluation runners, with the settings of `evaluation_config` and with `in_evaluation`."""
         return self.copy(**{**self.evaluation_config, "in_evaluation": True})
 
+    @property
+    def chooses_resets(self) -> bool:
+        """Whether the arguments of each reset are chosen, so that sub-envs have the wrapper `EpisodeResets`."""
+        return self.env_reset_fn is not None
+
     # Building.
 
     @property

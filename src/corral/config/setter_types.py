@@ -15,6 +15,8 @@ class EnvironmentArgs(TypedDict, total=False):
 
     env_config: Mapping[str, Any]
     wrappers: Sequence[Any]
+    env_task_fn: Any
+    env_reset_fn: Any
     disable_env_checking: bool
 
 

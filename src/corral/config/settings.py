@@ -28,12 +28,19 @@ class EnvironmentSettings:
         env_config: Settings of the env: keyword arguments for an id; for a class or factory, one `EnvContext` or
             keyword arguments.
         wrappers: Callables `fn(env) -> env`, applied to each sub-env; the first one is the innermost.
+        env_task_fn: Function `fn(train_results, task_settable_env, env_ctx)`, called for each sub-env, in its process,
+            after each iteration. It returns the task of the sub-env from the next reset on.
+        env_reset_fn: Function of any of `episode_index`, `env_index`, `worker_index`, `training_iteration` and
+            `env_context`, called before each reset of a sub-env, in its process. It returns a dict with any of `seed`,
+            `options` and `task`, or `None`. Sub-envs are then stepped one by one.
         disable_env_checking: Whether to skip the check of spaces, reset and first step at the start.
     """
 
     env: Any = None
     env_config: dict[str, Any] = field(default_factory=dict)
     wrappers: list[Importable] = field(default_factory=list)
+    env_task_fn: Importable = None
+    env_reset_fn: Importable = None
     disable_env_checking: bool = False
 
 

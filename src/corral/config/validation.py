@@ -10,6 +10,7 @@ from corral.callbacks.dispatch import check_callbacks, listens
 from corral.core.settings import check_values, import_path
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
+from corral.envs.episode_resets import reset_fn_arguments
 from corral.envs.vector import resolve_env
 from corral.errors import ConfigError, nearest
 from corral.exploration import check_exploration
@@ -49,9 +50,26 @@ def validate(config: AlgorithmConfig) -> None:
             f"engine_name={config.engine_name!r} runs all in one process: use 'process' or 'ray', or num_learners=0."
         )
     check_exploration(config)
+    _validate_env_functions(config)
     config.overrides(**config.evaluation_config)
     _validate_optimizer(config)
     _validate_device(config.device)
+
+
+def _validate_env_functions(config: AlgorithmConfig) -> None:
+    for name in ("env_task_fn", "env_reset_fn"):
+        function = getattr(config, name)
+        if function is not None and not callable(function):
+            raise ConfigError(f"environment: {name} must be a function, got {function!r}.")
+    if config.env_reset_fn is not None:
+        reset_fn_arguments(config.env_reset_fn)
+    if config.env_task_fn is not None:
+        try:
+            inspect.signature(config.env_task_fn).bind({}, None, None)
+        except TypeError as error:
+            raise ConfigError(
+                f"environment: env_task_fn is called as fn(train_results, task_settable_env, env_ctx), and {error}."
+            ) from None
 
 
 def _validate_device(device: str) -> None:
