@@ -396,8 +396,9 @@ class AlgorithmConfig(
         return self._set(group, {name: value})
 
     def for_evaluation(self) -> Self:
-        """Return a copy for evaluation runners, with the settings of `evaluation_config` and with `in_evaluation`."""
-        return self.copy(**{**self.evaluation_config, "in_evaluation": True})
+        """Return a copy for evaluation runners: their number, the settings of `evaluation_config`, `in_evaluation`."""
+        number = self.evaluation_num_env_runners
+        return self.copy(**{**self.evaluation_config, "num_env_runners": number, "in_evaluation": True})
 
     @property
     def chooses_resets(self) -> bool:

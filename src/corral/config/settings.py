@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BeforeValidator, Field
 
 from corral.core.settings import (
@@ -16,6 +15,7 @@ from corral.core.settings import (
     PositiveFloat,
     PositiveInt,
     Probability,
+    same_value,
 )
 
 
@@ -189,11 +189,7 @@ def _as_overrides(value: Any) -> Any:
         return value
     default = type(value)()
     changed = {f.name: getattr(value, f.name) for f in fields(value)}
-    return {name: found for name, found in changed.items() if not _same(found, getattr(default, name))}
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other or bool(np.all(one == other))
+    return {name: found for name, found in changed.items() if not same_value(found, getattr(default, name))}
 
 
 def _as_list(value: Any) -> Any:

@@ -8,18 +8,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from corral.core.seeding import get_global_rngs, runner_seeds, seed_everything, set_global_rngs
-from corral.core.tree import copy_nested
+from corral.core.plain import check_parts, is_plain
+from corral.core.seeding import (
+    check_global_rngs,
+    get_global_rngs,
+    runner_seeds,
+    seed_everything,
+    set_global_rngs,
+)
 from corral.engines.base import resources_of_runner
 from corral.engines.lazy import LazyEngine
-from corral.errors import CorralError, EnvError, WorkerDiedError
+from corral.errors import CheckpointError, CorralError, EnvError, WorkerDiedError
 from corral.evaluation.rounds import Round, RoundPlan, play_round
 from corral.evaluation.statistics import summarize_episodes
-from corral.metrics.logger import MetricsLogger
-from corral.metrics.result import merge_nested
+from corral.metrics.logger import MetricsLogger, check_metrics_state
+from corral.metrics.result import merge_nested, plain_numbers
 from corral.metrics.timers import Timers
 from corral.runners.restarts import describe
 from corral.runners.runner_group import EnvRunnerGroup
@@ -27,7 +34,6 @@ from corral.runners.runner_group import EnvRunnerGroup
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
     from corral.callbacks.dispatch import Dispatcher
-    from corral.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
 NAN = float("nan")
@@ -56,24 +62,21 @@ class Evaluator:
     def __init__(self, algorithm: Algorithm, callbacks: Dispatcher) -> None:
         """Store the algorithm, and the callbacks of its own events; no runner is started."""
         self._algorithm, self._callbacks = algorithm, callbacks
-        self._settings = algorithm.config
+        self._settings = self._config = algorithm.config
         self.group: EnvRunnerGroup | None = None
         self._own_engine: LazyEngine | None = None
-        self._metrics = MetricsLogger()
-        for name in (*summarize_episodes([], []), "episode_returns", "episode_lens"):
-            if not name.endswith(("_mean", "_min", "_max")):  # the runners reserve these
-                self._metrics.log_reserved(("env_runners", name), [], reduce="mean")
+        self._metrics = _new_metrics()
         self._latest: dict[str, Any] | None = None  # metrics of the latest round
         self._num_env_steps = 0  # of all rounds
         self._rngs: dict[str, Any] | None = None  # global generators of an embedded runner
-        self._state: Mapping[str, Any] | None = None  # restored before the runners were made
+        self._runner_states: Mapping[str, Any] | None = None  # restored before the runners were made
         self._before: dict[str, Any] = {}  # attributes before the last `set_state`
         # A round that is played while an iteration trains.
         self._is_due = False
         self._training = threading.Event()
         self._cancelled = threading.Event()
         self._playing: Future[tuple[Round, dict[str, Any]]] | None = None
-        self._began_s = 0.0
+        self._began_s = self._evaluation_s = 0.0
         self._recreated: list[int] = []  # runners that were restarted since the round began
         self._weights_version = -1
 
@@ -96,14 +99,16 @@ class Evaluator:
             self._own_engine = engine
         elif self._settings.evaluation_interval is None:  # else building the algorithm asked for them
             engine.require([resources_of_runner(config)] * config.num_env_runners)
-        with self._own_generators(config):
-            group = EnvRunnerGroup(config.freeze(), engine, self._algorithm.env_runner_group.module_spec)
+        self._config = config.freeze()
+        with self._own_generators():
+            group = EnvRunnerGroup(config, engine, self._algorithm.env_runner_group.module_spec)
         self.group = group
         group.on_recreated = self._note_recreated
-        if self._state is not None:
-            group.check_state(self._state["runners"])
-            group.set_state(self._state["runners"])
-            self._state = None
+        if self._runner_states is not None:
+            group.check_state(self._runner_states)
+            group.set_state(self._runner_states)
+            group.finish_set_state()
+            self._runner_states = None
         return group
 
     @property
@@ -111,17 +116,17 @@ class Evaluator:
         return self._settings.evaluation_interval is not None and self._settings.evaluation_parallel_to_training
 
     @contextmanager
-    def _own_generators(self, config: AlgorithmConfig) -> Iterator[None]:
+    def _own_generators(self) -> Iterator[None]:
         """Give an embedded runner global generators of its own, as a runner in another process has.
 
         So training draws the same numbers with and without evaluation.
         """
-        if config.num_env_runners:
+        if self._config.num_env_runners:
             yield
             return
         of_training = get_global_rngs()
         if self._rngs is None:
-            process_seed = runner_seeds(config.seed or 0, 0, 0, in_evaluation=True)[-1]
+            process_seed = runner_seeds(self._config.seed or 0, 0, 0, in_evaluation=True)[-1]
             seed_everything(int(process_seed.generate_state(1)[0]) >> 1)
         else:
             set_global_rngs(self._rngs)
@@ -140,8 +145,12 @@ class Evaluator:
         """Fire the event for runners that were restarted; in the thread of the algorithm only."""
         indices, self._recreated = self._recreated, []
         if indices:
-            assert self.group is not None
-            self._algorithm.announce_recreated(self.group, indices, is_evaluation=True)
+            self._fire(
+                "on_env_runners_recreated",
+                env_runner_group=self.group,
+                env_runner_indices=indices,
+                is_evaluation=True,
+            )
 
     @property
     def num_callback_errors(self) -> int:
@@ -202,10 +211,8 @@ class Evaluator:
         self._prepare()
         assert self.group is not None
         try:
-            with self._algorithm.timers.time("evaluating"):
-                # In a process of its own the runner has generators of its own too.
-                with self._own_generators(self.group.config):
-                    played = self._play()
+            with self._algorithm.timers.time("evaluating"), self._own_generators():
+                played = self._play()
         except Exception as error:
             played = self._failed(error)
         return self._report(*played)
@@ -223,28 +230,32 @@ class Evaluator:
         with algorithm.timers.time("syncing"):
             group.sync_weights(parts, self._weights_version)
         self._timestep = algorithm.num_env_steps_sampled_lifetime
-        self._fire("on_evaluate_start")
+        self._fire("on_evaluate_start", metrics_logger=algorithm.metrics)
         self._began_s = time.perf_counter()
 
     def _fire(self, event: str, **arguments: Any) -> None:
         algorithm = self._algorithm
         with algorithm.timers.time("callbacks"):
-            self._callbacks.fire(event, algorithm=algorithm, metrics_logger=algorithm.metrics, **arguments)
+            self._callbacks.fire(event, algorithm=algorithm, **arguments)
 
     def _play(self) -> tuple[Round, dict[str, Any]]:
         """Play a round, or call the custom function; return the round and the metrics of the function."""
         assert self.group is not None
-        function = self._settings.custom_evaluation_function
-        if function is not None:
-            return self._call(function, self.group)
+        try:
+            function = self._settings.custom_evaluation_function
+            return self._play_round(self.group) if function is None else self._call(function, self.group)
+        finally:
+            self._evaluation_s = time.perf_counter() - self._began_s
+
+    def _play_round(self, group: EnvRunnerGroup) -> tuple[Round, dict[str, Any]]:
         plan = self._plan()
-        # Episodes that begin in the first half of the time have the other half to end, as in any round.
+        # Episodes that begin in the first half of the time have the other half to end.
         half_s = self._began_s + plan.time_limit_s / 2
 
         def goes_on() -> bool:
             return not self.training_done and time.perf_counter() < half_s
 
-        played = play_round(self.group, plan, goes_on=goes_on, is_cancelled=self._cancelled.is_set)
+        played = play_round(group, plan, goes_on=goes_on, is_cancelled=self._cancelled.is_set)
         return played, {}
 
     def _plan(self) -> RoundPlan:
@@ -256,6 +267,7 @@ class Evaluator:
             in_pieces=settings.enable_async_evaluation,
             force_reset=settings.evaluation_force_reset_envs_before_iteration,
             timestep=self._timestep,
+            training_iteration=self._algorithm.training_iteration,
             time_limit_s=settings.evaluation_sample_timeout_s,
         )
 
@@ -273,7 +285,8 @@ class Evaluator:
                 "(metrics, env_steps, agent_steps)."
             )
         if group.local_env_runner is None:
-            group.note_metrics(group.foreach_env_runner("get_metrics", timeout_seconds=GRACE_S))
+            logged = group.foreach_env_runner("get_metrics", timeout_seconds=GRACE_S)
+            self._metrics.aggregate([parts for parts, _, _ in logged], key="env_runners")
         return Round(num_env_steps=int(num_env_steps or 0)), dict(metrics)
 
     def _failed(self, error: Exception) -> tuple[Round, dict[str, Any]]:
@@ -310,8 +323,7 @@ class Evaluator:
     def cancel(self) -> None:
         """End a round that is played while an iteration trains, without its result.
 
-        Raises:
-            CorralError: It does not end: a custom function, or an env of an embedded runner, does not return.
+        A custom function, or the env of an embedded runner, may take longer to return; then no round can be played.
         """
         if self._playing is None:
             return
@@ -324,19 +336,20 @@ class Evaluator:
 
     def _report(self, played: Round, custom: Mapping[str, Any]) -> dict[str, Any]:
         """Return the metrics of a round as `on_evaluate_end` leaves them; raise its failure if the settings say so."""
-        evaluation_s = time.perf_counter() - self._began_s
         group = self.group
         assert group is not None
         error = played.error
-        if played.skipped:
-            if error is not None and self._settings.on_evaluation_failure == "raise":
-                raise error
-            log.warning("The evaluation round was skipped: %s", "" if error is None else describe(error))
-        elif played.truncated:
+        if error is not None and self._settings.on_evaluation_failure == "raise":
+            raise error
+        if not played.is_complete:
             log.warning(
-                "The evaluation round is truncated: %d episodes are missing, by runner: %s.",
+                "The evaluation round %s: %d episodes are missing; by runner: %s. %s",
+                "was skipped" if played.skipped else "is truncated",
                 played.num_episodes_missing,
                 played.missing_by_runner,
+                f"Time limit: evaluation_sample_timeout_s={self._settings.evaluation_sample_timeout_s:g}."
+                if error is None
+                else describe(error),
             )
         group.collect_metrics(self._metrics, Timers())
         self._num_env_steps += played.num_env_steps
@@ -351,17 +364,15 @@ class Evaluator:
             "truncated": played.truncated,
             "skipped": played.skipped,
             "num_episodes_missing": played.num_episodes_missing,
-            "missing_by_runner": {
-                str(index): played.missing_by_runner.get(index, 0) for index in group.worker_indices
-            },
+            "missing_by_runner": {str(index): played.missing_by_runner.get(index, 0) for index in group.worker_indices},
             "num_episodes_taken_over": played.num_episodes_taken_over,
             "num_unfinished_episodes": played.num_unfinished_episodes,
             "num_env_steps_sampled_lifetime": self._num_env_steps,
             **self._health(),
-            "evaluation_s": evaluation_s,
+            "evaluation_s": self._evaluation_s,
         }
         merge_nested(metrics, custom)
-        self._fire("on_evaluate_end", evaluation_metrics=metrics)
+        self._fire("on_evaluate_end", metrics_logger=self._algorithm.metrics, evaluation_metrics=metrics)
         self._latest = metrics
         return metrics
 
@@ -395,3 +406,136 @@ class Evaluator:
             **self._health(),
             "evaluation_s": NAN,
         }
+
+    # State.
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Return the state of the runners, the metrics and the latest round as plain data; `None` if there is none.
+
+        Raises:
+            CheckpointError: An env or a callback returned a state that is not plain data.
+        """
+        if self._playing is not None:
+            log.warning("The checkpoint has no state of evaluation, because a round of evaluation did not end.")
+            return None
+        runners = self._runner_states if self.group is None else self.group.get_state()
+        if runners is None and self._latest is None:
+            return None
+        latest = self._latest
+        return {
+            "runners": runners,
+            "metrics": self._metrics.get_state(),
+            "latest": _copied(latest) if latest is None or is_plain(latest) else plain_numbers(latest),
+            "num_env_steps": self._num_env_steps,
+            "rngs": self._rngs,
+        }
+
+    def check_state(self, state: Mapping[str, Any] | None) -> None:
+        """Check that a state can be set.
+
+        Raises:
+            Exception: It cannot; see `EnvRunnerGroup.check_state`.
+        """
+        if state is None:
+            return
+        check_parts(state, ("runners", "metrics", "latest", "num_env_steps", "rngs"), "evaluation", CheckpointError)
+        check_metrics_state(state["metrics"])
+        int(state["num_env_steps"])
+        if not isinstance(state["latest"], dict | NoneType):
+            raise CheckpointError(f"the latest evaluation is {state['latest']!r:.80}, and not a dict.")
+        if state["rngs"] is not None:
+            check_global_rngs(state["rngs"])
+        if self.group is not None and len(self.group.idle_runners()) < len(self.group.worker_indices):
+            self._stop_runners()  # one of them could not answer; the next round starts them
+        if self.group is not None and state["runners"] is not None:
+            self.group.check_state(state["runners"])
+
+    def set_state(self, state: Mapping[str, Any] | None) -> None:
+        """Continue from a state that `check_state` accepted; `None`, as in older checkpoints, is the beginning.
+
+        Raises:
+            Exception: What an env or a callback raised; call `undo_set_state`.
+        """
+        names = ("_metrics", "_latest", "_num_env_steps", "_rngs", "_runner_states")
+        self._before = {name: getattr(self, name) for name in names}
+        self._metrics = _new_metrics()
+        if state is None:
+            self._latest, self._num_env_steps, self._rngs = None, 0, None
+            return
+        self._metrics.set_state(state["metrics"])
+        self._latest = None if state["latest"] is None else _copied(state["latest"])
+        self._num_env_steps, self._rngs = int(state["num_env_steps"]), state["rngs"]
+        if self.group is None:
+            self._runner_states = state["runners"]
+        elif state["runners"] is not None:
+            self.group.set_state(state["runners"])
+
+    def undo_set_state(self) -> None:
+        """Return to the state before the last `set_state`, if neither this nor `finish_set_state` was called since."""
+        if self._before and self.group is not None:
+            self.group.undo_set_state()
+        vars(self).update(self._before)
+        self._before = {}
+
+    def finish_set_state(self) -> None:
+        """Drop what is left from before `set_state`."""
+        self._before = {}
+        if self.group is not None:
+            self.group.finish_set_state()
+
+    # Ending.
+
+    def stop(self) -> None:
+        """End a round that is being played, and all evaluation runners."""
+        self._cancelled.set()
+        self._stop_runners()
+        self.cancel()
+
+    def _stop_runners(self) -> None:
+        group, self.group = self.group, None
+        engine, self._own_engine = self._own_engine, None
+        try:
+            if group is not None:
+                group.stop()
+        finally:
+            if engine is not None:
+                engine.stop()
+
+
+def _run(future: Future[Any], function: Callable[[], Any]) -> None:
+    """Set a future to what a function returns or raises; the main function of a thread."""
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _new_metrics() -> MetricsLogger:
+    """Return the logger of what evaluation runners log, in which the names of the result are taken."""
+    metrics = MetricsLogger()
+    for name in (*summarize_episodes([], []), "episode_returns", "episode_lens"):
+        if not name.endswith(("_mean", "_min", "_max")):  # runners reserve these
+            metrics.log_reserved(("env_runners", name), [], reduce="mean")
+    return metrics
+
+
+def _describe_episodes(played: Round) -> dict[str, Any]:
+    """Return the statistics of the episodes of a round, and of each of them the return and the length."""
+    returns = [record.episode_return for record in played.episodes]
+    lens = [record.episode_len for record in played.episodes]
+    durations_s = [record.duration_s for record in played.episodes]
+    return {
+        **summarize_episodes(returns, lens),
+        "episode_duration_sec_mean": statistics.fmean(durations_s) if durations_s else NAN,
+        "num_episodes": len(returns),
+        "num_env_steps_sampled": played.num_env_steps,
+        "episode_returns": returns,
+        "episode_lens": lens,
+    }
+
+
+def _copied(metrics: Any) -> Any:
+    """Return a copy of nested dicts and lists."""
+    if isinstance(metrics, dict):
+        return {key: _copied(part) for key, part in metrics.items()}
+    return list(metrics) if isinstance(metrics, list) else metrics

@@ -10,11 +10,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
 from corral.core.interrupts import interrupts_deferred
+from corral.core.spaces import space_kinds
 from corral.core.tree import leaves
 from corral.engines.call_limits import CallLimits
 from corral.engines.forks import forks_end_here
+from corral.envs.vector import env_name
 from corral.episodes.rollout import Rollout
-from corral.errors import CheckpointError, CorralError, WorkerDiedError
+from corral.errors import CheckpointError, ConfigError, CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
 from corral.runners.remote_runner import COUNTS, Costs, PendingSample, PendingUserCall, RemoteRunner
@@ -92,7 +94,7 @@ class EnvRunnerGroup:
         self._before: dict[str, Any] = {}  # attributes before the last `set_state`
         self._known_before: dict[int, dict[str, Any]] = {}
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
-        self._runners = {index: RemoteRunner(index, config, engine, limits, module_spec) for index in indices}
+        self._runners = {index: RemoteRunner(index, config, engine, limits) for index in indices}
         try:
             if not self._runners:
                 self.local_env_runner = EnvRunner(config, makes_module=False)
@@ -112,17 +114,30 @@ class EnvRunnerGroup:
         deadline_s = time.perf_counter() + self._config.start_timeout_s
         descriptions = [self._await_start(runner, deadline_s) for runner in runners]
         self._describe(descriptions[0], module_spec)
-        if module_spec is None:
-            for runner in runners:
-                runner.begin_make_module(self.module_spec)
+        for runner in runners:
+            runner.begin_make_module(self.module_spec)
         for runner in runners:
             self._await_start(runner, deadline_s)
             runner.starting = None
 
     def _describe(self, description: tuple[Any, Any, int], module_spec: ModuleSpec | None) -> None:
-        """Note what `EnvRunner.describe_env` returned, and make the spec of the module from it if there is none yet."""
+        """Note what `EnvRunner.describe_env` returned, and make the spec of the module from it if there is none yet.
+
+        Raises:
+            ConfigError: The env has other spaces than the spec.
+        """
         observation_space, action_space, self.num_envs = description
         self.module_spec = module_spec or self._config.module_spec(observation_space, action_space)
+        for what, here, expected in (
+            ("observations", space_kinds(observation_space), space_kinds(self.module_spec.observation_space)),
+            ("actions", action_space, self.module_spec.action_space),
+        ):
+            if here != expected:
+                raise ConfigError(
+                    f"env {env_name(self._config.env)!r} has {what} of {here}, and the module is made for {expected}: "
+                    "evaluation needs an env with the spaces of the training env. Change the env or the env_config in "
+                    "evaluation_config."
+                )
 
     def _await_start(self, runner: RemoteRunner, deadline_s: float) -> Any:
         """Return the result of a step of a runner's start, or raise if it takes too long."""
@@ -143,6 +158,11 @@ class EnvRunnerGroup:
     def healthy_worker_ids(self) -> list[int]:
         """Indices of the engine's runners that can answer requests."""
         return [index for index, runner in self._runners.items() if runner.ready and runner.handle.alive()]
+
+    @property
+    def worker_indices(self) -> list[int]:
+        """Indices of all runners; 0 is the embedded runner."""
+        return [0] if self.local_env_runner is not None else [*self._runners]
 
     @property
     def num_healthy_remote_workers(self) -> int:
