@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from corral.algorithms.registry import ALGORITHMS, config_class
 from corral.config.config import ALSO_IN, AlgorithmConfig
-from corral.config.settings import GROUPS, MAIN_SETTINGS
+from corral.config.settings import ALIASES, GROUPS, MAIN_SETTINGS
 from corral.core.schedules import Schedule
 
 MODULE = Path(__file__).parents[1] / "src" / "corral" / "config" / "setter_types.py"
@@ -74,7 +74,9 @@ def module_text() -> str:
         names += ALSO_IN.get(group, ())
         args = owner.__name__.removesuffix("Settings") + "Args"
         summary = f"Settings of `.{group}(...)`; see `{owner.__name__}`."
-        parts.append(typed_dict(args, "TypedDict", summary, {name: of_config[name] for name in names}))
+        hints = {name: of_config[name] for name in names}
+        hints |= {alias: of_config[name] for alias, name in ALIASES.get(group, {}).items()}
+        parts.append(typed_dict(args, "TypedDict", summary, hints))
     for algo in ALGORITHMS:
         cls = config_class(algo)
         hints, base = typing.get_type_hints(cls), GROUPS["training"]

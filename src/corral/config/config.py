@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from corral.config.display import display
 from corral.config.settings import (
+    ALIASES,
     GROUPS,
     CallbacksSettings,
     CheckpointingSettings,
@@ -203,6 +204,11 @@ class AlgorithmConfig(
 
     def _set(self, group: str, settings: Mapping[str, object]) -> Self:
         known = (*self.group_fields()[group], *ALSO_IN.get(group, ()))
+        aliases = ALIASES.get(group, {})
+        for alias, name in aliases.items():
+            if alias in settings and name in settings:
+                raise ConfigError(f"{group}: {alias} is another name of {name}: give one of them.")
+        settings = {aliases.get(name, name): value for name, value in settings.items()}
         for name in settings:
             if name not in known and name in self._fields():
                 raise ConfigError(f"{group}: unknown setting {name!r}. It belongs to .{self._fields()[name]}(...).")
@@ -390,8 +396,14 @@ class AlgorithmConfig(
         return self._set(group, {name: value})
 
     def for_evaluation(self) -> Self:
-        """Return a copy for evaluation runners, with the settings of `evaluation_config` and with `in_evaluation`."""
-        return self.copy(**{**self.evaluation_config, "in_evaluation": True})
+        """Return a copy for evaluation runners: their number, the settings of `evaluation_config`, `in_evaluation`."""
+        number = self.evaluation_num_env_runners
+        return self.copy(**{**self.evaluation_config, "num_env_runners": number, "in_evaluation": True})
+
+    @property
+    def chooses_resets(self) -> bool:
+        """Whether the arguments of each reset are chosen, so that sub-envs have the wrapper `EpisodeResets`."""
+        return self.env_reset_fn is not None
 
     # Building.
 

@@ -19,6 +19,7 @@ from corral.core.spaces import module_observation_space, space_tree
 from corral.core.tree import Tree, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.env_state import check_env_state, continues, get_env_state, set_env_state, set_surroundings
+from corral.envs.episode_resets import EpisodeReset, EpisodeResets, fill_queue, note_iteration
 from corral.envs.step_timeout import StepTimer, require_signals, sampling
 from corral.envs.sub_envs import (
     Restarts,
@@ -27,12 +28,12 @@ from corral.envs.sub_envs import (
     foreach_sub_env,
     known_tasks,
     original,
-    set_task,
     takes_tasks,
 )
 from corral.envs.sync_vector import SyncVectorEnv
+from corral.envs.tasks import set_task
 from corral.envs.vector import EnvContext, env_name, make_vector_env
-from corral.errors import CheckpointError, EnvError, SubEnvError
+from corral.errors import CheckpointError, EnvError, SampleError, SubEnvError
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -153,6 +154,7 @@ class EnvHost:
             vectorization=config.vectorization,
             autoreset_mode=config.autoreset_mode,
             wrappers=config.wrappers,
+            outermost=partial(EpisodeResets, reset_fn=config.env_reset_fn) if config.chooses_resets else None,
             check=not config.disable_env_checking,
             seed=self._reset_seed,
             needs_sub_envs=self._needs_sub_envs,
@@ -161,6 +163,7 @@ class EnvHost:
         )
         self.num_envs = self.env.num_envs
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+        self._iteration = 0  # finished iterations that the sub-envs know of
         self._infos_are_by_env = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
         self.observation_space = module_observation_space(self.env.single_observation_space)
         self.space: Tree = space_tree(self.observation_space)
@@ -219,15 +222,27 @@ class EnvHost:
         """Function `step` of the vector env, with its time limit."""
         return self.env.step if self._timer is None else partial(self._timer.call, self.env.step)
 
-    def reset(self) -> tuple[Any, Mapping[str, Any]]:
+    def reset(self, resets: Sequence[EpisodeReset] | None = None) -> tuple[Any, Mapping[str, Any]]:
         """Reset all sub-envs and return observations and infos; the first reset of a vector env uses its seed.
+
+        Args:
+            resets: Reset arguments of the next episodes; sub-env i takes number i, i + N, and so on.
 
         Raises:
             EnvError: The env raised an exception, or took too long.
+            SampleError: There are reset arguments, and the sub-envs were made without the wrapper that takes them.
         """
+        if resets is not None and not self._config.chooses_resets:
+            raise SampleError(
+                f"env {self.name!r}: a request for samples gives the arguments of each reset, and the config says "
+                "nothing of it: set env_reset_fn, or for evaluation evaluation_seeds or evaluation_tasks."
+            )
         try:
             if self._restarting is not None:
                 self._begin_again(self._restarting)
+            if self._config.chooses_resets:
+                queues = [list(resets or ())[i :: self.num_envs] for i in range(self.num_envs)]
+                foreach_sub_env(self.env, self.name, fill_queue, queues)
             obs, infos = self._reset(self._reset_seed)
         except Exception as error:
             raise self.error("reset", 0, error) from original(error)
@@ -238,6 +253,12 @@ class EnvHost:
         reset = self.env.reset if self._timer is None else partial(self._timer.call, self.env.reset)
         found: tuple[Any, Mapping[str, Any]] = reset(seed=seed)
         return found
+
+    def note_iteration(self, training_iteration: int | None) -> None:
+        """Tell the sub-envs how many iterations the algorithm has finished, where `env_reset_fn` may ask for it."""
+        if self._config.env_reset_fn is not None and training_iteration not in (None, self._iteration):
+            foreach_sub_env(self.env, self.name, note_iteration, [training_iteration] * self.num_envs)
+            self._iteration = training_iteration
 
     def _begin_again(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Prepare envs that restart for their reset: a new seed for what the env seeds itself, then its generator."""

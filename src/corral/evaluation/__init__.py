@@ -1,1 +1,1 @@
-"""Evaluation: rounds of whole episodes, and their statistics."""
+"""Evaluation during training: rounds of episodes in runners of their own, and their statistics."""

@@ -175,12 +175,17 @@ class RemoteRunner:
     @property
     def name(self) -> str:
         """Name in messages."""
-        return f"env runner {self.index}"
+        return f"{'evaluation' if self.config.in_evaluation else 'env'} runner {self.index}"
 
     @property
     def ready(self) -> bool:
         """Whether it can take requests: started, and not failed."""
         return self.starting is None and self.failure is None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it failed, and will not be restarted."""
+        return self.starting is None and self.failure is not None and self.restart_at_s is None
 
     def start(self) -> None:
         """Start a worker for the runner, and return before it is ready."""
@@ -222,9 +227,13 @@ class RemoteRunner:
         self.starting = self.handle.call(restore_runner, weights, version, self.state, in_place)
         self.weights_version = version
 
-    def ask(self, request: SampleRequest) -> None:
-        """Ask for a fragment."""
-        start, limit_s = time.perf_counter(), self.limits.limit_s(request.unit, request.num_wanted)
+    def ask(self, request: SampleRequest, timeout_s: float | None = None) -> None:
+        """Ask for a fragment; the runner counts as hung after the limit of the group, or after `timeout_s` if less."""
+        limits_s = self.limits.limit_s(request.unit, request.num_wanted), timeout_s
+        start, limit_s = (
+            time.perf_counter(),
+            min((limit_s for limit_s in limits_s if limit_s is not None), default=None),
+        )
         try:
             future = self.handle.call(sample_and_report, request, timeout_s=limit_s)
         except BaseException as error:  # an interrupt, while a runner of the local engine samples in this process

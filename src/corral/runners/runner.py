@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from corral.runners.trajectory_events import postprocess_trajectories
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.envs.episode_resets import EpisodeReset
     from corral.envs.vector import EnvContext
     from corral.modules.spec import ModuleSpec
 
@@ -55,6 +56,7 @@ class EnvRunner:
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, also of the runners that this one replaced.
         num_env_steps_lost: Env steps that were taken so far and are in no rollout: steps of rollouts that an exception
             ended, and if whole episodes were asked for, steps of other episodes.
+        last_statistics: Statistics of the episodes that ended in the last rollout, before callbacks changed any column.
     """
 
     module: Module
@@ -95,7 +97,8 @@ class EnvRunner:
         self.num_env_steps_sampled_lifetime = 0
         self.num_env_steps_lost = 0
         self._log_counts(0, 0)  # now, so that user code cannot take the names
-        self._log_episodes(EpisodeStatistics.empty())
+        self.last_statistics = EpisodeStatistics.empty()
+        self._log_episodes(self.last_statistics)
         self.idle_since = time.perf_counter()
         self._callbacks = make_dispatcher(config)
         # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
@@ -121,7 +124,8 @@ class EnvRunner:
         )
         self.make_env()
         self._timestep = 0  # env steps of all runners when the current sample began, where known
-        self._num_samplers = max(1, config.num_env_runners)
+        # Schedules stand still while the runner evaluates.
+        self._num_samplers = 0 if config.in_evaluation else max(1, config.num_env_runners)
         self._last_num_rows = 0
         self._last_infos: Infos | None = None
         self._id_prefix = id_prefix(id_seed)
@@ -269,6 +273,7 @@ class EnvRunner:
         rows = -(-wanted // self.host.num_envs)
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         self._needs_reset |= request.force_reset
+        self.host.note_iteration(request.training_iteration)
         rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
         whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
         mode = make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
@@ -281,7 +286,7 @@ class EnvRunner:
                     begins_with_reset = self._needs_reset or whole_episodes
                     self._needs_reset = True  # until `_finish`: an exception leaves the envs ahead of the columns
                     if begins_with_reset:
-                        self._reset(rollout)
+                        self._reset(rollout, request.resets)
                     else:
                         self._continue(rollout)
                     resetting = self._resetting
@@ -322,7 +327,7 @@ class EnvRunner:
         rollout.carry = self._carry
         return rollout
 
-    def _reset(self, rollout: Rollout) -> None:
+    def _reset(self, rollout: Rollout, resets: Sequence[EpisodeReset] | None) -> None:
         """Reset all sub-envs, and write the first observations into row 0."""
         # After an exception the last carry may not count all episodes, so new episodes get ids with a new prefix.
         prefix = f"{self._id_prefix}{self._num_resets:06x}"
@@ -335,7 +340,7 @@ class EnvRunner:
             with self.timers.time("callbacks"):
                 self._events.create_all(rollout)
         with self.timers.time("env_step"):
-            obs, infos = self.host.reset()
+            obs, infos = self.host.reset(resets)
         write_row(rollout.obs, 0, obs)
         if found := bad_obs(rollout, self.host.space, 0, 1):
             raise self.host.bad_value(*min(found))
@@ -478,10 +483,10 @@ class EnvRunner:
             self._last_time_s = float(rollout.row_times_s[-1])
             self._last_infos = rollout.info_rows.get(rollout.num_rows)
         _fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
-        statistics, self._carry = episode_statistics(rollout, self._carry)
-        num_episodes = len(statistics.returns)
+        self.last_statistics, self._carry = episode_statistics(rollout, self._carry)
+        num_episodes = len(self.last_statistics.returns)
         if num_episodes:
-            self._log_episodes(statistics)
+            self._log_episodes(self.last_statistics)
         self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
         for name, value in self.exploration.get_metrics(self._timestep).items():
             self.metrics.log_reserved(name, [value], reduce="mean", window=1)
