@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
 
 from corral.envs.tasks import has_tasks, set_task
 from corral.errors import CallbackError, ConfigError, EnvError, nearest
@@ -124,6 +126,15 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
             self.queue = deque([*([] if old._taken is None else [old._taken]), *old.queue])
             self.num_episodes = max(0, old.num_episodes - 1)
             self.training_iteration = old.training_iteration
+
+
+def quotas(num_episodes: int, num_envs: int) -> NDArray[np.int64]:
+    """Return how many of numbered episodes each of N sub-envs plays, int64 `[N]`: sub-env i plays i, i + N, and so on.
+
+    The quotas are fixed before the first episode begins. To count the first episodes that end in any sub-env would
+    count short episodes too often.
+    """
+    return (num_episodes - np.arange(num_envs) + num_envs - 1) // num_envs
 
 
 def as_reset(given: Any) -> EpisodeReset:
