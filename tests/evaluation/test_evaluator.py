@@ -68,7 +68,7 @@ def small(env: Any = Paced, env_config: Any = None, **evaluation: Any) -> PPOCon
 
 
 def versions(config: PPOConfig, iterations: int) -> list[tuple[int, Any]]:
-    """Return by iteration the version after training, and the version that the evaluation runners saw, if they played."""
+    """Return the versions after training and in evaluation runners, by iteration; `None` where no round was played."""
     found = []
     with config.callbacks(on_sample_end=note_version).build() as algo:
         for _ in range(iterations):
