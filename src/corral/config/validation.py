@@ -106,8 +106,8 @@ def _validate_evaluation(config: AlgorithmConfig) -> None:
     is_local = not TRAITS[engine_for(config.engine_name)].own_process
     if config.evaluation_duration == "auto" and not config.evaluation_parallel_to_training:
         raise ConfigError(
-            "evaluation_duration='auto' is as long as training takes, so it needs evaluation_parallel_to_training=True; "
-            "or give a number of episodes or env steps."
+            "evaluation_duration='auto' is as long as training takes, so it needs "
+            "evaluation_parallel_to_training=True; or give a number of episodes or env steps."
         )
     if config.evaluation_parallel_to_training and is_local and config.for_evaluation().env_step_timeout_s is not None:
         raise ConfigError(
