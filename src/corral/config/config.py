@@ -403,7 +403,8 @@ class AlgorithmConfig(
     @property
     def chooses_resets(self) -> bool:
         """Whether the arguments of each reset are chosen, so that sub-envs have the wrapper `EpisodeResets`."""
-        return self.env_reset_fn is not None
+        given = self.evaluation_seeds is not None or self.evaluation_tasks is not None
+        return self.env_reset_fn is not None or (self.in_evaluation and given)
 
     # Building.
 

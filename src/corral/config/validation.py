@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corral.callbacks.dispatch import check_callbacks, events_with_sub_envs
+from corral.config.settings import EvaluationSettings
 from corral.core.settings import check_values, import_path, same_value
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
@@ -114,8 +115,30 @@ def _validate_evaluation(config: AlgorithmConfig) -> None:
             "evaluation_parallel_to_training=True with engine_name='local' runs evaluation envs in a thread, where "
             "env_step_timeout_s cannot interrupt them: use engine_name='process', or leave env_step_timeout_s unset."
         )
+    _validate_reset_arguments(config)
     if config.custom_evaluation_function is not None:
         _validate_custom_evaluation(config)
+
+
+def _validate_reset_arguments(config: AlgorithmConfig) -> None:
+    """Refuse seeds and tasks of evaluation that no round could play."""
+    duration, seeds = config.evaluation_duration, config.evaluation_seeds
+    for name in ("evaluation_seeds", "evaluation_tasks"):
+        value = getattr(config, name)
+        if value is None:
+            continue
+        if not value:
+            raise ConfigError(f"{name} is empty: give at least one, or leave it out.")
+        if config.evaluation_duration_unit == "timesteps":
+            raise ConfigError(
+                f"{name} are of whole episodes, and evaluation_duration_unit='timesteps' counts env steps: leave one "
+                "of them out."
+            )
+    if seeds is not None and duration not in (len(seeds), EvaluationSettings.evaluation_duration):
+        raise ConfigError(
+            f"evaluation_duration={duration!r} contradicts {len(seeds)} evaluation_seeds, which are the seeds of one "
+            "episode each: leave evaluation_duration out."
+        )
 
 
 def _validate_custom_evaluation(config: AlgorithmConfig) -> None:

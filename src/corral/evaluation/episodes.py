@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from corral.envs.episode_resets import EpisodeReset
 from corral.episodes.rollout import Rollout
 from corral.runners.runner import EnvRunner
 
@@ -52,6 +56,34 @@ class PlayedEpisodes:
     num_unfinished: int
     num_env_steps: int
     weights_version: int
+
+
+def episode_resets(seeds: Sequence[int] | None, tasks: Sequence[Any] | None) -> list[EpisodeReset] | None:
+    """Return the reset arguments of the episodes of a round, or `None` without seeds and tasks.
+
+    Args:
+        seeds: Seeds, one for each episode.
+        tasks: Tasks, in turn.
+    """
+    if seeds is None:
+        return None if tasks is None else [EpisodeReset(task=task) for task in tasks]
+    return [EpisodeReset(seed=seed, task=tasks[i % len(tasks)] if tasks else None) for i, seed in enumerate(seeds)]
+
+
+def describe_by_task(episodes: Sequence[EpisodeRecord], tasks: Sequence[Any]) -> dict[str, dict[str, float]]:
+    """Return mean return and number of episodes for each task, by the text of the task; NaN without an episode."""
+    returns: dict[str, list[float]] = {task_name(task): [] for task in tasks}
+    for record in episodes:
+        returns[task_name(record.task)].append(record.episode_return)
+    return {
+        name: {"episode_return_mean": fmean(found) if found else math.nan, "num_episodes": len(found)}
+        for name, found in returns.items()
+    }
+
+
+def task_name(task: Any) -> str:
+    """Return the text of a task for the paths of a result, in which a slash separates names."""
+    return str(task).replace("/", "|")
 
 
 def describe_episodes(runner: EnvRunner, rollout: Rollout) -> PlayedEpisodes:

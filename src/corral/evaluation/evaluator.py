@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from itertools import chain
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ from corral.core.seeding import (
 )
 from corral.engines.base import resources_of_runner
 from corral.engines.lazy import LazyEngine
-from corral.errors import CheckpointError, CorralError, EnvError, WorkerDiedError
+from corral.envs.tasks import has_tasks, task_of
+from corral.errors import CheckpointError, ConfigError, CorralError, EnvError, WorkerDiedError
+from corral.evaluation.episodes import describe_by_task, episode_resets, task_name
 from corral.evaluation.rounds import Round, RoundPlan, play_round
 from corral.evaluation.statistics import summarize_episodes
 from corral.metrics.logger import MetricsLogger, check_metrics_state
@@ -79,6 +82,8 @@ class Evaluator:
         self._began_s = self._evaluation_s = 0.0
         self._recreated: list[int] = []  # runners that were restarted since the round began
         self._weights_version = -1
+        tasks = self._settings.evaluation_tasks
+        self._tasks: list[Any] | None = tasks if isinstance(tasks, list) else None
 
     # The runners.
 
@@ -104,12 +109,22 @@ class Evaluator:
             group = EnvRunnerGroup(config, engine, self._algorithm.env_runner_group.module_spec)
         self.group = group
         group.on_recreated = self._note_recreated
+        if self._settings.evaluation_tasks is not None:
+            self._require_tasks(group)
         if self._runner_states is not None:
             group.check_state(self._runner_states)
             group.set_state(self._runner_states)
             group.finish_set_state()
             self._runner_states = None
         return group
+
+    def _require_tasks(self, group: EnvRunnerGroup) -> None:
+        groups = [group, *([self._algorithm.env_runner_group] if self._settings.evaluation_tasks == "training" else [])]
+        if not all(chain.from_iterable(chain.from_iterable(group.foreach_env(has_tasks) for group in groups))):
+            raise ConfigError(
+                f"evaluation_tasks={self._settings.evaluation_tasks!r:.80}: the env has no methods get_task and "
+                "set_task: define them, or leave evaluation_tasks out."
+            )
 
     @property
     def _in_parallel(self) -> bool:
@@ -230,6 +245,8 @@ class Evaluator:
         with algorithm.timers.time("syncing"):
             group.sync_weights(parts, self._weights_version)
         self._timestep = algorithm.num_env_steps_sampled_lifetime
+        if self._settings.evaluation_tasks == "training":
+            self._tasks = list(chain.from_iterable(algorithm.env_runner_group.foreach_env(task_of)))
         self._fire("on_evaluate_start", metrics_logger=algorithm.metrics)
         self._began_s = time.perf_counter()
 
@@ -260,10 +277,14 @@ class Evaluator:
 
     def _plan(self) -> RoundPlan:
         settings = self._settings
-        duration, unit = settings.evaluation_duration, settings.evaluation_duration_unit
+        unit = settings.evaluation_duration_unit
+        duration = None if settings.evaluation_duration == "auto" else settings.evaluation_duration
+        if settings.evaluation_seeds is not None:
+            duration = len(settings.evaluation_seeds)
         return RoundPlan(
-            num_episodes=duration if unit == "episodes" and duration != "auto" else None,
-            num_timesteps=duration if unit == "timesteps" and duration != "auto" else None,
+            num_episodes=duration if unit == "episodes" else None,
+            num_timesteps=duration if unit == "timesteps" else None,
+            resets=episode_resets(settings.evaluation_seeds, self._tasks),
             in_pieces=settings.enable_async_evaluation,
             force_reset=settings.evaluation_force_reset_envs_before_iteration,
             timestep=self._timestep,
@@ -357,8 +378,9 @@ class Evaluator:
         metrics = {
             "env_runners": {
                 **{name: value for name, value in logged.items() if name not in _LIFETIME},
-                **_describe_episodes(played),
+                **self._describe(played),
             },
+            **self._by_task(played),
             "fresh": True,
             "weights_version": self._weights_version,
             "truncated": played.truncated,
@@ -375,6 +397,21 @@ class Evaluator:
         self._fire("on_evaluate_end", metrics_logger=self._algorithm.metrics, evaluation_metrics=metrics)
         self._latest = metrics
         return metrics
+
+    def _describe(self, played: Round) -> dict[str, Any]:
+        """Return the statistics of the episodes of a round, with the seeds of the episodes if the settings fix them."""
+        if self._settings.evaluation_seeds is None:
+            return _describe_episodes(played)
+        return {**_describe_episodes(played), "episode_seeds": [record.seed for record in played.episodes]}
+
+    def _by_task(self, played: Round | None) -> dict[str, Any]:
+        """Return the part of the metrics by task; `None` is before the first round."""
+        tasks = self._settings.evaluation_tasks
+        if not isinstance(tasks, list):
+            return {}
+        if played is None:
+            return {"by_task": {task_name(task): {"episode_return_mean": NAN, "num_episodes": NAN} for task in tasks}}
+        return {"by_task": describe_by_task(played.episodes, tasks)}
 
     def _health(self) -> dict[str, int]:
         group = self.group
@@ -393,7 +430,8 @@ class Evaluator:
             return {**_copied(self._latest), "fresh": fresh}
         indices = () if self.group is None else self.group.worker_indices
         return {
-            "env_runners": _describe_episodes(Round()) | {"num_episodes": NAN, "num_env_steps_sampled": NAN},
+            "env_runners": self._describe(Round()) | {"num_episodes": NAN, "num_env_steps_sampled": NAN},
+            **self._by_task(None),
             "fresh": False,
             "weights_version": NAN,
             "truncated": False,
