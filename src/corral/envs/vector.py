@@ -339,7 +339,8 @@ def _refuse_contradictions(
     if outermost is not None:
         raise ConfigError(
             f"env_reset_fn, evaluation_seeds and evaluation_tasks do not apply to env {name!r}, whose factory returned "
-            "a VectorEnv, which resets its sub-envs itself: choose seed and options there, or let the factory return a single env."
+            "a VectorEnv, which resets its sub-envs itself: choose seed and options there, or let the factory return a "
+            "single env."
         )
     if autoreset_mode == "same_step" and env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP:
         raise ConfigError(
