@@ -326,13 +326,15 @@ class CheckpointingSettings:
         num_checkpoints_kept: Number of latest checkpoints that stay in the directory. One is also written at the end of
             the run, however it ends. 0 writes none of these.
         best_checkpoint_metric: Number of the result by which the best checkpoint is chosen; `None` keeps no best one.
+            `"auto"` is `"evaluation/env_runners/episode_return_mean"` if `evaluation_interval` is set without a custom
+            function, else `"env_runners/episode_return_mean"`. Of evaluation, only complete rounds count.
         best_checkpoint_mode: Whether the largest or the smallest number is the best.
     """
 
     checkpoint_every_s: PositiveFloat | None = 60.0
     checkpoint_every_iterations: PositiveInt | None = None
     num_checkpoints_kept: NonNegativeInt = 2
-    best_checkpoint_metric: str | None = "env_runners/episode_return_mean"
+    best_checkpoint_metric: str | None = "auto"
     best_checkpoint_mode: Literal["max", "min"] = "max"
 
 
