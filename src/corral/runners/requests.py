@@ -96,6 +96,10 @@ class SampleRequest:
             return rollout.num_env_steps
         return int(np.count_nonzero(rollout.done & rollout.valid))
 
+    def after(self, seconds: float) -> SampleRequest:
+        """Return the request with the time that is left of its limit after so many seconds."""
+        return self if self.time_limit_s is None else replace(self, time_limit_s=max(0.0, self.time_limit_s - seconds))
+
     def part(self, num_wanted: int, timestep: int) -> SampleRequest:
         """Return a request for a part of it, with the timestep at which it is made."""
         if self.num_timesteps is not None:

@@ -17,6 +17,7 @@ from corral.core.seeding import id_prefix, runner_seeds, seed_everything
 from corral.core.tree import map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
+from corral.envs.step_timeout import SampleOverdue, limited
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos, split_infos
 from corral.episodes.rollout import EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
@@ -258,7 +259,10 @@ class EnvRunner:
         lost_before = self.num_env_steps_lost
         try:
             if self.host.is_broken:
-                self.recover()
+                began_s = time.perf_counter()
+                with limited(request.time_limit_s, "the time limit of the sample"):
+                    self.recover()
+                request = request.after(time.perf_counter() - began_s)
             return self._collect(request)
         except BaseException as error:
             # It travels with the exception, also to other processes.
@@ -280,20 +284,16 @@ class EnvRunner:
         self.inference.begin_sample(explore, self._rng)
         self._rollout, resetting = rollout, self._resetting
         num_counted = 0, 0  # env steps and episodes of this rollout in the metrics
+        is_cut = False  # by the time limit of the request
         try:
-            with self.host.sampling(), torch_threads(self._num_threads):
+            with self.host.sampling(request.time_limit_s), torch_threads(self._num_threads):
                 if wanted:
                     begins_with_reset = self._needs_reset or whole_episodes
+                    resetting = np.zeros(self.num_envs, np.bool_) if begins_with_reset else self._resetting
                     self._needs_reset = True  # until `_finish`: an exception leaves the envs ahead of the columns
-                    if begins_with_reset:
-                        self._reset(rollout, request.resets)
-                    else:
-                        self._continue(rollout)
-                    resetting = self._resetting
-                while num_rows := mode.num_rows_wanted(rollout):
-                    self._step_rows(rollout, num_rows, mode, explore, request.random_actions)
+                    is_cut = self._step_all(rollout, request, mode, begins_with_reset, explore)
             self._check_actions(rollout, *EPISODE_EVENTS)
-            num_episodes = self._finish(rollout, whole_episodes, explore)
+            num_episodes = self._finish(rollout, whole_episodes or is_cut, explore)
             if whole_episodes:
                 num_steps = num_taken(rollout, resetting, same_step=self.host.is_same_step)
                 self.num_env_steps_lost += num_steps - rollout.num_env_steps
@@ -326,6 +326,29 @@ class EnvRunner:
         rollout.action_space = self._module_action_space
         rollout.carry = self._carry
         return rollout
+
+    def _step_all(
+        self, rollout: Rollout, request: SampleRequest, mode: SampleMode, begins_with_reset: bool, explore: bool
+    ) -> bool:
+        """Fill a rollout as a request asks, and return whether the time limit of the request ended it before."""
+        deadline_s = time.perf_counter() + (request.time_limit_s or 0.0)
+        try:
+            if begins_with_reset:
+                self._reset(rollout, request.resets)
+            else:
+                self._continue(rollout)
+            while num_rows := mode.num_rows_wanted(rollout):
+                if request.time_limit_s is not None:
+                    num_rows = 1
+                    if time.perf_counter() > deadline_s:
+                        return True
+                self._step_rows(rollout, num_rows, mode, explore, request.random_actions)
+        except SampleOverdue:  # inside an env; the row that it did not finish is dropped
+            rollout.broken = [(row, i) for row, i in rollout.broken if row < rollout.num_rows]
+            if not self.host.is_broken:  # else it is closed when it is replaced, which may take long
+                self.num_env_steps_lost += self.host.end_failed_call()
+            return True
+        return False
 
     def _reset(self, rollout: Rollout, resets: Sequence[EpisodeReset] | None) -> None:
         """Reset all sub-envs, and write the first observations into row 0."""
