@@ -46,7 +46,7 @@ class PlayedEpisodes:
         episodes: The episodes that ended, in the order of their ends.
         positions: For each of them, which of the requested episodes it is, from 0: with N sub-envs, sub-env i plays
             numbers i, i + N, ...
-        num_unfinished: Episodes that began, and whose end is not among the steps.
+        num_unfinished: Episodes whose last step is not among the steps.
         num_env_steps: Env steps, also of unfinished episodes.
         weights_version: Version of the weights that chose the actions.
     """

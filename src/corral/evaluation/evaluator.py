@@ -299,7 +299,7 @@ class Evaluator:
             CorralError: It returned something else than metrics, or metrics and two numbers of steps.
         """
         found = function(self._algorithm, group)
-        metrics, num_env_steps, _ = found if isinstance(found, tuple) and len(found) == 3 else (found, None, None)
+        metrics, num_env_steps, _ = found if isinstance(found, tuple) and len(found) == 3 else (found, 0, 0)
         if not isinstance(metrics, Mapping):
             raise CorralError(
                 f"custom_evaluation_function={function!r} returned {found!r:.80}: it must return a dict of metrics, or "
@@ -308,7 +308,7 @@ class Evaluator:
         if group.local_env_runner is None:
             logged = group.foreach_env_runner("get_metrics", timeout_seconds=GRACE_S)
             self._metrics.aggregate([parts for parts, _, _ in logged], key="env_runners")
-        return Round(num_env_steps=int(num_env_steps or 0)), dict(metrics)
+        return Round(num_env_steps=int(num_env_steps)), dict(metrics)
 
     def _failed(self, error: Exception) -> tuple[Round, dict[str, Any]]:
         """Return a round without episodes if an env or all runners failed, and the settings say that this is no end.
@@ -373,12 +373,18 @@ class Evaluator:
                 else describe(error),
             )
         group.collect_metrics(self._metrics, Timers())
-        self._num_env_steps += played.num_env_steps
-        logged = self._metrics.reduce()["env_runners"]
+        logged: dict[str, Any] = self._metrics.reduce()["env_runners"]
+        counts: dict[str, int] = {}
+        if self._settings.custom_evaluation_function is not None and error is None:
+            # What the function has played is counted by the runners, and its steps by the function if it says so.
+            num_env_steps = played.num_env_steps or int(logged["num_env_steps_sampled"])
+            counts = {"num_episodes": int(logged["num_episodes"]), "num_env_steps_sampled": num_env_steps}
+        self._num_env_steps += counts.get("num_env_steps_sampled", played.num_env_steps)
         metrics = {
             "env_runners": {
                 **{name: value for name, value in logged.items() if name not in _LIFETIME},
                 **self._describe(played),
+                **counts,
             },
             **self._by_task(played),
             "fresh": True,

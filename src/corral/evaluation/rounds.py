@@ -33,6 +33,8 @@ GRACE_S = 0.3
 POLL_S = 0.05
 # Failures of a runner after which a round gives it nothing more; a restart takes seconds.
 MAX_FAILURES = 2
+# Parts in which a runner's share of a number of env steps is handed out in pieces, or given to others.
+NUM_PARTS = 8
 # Part of the episodes that may be unfinished when a number of env steps ends, before the log warns of it.
 UNFINISHED_PART = 0.1
 
@@ -81,7 +83,7 @@ class Round:
         missing_by_runner: By index of the runner that was given them first, the episodes that are missing, or for a
             number of env steps, the env steps.
         num_episodes_taken_over: Episodes that another runner played than the one that was given them first.
-        num_unfinished_episodes: Episodes that began, and whose end is not among the steps that arrived.
+        num_unfinished_episodes: Episodes of which steps arrived, and not the last one.
         is_complete: Whether all was played that the plan asked for.
         error: The failure after which no runner was left to play what is missing, if that ended the round.
     """
@@ -139,7 +141,7 @@ def play_round(
 class _Play:
     """A round that is being played.
 
-    What is to be played has numbers. A number is an episode; or with `num_timesteps`, one step of all sub-envs of a
+    What is to be played has numbers. A number is an episode; or with `num_timesteps`, some steps of all sub-envs of a
     runner.
     """
 
@@ -155,9 +157,12 @@ class _Play:
         self.is_open = plan.num_episodes is None and plan.num_timesteps is None
         self.num_numbers = plan.num_episodes or 0
         self.piece = group.num_envs  # numbers
+        self.num_steps: list[int] = []  # that are left of each number, with `num_timesteps`
         if plan.num_timesteps is not None:
-            self.num_numbers = self.num_runners * math.ceil(plan.num_timesteps / (self.num_runners * group.num_envs))
-            self.piece = max(1, self.num_numbers // (4 * self.num_runners))
+            rows = math.ceil(plan.num_timesteps / (self.num_runners * group.num_envs))
+            count = min(rows, NUM_PARTS)
+            self.num_steps = [group.num_envs * ((rows + i) // count) for i in range(count)] * self.num_runners
+            self.num_numbers, self.piece = len(self.num_steps), 1
         self.waiting = deque(range(self.num_numbers))  # numbers that no runner has
         self.pending: dict[int, tuple[PendingSample, list[int]]] = {}  # numbers that a runner has, by runner
         self.found: dict[int, EpisodeRecord | None] = {}  # by number
@@ -225,7 +230,8 @@ class _Play:
             digest=describe_episodes,
         )
         if self.plan.num_timesteps is not None:
-            num_timesteps, force_reset = len(numbers) * self.group.num_envs, index not in self.asked
+            num_timesteps = sum(self.num_steps[number] for number in numbers)
+            force_reset = index not in self.asked
             request = replace(
                 whole,
                 num_episodes=None,
@@ -270,7 +276,12 @@ class _Play:
         if self.plan.num_timesteps is not None:
             self.num_unfinished[index] = played.num_unfinished  # its next steps continue these episodes
             self.stepped += played.episodes
-            self.found.update(dict.fromkeys(numbers[: played.num_env_steps // self.group.num_envs]))
+            left = played.num_env_steps
+            for number in numbers:
+                taken = min(left, self.num_steps[number])
+                left, self.num_steps[number] = left - taken, self.num_steps[number] - taken
+                if self.num_steps[number] == 0:
+                    self.found[number] = None
             return
         self.num_unfinished[index] += played.num_unfinished
         for position, record in zip(played.positions, played.episodes, strict=True):
@@ -282,15 +293,17 @@ class _Play:
 
     def result(self, error: BaseException | None) -> Round:
         missing = [number for number in range(self.num_numbers) if number not in self.found]
-        amount = 1 if self.plan.num_timesteps is None else self.group.num_envs
-        by_runner = Counter(self.first_runner[number] for number in missing if number in self.first_runner)
+        by_runner: Counter[int] = Counter()
+        for number in missing:
+            if number in self.first_runner:
+                by_runner[self.first_runner[number]] += self.num_steps[number] if self.num_steps else 1
         played = [(number, self.found[number]) for number in sorted(self.found)]
         episodes = [record for _, record in played if record is not None]
         result = Round(
             episodes=episodes or sorted(self.stepped, key=lambda record: record.worker_index),
             num_env_steps=self.num_env_steps,
             num_episodes_missing=len(missing) if self.plan.num_timesteps is None else 0,
-            missing_by_runner={index: amount * count for index, count in sorted(by_runner.items())},
+            missing_by_runner=dict(sorted(by_runner.items())),
             num_episodes_taken_over=sum(
                 record is not None and record.worker_index != self.first_runner[number] for number, record in played
             ),

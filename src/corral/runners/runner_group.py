@@ -616,7 +616,8 @@ class EnvRunnerGroup:
             Exception: What an env or a callback raised; call `undo_set_state`.
         """
         self._before = {name: getattr(self, name) for name in ("num_failures", "_num_env_steps", "_spare_states")}
-        self._known_before = {index: runner.known for index, runner in self._runners.items()}
+        runners = zip(self._runners.items(), state["runners"], strict=False)
+        self._known_before = {index: runner.known for (index, runner), _ in runners}
         restored = self._each_state(set_runner_state, state)
         num_runners = max(1, len(self._runners))
         self._spare_states = list(state["runners"][num_runners:])
@@ -627,9 +628,15 @@ class EnvRunnerGroup:
         return {name: sum(found[name] for found in restored) for name in names}
 
     def undo_set_state(self) -> None:
-        """Return all runners to the state before the last `set_state`; a runner that cannot is named in the log."""
-        remote = self._runners.values()
-        for name, value in self._before.items():
+        """Return to the state before `set_state`, if it was called after the last `finish_set_state`.
+
+        A runner that cannot return is named in the log.
+        """
+        before, self._before = self._before, {}
+        if not before:
+            return
+        remote = [self._runners[index] for index in self._known_before]
+        for name, value in before.items():
             setattr(self, name, value)
         for index, known in self._known_before.items():
             vars(self._runners[index]).update(known)
@@ -642,6 +649,7 @@ class EnvRunnerGroup:
 
     def finish_set_state(self) -> None:
         """Drop fragments and costs from before `set_state`, and let the next `sync_weights` send the weights."""
+        self._before = {}
         self._taken, self._logged, self._weights_version, self._part_names = [], [], -1, set()
         for runner in self._runners.values():
             runner.sampling, runner.weights_version, runner.syncs = None, -1, []
