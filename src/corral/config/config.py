@@ -398,13 +398,16 @@ class AlgorithmConfig(
     def for_evaluation(self) -> Self:
         """Return a copy for evaluation runners: their number, the settings of `evaluation_config`, `in_evaluation`."""
         number = self.evaluation_num_env_runners
-        return self.copy(**{**self.evaluation_config, "num_env_runners": number, "in_evaluation": True})
+        config = self.copy(**{**self.evaluation_config, "num_env_runners": number, "in_evaluation": True})
+        if self.evaluation_num_videos:
+            config.env_config = {"render_mode": "rgb_array", **config.env_config}
+        return config
 
     @property
     def chooses_resets(self) -> bool:
         """Whether the arguments of each reset are chosen, so that sub-envs have the wrapper `EpisodeResets`."""
-        given = self.evaluation_seeds is not None or self.evaluation_tasks is not None
-        return self.env_reset_fn is not None or (self.in_evaluation and given)
+        given = self.evaluation_seeds is not None or self.evaluation_tasks is not None or self.evaluation_num_videos
+        return self.env_reset_fn is not None or bool(self.in_evaluation and given)
 
     # Building.
 

@@ -238,8 +238,9 @@ class EvaluationSettings:
             comparison: a list or a range. A round then plays one episode for each seed. `None` draws new seeds.
         evaluation_tasks: Tasks of the episodes: a list, which is played in turn and reported by task, or `"training"`
             for the tasks of the training runners. `None` leaves each env the task that it was made with.
-        evaluation_num_videos: Number of episodes of each round that are written as videos. The env must have the
-            `render_mode` `"rgb_array"`.
+        evaluation_num_videos: Number of episodes of each round that are recorded, the first ones: as mp4 files in the
+            directory of the run, and as small copies in `result["evaluation"]["videos"]`. Evaluation envs are made with
+            `render_mode="rgb_array"`, as a keyword argument or in their `env_config`.
         in_evaluation: Whether runners with this config evaluate instead of sampling for training. Callbacks read this
             setting as `env_runner.config.in_evaluation`; the code that makes evaluation runners sets it.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corral.callbacks.dispatch import check_callbacks, events_with_sub_envs
@@ -116,6 +117,8 @@ def _validate_evaluation(config: AlgorithmConfig) -> None:
             "env_step_timeout_s cannot interrupt them: use engine_name='process', or leave env_step_timeout_s unset."
         )
     _validate_reset_arguments(config)
+    if config.evaluation_num_videos and find_spec("av") is None:
+        raise ConfigError("evaluation_num_videos needs av: run `pip install 'corral[play]'`.")
     if config.custom_evaluation_function is not None:
         _validate_custom_evaluation(config)
 
@@ -123,15 +126,15 @@ def _validate_evaluation(config: AlgorithmConfig) -> None:
 def _validate_reset_arguments(config: AlgorithmConfig) -> None:
     """Refuse seeds and tasks of evaluation that no round could play."""
     duration, seeds = config.evaluation_duration, config.evaluation_seeds
-    for name in ("evaluation_seeds", "evaluation_tasks"):
+    for name in ("evaluation_seeds", "evaluation_tasks", "evaluation_num_videos"):
         value = getattr(config, name)
-        if value is None:
+        if value in (None, 0):
             continue
         if not value:
             raise ConfigError(f"{name} is empty: give at least one, or leave it out.")
         if config.evaluation_duration_unit == "timesteps":
             raise ConfigError(
-                f"{name} are of whole episodes, and evaluation_duration_unit='timesteps' counts env steps: leave one "
+                f"{name} is of whole episodes, and evaluation_duration_unit='timesteps' counts env steps: leave one "
                 "of them out."
             )
     if seeds is not None and duration not in (len(seeds), EvaluationSettings.evaluation_duration):

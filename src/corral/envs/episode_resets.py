@@ -7,13 +7,14 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from corral.envs.tasks import has_tasks, set_task
+from corral.envs.videos import Recording, Video
 from corral.errors import CallbackError, ConfigError, EnvError, nearest
 
 RESET_FN_ARGUMENTS = ("episode_index", "env_index", "worker_index", "training_iteration", "env_context")
@@ -28,6 +29,7 @@ class EpisodeReset:
         seed: Seed of `reset`, at least 0.
         options: Options of `reset`.
         task: Task that `set_task` of the env receives before the reset, and keeps after the episode.
+        is_recorded: Whether a video of the episode is made, for which the env must render images.
 
     Raises:
         ConfigError: The seed is not an integer of at least 0, or the options are not a dict.
@@ -36,6 +38,7 @@ class EpisodeReset:
     seed: int | None = None
     options: Mapping[str, Any] | None = None
     task: Any = None
+    is_recorded: bool = False
 
     def __post_init__(self) -> None:
         """Check seed and options."""
@@ -65,6 +68,7 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
         queue: Reset arguments of the next episodes.
         num_episodes: Episodes begun so far.
         training_iteration: Finished iterations of the algorithm.
+        videos: Videos of the episodes that were recorded, by their places in the last queue.
     """
 
     def __init__(self, env: gym.Env[Any, Any], context: Any = None, reset_fn: Callable[..., Any] | None = None) -> None:
@@ -75,6 +79,9 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
         self.training_iteration = 0
         self._context, self._reset_fn = context, reset_fn
         self._taken: EpisodeReset | None = None  # from the queue, for the current episode
+        self.videos: dict[int, Video] = {}
+        self._num_taken = 0  # from the queue
+        self._recording: Recording | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # while the wrapper itself is being made
@@ -90,6 +97,8 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
         """
         self.num_episodes += 1
         self._taken = self.queue.popleft() if self.queue else None
+        self._num_taken += self._taken is not None
+        self._recording = None  # of an episode that did not end
         chosen = self._taken or self._choose(self.num_episodes - 1)
         if chosen.task is not None:
             if not has_tasks(self.env):
@@ -98,10 +107,23 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
                     "methods get_task and set_task: define them, or use seed and options."
                 )
             set_task(self.env, chosen.task)
-        return self.env.reset(
+        found = self.env.reset(
             seed=seed if chosen.seed is None else chosen.seed,
             options=options if chosen.options is None else dict(chosen.options),
         )
+        if chosen.is_recorded:
+            self._recording = Recording(self.env)
+        return found
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step the env, and render the step if the episode is recorded."""
+        found = self.env.step(action)
+        if self._recording is not None:
+            self._recording.add()
+            if found[2] or found[3]:
+                self.videos[self._num_taken - 1] = self._recording.finish()
+                self._recording = None
+        return found
 
     def _choose(self, episode_index: int) -> EpisodeReset:
         if self._reset_fn is None:
@@ -124,6 +146,7 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
         """Continue where the wrapper of a failed sub-env was: the episode that broke begins again."""
         if isinstance(old, EpisodeResets):
             self.queue = deque([*([] if old._taken is None else [old._taken]), *old.queue])
+            self._num_taken, self.videos = old._num_taken - (old._taken is not None), old.videos
             self.num_episodes = max(0, old.num_episodes - 1)
             self.training_iteration = old.training_iteration
 
@@ -181,6 +204,14 @@ def fill_queue(env: gym.Env[Any, Any], resets: Iterable[EpisodeReset]) -> None:
     """Set the reset arguments of the next episodes of a sub-env."""
     assert isinstance(env, EpisodeResets)
     env.queue = deque(resets)
+    env.videos, env._num_taken = {}, 0
+
+
+def take_videos(env: gym.Env[Any, Any]) -> dict[int, Video]:
+    """Return the videos of a sub-env by place in the last queue; it then has none."""
+    assert isinstance(env, EpisodeResets)
+    videos, env.videos = env.videos, {}
+    return videos
 
 
 def note_iteration(env: gym.Env[Any, Any], training_iteration: int) -> None:

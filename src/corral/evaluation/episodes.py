@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from corral.envs.episode_resets import EpisodeReset
+from corral.envs.episode_resets import EpisodeReset, take_videos
+from corral.envs.videos import Video
 from corral.episodes.rollout import Rollout
 from corral.runners.runner import EnvRunner
 
@@ -27,6 +28,7 @@ class EpisodeRecord:
         env_index: Index of its sub-env in the runner.
         seed: Seed of its reset, if the round gave one.
         task: Task of its reset, if the round gave one.
+        video: Its video, if the round asked for one.
     """
 
     episode_return: float
@@ -36,6 +38,7 @@ class EpisodeRecord:
     env_index: int = 0
     seed: int | None = None
     task: Any = None
+    video: Video | None = None
 
 
 @dataclass(frozen=True)
@@ -104,3 +107,17 @@ def describe_episodes(runner: EnvRunner, rollout: Rollout) -> PlayedEpisodes:
     return PlayedEpisodes(
         tuple(episodes), tuple(positions), num_unfinished, rollout.num_env_steps, rollout.weights_version
     )
+
+
+def describe_with_videos(runner: EnvRunner, rollout: Rollout) -> PlayedEpisodes:
+    """Return `describe_episodes`, with the videos of the episodes that were recorded."""
+    played = describe_episodes(runner, rollout)
+    if runner.host.is_broken:
+        return played
+    videos = {
+        env_index + place * runner.num_envs: video
+        for env_index, found in enumerate(runner.foreach_env(take_videos))
+        for place, video in found.items()
+    }
+    pairs = zip(played.episodes, played.positions, strict=True)
+    return replace(played, episodes=tuple(replace(record, video=videos.get(place)) for record, place in pairs))

@@ -24,6 +24,7 @@ from corral.core.seeding import (
 from corral.engines.base import resources_of_runner
 from corral.engines.lazy import LazyEngine
 from corral.envs.tasks import has_tasks, task_of
+from corral.envs.vector import env_name
 from corral.errors import CheckpointError, ConfigError, CorralError, EnvError, WorkerDiedError
 from corral.evaluation.episodes import describe_by_task, episode_resets, task_name
 from corral.evaluation.rounds import Round, RoundPlan, play_round
@@ -45,6 +46,9 @@ NAN = float("nan")
 GRACE_S = 1.0
 # Seconds that a round has to end after an exception in training.
 CANCEL_S = 5.0
+
+# Directory of the videos in the directory of a run.
+VIDEOS = "videos"
 
 # Counts of runners over their lifetimes, which the result of a round does not repeat.
 _LIFETIME = ("num_episodes_lifetime", "num_env_steps_sampled_lifetime")
@@ -105,12 +109,19 @@ class Evaluator:
         elif self._settings.evaluation_interval is None:  # else building the algorithm asked for them
             engine.require([resources_of_runner(config)] * config.num_env_runners)
         self._config = config.freeze()
-        with self._own_generators():
-            group = EnvRunnerGroup(config, engine, self._algorithm.env_runner_group.module_spec)
+        try:
+            with self._own_generators():
+                group = EnvRunnerGroup(config, engine, self._algorithm.env_runner_group.module_spec)
+        except EnvError as error:
+            if self._settings.evaluation_num_videos and "unexpected keyword argument 'render_mode'" in str(error):
+                raise self._without_images(str(error).rstrip(".")) from error
+            raise
         self.group = group
         group.on_recreated = self._note_recreated
         if self._settings.evaluation_tasks is not None:
             self._require_tasks(group)
+        if self._settings.evaluation_num_videos:
+            self._require_images(group)
         if self._runner_states is not None:
             group.check_state(self._runner_states)
             group.set_state(self._runner_states)
@@ -125,6 +136,17 @@ class Evaluator:
                 f"evaluation_tasks={self._settings.evaluation_tasks!r:.80}: the env has no methods get_task and "
                 "set_task: define them, or leave evaluation_tasks out."
             )
+
+    def _require_images(self, group: EnvRunnerGroup) -> None:
+        modes = set(chain.from_iterable(group.foreach_env(_render_mode)))
+        if modes != {"rgb_array"}:
+            raise self._without_images(f"its render_mode is {next(iter(modes - {'rgb_array'}))!r}")
+
+    def _without_images(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"evaluation_num_videos={self._settings.evaluation_num_videos}: env {env_name(self._config.env)!r} must "
+            f"take render_mode='rgb_array', as a keyword argument or as a key of its env_config: {why}."
+        )
 
     @property
     def _in_parallel(self) -> bool:
@@ -211,8 +233,9 @@ class Evaluator:
         """
         if self._is_due:
             self._is_due = False
-            self.evaluate() if self._playing is None else self._await()
-            result["evaluation"] = self.result(fresh=True)
+            metrics = self.evaluate() if self._playing is None else self._await()
+            videos = {"videos": metrics["videos"]} if "videos" in metrics else {}
+            result["evaluation"] = self.result(fresh=True) | videos
 
     def evaluate(self) -> dict[str, Any]:
         """Play a round now, and return its metrics.
@@ -285,6 +308,7 @@ class Evaluator:
             num_episodes=duration if unit == "episodes" else None,
             num_timesteps=duration if unit == "timesteps" else None,
             resets=episode_resets(settings.evaluation_seeds, self._tasks),
+            num_videos=settings.evaluation_num_videos,
             in_pieces=settings.enable_async_evaluation,
             force_reset=settings.evaluation_force_reset_envs_before_iteration,
             timestep=self._timestep,
@@ -320,7 +344,7 @@ class Evaluator:
             raise error
         return Round(is_complete=False, error=error), {}
 
-    def _await(self) -> None:
+    def _await(self) -> dict[str, Any]:
         """Wait for the round that was played while an iteration trained, no longer than its time limit."""
         playing = self._playing
         assert playing is not None
@@ -339,7 +363,7 @@ class Evaluator:
         if playing.done():
             self._playing = None
         self._announce_recreated()
-        self._report(*played)
+        return self._report(*played)
 
     def cancel(self) -> None:
         """End a round that is played while an iteration trains, without its result.
@@ -399,10 +423,25 @@ class Evaluator:
             **self._health(),
             "evaluation_s": self._evaluation_s,
         }
+        if self._settings.evaluation_num_videos:
+            metrics["videos"] = self._keep_videos(played)
         merge_nested(metrics, custom)
         self._fire("on_evaluate_end", metrics_logger=self._algorithm.metrics, evaluation_metrics=metrics)
-        self._latest = metrics
+        self._latest = {name: value for name, value in metrics.items() if name != "videos"}
         return metrics
+
+    def _keep_videos(self, played: Round) -> list[Any]:
+        """Write the videos of a round into the directory of the run, if there is one; return the small copies."""
+        found = [(number, record.video) for number, record in enumerate(played.episodes) if record.video is not None]
+        run_dir, iteration = self._algorithm.run_dir, self._algorithm.training_iteration
+        if run_dir is not None:
+            try:
+                (run_dir / VIDEOS).mkdir(exist_ok=True)
+                for number, video in found:
+                    (run_dir / VIDEOS / f"iteration-{iteration:06d}-episode-{number}.mp4").write_bytes(video.mp4)
+            except OSError as error:
+                log.warning("The videos of the evaluation cannot be written in %s: %s.", run_dir, error)
+        return [video.preview for _, video in found]
 
     def _describe(self, played: Round) -> dict[str, Any]:
         """Return the statistics of the episodes of a round, with the seeds of the episodes if the settings fix them."""
@@ -544,6 +583,10 @@ class Evaluator:
         finally:
             if engine is not None:
                 engine.stop()
+
+
+def _render_mode(env: Any) -> Any:
+    return env.render_mode
 
 
 def _run(future: Future[Any], function: Callable[[], Any]) -> None:

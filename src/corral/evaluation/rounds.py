@@ -20,7 +20,7 @@ from functools import cache
 
 from corral.envs.episode_resets import EpisodeReset
 from corral.errors import CorralError
-from corral.evaluation.episodes import EpisodeRecord, PlayedEpisodes, describe_episodes
+from corral.evaluation.episodes import EpisodeRecord, PlayedEpisodes, describe_episodes, describe_with_videos
 from corral.runners.remote_runner import PendingSample
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
@@ -50,6 +50,7 @@ class RoundPlan:
             at once.
         force_reset: Whether a number of env steps begins with a reset of all sub-envs. Episodes always do.
         resets: Reset arguments of the episodes, in turn; `None` leaves them to the runners.
+        num_videos: Number of episodes that are recorded, the first ones.
         timestep: Env steps that training has sampled, which schedules of the exploration use.
         training_iteration: Finished iterations of training, which `env_reset_fn` may ask for.
         time_limit_s: Seconds that the round may take.
@@ -60,6 +61,7 @@ class RoundPlan:
     in_pieces: bool = False
     force_reset: bool = True
     resets: Sequence[EpisodeReset] | None = None
+    num_videos: int = 0
     timestep: int = 0
     training_iteration: int | None = None
     time_limit_s: float = 120.0
@@ -238,8 +240,9 @@ class _Play:
                 num_timesteps=num_timesteps,
                 force_reset=force_reset and self.plan.force_reset,
             )
-        elif self.plan.resets is not None:
-            request = replace(whole, resets=tuple(self.reset_of(number) for number in numbers))
+        elif self.plan.resets is not None or min(numbers) < self.plan.num_videos:
+            digest = describe_with_videos if min(numbers) < self.plan.num_videos else describe_episodes
+            request = replace(whole, resets=tuple(self.reset_of(number) for number in numbers), digest=digest)
         else:
             request = whole
         call = self.group.ask(index, request, timeout_s=left_s + self.plan.time_limit_s)
@@ -249,8 +252,8 @@ class _Play:
             self.first_runner.setdefault(number, index)
 
     def reset_of(self, number: int) -> EpisodeReset:
-        assert self.plan.resets is not None
-        return self.plan.resets[number % len(self.plan.resets)]
+        reset = EpisodeReset() if self.plan.resets is None else self.plan.resets[number % len(self.plan.resets)]
+        return replace(reset, is_recorded=True) if number < self.plan.num_videos else reset
 
     def take(self) -> None:
         """Receive answers; what a runner did not play waits for another."""
