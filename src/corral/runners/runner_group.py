@@ -551,7 +551,8 @@ class EnvRunnerGroup:
     def get_state(self) -> dict[str, Any]:
         """Return the state of all runners as copies of plain data: `runners`, in the order of indices, and counts.
 
-        A runner that does not answer within `sample_timeout_s` has the state of its replacement. Steps of a fragment
+        A runner that does not answer within `sample_timeout_s` has the state of its replacement. So has an evaluation
+        runner that is busy, because the round that wanted its answer is over. Steps of a fragment
         that has not been returned yet count as lost in the state, because the runners are past them.
 
         Raises:
@@ -563,7 +564,8 @@ class EnvRunnerGroup:
             remote = self._runners.values()
             limit_s = CallLimits(self._config.worker_timeout_s).limit_s()
             calls = [
-                runner.handle.call(get_runner_state, timeout_s=limit_s) if runner.ready else None for runner in remote
+                runner.handle.call(get_runner_state, timeout_s=limit_s) if self._can_tell_state(runner) else None
+                for runner in remote
             ]
             wait([call for call in calls if call is not None], self._config.sample_timeout_s)
             runners = [self._state_of(runner, call) for runner, call in zip(remote, calls, strict=True)]
@@ -572,6 +574,10 @@ class EnvRunnerGroup:
             "num_failures": self.num_failures,
             "num_env_steps": self._num_env_steps,
         }
+
+    def _can_tell_state(self, runner: RemoteRunner) -> bool:
+        is_busy = runner.sampling is not None and not runner.sampling.future.done()
+        return runner.ready and not (self._config.in_evaluation and is_busy)
 
     def _state_of(self, runner: RemoteRunner, call: Future[Any] | None) -> dict[str, Any]:
         """Return the state of a runner of the engine, with what its place has counted."""
