@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import math
 import threading
 import time
@@ -367,6 +368,9 @@ def test_training_does_not_wait_for_a_custom_function_beyond_the_limit() -> None
         evaluation = algo.train()["evaluation"]
         assert time.perf_counter() - start < 5
         assert evaluation["skipped"] and math.isnan(evaluation["env_runners"]["episode_return_mean"])
+        start = time.perf_counter()
+        assert algo.train()["evaluation"]["skipped"]  # the function still has the runners
+        assert time.perf_counter() - start < 2
         release.set()
         deadline_s = time.monotonic() + 10
         while not algo.train()["evaluation"].get("late"):
@@ -476,6 +480,16 @@ def test_an_interrupted_round_in_turn_does_not_undo_the_iteration() -> None:
             algo.train()
         assert algo.training_iteration == 1
         assert algo.latest_numbers["evaluation"]["fresh"] is False
+
+
+def test_an_algorithm_that_is_dropped_ends_the_process_that_evaluates() -> None:
+    algo = in_parallel().engine("process").build()
+    assert algo.eval_env_runner_group is not None
+    handle: Any = algo.eval_env_runner_group._runners[1].handle
+    assert handle.alive()
+    del algo
+    gc.collect()
+    assert not handle.alive()
 
 
 def test_two_rounds_at_once_are_refused() -> None:
