@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import math
 import threading
 import time
@@ -367,6 +368,9 @@ def test_training_does_not_wait_for_a_custom_function_beyond_the_limit() -> None
         evaluation = algo.train()["evaluation"]
         assert time.perf_counter() - start < 5
         assert evaluation["skipped"] and math.isnan(evaluation["env_runners"]["episode_return_mean"])
+        start = time.perf_counter()
+        assert algo.train()["evaluation"]["skipped"]  # the function still has the runners
+        assert time.perf_counter() - start < 2
         release.set()
         deadline_s = time.monotonic() + 10
         while not algo.train()["evaluation"].get("late"):
@@ -445,6 +449,45 @@ def test_a_killed_evaluation_runner_is_replaced_and_announced_in_the_main_thread
         assert algo.train()["fault_tolerance"]["num_remote_worker_restarts"] == 0
 
 
+class Stalling(CountingEnv):
+    """Env that sleeps for ten minutes in the first evaluation runner."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._stalls = config.get("stalls", False) and config.worker_index == 1
+
+    def step(self, action: int) -> Any:
+        if self._stalls:
+            time.sleep(600)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("restores", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_training_never_waits_longer_than_the_limit_for_an_env_that_stalls(restores: bool) -> None:
+    overrides = {"env_config": {"stalls": True}, "disable_env_checking": True}
+    config = small(
+        Stalling,
+        evaluation_interval=1,
+        evaluation_num_env_runners=2,
+        evaluation_config=overrides,
+        evaluation_sample_timeout_s=3.0,
+    ).engine("process")
+    with config.build() as algo:
+        evaluation = algo.train()["evaluation"]
+        assert evaluation["evaluation_s"] < 3.5
+        assert not evaluation["truncated"] and evaluation["env_runners"]["num_episodes"] == 4
+        assert evaluation["num_episodes_taken_over"] == 2  # at half of the limit
+        evaluation = algo.train()["evaluation"]
+        assert evaluation["evaluation_s"] < 1.5  # the runner that stalls is given nothing
+        assert evaluation["env_runners"]["num_episodes"] == 4 and not evaluation["truncated"]
+        start = time.perf_counter()
+        state = algo.get_state()
+        assert time.perf_counter() - start < 1.5
+        if restores:
+            algo.set_state(state)  # which starts new runners
+            assert algo.train()["evaluation"]["evaluation_s"] < 3.5
+
+
 def test_an_exception_in_training_ends_the_round_and_loses_nothing() -> None:
     errors: list[type[BaseException]] = [KeyboardInterrupt, ValueError]
 
@@ -476,6 +519,16 @@ def test_an_interrupted_round_in_turn_does_not_undo_the_iteration() -> None:
             algo.train()
         assert algo.training_iteration == 1
         assert algo.latest_numbers["evaluation"]["fresh"] is False
+
+
+def test_an_algorithm_that_is_dropped_ends_the_process_that_evaluates() -> None:
+    algo = in_parallel().engine("process").build()
+    assert algo.eval_env_runner_group is not None
+    handle: Any = algo.eval_env_runner_group._runners[1].handle
+    assert handle.alive()
+    del algo
+    gc.collect()
+    assert not handle.alive()
 
 
 def test_two_rounds_at_once_are_refused() -> None:

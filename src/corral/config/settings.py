@@ -222,8 +222,9 @@ class EvaluationSettings:
             the algorithm, or if evaluation runs parallel to training, one runner has a process of this machine.
         evaluation_parallel_to_training: Whether a round is played while an iteration trains. Its weights are then those
             from before the iteration; otherwise the round comes after training, with the new weights.
-        evaluation_force_reset_envs_before_iteration: Whether all envs are reset before a round. Otherwise episodes that
-            the last round left unfinished continue, and count with the steps that earlier weights played.
+        evaluation_force_reset_envs_before_iteration: Whether a round of `"timesteps"` begins with a reset of all envs.
+            Otherwise it continues the episodes that the last round left unfinished, in which earlier weights played.
+            Rounds of `"episodes"` always begin with a reset.
         evaluation_config: Settings that differ in evaluation runners, as `AlgorithmConfig.overrides` returns them, or a
             config, whose settings count where they differ from the defaults of its class.
         custom_evaluation_function: Function `(algorithm, env_runner_group)` that is called in place of a round. It

@@ -6,6 +6,7 @@ import logging
 import statistics
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -106,6 +107,7 @@ class Evaluator:
             # An env that holds Python's global lock would stop training, so the only runner has its own process.
             config.num_env_runners, engine = 1, LazyEngine("process")
             self._own_engine = engine
+            weakref.finalize(self, engine.stop).atexit = False  # an algorithm may be dropped without stop()
         elif self._settings.evaluation_interval is None:  # else building the algorithm asked for them
             engine.require([resources_of_runner(config)] * config.num_env_runners)
         self._config = config.freeze()
@@ -204,11 +206,12 @@ class Evaluator:
     @contextmanager
     def during_training(self) -> Iterator[None]:
         """Wrap the training of an iteration: a round that is due at the same time begins before it."""
-        self.cancel()  # a round that an exception left
+        if self._playing is not None and self._playing.done():
+            self._playing = None  # it came too late
         interval = self._settings.evaluation_interval
         self._is_due = interval is not None and (self._algorithm.training_iteration + 1) % interval == 0
-        if not (self._is_due and self._in_parallel):
-            yield
+        if not (self._is_due and self._in_parallel) or self._playing is not None:
+            yield  # a custom function that has not returned keeps the runners
             return
         self._prepare()
         self._training.set()
