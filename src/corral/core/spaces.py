@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.tree import Tree
+from corral.core.tree import Tree, named_leaves
 
 
 def space_tree(space: spaces.Space[Any]) -> Tree:
@@ -18,6 +18,14 @@ def space_tree(space: spaces.Space[Any]) -> Tree:
     if isinstance(space, spaces.Tuple):
         return tuple(space_tree(part) for part in space.spaces)
     return space
+
+
+def space_kinds(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Return the leaves of a space by name, without the bounds of a Box; equal results mean that values are alike."""
+    return {
+        name: ("Box", leaf.shape, leaf.dtype) if isinstance(leaf, spaces.Box) else leaf
+        for name, leaf in named_leaves(space_tree(space))
+    }
 
 
 def module_observation_space(space: spaces.Space[Any]) -> spaces.Space[Any]:

@@ -13,9 +13,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from corral.core.plain import is_plain
+from corral.core.plain import is_plain, is_same
 from corral.core.seeding import get_global_rngs, get_seeds, make_seeds, set_global_rngs
-from corral.core.spaces import module_observation_space, space_tree
+from corral.core.spaces import module_observation_space, space_kinds, space_tree
 from corral.core.tree import Tree, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.env_state import check_env_state, continues, get_env_state, set_env_state, set_surroundings
@@ -31,9 +31,9 @@ from corral.envs.sub_envs import (
     takes_tasks,
 )
 from corral.envs.sync_vector import SyncVectorEnv
-from corral.envs.tasks import set_task
+from corral.envs.tasks import choose_task, set_task
 from corral.envs.vector import EnvContext, env_name, make_vector_env
-from corral.errors import CheckpointError, EnvError, SampleError, SubEnvError
+from corral.errors import CheckpointError, ConfigError, EnvError, SampleError, SubEnvError
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -109,7 +109,6 @@ class EnvHost:
         Raises:
             ConfigError: `env_step_timeout_s` is set, and this is not the main thread.
         """
-        self.name = env_name(config.env)
         self.num_rows = 0
         self._config = config
         self._worker_index = worker_index
@@ -123,7 +122,8 @@ class EnvHost:
         if config.env_step_timeout_s is not None and config.vectorization != "async":
             require_signals()
             self._timer = StepTimer(config.env_step_timeout_s)
-        self._context = EnvContext(config.env_config, worker_index, config.num_env_runners)
+        self._built_with = self._settings()
+        self._first_described: tuple[Any, Any, int] | None = None
         self._tasks: list[Any] | None = None  # last known tasks of the sub-envs
         self._restarting: list[dict[str, Any]] | None = None  # states of envs that restart at the next reset
         self._undo: Callable[[], None] = lambda: None  # undoes the last `set_state`
@@ -140,7 +140,9 @@ class EnvHost:
         """
         if hasattr(self, "env"):
             self.env.close()
+            del self.env  # it must not be closed again if making the next one raises
         config = self._config
+        self.name = env_name(config.env)
         # Seed of the first reset only; the next vector env gets another seed.
         self._seeds_of_env = get_seeds(self._seeds)
         self._reset_seed: int | None = self._next_seed()
@@ -157,7 +159,7 @@ class EnvHost:
             outermost=partial(EpisodeResets, reset_fn=config.env_reset_fn) if config.chooses_resets else None,
             check=not config.disable_env_checking,
             seed=self._reset_seed,
-            needs_sub_envs=self._needs_sub_envs,
+            needs_sub_envs=self._needs_sub_envs or config.env_task_fn is not None,
             limits=AsyncLimits(config.env_step_timeout_s, config.start_timeout_s),
             restarts=self.restarts if config.restart_failed_sub_environments else None,
         )
@@ -168,7 +170,13 @@ class EnvHost:
         self.observation_space = module_observation_space(self.env.single_observation_space)
         self.space: Tree = space_tree(self.observation_space)
         try:
+            self._check_alike()
             self._takes_tasks = takes_tasks(self.env)
+            if config.env_task_fn is not None and not self._takes_tasks:
+                raise ConfigError(
+                    f"environment: env_task_fn chooses tasks, and env {self.name!r} takes none: define get_task() and "
+                    "set_task(task) in the env, as corral.TaskSettableEnv has them, or in a wrapper of each sub-env."
+                )
             for i, sub_env in enumerate(getattr(self.env.unwrapped, "envs", ())):
                 self._announce_sub_env(i, sub_env)
             self._env_created(self.env, self._context)
@@ -176,6 +184,26 @@ class EnvHost:
             self.env.close()
             del self.env
             raise
+
+    @property
+    def described(self) -> tuple[Any, Any, int]:
+        """Space of observations as modules get them, action space of one sub-env, and N."""
+        return self.observation_space, self.env.single_action_space, self.num_envs
+
+    def _check_alike(self) -> None:
+        """Refuse another env than the first one if modules that were made for that one do not fit.
+
+        Raises:
+            EnvError: The spaces or the numbers of sub-envs differ; only the bounds of Box observations may.
+        """
+        found = self.described
+        first = self._first_described = self._first_described or found
+        if (space_kinds(found[0]), *found[1:]) != (space_kinds(first[0]), *first[1:]):
+            raise EnvError(
+                f"env {self.name!r}: the new env has observations of {found[0]}, actions of {found[1]} and {found[2]} "
+                f"sub-envs, and the module was made for {first[0]}, {first[1]} and {first[2]}: an env of another size "
+                "needs the same spaces, for instance with the largest size and the rest left empty."
+            )
 
     def recover(self) -> None:
         """Replace a vector env that may have failed, and give the new one the same tasks.
@@ -324,6 +352,16 @@ class EnvHost:
         self.get_tasks()
         return results
 
+    def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
+        """Call `env_task_fn` for each sub-env, in its process, and set the tasks that it returns.
+
+        Raises:
+            CallbackError: `env_task_fn` raised an exception.
+        """
+        choose = partial(choose_task, self._config.env_task_fn, train_results)
+        foreach_sub_env(self.env, self.name, choose, [self._context.at(i) for i in range(self.num_envs)])
+        self.get_tasks()
+
     def get_tasks(self) -> list[Any] | None:
         """Return the result of `get_task` of each sub-env, or `None` if the sub-envs have no tasks."""
         if self._takes_tasks and not self.is_broken:
@@ -338,6 +376,29 @@ class EnvHost:
     def _give_tasks(self) -> None:
         if self._takes_tasks and self._tasks is not None:
             foreach_sub_env(self.env, self.name, set_task, self._tasks)
+
+    # Settings of the env that changed after the runner was built.
+
+    def _settings(self) -> dict[str, Any]:
+        settings = {name: getattr(self._config, name) for name in self._config.group_fields()["environment"]}
+        return {**settings, "env_config": dict(settings["env_config"])}
+
+    @property
+    def changed_settings(self) -> dict[str, Any]:
+        """Settings of `environment` that were changed after the runner was built."""
+        now, before = self._settings(), self._built_with
+        return {name: now[name] for name in now if not is_same(now[name], before[name])}
+
+    def change_settings(self, changed: Mapping[str, Any]) -> bool:
+        """Change settings of `environment` to what another host's `changed_settings` were.
+
+        Returns:
+            Whether they were others before, so that `make` must follow.
+        """
+        wanted = {**self._built_with, **changed}
+        others = {name: value for name, value in wanted.items() if not is_same(value, self._settings()[name])}
+        self._config.environment(**others)
+        return bool(others)
 
     # State.
 

@@ -16,8 +16,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from corral.core.spaces import module_observation_space, space_tree
-from corral.core.tree import Tree, map_tree, named_leaves
+from corral.core.spaces import module_observation_space, space_kinds
+from corral.core.tree import Tree, map_tree
 from corral.envs.env_state import warn_of_statistics
 from corral.envs.sub_envs import env_error, original
 from corral.envs.sync_vector import SyncVectorEnv
@@ -220,7 +220,7 @@ def check_spaces_fit(
         ConfigError: Names the env and both spaces.
     """
     given = module_observation_space(observation_space)
-    if _kinds(policy.observation_space) != _kinds(given):
+    if space_kinds(policy.observation_space) != space_kinds(given):
         raise ConfigError(
             f"the policy takes observations of {policy.observation_space}, and env {name!r} gives {given}: give the "
             "env with which it was trained."
@@ -230,14 +230,6 @@ def check_spaces_fit(
             f"the policy chooses actions of {policy.action_space}, and env {name!r} takes {action_space}: give the env "
             "with which it was trained."
         )
-
-
-def _kinds(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Return the leaves of a space by name, without the bounds of a Box."""
-    return {
-        name: ("Box", leaf.shape, leaf.dtype) if isinstance(leaf, spaces.Box) else leaf
-        for name, leaf in named_leaves(space_tree(space))
-    }
 
 
 def _play_episodes(

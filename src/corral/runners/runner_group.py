@@ -17,7 +17,7 @@ from corral.episodes.rollout import Rollout
 from corral.errors import CheckpointError, CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
-from corral.runners.remote_runner import COUNTS, Costs, PendingUserCall, RemoteRunner
+from corral.runners.remote_runner import COUNTS, Costs, PendingUserCall, RemoteRunner, RoundOfCalls
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.restarts import note_failure
 from corral.runners.runner import EnvRunner
@@ -29,7 +29,7 @@ from corral.runners.runner_state import (
     undo_runner_state,
 )
 from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
-from corral.runners.worker_calls import call_runner
+from corral.runners.worker_calls import call_directly
 
 log = logging.getLogger("corral")
 
@@ -86,6 +86,7 @@ class EnvRunnerGroup:
         # What came with fragments: index of the runner, metrics and seconds.
         self._logged: list[tuple[int, Parts, dict[str, float]]] = []
         self._calls: list[PendingUserCall] = []  # of foreach_env_runner_async
+        self._task_calls: list[PendingUserCall] = []  # of choose_tasks, in runners that were busy
         self._stopped = False
         self._spare_states: list[dict[str, Any]] = []  # states of runners of a restored run, beyond the runners here
         self._before: dict[str, Any] = {}  # attributes before the last `set_state`
@@ -256,8 +257,7 @@ class EnvRunnerGroup:
             if error is not None:
                 self._fail(runner, error)
                 return False
-            runner.starting = runner.failure = None
-            return True
+            return runner.end_restart()
         if now - runner.started_s > self._config.start_timeout_s:
             runner.handle.kill()
             limit = f"start_timeout_s={self._config.start_timeout_s}"
@@ -607,7 +607,7 @@ class EnvRunnerGroup:
         """
         results = []
         if local_env_runner and self.local_env_runner is not None:
-            results.append(call_runner(self.local_env_runner, fn, kwargs or {})[0])
+            results.append(call_directly(self.local_env_runner, fn, kwargs or {}))
         calls = self._call(fn, kwargs, remote_worker_ids)
         wait([call.future for call in calls], timeout_seconds)
         done = [call for call in calls if call.future.done()]
@@ -659,11 +659,15 @@ class EnvRunnerGroup:
         self, fn: str | Callable[..., Any], kwargs: Mapping[str, Any] | None, ids: Iterable[int] | None
     ) -> list[PendingUserCall]:
         healthy = self.healthy_worker_ids
-        chosen = healthy if ids is None else list(ids)
+        chosen = [*self._runners] if ids is None else list(ids)
         unknown = sorted(set(chosen) - self._runners.keys())
         if unknown:
             raise ValueError(f"remote_worker_ids: this group has no runners {unknown}; it has {[*self._runners]}.")
-        return [self._runners[i].call(fn, kwargs or {}) for i in chosen if i in healthy]
+        reached = [i for i in chosen if i in healthy]
+        calls = RoundOfCalls((fn, dict(kwargs or {})))
+        # What nobody receives may have been meant to change the envs.
+        calls.note(missed_by=[self._runners[i] for i in chosen if i not in healthy], changes_envs=not reached)
+        return [self._runners[i].call(calls) for i in reached]
 
     def _results(self, calls: Iterable[PendingUserCall]) -> list[tuple[int, Any]]:
         """Return index and result of calls that are done, and note the failure of runners that died."""
@@ -671,15 +675,34 @@ class EnvRunnerGroup:
         for call in calls:
             runner, error = call.runner, call.future.exception()
             if isinstance(error, WorkerDiedError):
+                call.round.note(missed_by=[runner])
                 if runner.failure is None and runner.handle is call.handle:  # not restarted since
                     self._fail(runner, error)
             elif error is not None:
                 raise error
             else:
-                result, state = call.future.result()
+                result, state, changes_envs = call.future.result()
                 runner.note_state(state, call.asked_s)
+                call.round.note(changes_envs=changes_envs)
                 results.append((runner.index, result))
         return results
+
+    def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
+        """Let all runners call the setting `env_task_fn` for their sub-envs; see `EnvRunner.choose_tasks`.
+
+        A runner that is still sampling does so after its fragment, and is not waited for.
+
+        Raises:
+            CallbackError: `env_task_fn` raised an exception, now or in a runner that was busy the last time.
+        """
+        if self.local_env_runner is not None:
+            self.local_env_runner.choose_tasks(train_results)
+            return
+        self._task_calls += self._call("choose_tasks", {"train_results": train_results}, None)
+        wait([call.future for call in self._task_calls if call.runner.sampling is None])
+        done = [call for call in self._task_calls if call.future.done()]
+        self._task_calls = [call for call in self._task_calls if call not in done]
+        self._results(done)
 
     def stop(self) -> None:
         """Close all envs and end all workers, also if Ctrl-C interrupts it. Nothing can be sampled afterwards."""
