@@ -125,6 +125,7 @@ class EnvHost:
         self._built_with = self._settings()
         self._first_described: tuple[Any, Any, int] | None = None
         self._tasks: list[Any] | None = None  # last known tasks of the sub-envs
+        self._replaced: VectorEnv[Any, Any, Any] | None = None  # see `set_state`
         self._restarting: list[dict[str, Any]] | None = None  # states of envs that restart at the next reset
         self._undo: Callable[[], None] = lambda: None  # undoes the last `set_state`
         self.restarts = Restarts(self._timer, self._next_seed, self._announce_sub_env, sub_env_restarted)
@@ -221,8 +222,15 @@ class EnvHost:
 
     def close(self) -> None:
         """Close the vector env, if there is one."""
+        self._close_replaced()
         if hasattr(self, "env"):
             self.env.close()
+
+    def _close_replaced(self) -> None:
+        """Close the vector env that a restored state replaced; nobody can undo this any more."""
+        if self._replaced is not None:
+            close_quietly(self._replaced)
+            self._replaced = None
 
     def _next_seed(self) -> int:
         return int(self._seeds.spawn(1)[0].generate_state(1)[0]) >> 1
@@ -234,6 +242,7 @@ class EnvHost:
 
     def sampling(self) -> AbstractContextManager[None]:
         """Return a context in which `reset` and `step` are limited to `env_step_timeout_s`, if this setting is set."""
+        self._close_replaced()
         return nullcontext() if self._timer is None else sampling(self._timer, own_process=self._own_process)
 
     @property
@@ -368,9 +377,9 @@ class EnvHost:
             self._tasks = known_tasks(self.env, self._tasks)
         return self._tasks
 
-    def set_tasks(self, tasks: list[Any] | None) -> None:
-        """Give each sub-env its task."""
-        self._tasks = tasks
+    def set_tasks(self, tasks: Sequence[Any] | None) -> None:
+        """Give each sub-env its task; if there are fewer tasks than sub-envs, the first ones follow after the last."""
+        self._tasks = [tasks[i % len(tasks)] for i in range(self.num_envs)] if tasks else None
         self._give_tasks()
 
     def _give_tasks(self) -> None:
@@ -431,10 +440,24 @@ class EnvHost:
             "reset_seed": self._reset_seed,
             "num_rows": self.num_rows,
             "restarts": self.restarts.get_state(),
+            "env_config": self._plain_env_config(),
             "tasks": self._plain_tasks(),
             "same_step": self.is_same_step,
             "envs": envs,
         }
+
+    def _plain_env_config(self) -> dict[str, Any] | None:
+        """Return `env_config` if it was changed, and warn of changed settings that a checkpoint cannot hold."""
+        changed = self.changed_settings
+        lost = [name for name, value in changed.items() if name != "env_config" or not is_plain(value)]
+        if lost:
+            log.warning(
+                "env %r: %s was changed in a runner, to what a checkpoint cannot hold: a restored runner has the "
+                "setting of the config.",
+                self.name,
+                ", ".join(lost),
+            )
+        return None if "env_config" in lost else changed.get("env_config")
 
     def _plain_tasks(self) -> list[Any] | None:
         tasks = self.get_tasks()
@@ -461,8 +484,10 @@ class EnvHost:
         make_seeds(state["seeds"]).spawn(1)
         copy.copy(self.restarts).set_state(state["restarts"])
         int(state["num_rows"] + (state["reset_seed"] or 0))
-        if state["tasks"] is not None and len(state["tasks"]) != self.num_envs:
-            raise CheckpointError(f"env {self.name!r}: the state has {len(state['tasks'])} tasks for {self.num_envs}.")
+        if state["tasks"] is not None and not state["tasks"]:
+            raise CheckpointError(f"env {self.name!r}: the list of tasks in the state is empty.")
+        if not isinstance(state.get("env_config"), dict | None):
+            raise CheckpointError(f"env {self.name!r}: env_config in the state is {state['env_config']!r:.80}.")
         for env in state["envs"] or ():
             check_env_state(env)
 
@@ -480,13 +505,22 @@ class EnvHost:
             EnvError: An env raised an exception in `reset`.
             Exception: Exception of `set_state` of an env.
         """
-        before, restarts, continuing = dict(vars(self)), self.restarts.get_state(), self.continues(state)
-        envs_before = self._known_env_states() if continuing else None
+        self._close_replaced()
+        before, restarts, seeds_before = dict(vars(self)), self.restarts.get_state(), get_seeds(self._seeds)
+        settings, env_config = self.changed_settings, state.get("env_config")
+        kept = {name: value for name, value in settings.items() if name != "env_config"}
+        is_replaced = self.change_settings(kept if env_config is None else {**kept, "env_config": dict(env_config)})
+        continuing, envs_before = False, None
 
         def undo() -> None:
+            self.change_settings(settings)
+            if is_replaced and hasattr(self, "env"):
+                close_quietly(self.env)
             vars(self).update(before)
             self.restarts.set_state(restarts)
-            if not continuing:
+            if is_replaced:
+                self._seeds = make_seeds(seeds_before)
+            if is_replaced or not continuing:
                 return
             if envs_before is None:  # they were not reset yet, and the same seeds make them again
                 self._seeds = make_seeds(self._seeds_of_env)
@@ -496,10 +530,15 @@ class EnvHost:
             self._resume(resets_next[1])
 
         self._undo = undo
+        if is_replaced:
+            self._replaced = self.__dict__.pop("env", None)  # it stays open for `undo` until the next sample
+            self.make()
+        continuing = self.continues(state)
+        envs_before = self._known_env_states() if continuing and not is_replaced else None
         seeds, self.num_rows = make_seeds(state["seeds"]), int(state["num_rows"])
         self.restarts.set_state(state["restarts"])
         if state["tasks"] is not None:
-            self.set_tasks(list(state["tasks"]))
+            self.set_tasks(state["tasks"])
         self._seeds, self._reset_seed, self._restarting = seeds, None, None
         if state["envs"] is None:
             self._reset_seed = self._next_seed() if state["reset_seed"] is None else int(state["reset_seed"])

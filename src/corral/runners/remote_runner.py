@@ -313,7 +313,8 @@ class RemoteRunner:
             setattr(self, name, known[name])
         steps = numbers["num_env_steps_sampled_lifetime"]
         self.state = {"exploration": state["exploration"], "num_env_steps_sampled_lifetime": steps}
-        self.state["environment"] = state["env"].get("settings", {})
+        if state["env"].get("env_config") is not None:
+            self.state["environment"] = {"env_config": state["env"]["env_config"]}
         if state["env"]["tasks"] is not None:
             self.state["tasks"] = state["env"]["tasks"]
 

@@ -89,6 +89,7 @@ class EnvRunnerGroup:
         self._task_calls: list[PendingUserCall] = []  # of choose_tasks, in runners that were busy
         self._stopped = False
         self._spare_states: list[dict[str, Any]] = []  # states of runners of a restored run, beyond the runners here
+        self._restored_envs: list[dict[str, Any]] = []  # what a restored state says of the envs of each runner
         self._before: dict[str, Any] = {}  # attributes before the last `set_state`
         self._known_before: dict[int, dict[str, Any]] = {}
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
@@ -522,7 +523,8 @@ class EnvRunnerGroup:
     def set_state(self, state: Mapping[str, Any]) -> dict[str, int]:
         """Let the runners continue from a state that `check_state` accepted, each from the state at its place.
 
-        A runner beyond the states begins with the seeds that it was made with, which no other runner has had. States
+        A runner beyond the states begins with the seeds that it was made with, which no other runner has had, and with
+        tasks and `env_config` of one of the states. States
         beyond the runners wait until there is a runner for them again. Fragments that are under way are dropped. The
         weights come with the next `sync_weights`, whatever their version.
 
@@ -538,6 +540,7 @@ class EnvRunnerGroup:
         num_runners = max(1, len(self._runners))
         self._spare_states = list(state["runners"][num_runners:])
         self.num_failures, self._num_env_steps = int(state["num_failures"]), int(state["num_env_steps"])
+        self._restored_envs = [saved["env"] for saved in state["runners"]]
         for runner, saved in zip(self._runners.values(), state["runners"], strict=False):
             runner.continue_from(saved)
         names = ("num_envs_continued", "num_envs_restarted")
@@ -562,6 +565,11 @@ class EnvRunnerGroup:
         self._taken, self._logged, self._weights_version, self._part_names = [], [], -1, set()
         for runner in self._runners.values():
             runner.sampling, runner.weights_version, runner.syncs = None, -1, []
+        envs, self._restored_envs = self._restored_envs, []
+        for runner in [*self._runners.values()][len(envs) :] if envs else ():
+            saved = envs[(runner.index - 1) % len(envs)]
+            changed = {} if saved.get("env_config") is None else {"env_config": saved["env_config"]}
+            runner.make_up_for(("set_state", {"state": {"environment": changed, "tasks": saved["tasks"]}}))
 
     def _each_state(self, function: Callable[..., Any], state: Mapping[str, Any]) -> list[Any]:
         """Return `function(runner, its_state)` of every runner that has a state; all of them have answered.
