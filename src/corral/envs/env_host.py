@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from corral.core.tree import Tree, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.env_state import check_env_state, continues, get_env_state, set_env_state, set_surroundings
 from corral.envs.episode_resets import EpisodeReset, EpisodeResets, fill_queue, note_iteration
-from corral.envs.step_timeout import StepTimer, require_signals, sampling
+from corral.envs.step_timeout import StepTimer, can_interrupt, require_signals, sampling
 from corral.envs.sub_envs import (
     Restarts,
     close_quietly,
@@ -117,11 +119,12 @@ class EnvHost:
         self._sub_env_created = sub_env_created
         self._needs_sub_envs = needs_sub_envs
         self._own_process = own_process
-        self._timer: StepTimer | None = None
         # Asynchronous sub-envs have timers of their own, in their processes.
-        if config.env_step_timeout_s is not None and config.vectorization != "async":
+        timeout_s = None if config.vectorization == "async" else config.env_step_timeout_s
+        if timeout_s is not None:
             require_signals()
-            self._timer = StepTimer(config.env_step_timeout_s)
+        self._timer = StepTimer(math.inf if timeout_s is None else timeout_s)
+        self._is_timed = False  # whether calls go through the timer
         self._built_with = self._settings()
         self._first_described: tuple[Any, Any, int] | None = None
         self._tasks: list[Any] | None = None  # last known tasks of the sub-envs
@@ -240,15 +243,32 @@ class EnvHost:
 
     # Stepping.
 
-    def sampling(self) -> AbstractContextManager[None]:
-        """Return a context in which `reset` and `step` are limited to `env_step_timeout_s`, if this setting is set."""
+    @contextmanager
+    def sampling(self, time_limit_s: float | None = None) -> Iterator[None]:
+        """Limit `reset` and `step` inside the `with` block to `env_step_timeout_s`, if this setting is set.
+
+        Args:
+            time_limit_s: Seconds after which they raise `SampleOverdue`, too. In a thread that cannot be interrupted
+                this has no effect.
+        """
         self._close_replaced()
-        return nullcontext() if self._timer is None else sampling(self._timer, own_process=self._own_process)
+        limits_sample = time_limit_s is not None and can_interrupt()
+        if not limits_sample and self._timer.timeout_s == math.inf:
+            yield
+            return
+        if time_limit_s is not None:
+            self._timer.sample_deadline_s = time.monotonic() + time_limit_s
+        self._is_timed = True
+        try:
+            with sampling(self._timer, own_process=self._own_process):
+                yield
+        finally:
+            self._is_timed, self._timer.sample_deadline_s = False, math.inf
 
     @property
     def step(self) -> Callable[..., Any]:
         """Function `step` of the vector env, with its time limit."""
-        return self.env.step if self._timer is None else partial(self._timer.call, self.env.step)
+        return partial(self._timer.call, self.env.step) if self._is_timed else self.env.step
 
     def reset(self, resets: Sequence[EpisodeReset] | None = None) -> tuple[Any, Mapping[str, Any]]:
         """Reset all sub-envs and return observations and infos; the first reset of a vector env uses its seed.
@@ -278,7 +298,7 @@ class EnvHost:
         return obs, infos
 
     def _reset(self, seed: int | None) -> tuple[Any, Mapping[str, Any]]:
-        reset = self.env.reset if self._timer is None else partial(self._timer.call, self.env.reset)
+        reset = partial(self._timer.call, self.env.reset) if self._is_timed else self.env.reset
         found: tuple[Any, Mapping[str, Any]] = reset(seed=seed)
         return found
 

@@ -214,6 +214,11 @@ class RemoteRunner:
         """Whether it can take requests: started, and not failed."""
         return self.starting is None and self.failure is None
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it failed, and will not be restarted."""
+        return self.starting is None and self.failure is not None and self.restart_at_s is None
+
     def start(self) -> None:
         """Start a worker for the runner, and return before it is ready."""
         config = self.config
@@ -277,9 +282,13 @@ class RemoteRunner:
         elif self.failure is None or self.starting is not None or self.restart_at_s is not None:
             self.missed.append(call)
 
-    def ask(self, request: SampleRequest) -> None:
-        """Ask for a fragment."""
-        start, limit_s = time.perf_counter(), self.limits.limit_s(request.unit, request.num_wanted)
+    def ask(self, request: SampleRequest, timeout_s: float | None = None) -> None:
+        """Ask for a fragment; the runner counts as hung after the limit of the group, or after `timeout_s` if less."""
+        limits_s = self.limits.limit_s(request.unit, request.num_wanted), timeout_s
+        start, limit_s = (
+            time.perf_counter(),
+            min((limit_s for limit_s in limits_s if limit_s is not None), default=None),
+        )
         try:
             future = self.handle.call(sample_and_report, request, timeout_s=limit_s)
         except BaseException as error:  # an interrupt, while a runner of the local engine samples in this process

@@ -17,6 +17,7 @@ from corral.core.seeding import id_prefix, runner_seeds, seed_everything
 from corral.core.tree import map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
+from corral.envs.step_timeout import SampleOverdue, limited
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos, split_infos
 from corral.episodes.rollout import EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
@@ -56,6 +57,7 @@ class EnvRunner:
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, also of the runners that this one replaced.
         num_env_steps_lost: Env steps that were taken so far and are in no rollout: steps of rollouts that an exception
             ended, and if whole episodes were asked for, steps of other episodes.
+        last_statistics: Statistics of the episodes that ended in the last rollout, before callbacks changed any column.
     """
 
     module: Module
@@ -96,7 +98,8 @@ class EnvRunner:
         self.num_env_steps_sampled_lifetime = 0
         self.num_env_steps_lost = 0
         self._log_counts(0, 0)  # now, so that user code cannot take the names
-        self._log_episodes(EpisodeStatistics.empty())
+        self.last_statistics = EpisodeStatistics.empty()
+        self._log_episodes(self.last_statistics)
         self.idle_since = time.perf_counter()
         self._callbacks = make_dispatcher(config)
         # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
@@ -263,7 +266,10 @@ class EnvRunner:
         lost_before = self.num_env_steps_lost
         try:
             if self.host.is_broken:
-                self.recover()
+                began_s = time.perf_counter()
+                with limited(request.time_limit_s, "the time limit of the sample"):
+                    self.recover()
+                request = request.after(time.perf_counter() - began_s)
             return self._collect(request)
         except BaseException as error:
             # It travels with the exception, also to other processes.
@@ -285,20 +291,16 @@ class EnvRunner:
         self.inference.begin_sample(explore, self._rng)
         self._rollout, resetting = rollout, self._resetting
         num_counted = 0, 0  # env steps and episodes of this rollout in the metrics
+        is_cut = False  # by the time limit of the request
         try:
-            with self.host.sampling(), torch_threads(self._num_threads):
+            with self.host.sampling(request.time_limit_s), torch_threads(self._num_threads):
                 if wanted:
                     begins_with_reset = self._needs_reset or whole_episodes
+                    resetting = np.zeros(self.num_envs, np.bool_) if begins_with_reset else self._resetting
                     self._needs_reset = True  # until `_finish`: an exception leaves the envs ahead of the columns
-                    if begins_with_reset:
-                        self._reset(rollout, request.resets)
-                    else:
-                        self._continue(rollout)
-                    resetting = self._resetting
-                while num_rows := mode.num_rows_wanted(rollout):
-                    self._step_rows(rollout, num_rows, mode, explore, request.random_actions)
+                    is_cut = self._step_all(rollout, request, mode, begins_with_reset, explore)
             self._check_actions(rollout, *EPISODE_EVENTS)
-            num_episodes = self._finish(rollout, whole_episodes, explore)
+            num_episodes = self._finish(rollout, whole_episodes or is_cut, explore)
             if whole_episodes:
                 num_steps = num_taken(rollout, resetting, same_step=self.host.is_same_step)
                 self.num_env_steps_lost += num_steps - rollout.num_env_steps
@@ -331,6 +333,29 @@ class EnvRunner:
         rollout.action_space = self._module_action_space
         rollout.carry = self._carry
         return rollout
+
+    def _step_all(
+        self, rollout: Rollout, request: SampleRequest, mode: SampleMode, begins_with_reset: bool, explore: bool
+    ) -> bool:
+        """Fill a rollout as a request asks, and return whether the time limit of the request ended it before."""
+        deadline_s = time.perf_counter() + (request.time_limit_s or 0.0)
+        try:
+            if begins_with_reset:
+                self._reset(rollout, request.resets)
+            else:
+                self._continue(rollout)
+            while num_rows := mode.num_rows_wanted(rollout):
+                if request.time_limit_s is not None:
+                    num_rows = 1
+                    if time.perf_counter() > deadline_s:
+                        return True
+                self._step_rows(rollout, num_rows, mode, explore, request.random_actions)
+        except SampleOverdue:  # inside an env; the row that it did not finish is dropped
+            rollout.broken = [(row, i) for row, i in rollout.broken if row < rollout.num_rows]
+            if not self.host.is_broken:  # else it is closed when it is replaced, which may take long
+                self.num_env_steps_lost += self.host.end_failed_call()
+            return True
+        return False
 
     def _reset(self, rollout: Rollout, resets: Sequence[EpisodeReset] | None) -> None:
         """Reset all sub-envs, and write the first observations into row 0."""
@@ -488,10 +513,10 @@ class EnvRunner:
             self._last_time_s = float(rollout.row_times_s[-1])
             self._last_infos = rollout.info_rows.get(rollout.num_rows)
         _fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
-        statistics, self._carry = episode_statistics(rollout, self._carry)
-        num_episodes = len(statistics.returns)
+        self.last_statistics, self._carry = episode_statistics(rollout, self._carry)
+        num_episodes = len(self.last_statistics.returns)
         if num_episodes:
-            self._log_episodes(statistics)
+            self._log_episodes(self.last_statistics)
         self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
         for name, value in self.exploration.get_metrics(self._timestep).items():
             self.metrics.log_reserved(name, [value], reduce="mean", window=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,16 @@ from corral.episodes.rollout import Rollout
 from corral.errors import CheckpointError, CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
-from corral.runners.remote_runner import COUNTS, Costs, PendingUserCall, RemoteRunner, RoundOfCalls
+from corral.runners.remote_runner import (
+    COUNTS,
+    Costs,
+    PendingSample,
+    PendingUserCall,
+    RemoteRunner,
+    RoundOfCalls,
+)
 from corral.runners.requests import SampleReply, SampleRequest
-from corral.runners.restarts import note_failure
+from corral.runners.restarts import NOT_FAULTS, note_failure
 from corral.runners.runner import EnvRunner
 from corral.runners.runner_state import (
     check_runner_state,
@@ -29,7 +36,7 @@ from corral.runners.runner_state import (
     undo_runner_state,
 )
 from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
-from corral.runners.worker_calls import call_directly
+from corral.runners.worker_calls import call_directly, sample_and_report
 
 log = logging.getLogger("corral")
 
@@ -85,6 +92,7 @@ class EnvRunnerGroup:
         self._taken: list[tuple[int, Rollout]] = []  # fragments that no call has returned yet, by index of the runner
         # What came with fragments: index of the runner, metrics and seconds.
         self._logged: list[tuple[int, Parts, dict[str, float]]] = []
+        self._embedded_call: PendingSample | None = None  # of `ask`, until `take_replies`
         self._calls: list[PendingUserCall] = []  # of foreach_env_runner_async
         self._task_calls: list[PendingUserCall] = []  # of choose_tasks, in runners that were busy
         self._stopped = False
@@ -210,6 +218,8 @@ class EnvRunnerGroup:
     def _fail(self, runner: RemoteRunner, error: BaseException) -> None:
         """Count a failure, and plan a restart unless the failure ends the run.
 
+        A fault of an evaluation runner never does: the round reports it, and what follows is a setting of evaluation.
+
         Raises:
             Exception: The failure, if it ends the run.
         """
@@ -217,9 +227,11 @@ class EnvRunnerGroup:
         if runner.sampling is not None:
             runner.count_lost(getattr(error, "num_env_steps_lost", runner.sampling.num_env_steps))
         problem = note_failure(runner, error, self._config, self.num_remote_worker_restarts)
+        if self._config.in_evaluation and not isinstance(error, NOT_FAULTS):
+            return
         if problem is not None:
             raise problem
-        if all(other.failure is not None and other.restart_at_s is None for other in self._runners.values()):
+        if self.lost_because() is not None:
             error.add_note("It was the last runner.")
             raise error
 
@@ -342,10 +354,10 @@ class EnvRunnerGroup:
     def _idle(self) -> list[RemoteRunner]:
         return [runner for runner in self._runners.values() if runner.ready and runner.sampling is None]
 
-    def _ask(self, runner: RemoteRunner, request: SampleRequest) -> None:
+    def _ask(self, runner: RemoteRunner, request: SampleRequest, timeout_s: float | None = None) -> None:
         if runner.weights_version != self._weights_version:
             self._send_weights(runner)
-        runner.ask(request)
+        runner.ask(request, timeout_s)
 
     def _return_taken(self) -> list[Rollout]:
         """Return the fragments that were received, in the order of the runners' indices."""
@@ -354,19 +366,78 @@ class EnvRunnerGroup:
 
     def _take_arrived(self) -> None:
         """Receive the fragments that are there, and what runners raised in place of them."""
+        for index, call, reply in self.take_replies():
+            if isinstance(reply, BaseException) or call.request.digest is not None:
+                continue  # it failed, or the reply is too late for the evaluation round that wanted it
+            self._taken.append((index, reply.rollout))
+            self.keep_metrics(index, reply)
+            self._num_env_steps += reply.rollout.num_env_steps
+            factor = None if call.request.num_timesteps is None else self._straggler_factor
+            add_excess_wait(self._runners[index], self._runners.values(), factor, reply.rollout.num_env_steps)
+
+    # Requests to one runner, which has the index 0 if it is the embedded runner.
+
+    def idle_runners(self) -> list[int]:
+        """Return the indices of the runners that `ask` can be called with now."""
+        return [0] if self.local_env_runner is not None else [runner.index for runner in self._idle()]
+
+    def ask(self, index: int, request: SampleRequest, timeout_s: float | None = None) -> PendingSample:
+        """Ask one idle runner for samples, and return the call, whose answer `take_replies` returns.
+
+        The embedded runner and runners of the local engine have answered when this method returns.
+
+        Args:
+            index: Index of the runner.
+            request: What it samples.
+            timeout_s: Seconds after which a runner in its own process counts as hung, is ended and replaced;
+                `worker_timeout_s` applies, too.
+        """
+        if self.local_env_runner is None:
+            self._ask(self._runners[index], request, timeout_s)
+            call = self._runners[index].sampling
+            assert call is not None
+            return call
+        self._embedded_call = call = PendingSample(Future(), time.perf_counter(), request=request)
+        try:
+            with forks_end_here():
+                call.future.set_result(sample_and_report(self.local_env_runner, request))
+        except Exception as error:
+            call.future.set_exception(error)
+        return call
+
+    def take_replies(self) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
+        """Receive the replies that are there, and yield them with the runner's index and the call.
+
+        If a runner failed, the exception takes the place of the reply. The metrics of a reply count only after
+        `keep_metrics`.
+
+        Raises:
+            Exception: What a runner raised, if it ends the run.
+        """
+        if (embedded := self._embedded_call) is not None:
+            self._embedded_call = None
+            error = embedded.future.exception()
+            if isinstance(error, NOT_FAULTS):
+                raise error
+            yield 0, embedded, error or embedded.future.result()
         for runner in self._runners.values():
             call = runner.sampling
             if call is None or not call.future.done():
                 continue
             if error := call.future.exception() or runner.sync_error():
                 self._fail(runner, error)
-                continue
-            reply = runner.take(call, self._weights_version)
-            self._taken.append((runner.index, reply.rollout))
-            self._logged.append((runner.index, reply.metrics, reply.seconds))
-            self._num_env_steps += reply.rollout.num_env_steps
-            factor = None if call.request.num_timesteps is None else self._straggler_factor
-            add_excess_wait(runner, self._runners.values(), factor, reply.rollout.num_env_steps)
+                yield runner.index, call, error
+            else:
+                yield runner.index, call, runner.take(call, self._weights_version)
+
+    def keep_metrics(self, index: int, reply: SampleReply) -> None:
+        """Let `collect_metrics` collect what came with a reply."""
+        self._logged.append((index, reply.metrics, reply.seconds))
+
+    def lost_because(self) -> BaseException | None:
+        """Return the failure of a runner if all have failed, and none will be restarted; otherwise `None`."""
+        failures = [runner.failure for runner in self._runners.values() if runner.is_lost]
+        return failures[-1] if failures and len(failures) == len(self._runners) else None
 
     def _await_restart(self, deadline_s: float) -> None:
         """Wait until a runner is ready again, when all have failed: one that starts, or one whose restart is due."""
@@ -447,9 +518,8 @@ class EnvRunnerGroup:
         """
         if self.local_env_runner is not None:
             parts, seconds, _ = self.local_env_runner.get_metrics()
-            collected = [(0, parts, seconds)]
-        else:
-            collected, self._logged = self._logged, []
+            self._logged.append((0, parts, seconds))
+        collected, self._logged = self._logged, []
         for parts_of_round in _rounds([(index, parts) for index, parts, _ in collected]):
             metrics.aggregate(parts_of_round, key="env_runners")
         for _, _, seconds in collected:

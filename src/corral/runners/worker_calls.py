@@ -16,12 +16,15 @@ def sample_and_report(runner: EnvRunner, request: SampleRequest) -> SampleReply:
     """Sample, and return the fragment with everything that the group wants to know of the runner then."""
     start = time.perf_counter()
     rollout = runner.collect(request)
-    rollout = rollout if request.with_infos else rollout.without_infos()
+    if request.digest is not None:
+        samples = request.digest(runner, rollout)
+    else:
+        samples = rollout if request.with_infos else rollout.without_infos()
     metrics, seconds, num_callback_errors = runner.get_metrics()
     end = time.perf_counter()
     idle_s, runner.idle_since = start - runner.idle_since, end
     return SampleReply(
-        rollout,
+        samples,
         metrics,
         seconds,
         num_callback_errors,
