@@ -397,8 +397,18 @@ class EnvHost:
             self._tasks = known_tasks(self.env, self._tasks)
         return self._tasks
 
-    def set_tasks(self, tasks: Sequence[Any] | None) -> None:
-        """Give each sub-env its task; if there are fewer tasks than sub-envs, the first ones follow after the last."""
+    def set_tasks(self, tasks: Sequence[Any] | None, *, needed: bool = False) -> None:
+        """Give each sub-env its task; if there are fewer tasks than sub-envs, the first ones follow after the last.
+
+        Raises:
+            EnvError: The tasks are needed, and the sub-envs take none.
+        """
+        if needed and not self._takes_tasks:
+            raise EnvError(
+                f"env {self.name!r} takes no tasks: define get_task() and set_task(task) in the env, as "
+                "corral.TaskSettableEnv has them, or in a wrapper of each sub-env; a vector env without sub-envs that "
+                "can be reached needs vectorization='sync'."
+            )
         self._tasks = [tasks[i % len(tasks)] for i in range(self.num_envs)] if tasks else None
         self._give_tasks()
 

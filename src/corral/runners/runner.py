@@ -599,6 +599,16 @@ class EnvRunner:
             self.recover()
         return self.host.foreach(fn)
 
+    def set_tasks(self, tasks: Sequence[Any]) -> None:
+        """Give sub-env i task i, from its next reset on; if there are fewer tasks, the first follow after the last.
+
+        Raises:
+            EnvError: The envs have no `get_task` and `set_task`, or the sub-envs cannot be reached.
+        """
+        if self.host.is_broken:
+            self.recover()
+        self.host.set_tasks(tasks, needed=True)
+
     def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
         """Call the setting `env_task_fn` for every sub-env, and set the tasks that it returns.
 
