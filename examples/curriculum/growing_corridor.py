@@ -64,60 +64,66 @@ def make_config(seed, curriculum):
 
 
 def train(seed, curriculum):
-    """Return env steps, and the share of arrivals in the longest corridor, after every second iteration."""
-    steps, shares = [0], [0.0]
+    """Train, and measure the policy in the longest corridor after every second iteration.
+
+    Returns:
+        Pairs of env steps and mean number of steps in the corridor, and the share of episodes that arrive at the end.
+    """
+    reached, arrivals = [(0, 1.0)], 0.0
     with make_config(seed, curriculum).build() as algo:
         while algo.num_env_steps_sampled_lifetime < NUM_ENV_STEPS:
             algo.train()
             if algo.training_iteration % 2 == 0:
-                found = evaluate_policy(algo, Corridor, episodes=20)  # the longest one: the tasks are those of training
-                steps.append(algo.num_env_steps_sampled_lifetime)
-                shares.append(found.episode_return_mean)
-    return steps, shares
+                found = evaluate_policy(algo, Corridor, episodes=48, explore=True)
+                reached.append((algo.num_env_steps_sampled_lifetime, found.episode_len_mean))
+                arrivals = found.episode_return_mean
+    return reached, arrivals
 
 
 def plot(path, runs):
-    """Write the shares of arrivals over env steps as an SVG: a line for each run, and a label for each kind."""
+    """Write the mean number of steps in the corridor over env steps as an SVG, with a line for each run."""
     colors = {True: "#1f77b4", False: "#d62728"}
     left, top, width, height = 60, 20, 520, 240
 
-    def place(step, share):
-        return f"{left + width * step / NUM_ENV_STEPS:.1f},{top + height * (1 - share):.1f}"
+    def x(num_env_steps):
+        return round(left + width * num_env_steps / NUM_ENV_STEPS, 1)
+
+    def y(cells):
+        return round(top + height * (1 - cells / LENGTHS[-1]), 1)
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 30} {top + height + 50}" '
         'font-family="sans-serif" font-size="12">',
-        f'<rect width="100%" height="100%" fill="white"/><rect x="{left}" y="{top}" width="{width}" '
-        f'height="{height}" fill="none" stroke="#888"/>',
-        f'<text x="{left + width / 2}" y="{top + height + 42}" text-anchor="middle">env steps</text>',
+        f'<rect width="{left + width + 30}" height="{top + height + 50}" fill="white"/>',
+        f'<text x="{left + width / 2}" y="{top + height + 42}" text-anchor="middle">env steps of training</text>',
         f'<text x="16" y="{top + height / 2}" text-anchor="middle" transform="rotate(-90 16 {top + height / 2})">'
-        f"share of arrivals, {LENGTHS[-1]} cells</text>",
+        "mean number of steps before the end</text>",
     ]
-    for share in (0.0, 0.5, 1.0):
-        parts.append(f'<text x="{left - 8}" y="{top + height * (1 - share) + 4}" text-anchor="end">{share}</text>')
-    for step in range(0, NUM_ENV_STEPS + 1, 10_000):
-        x = left + width * step / NUM_ENV_STEPS
-        parts.append(f'<text x="{x}" y="{top + height + 20}" text-anchor="middle">{step:,}</text>')
-    for curriculum, steps, shares in runs:
-        points = " ".join(place(min(step, NUM_ENV_STEPS), share) for step, share in zip(steps, shares, strict=True))
+    for cells in (0, *LENGTHS):
+        parts.append(f'<path d="M{left} {y(cells)}H{left + width}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 8}" y="{y(cells) + 4}" text-anchor="end">{cells}</text>')
+    for steps in range(0, NUM_ENV_STEPS + 1, 10_000):
+        parts.append(f'<text x="{x(steps)}" y="{top + height + 20}" text-anchor="middle">{steps:,}</text>')
+    for curriculum, reached in runs:
+        points = " ".join(f"{x(steps)},{y(cells)}" for steps, cells in reached)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colors[curriculum]}" stroke-width="1.5"/>')
     for line, (curriculum, label) in enumerate([(True, "PPO with the curriculum"), (False, "PPO")]):
-        y = top + height - 50 + 20 * line
-        parts.append(f'<text x="{left + 12}" y="{y}" fill="{colors[curriculum]}">{label}</text>')
+        parts.append(f'<text x="{left + 12}" y="{top + 40 + 18 * line}" fill="{colors[curriculum]}">{label}</text>')
     path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
 
 
 def main(seeds=1, path=None):
-    runs = []
+    runs, arrivals = [], {True: [], False: []}
     for seed in range(seeds):
-        for curriculum in (True, False):
-            steps, shares = train(seed, curriculum)
-            runs.append((curriculum, steps, shares))
+        for curriculum in arrivals:
+            reached, share = train(seed, curriculum)
+            runs.append((curriculum, reached))
+            arrivals[curriculum].append(share)
             kind = "with the curriculum" if curriculum else "without"
-            print(f"seed {seed}, {kind}: {shares[-1]:.0%} of the episodes arrive after {steps[-1]:,} env steps")
+            print(f"seed {seed}, {kind}: {share:.0%} of the episodes arrive after {reached[-1][0]:,} env steps")
     if path is not None:
         plot(path, runs)
-    return runs
+    return arrivals
 
 
 if __name__ == "__main__":
