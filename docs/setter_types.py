@@ -24,8 +24,13 @@ HEAD = '''\
 Written by docs/generate.py; run `make docs` after a change of a setting.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
 
 ScheduleArg = float | Sequence[Sequence[float]]
 """A number, or `[[num_env_steps, value], ...]` joined by straight lines."""
@@ -52,7 +57,7 @@ def type_text(hint: Any) -> str:
         return "None"
     if hint is Any:
         return "Any"
-    if hint in (bool, int, float, str):
+    if hint in (bool, int, float, str, AlgorithmConfig):
         return str(hint.__name__)
     raise TypeError(f"no text for the type {hint!r} of a setting")
 
@@ -75,6 +80,7 @@ def module_text() -> str:
         args = owner.__name__.removesuffix("Settings") + "Args"
         summary = f"Settings of `.{group}(...)`; see `{owner.__name__}`."
         hints = {name: of_config[name] for name in names}
+        hints |= {name: AlgorithmConfig | hints[name] for name in names if name == "evaluation_config"}
         hints |= {alias: of_config[name] for alias, name in ALIASES.get(group, {}).items()}
         parts.append(typed_dict(args, "TypedDict", summary, hints))
     for algo in ALGORITHMS:

@@ -36,6 +36,7 @@ FORBIDDEN = {
     "policies": tuple(
         f"corral.{room}" for room in ("learners", "algorithms", "runners", "episodes", "callbacks", "config")
     ),
+    "evaluation": tuple(f"corral.{room}" for room in ("algorithms", "learners", "policies", "loggers", "checkpoint")),
     "learners": ("corral.envs", "corral.algorithms", "corral.runners", "corral.episodes"),
 }
 # room -> what it may import of a package that it never imports otherwise

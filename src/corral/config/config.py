@@ -405,13 +405,16 @@ class AlgorithmConfig(
         return self._set(group, {name: value})
 
     def for_evaluation(self) -> Self:
-        """Return a copy for evaluation runners, with the settings of `evaluation_config` and with `in_evaluation`.
+        """Return a copy for evaluation runners: their number, the settings of `evaluation_config`, `in_evaluation`.
 
         The tasks of training are not the tasks of evaluation: `env_task_fn` does not apply, and `env_reset_fn` only
         with `evaluation_tasks="training"`, unless `evaluation_config` has one.
         """
-        alone: dict[str, Any] = {} if self.evaluation_tasks == "training" else {"env_reset_fn": None}
-        return self.copy(**{**alone, "env_task_fn": None, **self.evaluation_config, "in_evaluation": True})
+        alone: dict[str, Any] = {"env_task_fn": None}
+        if self.evaluation_tasks != "training":
+            alone["env_reset_fn"] = None
+        number = {"num_env_runners": self.evaluation_num_env_runners, "in_evaluation": True}
+        return self.copy(**{**alone, **self.evaluation_config, **number})
 
     def for_runner(self) -> Self:
         """Return a runner's own copy, in which only settings of the env can change; see `EnvRunner.make_env`."""

@@ -3,8 +3,13 @@
 Written by docs/generate.py; run `make docs` after a change of a setting.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
 
 ScheduleArg = float | Sequence[Sequence[float]]
 """A number, or `[[num_env_steps, value], ...]` joined by straight lines."""
@@ -85,7 +90,7 @@ class EvaluationArgs(TypedDict, total=False):
     evaluation_num_env_runners: int
     evaluation_parallel_to_training: bool
     evaluation_force_reset_envs_before_iteration: bool
-    evaluation_config: Mapping[str, Any]
+    evaluation_config: AlgorithmConfig | Mapping[str, Any]
     custom_evaluation_function: Any
     evaluation_sample_timeout_s: float
     enable_async_evaluation: bool

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BeforeValidator, Field
 
 from corral.core.settings import (
@@ -16,6 +15,7 @@ from corral.core.settings import (
     PositiveFloat,
     PositiveInt,
     Probability,
+    same_value,
 )
 
 
@@ -189,11 +189,7 @@ def _as_overrides(value: Any) -> Any:
         return value
     default = type(value)()
     changed = {f.name: getattr(value, f.name) for f in fields(value)}
-    return {name: found for name, found in changed.items() if not _same(found, getattr(default, name))}
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other or bool(np.all(one == other))
+    return {name: found for name, found in changed.items() if not same_value(found, getattr(default, name))}
 
 
 def _as_list(value: Any) -> Any:
@@ -226,8 +222,9 @@ class EvaluationSettings:
             the algorithm, or if evaluation runs parallel to training, one runner has a process of this machine.
         evaluation_parallel_to_training: Whether a round is played while an iteration trains. Its weights are then those
             from before the iteration; otherwise the round comes after training, with the new weights.
-        evaluation_force_reset_envs_before_iteration: Whether all envs are reset before a round. Otherwise episodes that
-            the last round left unfinished continue, and count with the steps that earlier weights played.
+        evaluation_force_reset_envs_before_iteration: Whether a round of `"timesteps"` begins with a reset of all envs.
+            Otherwise it continues the episodes that the last round left unfinished, in which earlier weights played.
+            Rounds of `"episodes"` always begin with a reset.
         evaluation_config: Settings that differ in evaluation runners, as `AlgorithmConfig.overrides` returns them, or a
             config, whose settings count where they differ from the defaults of its class.
         custom_evaluation_function: Function `(algorithm, env_runner_group)` that is called in place of a round. It

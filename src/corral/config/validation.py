@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corral.callbacks.dispatch import check_callbacks, listens
-from corral.core.settings import check_values, import_path
+from corral.core.settings import check_values, import_path, same_value
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
 from corral.envs.episode_resets import reset_fn_arguments
@@ -32,10 +32,23 @@ def validate(config: AlgorithmConfig) -> None:
     """
     if config.env is None:
         raise ConfigError("environment: no env was given; call .environment('CartPole-v1') or use another env.")
-    resolve_env(config.env)
     check_values(config)  # a subclass may have bad defaults, and lists may have been changed in place
     _validate_batch(config)
     _validate_module(config)
+    _validate_sampling(config)
+    if config.num_learners and not TRAITS[engine_for(config.engine_name)].own_process:
+        raise ConfigError(
+            f"num_learners={config.num_learners} learners wait for each other, so each needs its own process, and "
+            f"engine_name={config.engine_name!r} runs all in one process: use 'process' or 'ray', or num_learners=0."
+        )
+    _validate_evaluation(config)
+    _validate_optimizer(config)
+    _validate_device(config.device)
+
+
+def _validate_sampling(config: AlgorithmConfig) -> None:
+    """Refuse settings of runners that contradict each other: in training, or in evaluation."""
+    resolve_env(config.env)
     check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set callbacks
     if config.vectorization == "async" and listens(
         config.callbacks_class, config.callback_functions, "on_sub_environment_created"
@@ -44,16 +57,86 @@ def validate(config: AlgorithmConfig) -> None:
             "vectorization='async' runs each sub-env in another process, where on_sub_environment_created cannot "
             "fire: change the sub-envs with environment(wrappers=[...]), or use vectorization='sync'."
         )
-    if config.num_learners and not TRAITS[engine_for(config.engine_name)].own_process:
-        raise ConfigError(
-            f"num_learners={config.num_learners} learners wait for each other, so each needs its own process, and "
-            f"engine_name={config.engine_name!r} runs all in one process: use 'process' or 'ray', or num_learners=0."
-        )
     check_exploration(config)
     _validate_env_functions(config)
-    config.overrides(**config.evaluation_config)
-    _validate_optimizer(config)
-    _validate_device(config.device)
+
+
+# Settings that evaluation_config can change, by group, because evaluation runners read them; `()` is the whole group.
+_OF_EVALUATION: Mapping[str, tuple[str, ...]] = {
+    "environment": (),
+    "env_runners": (
+        *("num_envs_per_env_runner", "vectorization", "autoreset_mode", "explore", "num_cpus_per_env_runner"),
+        *("num_gpus_per_env_runner", "custom_resources_per_env_runner"),
+    ),
+    "exploration": (),
+    "callbacks": (),
+    "fault_tolerance": (),
+    "learners": ("num_threads",),
+    "debugging": ("seed",),
+    "engine": ("start_timeout_s",),
+}
+
+# What to do with other settings, by setting or by group.
+_INSTEAD = {
+    "num_env_runners": "set evaluation(evaluation_num_env_runners=...)",
+    "sample_timeout_s": "set evaluation(evaluation_sample_timeout_s=...)",
+    "batch_mode": "evaluation plays whole episodes: set evaluation(evaluation_duration_unit=...)",
+    "engine_name": "evaluation runners run on the engine of the algorithm: leave it out",
+    "rl_module": "evaluation runners have the module that is trained: leave it out",
+    "evaluation": "set it with .evaluation(...)",
+}
+
+
+def _validate_evaluation(config: AlgorithmConfig) -> None:
+    """Refuse settings of evaluation that contradict each other or the other settings, or could have no effect."""
+    homes = {name: group for group, names in config.group_fields().items() for name in names}
+    for name, value in config.overrides(**config.evaluation_config).items():
+        group = homes[name]
+        known = name in (_OF_EVALUATION.get(group, (None,)) or (name,))
+        if not known and not same_value(value, getattr(config, name)):
+            instead = _INSTEAD.get(name) or _INSTEAD.get(group) or "leave it out"
+            raise ConfigError(
+                f"evaluation_config: {name}={value!r:.80} has no effect on evaluation runners: {instead}."
+            )
+    if config.evaluation_config:
+        try:
+            _validate_sampling(config.for_evaluation())
+        except ConfigError as error:
+            raise ConfigError(f"evaluation_config: {error}") from error
+    is_local = not TRAITS[engine_for(config.engine_name)].own_process
+    if config.evaluation_duration == "auto" and not config.evaluation_parallel_to_training:
+        raise ConfigError(
+            "evaluation_duration='auto' is as long as training takes, so it needs "
+            "evaluation_parallel_to_training=True; or give a number of episodes or env steps."
+        )
+    if config.evaluation_parallel_to_training and is_local and config.for_evaluation().env_step_timeout_s is not None:
+        raise ConfigError(
+            "evaluation_parallel_to_training=True with engine_name='local' runs evaluation envs in a thread, where "
+            "env_step_timeout_s cannot interrupt them: use engine_name='process', or leave env_step_timeout_s unset."
+        )
+    if config.custom_evaluation_function is not None:
+        _validate_custom_evaluation(config)
+
+
+def _validate_custom_evaluation(config: AlgorithmConfig) -> None:
+    function = config.custom_evaluation_function
+    if not callable(function):
+        raise ConfigError(f"custom_evaluation_function must be a function, got {function!r:.80}.")
+    try:
+        inspect.signature(function).bind(None, None)
+    except ValueError:
+        return  # some functions of C have no signature
+    except TypeError as error:
+        raise ConfigError(
+            f"custom_evaluation_function is called as fn(algorithm, env_runner_group), and {function!r:.80} cannot be: "
+            f"{error}."
+        ) from None
+    for name in ("evaluation_seeds", "evaluation_tasks", "evaluation_num_videos"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"custom_evaluation_function decides itself what it plays, so {name}={getattr(config, name)!r:.80} has "
+                "no effect: leave one of them out."
+            )
 
 
 def _validate_env_functions(config: AlgorithmConfig) -> None:

@@ -20,14 +20,6 @@ def space_tree(space: spaces.Space[Any]) -> Tree:
     return space
 
 
-def space_kinds(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Return the leaves of a space by name, without the bounds of a Box; equal results mean that values are alike."""
-    return {
-        name: ("Box", leaf.shape, leaf.dtype) if isinstance(leaf, spaces.Box) else leaf
-        for name, leaf in named_leaves(space_tree(space))
-    }
-
-
 def module_observation_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return the space of the observations that modules get: the space of the env, with floats of any size as float32.
 
@@ -41,6 +33,14 @@ def module_observation_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
         return space
     with np.errstate(over="ignore"):  # a bound that float32 cannot hold becomes infinite
         return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
+
+
+def space_kinds(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Return what a module depends on in a space of observations: its leaves by name, without the bounds of a Box."""
+    return {
+        name: ("Box", leaf.shape, leaf.dtype) if isinstance(leaf, spaces.Box) else leaf
+        for name, leaf in named_leaves(space_tree(space))
+    }
 
 
 def first_outside(space: spaces.Space[Any], values: NDArray[Any]) -> tuple[int, ...] | None:

@@ -108,7 +108,13 @@ class Round:
         return self.error is not None and not self.episodes and not self.num_env_steps
 
 
-def play_round(group: EnvRunnerGroup, plan: RoundPlan, *, goes_on: Callable[[], bool] | None = None) -> Round:
+def play_round(
+    group: EnvRunnerGroup,
+    plan: RoundPlan,
+    *,
+    goes_on: Callable[[], bool] | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> Round:
     """Play an evaluation round on the runners of a group, with the weights that they were given last.
 
     It takes `time_limit_s` at most, and half a second more. Runners that have not answered then are left alone: they
@@ -121,6 +127,7 @@ def play_round(group: EnvRunnerGroup, plan: RoundPlan, *, goes_on: Callable[[], 
         plan: What to play.
         goes_on: Without a number in the plan, a function that is called when a runner is free; while it returns True,
             the runner is given another episode per sub-env. Every runner is given one before.
+        is_cancelled: Function that says that nobody wants the round any more; it ends with what is there.
 
     Raises:
         CorralError: The group was stopped, or there is neither a number nor a function.
@@ -128,7 +135,7 @@ def play_round(group: EnvRunnerGroup, plan: RoundPlan, *, goes_on: Callable[[], 
     """
     if goes_on is None and plan.num_episodes is None and plan.num_timesteps is None:
         raise CorralError("an evaluation round takes num_episodes, num_timesteps or goes_on.")
-    return _Play(group, plan, goes_on or (lambda: False)).play()
+    return _Play(group, plan, goes_on or (lambda: False), is_cancelled).play()
 
 
 class _Play:
@@ -138,8 +145,14 @@ class _Play:
     runner.
     """
 
-    def __init__(self, group: EnvRunnerGroup, plan: RoundPlan, goes_on: Callable[[], bool]) -> None:
-        self.group, self.plan, self.goes_on = group, plan, goes_on
+    def __init__(
+        self,
+        group: EnvRunnerGroup,
+        plan: RoundPlan,
+        goes_on: Callable[[], bool],
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        self.group, self.plan, self.goes_on, self.is_cancelled = group, plan, goes_on, is_cancelled
         self.num_runners = max(1, group.num_remote_workers)
         self.is_open = plan.num_episodes is None and plan.num_timesteps is None
         self.num_numbers = plan.num_episodes or 0
@@ -166,7 +179,7 @@ class _Play:
         self.began_s = time.perf_counter()
         self.deadline_s = self.began_s + self.plan.time_limit_s
         is_anybody_left = True
-        while is_anybody_left:
+        while is_anybody_left and not self.is_cancelled():
             self.group.restore_runners()
             self.take()
             self.hand_out()

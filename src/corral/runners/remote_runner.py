@@ -207,7 +207,7 @@ class RemoteRunner:
     @property
     def name(self) -> str:
         """Name in messages."""
-        return f"env runner {self.index}"
+        return f"{'evaluation' if self.config.in_evaluation else 'env'} runner {self.index}"
 
     @property
     def ready(self) -> bool:

@@ -125,7 +125,8 @@ class EnvRunner:
         )
         self.make_env()
         self._timestep = 0  # env steps of all runners when the current sample began, where known
-        self._num_samplers = max(1, config.num_env_runners)
+        # Schedules stand still while the runner evaluates.
+        self._num_samplers = 0 if config.in_evaluation else max(1, config.num_env_runners)
         self._last_num_rows = 0
         self._last_infos: Infos | None = None
         self._id_prefix = id_prefix(id_seed)

@@ -10,11 +10,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
 from corral.core.interrupts import interrupts_deferred
+from corral.core.spaces import space_kinds
 from corral.core.tree import leaves
 from corral.engines.call_limits import CallLimits
 from corral.engines.forks import forks_end_here
+from corral.envs.vector import env_name
 from corral.episodes.rollout import Rollout
-from corral.errors import CheckpointError, CorralError, WorkerDiedError
+from corral.errors import CheckpointError, ConfigError, CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
 from corral.runners.remote_runner import (
@@ -101,7 +103,7 @@ class EnvRunnerGroup:
         self._before: dict[str, Any] = {}  # attributes before the last `set_state`
         self._known_before: dict[int, dict[str, Any]] = {}
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
-        self._runners = {index: RemoteRunner(index, config, engine, limits, module_spec) for index in indices}
+        self._runners = {index: RemoteRunner(index, config, engine, limits) for index in indices}
         try:
             if not self._runners:
                 self.local_env_runner = EnvRunner(config, makes_module=False)
@@ -121,17 +123,30 @@ class EnvRunnerGroup:
         deadline_s = time.perf_counter() + self._config.start_timeout_s
         descriptions = [self._await_start(runner, deadline_s) for runner in runners]
         self._describe(descriptions[0], module_spec)
-        if module_spec is None:
-            for runner in runners:
-                runner.begin_make_module(self.module_spec)
+        for runner in runners:
+            runner.begin_make_module(self.module_spec)
         for runner in runners:
             self._await_start(runner, deadline_s)
             runner.starting = None
 
     def _describe(self, description: tuple[Any, Any, int], module_spec: ModuleSpec | None) -> None:
-        """Note what `EnvRunner.describe_env` returned, and make the spec of the module from it if there is none yet."""
+        """Note what `EnvRunner.describe_env` returned, and make the spec of the module from it if there is none yet.
+
+        Raises:
+            ConfigError: The env has other spaces than the spec.
+        """
         observation_space, action_space, self.num_envs = description
         self.module_spec = module_spec or self._config.module_spec(observation_space, action_space)
+        for what, here, expected in (
+            ("observations", space_kinds(observation_space), space_kinds(self.module_spec.observation_space)),
+            ("actions", action_space, self.module_spec.action_space),
+        ):
+            if here != expected:
+                raise ConfigError(
+                    f"env {env_name(self._config.env)!r} has {what} of {here}, and the module is made for {expected}: "
+                    "evaluation needs an env with the spaces of the training env. Change the env or the env_config in "
+                    "evaluation_config."
+                )
 
     def _await_start(self, runner: RemoteRunner, deadline_s: float) -> Any:
         """Return the result of a step of a runner's start, or raise if it takes too long."""
@@ -152,6 +167,11 @@ class EnvRunnerGroup:
     def healthy_worker_ids(self) -> list[int]:
         """Indices of the engine's runners that can answer requests."""
         return [index for index, runner in self._runners.items() if runner.ready and runner.handle.alive()]
+
+    @property
+    def worker_indices(self) -> list[int]:
+        """Indices of all runners; 0 is the embedded runner."""
+        return [0] if self.local_env_runner is not None else [*self._runners]
 
     @property
     def num_healthy_remote_workers(self) -> int:
@@ -539,7 +559,8 @@ class EnvRunnerGroup:
     def get_state(self) -> dict[str, Any]:
         """Return the state of all runners as copies of plain data: `runners`, in the order of indices, and counts.
 
-        A runner that does not answer within `sample_timeout_s` has the state of its replacement. Steps of a fragment
+        A runner that does not answer within `sample_timeout_s` has the state of its replacement. So has an evaluation
+        runner that is busy, because the round that wanted its answer is over. Steps of a fragment
         that has not been returned yet count as lost in the state, because the runners are past them.
 
         Raises:
@@ -551,7 +572,8 @@ class EnvRunnerGroup:
             remote = self._runners.values()
             limit_s = CallLimits(self._config.worker_timeout_s).limit_s()
             calls = [
-                runner.handle.call(get_runner_state, timeout_s=limit_s) if runner.ready else None for runner in remote
+                runner.handle.call(get_runner_state, timeout_s=limit_s) if self._can_tell_state(runner) else None
+                for runner in remote
             ]
             wait([call for call in calls if call is not None], self._config.sample_timeout_s)
             runners = [self._state_of(runner, call) for runner, call in zip(remote, calls, strict=True)]
@@ -560,6 +582,10 @@ class EnvRunnerGroup:
             "num_failures": self.num_failures,
             "num_env_steps": self._num_env_steps,
         }
+
+    def _can_tell_state(self, runner: RemoteRunner) -> bool:
+        is_busy = runner.sampling is not None and not runner.sampling.future.done()
+        return runner.ready and not (self._config.in_evaluation and is_busy)
 
     def _state_of(self, runner: RemoteRunner, call: Future[Any] | None) -> dict[str, Any]:
         """Return the state of a runner of the engine, with what its place has counted."""
@@ -605,7 +631,8 @@ class EnvRunnerGroup:
             Exception: What an env or a callback raised; call `undo_set_state`.
         """
         self._before = {name: getattr(self, name) for name in ("num_failures", "_num_env_steps", "_spare_states")}
-        self._known_before = {index: runner.known for index, runner in self._runners.items()}
+        runners = zip(self._runners.items(), state["runners"], strict=False)
+        self._known_before = {index: runner.known for (index, runner), _ in runners}
         restored = self._each_state(set_runner_state, state)
         num_runners = max(1, len(self._runners))
         self._spare_states = list(state["runners"][num_runners:])
@@ -617,9 +644,15 @@ class EnvRunnerGroup:
         return {name: sum(found[name] for found in restored) for name in names}
 
     def undo_set_state(self) -> None:
-        """Return all runners to the state before the last `set_state`; a runner that cannot is named in the log."""
-        remote = self._runners.values()
-        for name, value in self._before.items():
+        """Return to the state before `set_state`, if it was called after the last `finish_set_state`.
+
+        A runner that cannot return is named in the log.
+        """
+        before, self._before = self._before, {}
+        if not before:
+            return
+        remote = [self._runners[index] for index in self._known_before]
+        for name, value in before.items():
             setattr(self, name, value)
         for index, known in self._known_before.items():
             vars(self._runners[index]).update(known)
@@ -632,6 +665,7 @@ class EnvRunnerGroup:
 
     def finish_set_state(self) -> None:
         """Drop fragments and costs from before `set_state`, and let the next `sync_weights` send the weights."""
+        self._before = {}
         self._taken, self._logged, self._weights_version, self._part_names = [], [], -1, set()
         for runner in self._runners.values():
             runner.sampling, runner.weights_version, runner.syncs = None, -1, []
