@@ -20,7 +20,7 @@ class Rewarding(CountingEnv):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__({"episode_length": 1})
-        self.task = 0
+        self.task = (config or {}).get("task", 0)
 
     def get_task(self) -> Any:
         return self.task
@@ -122,6 +122,16 @@ def test_all_sub_envs_get_the_task_and_the_result_reports_it(num_env_runners: in
         second = algo.train()
         assert second["curriculum"]["task_index"] == 1  # 2 is below 5
         assert second["env_runners"]["episode_return_mean"] == 2.0
+
+
+def test_a_metric_of_the_evaluation_which_keeps_its_own_task() -> None:
+    metric = "evaluation/env_runners/episode_return_mean"
+    made = config(ThresholdCurriculum([1, 2, 7], 3.0, metric=metric), env_config={"task": 3})
+    with made.evaluation(evaluation_interval=2, evaluation_duration=2).build() as algo:
+        results = [algo.train() for _ in range(5)]
+        assert [result["curriculum"]["task_index"] for result in results] == [0, 1, 1, 2, 2]
+        assert results[-1]["evaluation"]["env_runners"]["episode_return_mean"] == 3.0
+        assert results[-1]["env_runners"]["episode_return_mean"] == 7.0
 
 
 def test_it_continues_from_a_checkpoint(tmp_path: Path) -> None:
