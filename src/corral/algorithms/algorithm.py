@@ -306,6 +306,9 @@ class Algorithm(metaclass=_WithHints):
                     self.training_iteration += 1
                     self._latest_result = result
                 self._evaluator.finish(result)
+                if self.config.env_task_fn is not None:
+                    with self.timers.time("callbacks"):
+                        self.env_runner_group.choose_tasks(result)
                 if self._callbacks.subscribed("on_train_result"):
                     self._fire_train_result(result, start)
             finally:  # the iteration was counted, also if a callback raises

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
+
+from corral.core.plain import is_same
+from corral.errors import CallbackError
 
 
 class TaskSettableEnv(gym.Env[Any, Any], ABC):
@@ -41,3 +45,21 @@ def set_task(env: gym.Env[Any, Any], task: Any) -> None:
     """Give a sub-env a task, unless the task is `None` or the env has no tasks."""
     if task is not None and has_tasks(env):
         env.get_wrapper_attr("set_task")(task)
+
+
+def choose_task(fn: Callable[..., Any], train_results: Mapping[str, Any], env: gym.Env[Any, Any], context: Any) -> None:
+    """Give a sub-env the task that an `env_task_fn` returns, unless it is the task in force or `None`.
+
+    Raises:
+        CallbackError: The function raised an exception.
+    """
+    settable: Any = env
+    while not hasattr(settable, "get_task"):  # wrappers of Gymnasium do not have the attributes of the env inside
+        settable = settable.env
+    try:
+        task = fn(train_results, settable, context)
+    except Exception as error:
+        where = f"sub-env {context.vector_index} of runner {context.worker_index}"
+        raise CallbackError(f"env_task_fn, {where}: {type(error).__name__}: {error}") from error
+    if not is_same(task, task_of(env)):
+        set_task(env, task)

@@ -46,7 +46,7 @@ class EnvRunner:
     """Steps a vector env with the current policy and records what happened.
 
     Attributes:
-        config: Frozen config.
+        config: The runner's own copy of the config, in which settings of `environment` can change before `make_env`.
         host: Host of the envs, which makes, steps and restarts them.
         module: This runner's own copy of the module.
         worker_index: 0 for the embedded runner, 1 and up for others.
@@ -89,7 +89,7 @@ class EnvRunner:
             ConfigError: The env id is unknown, or a setting contradicts the env or the thread.
             EnvError: The env raised, or gave values that its spaces do not allow.
         """
-        self.config = config
+        config = self.config = config.for_runner()
         self.worker_index = worker_index
         self.metrics = MetricsLogger()
         self.timers = Timers()
@@ -169,7 +169,15 @@ class EnvRunner:
         self._row_distribution = RowDistribution(self._distribution, self._rng)
 
     def make_env(self) -> None:
-        """Make a vector env, which replaces the current one, and fire `on_environment_created`."""
+        """Make a vector env, which replaces the current one, and fire `on_environment_created`.
+
+        It is made with the settings of this runner's own config, which may have been changed before, as in
+        `env_runner.config.environment(env_config={"size": 8})`. Episodes that are not finished are dropped.
+
+        Raises:
+            ConfigError: The env id is unknown, or a setting contradicts the env.
+            EnvError: The env raised an exception, or its spaces or its number of sub-envs are others than before.
+        """
         self._forget_sample()
         self.host.make()
 
@@ -579,7 +587,7 @@ class EnvRunner:
 
     def describe_env(self) -> tuple[Any, Any, int]:
         """Return the space of observations as modules get them, the action space of one sub-env, and N."""
-        return self.host.observation_space, self.env.single_action_space, self.num_envs
+        return self.host.described
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Return `fn(sub_env)` for every sub-env, called in its process, as in `lambda env: env.set_task(3)`.
@@ -592,15 +600,40 @@ class EnvRunner:
             self.recover()
         return self.host.foreach(fn)
 
+    def set_tasks(self, tasks: Sequence[Any]) -> None:
+        """Give sub-env i task i, from its next reset on; if there are fewer tasks, the first follow after the last.
+
+        Raises:
+            EnvError: The envs have no `get_task` and `set_task`, or the sub-envs cannot be reached.
+        """
+        if self.host.is_broken:
+            self.recover()
+        self.host.set_tasks(tasks, needed=True)
+
+    def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
+        """Call the setting `env_task_fn` for every sub-env, and set the tasks that it returns.
+
+        Args:
+            train_results: The result of the latest iteration.
+
+        Raises:
+            CallbackError: `env_task_fn` raised an exception.
+        """
+        if self.host.is_broken:
+            self.recover()
+        self.host.choose_tasks(train_results)
+
     def get_state(self) -> dict[str, Any]:
         """Return the state from which a replacement of this runner continues, without the weights.
 
-        `weights_version`, `num_env_steps_sampled_lifetime`, `exploration`, and `tasks`: what `get_task` of each sub-env
-        returns, or `None` where there is no such method.
+        `weights_version`, `num_env_steps_sampled_lifetime`, `exploration`, `environment`: settings of the env that were
+        changed in this runner, and `tasks`: what `get_task` of each sub-env returns, or `None` where there is no such
+        method.
         """
         return {
             "weights_version": self.weights_version,
             "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
+            "environment": self.host.changed_settings,
             "tasks": self.host.get_tasks(),
             "exploration": self.exploration.get_state(),
         }
@@ -612,6 +645,8 @@ class EnvRunner:
         )
         if state.get("exploration"):
             self.exploration.set_state(state["exploration"])
+        if self.host.change_settings(state.get("environment", {})):
+            self.make_env()
         if "tasks" in state:
             self.host.set_tasks(state["tasks"])
 

@@ -19,7 +19,14 @@ from corral.episodes.rollout import Rollout
 from corral.errors import CheckpointError, ConfigError, CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
-from corral.runners.remote_runner import COUNTS, Costs, PendingSample, PendingUserCall, RemoteRunner
+from corral.runners.remote_runner import (
+    COUNTS,
+    Costs,
+    PendingSample,
+    PendingUserCall,
+    RemoteRunner,
+    RoundOfCalls,
+)
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.restarts import NOT_FAULTS, note_failure
 from corral.runners.runner import EnvRunner
@@ -31,7 +38,7 @@ from corral.runners.runner_state import (
     undo_runner_state,
 )
 from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
-from corral.runners.worker_calls import call_runner, sample_and_report
+from corral.runners.worker_calls import call_directly, sample_and_report
 
 log = logging.getLogger("corral")
 
@@ -89,8 +96,10 @@ class EnvRunnerGroup:
         self._logged: list[tuple[int, Parts, dict[str, float]]] = []
         self._embedded_call: PendingSample | None = None  # of `ask`, until `take_replies`
         self._calls: list[PendingUserCall] = []  # of foreach_env_runner_async
+        self._task_calls: list[PendingUserCall] = []  # of choose_tasks, in runners that were busy
         self._stopped = False
         self._spare_states: list[dict[str, Any]] = []  # states of runners of a restored run, beyond the runners here
+        self._restored_envs: list[dict[str, Any]] = []  # what a restored state says of the envs of each runner
         self._before: dict[str, Any] = {}  # attributes before the last `set_state`
         self._known_before: dict[int, dict[str, Any]] = {}
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
@@ -281,8 +290,7 @@ class EnvRunnerGroup:
             if error is not None:
                 self._fail(runner, error)
                 return False
-            runner.starting = runner.failure = None
-            return True
+            return runner.end_restart()
         if now - runner.started_s > self._config.start_timeout_s:
             runner.handle.kill()
             limit = f"start_timeout_s={self._config.start_timeout_s}"
@@ -611,7 +619,8 @@ class EnvRunnerGroup:
     def set_state(self, state: Mapping[str, Any]) -> dict[str, int]:
         """Let the runners continue from a state that `check_state` accepted, each from the state at its place.
 
-        A runner beyond the states begins with the seeds that it was made with, which no other runner has had. States
+        A runner beyond the states begins with the seeds that it was made with, which no other runner has had, and with
+        tasks and `env_config` of one of the states. States
         beyond the runners wait until there is a runner for them again. Fragments that are under way are dropped. The
         weights come with the next `sync_weights`, whatever their version.
 
@@ -628,6 +637,7 @@ class EnvRunnerGroup:
         num_runners = max(1, len(self._runners))
         self._spare_states = list(state["runners"][num_runners:])
         self.num_failures, self._num_env_steps = int(state["num_failures"]), int(state["num_env_steps"])
+        self._restored_envs = [saved["env"] for saved in state["runners"]]
         for runner, saved in zip(self._runners.values(), state["runners"], strict=False):
             runner.continue_from(saved)
         names = ("num_envs_continued", "num_envs_restarted")
@@ -659,6 +669,11 @@ class EnvRunnerGroup:
         self._taken, self._logged, self._weights_version, self._part_names = [], [], -1, set()
         for runner in self._runners.values():
             runner.sampling, runner.weights_version, runner.syncs = None, -1, []
+        envs, self._restored_envs = self._restored_envs, []
+        for runner in [*self._runners.values()][len(envs) :] if envs else ():
+            saved = envs[(runner.index - 1) % len(envs)]
+            changed = {} if saved.get("env_config") is None else {"env_config": saved["env_config"]}
+            runner.make_up_for(("set_state", {"state": {"environment": changed, "tasks": saved["tasks"]}}))
 
     def _each_state(self, function: Callable[..., Any], state: Mapping[str, Any]) -> list[Any]:
         """Return `function(runner, its_state)` of every runner that has a state; all of them have answered.
@@ -704,7 +719,7 @@ class EnvRunnerGroup:
         """
         results = []
         if local_env_runner and self.local_env_runner is not None:
-            results.append(call_runner(self.local_env_runner, fn, kwargs or {})[0])
+            results.append(call_directly(self.local_env_runner, fn, kwargs or {}))
         calls = self._call(fn, kwargs, remote_worker_ids)
         wait([call.future for call in calls], timeout_seconds)
         done = [call for call in calls if call.future.done()]
@@ -756,11 +771,15 @@ class EnvRunnerGroup:
         self, fn: str | Callable[..., Any], kwargs: Mapping[str, Any] | None, ids: Iterable[int] | None
     ) -> list[PendingUserCall]:
         healthy = self.healthy_worker_ids
-        chosen = healthy if ids is None else list(ids)
+        chosen = [*self._runners] if ids is None else list(ids)
         unknown = sorted(set(chosen) - self._runners.keys())
         if unknown:
             raise ValueError(f"remote_worker_ids: this group has no runners {unknown}; it has {[*self._runners]}.")
-        return [self._runners[i].call(fn, kwargs or {}) for i in chosen if i in healthy]
+        reached = [i for i in chosen if i in healthy]
+        calls = RoundOfCalls((fn, dict(kwargs or {})))
+        # What nobody receives may have been meant to change the envs.
+        calls.note(missed_by=[self._runners[i] for i in chosen if i not in healthy], changes_envs=not reached)
+        return [self._runners[i].call(calls) for i in reached]
 
     def _results(self, calls: Iterable[PendingUserCall]) -> list[tuple[int, Any]]:
         """Return index and result of calls that are done, and note the failure of runners that died."""
@@ -768,15 +787,34 @@ class EnvRunnerGroup:
         for call in calls:
             runner, error = call.runner, call.future.exception()
             if isinstance(error, WorkerDiedError):
+                call.round.note(missed_by=[runner])
                 if runner.failure is None and runner.handle is call.handle:  # not restarted since
                     self._fail(runner, error)
             elif error is not None:
                 raise error
             else:
-                result, state = call.future.result()
+                result, state, changes_envs = call.future.result()
                 runner.note_state(state, call.asked_s)
+                call.round.note(changes_envs=changes_envs)
                 results.append((runner.index, result))
         return results
+
+    def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
+        """Let all runners call the setting `env_task_fn` for their sub-envs; see `EnvRunner.choose_tasks`.
+
+        A runner that is still sampling does so after its fragment, and is not waited for.
+
+        Raises:
+            CallbackError: `env_task_fn` raised an exception, now or in a runner that was busy the last time.
+        """
+        if self.local_env_runner is not None:
+            self.local_env_runner.choose_tasks(train_results)
+            return
+        self._task_calls += self._call("choose_tasks", {"train_results": train_results}, None)
+        wait([call.future for call in self._task_calls if call.runner.sampling is None])
+        done = [call for call in self._task_calls if call.future.done()]
+        self._task_calls = [call for call in self._task_calls if call not in done]
+        self._results(done)
 
     def stop(self) -> None:
         """Close all envs and end all workers, also if Ctrl-C interrupts it. Nothing can be sampled afterwards."""
