@@ -508,14 +508,15 @@ class EnvRunnerGroup:
 
         The metrics of a runner of the engine arrive with its fragments.
         """
-        if self.local_env_runner is not None:
-            parts, seconds, _ = self.local_env_runner.get_metrics()
-            self._logged.append((0, parts, seconds))
-        collected, self._logged = self._logged, []
-        for parts_of_round in _rounds([(index, parts) for index, parts, _ in collected]):
-            metrics.aggregate(parts_of_round, key="env_runners")
-        for _, _, seconds in collected:
-            timers.add(seconds)
+        with interrupts_deferred():  # else metrics that a runner gave away could be nowhere
+            if self.local_env_runner is not None:
+                parts, seconds, _ = self.local_env_runner.get_metrics()
+                self._logged.append((0, parts, seconds))
+            collected, self._logged = self._logged, []
+            for parts_of_round in _rounds([(index, parts) for index, parts, _ in collected]):
+                metrics.aggregate(parts_of_round, key="env_runners")
+            for _, _, seconds in collected:
+                timers.add(seconds)
 
     def take_costs(self) -> dict[str, Any]:
         """Return the costs of the runners since the last call, in total and for each of the engine's runners."""
