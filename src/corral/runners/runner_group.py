@@ -389,12 +389,13 @@ class EnvRunnerGroup:
             call = self._runners[index].sampling
             assert call is not None
             return call
-        self._embedded_call = call = PendingSample(Future(), time.perf_counter(), request=request)
+        call = PendingSample(Future(), time.perf_counter(), request=request)
         try:
             with forks_end_here():
                 call.future.set_result(sample_and_report(self.local_env_runner, request))
-        except Exception as error:
+        except Exception as error:  # and not an interrupt, which is meant for this process
             call.future.set_exception(error)
+        self._embedded_call = call
         return call
 
     def take_replies(self) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
