@@ -119,6 +119,17 @@ def test_evaluation_has_the_tasks_of_training_when_a_round_begins(parallel: bool
     assert "by_task" not in found[0]
 
 
+@pytest.mark.parametrize("tasks", ["training", None])
+def test_evaluation_as_in_training_has_the_resets_of_training(tasks: Any) -> None:
+    def choose(episode_index: int) -> dict[str, Any]:
+        return {"task": 3 + episode_index}
+
+    config = leveled(evaluation_tasks=tasks, evaluation_duration=4).environment(env_reset_fn=choose)
+    with config.build() as algo:
+        found = algo.evaluate()["env_runners"]["episode_lens"]
+    assert found == ([3, 3, 4, 4] if tasks == "training" else [2, 2, 2, 2])
+
+
 class Native(gym.vector.SyncVectorEnv):
     """A vector env that a factory returns."""
 

@@ -98,8 +98,9 @@ def choose_nothing() -> None:
 @contextmanager
 def evaluation_group(engine: str, num_env_runners: int, num_envs: int = 1, **settings: Any) -> Iterator[EnvRunnerGroup]:
     """Start evaluation runners on an engine of their own, and end both."""
-    config = PPOConfig().environment(Troubled, disable_env_checking=True, env_reset_fn=choose_nothing).engine(engine)
-    config.env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=num_envs).debugging(seed=0)
+    config = PPOConfig().environment(Troubled, disable_env_checking=True).engine(engine).debugging(seed=0)
+    config.env_runners(num_envs_per_env_runner=num_envs)
+    config.evaluation(evaluation_num_env_runners=num_env_runners, evaluation_config={"env_reset_fn": choose_nothing})
     config.rl_module(model_config={"fcnet_hiddens": [4]})
     lazy = LazyEngine(engine)
     group = EnvRunnerGroup(config.copy(**settings).for_evaluation().freeze(), lazy)

@@ -116,11 +116,11 @@ def _validate_evaluation(config: AlgorithmConfig) -> None:
             "evaluation_parallel_to_training=True with engine_name='local' runs evaluation envs in a thread, where "
             "env_step_timeout_s cannot interrupt them: use engine_name='process', or leave env_step_timeout_s unset."
         )
+    if config.custom_evaluation_function is not None:
+        _validate_custom_evaluation(config)
     _validate_reset_arguments(config)
     if config.evaluation_num_videos and find_spec("av") is None:
         raise ConfigError("evaluation_num_videos needs av: run `pip install 'corral[play]'`.")
-    if config.custom_evaluation_function is not None:
-        _validate_custom_evaluation(config)
 
 
 def _validate_reset_arguments(config: AlgorithmConfig) -> None:

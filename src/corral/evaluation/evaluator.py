@@ -120,7 +120,7 @@ class Evaluator:
             raise
         self.group = group
         group.on_recreated = self._note_recreated
-        if self._settings.evaluation_tasks is not None:
+        if self._takes_tasks_of_training or self._tasks is not None:
             self._require_tasks(group)
         if self._settings.evaluation_num_videos:
             self._require_images(group)
@@ -131,8 +131,13 @@ class Evaluator:
             self._runner_states = None
         return group
 
+    @property
+    def _takes_tasks_of_training(self) -> bool:
+        """Whether episodes have the tasks of the training envs; `env_reset_fn` chooses them by itself."""
+        return self._settings.evaluation_tasks == "training" and self._config.env_reset_fn is None
+
     def _require_tasks(self, group: EnvRunnerGroup) -> None:
-        groups = [group, *([self._algorithm.env_runner_group] if self._settings.evaluation_tasks == "training" else [])]
+        groups = [group, *([self._algorithm.env_runner_group] if self._takes_tasks_of_training else [])]
         if not all(chain.from_iterable(chain.from_iterable(group.foreach_env(has_tasks) for group in groups))):
             raise ConfigError(
                 f"evaluation_tasks={self._settings.evaluation_tasks!r:.80}: the env has no methods get_task and "
@@ -271,7 +276,7 @@ class Evaluator:
         with algorithm.timers.time("syncing"):
             group.sync_weights(parts, self._weights_version)
         self._timestep = algorithm.num_env_steps_sampled_lifetime
-        if self._settings.evaluation_tasks == "training":
+        if self._takes_tasks_of_training:
             self._tasks = list(chain.from_iterable(algorithm.env_runner_group.foreach_env(task_of)))
         self._fire("on_evaluate_start", metrics_logger=algorithm.metrics)
         self._began_s = time.perf_counter()
