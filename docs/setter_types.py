@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from corral.algorithms.registry import ALGORITHMS, config_class
 from corral.config.config import ALSO_IN, AlgorithmConfig
-from corral.config.settings import GROUPS, MAIN_SETTINGS
+from corral.config.settings import ALIASES, GROUPS, MAIN_SETTINGS
 from corral.core.schedules import Schedule
 
 MODULE = Path(__file__).parents[1] / "src" / "corral" / "config" / "setter_types.py"
@@ -24,8 +24,13 @@ HEAD = '''\
 Written by docs/generate.py; run `make docs` after a change of a setting.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
 
 ScheduleArg = float | Sequence[Sequence[float]]
 """A number, or `[[num_env_steps, value], ...]` joined by straight lines."""
@@ -52,7 +57,7 @@ def type_text(hint: Any) -> str:
         return "None"
     if hint is Any:
         return "Any"
-    if hint in (bool, int, float, str):
+    if hint in (bool, int, float, str, AlgorithmConfig):
         return str(hint.__name__)
     raise TypeError(f"no text for the type {hint!r} of a setting")
 
@@ -74,7 +79,10 @@ def module_text() -> str:
         names += ALSO_IN.get(group, ())
         args = owner.__name__.removesuffix("Settings") + "Args"
         summary = f"Settings of `.{group}(...)`; see `{owner.__name__}`."
-        parts.append(typed_dict(args, "TypedDict", summary, {name: of_config[name] for name in names}))
+        hints = {name: of_config[name] for name in names}
+        hints |= {name: AlgorithmConfig | hints[name] for name in names if name == "evaluation_config"}
+        hints |= {alias: of_config[name] for alias, name in ALIASES.get(group, {}).items()}
+        parts.append(typed_dict(args, "TypedDict", summary, hints))
     for algo in ALGORITHMS:
         cls = config_class(algo)
         hints, base = typing.get_type_hints(cls), GROUPS["training"]

@@ -22,6 +22,11 @@ FILES = sorted(SRC.rglob("*.py"))
 ROOMS = tuple(f"corral.{path.name}" for path in sorted(SRC.iterdir()) if path.is_dir() and path.name != "__pycache__")
 FORBIDDEN = {
     "algorithms": ("corral.engines", "ray"),  # but for the contract and the holder of an engine; see ALLOWED
+    "curriculum": tuple(
+        room
+        for room in ROOMS
+        if room.removeprefix("corral.") not in ("callbacks", "core", "curriculum", "episodes", "metrics")
+    ),
     "core": tuple(room for room in ROOMS if room != "corral.core"),
     "modules": tuple(room for room in ROOMS if room not in ("corral.core", "corral.modules")),
     "envs": tuple(f"corral.{room}" for room in ("modules", "episodes", "runners", "learners", "algorithms")),
@@ -31,6 +36,7 @@ FORBIDDEN = {
     "policies": tuple(
         f"corral.{room}" for room in ("learners", "algorithms", "runners", "episodes", "callbacks", "config")
     ),
+    "evaluation": tuple(f"corral.{room}" for room in ("algorithms", "learners", "policies", "loggers", "checkpoint")),
     "learners": ("corral.envs", "corral.algorithms", "corral.runners", "corral.episodes"),
 }
 # room -> what it may import of a package that it never imports otherwise
@@ -75,8 +81,7 @@ def violations(source: str, path: str) -> list[str]:
     """Return the imports of a file that break a rule."""
     room = path.partition("/")[0]
     forbidden = list(FORBIDDEN.get(room, ()))
-    if room != "compat":
-        forbidden.append("corral.compat")
+    forbidden += [f"corral.{name}" for name in ("compat", "curriculum") if room != name]
     if not path.startswith(RAY_HOMES):
         forbidden.append("ray")
     allowed = ALLOWED.get(room, ())
@@ -161,6 +166,8 @@ def test_import_rules(file: Path) -> None:
         ("engines/local.py", "import ray.util"),
         ("engines/process.py", "def f():\n    import ray"),
         ("envs/ray.py", "import ray"),
+        ("curriculum/thresholds.py", "from corral.runners.runner import EnvRunner"),
+        ("algorithms/ppo.py", "from corral.curriculum import ThresholdCurriculum"),
     ],
 )
 def test_the_rules_catch_what_breaks_them(path: str, source: str) -> None:

@@ -4,7 +4,6 @@ Every runner knows what it is for: `env_runner.config.in_evaluation`.
 """
 
 from corral import Callback, PPOConfig
-from corral.runners.runner import EnvRunner
 
 
 class ReturnsApart(Callback):
@@ -15,14 +14,12 @@ class ReturnsApart(Callback):
 
 def main(num_iterations=5):
     config = PPOConfig().environment("CartPole-v1").callbacks(ReturnsApart).debugging(seed=0)
+    config.evaluation(evaluation_interval=num_iterations, evaluation_config={"explore": False})
     with config.build() as algo:
         for _ in range(num_iterations):
-            training = algo.train()["env_runners"]["training"]
-        evaluation_runner = EnvRunner(algo.config.copy(in_evaluation=True, explore=False))
-        evaluation_runner.set_weights(algo.learner_group.get_weights(), algo.learner_group.weights_version)
-        evaluation_runner.sample(num_episodes=10)
-        evaluation = evaluation_runner.metrics.reduce()["evaluation"]
-        evaluation_runner.stop()
+            result = algo.train()
+    training = result["env_runners"]["training"]
+    evaluation = result["evaluation"]["env_runners"]["evaluation"]
     print(f"training: {training['return']:.1f}, evaluation: {evaluation['return']:.1f}")
     return training, evaluation
 

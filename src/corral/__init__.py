@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from corral.callbacks.callback import Callback as Callback
     from corral.callbacks.callback import make_multi_callbacks as make_multi_callbacks
     from corral.config.config import AlgorithmConfig as AlgorithmConfig
+    from corral.envs.episode_resets import EpisodeReset as EpisodeReset
+    from corral.envs.tasks import TaskSettableEnv as TaskSettableEnv
     from corral.envs.vector import EnvContext as EnvContext
     from corral.episodes.episode import SingleAgentEpisode as SingleAgentEpisode
     from corral.exploration.base import Exploration as Exploration
@@ -43,6 +45,7 @@ _HOMES = {
     "DQN": "corral.algorithms.dqn",
     "DQNConfig": "corral.algorithms.dqn",
     "EnvContext": "corral.envs.vector",
+    "EpisodeReset": "corral.envs.episode_resets",
     "Exploration": "corral.exploration.base",
     "Module": "corral.modules.module",
     "PPO": "corral.algorithms.ppo",
@@ -53,6 +56,7 @@ _HOMES = {
     "SACConfig": "corral.algorithms.sac",
     "SampleRequest": "corral.runners.requests",
     "SingleAgentEpisode": "corral.episodes.episode",
+    "TaskSettableEnv": "corral.envs.tasks",
     "evaluate_policy": "corral.policies.evaluate",
     "load_policy": "corral.policies.policy",
     "make_multi_callbacks": "corral.callbacks.callback",

@@ -116,6 +116,54 @@ def test_a_damaged_state_changes_nothing(algo_name: str) -> None:
         assert differences(without_times(algo.get_state()), without_times(state)) == []
 
 
+@pytest.mark.parametrize("settings", [{}, {"num_env_runners": 2, "engine_name": "local"}])
+def test_a_refused_state_does_not_undo_an_earlier_one(settings: dict[str, Any]) -> None:
+    with make_config("PPO", **settings).build() as algo, make_config("PPO", **settings).build() as untouched:
+        algo.train()
+        untouched.train()
+        state = algo.get_state()
+        algo.set_state(state)
+        for _ in range(2):
+            assert differences(*(without_times(each.train()) for each in (algo, untouched))) == []
+            with pytest.raises(CheckpointError):
+                algo.set_state({**state, "metrics": {}})
+
+
+EVALUATING: dict[str, Any] = {"evaluation_interval": 2, "evaluation_duration": 4}
+
+
+@pytest.mark.parametrize("num_runners", [0, 2])
+def test_a_damaged_state_of_evaluation_changes_nothing(num_runners: int) -> None:
+    settings = {**EVALUATING, "evaluation_num_env_runners": num_runners, "engine_name": "local"}
+    with make_config("PPO", seed=8, **settings).build() as donor:
+        donor.train()
+        donor.train()
+        state = donor.get_state()
+    parts = [("evaluation",), *(("evaluation", name) for name in state["evaluation"] if name != "rngs")]
+    runner = ("evaluation", "runners", "runners", 0)
+    ways = [put(*path, value="much") for path in parts] + [drop(*path) for path in parts[1:]]
+    ways += [drop(*runner, part) for part in state["evaluation"]["runners"]["runners"][0] if part != "counts"]
+    with make_config("PPO", **settings).build() as algo, make_config("PPO", **settings).build() as untouched:
+        for _ in range(3):
+            for damage in ways:
+                damaged = copy.deepcopy(state)
+                damage(damaged)
+                with pytest.raises(CheckpointError):
+                    algo.set_state(damaged)
+            assert differences(*(without_times(each.train()) for each in (algo, untouched))) == []
+            assert differences(*(without_times(each.get_state()) for each in (algo, untouched))) == []
+        algo.set_state(state)
+        assert differences(without_times(algo.get_state()), without_times(state)) == []
+
+
+def test_an_algorithm_that_evaluates_later_keeps_the_state_of_evaluation() -> None:
+    with make_config("PPO", evaluation_duration=4).build() as algo, make_config("PPO").build() as other:
+        algo.evaluate()
+        state = algo.get_state()
+        other.set_state(state)
+        assert differences(without_times(other.get_state()), without_times(state)) == []
+
+
 def test_runners_that_took_a_state_return_to_theirs_when_another_one_cannot() -> None:
     settings: dict[str, Any] = {"num_env_runners": 2, "engine_name": "local"}
     with make_config("PPO", seed=8, **settings).build() as donor:

@@ -18,13 +18,28 @@ ASYNC: dict[str, Any] = {"vectorization": "async", "num_envs_per_env_runner": 2}
 TWO: dict[str, Any] = {"num_env_runners": 2, "engine_name": "process"}
 PRIORITIZED: dict[str, Any] = {"replay_buffer_config": {"type": "prioritized", "capacity": 500}}
 NOISY: dict[str, Any] = {"exploration_config": {"type": "ParameterNoise", "random_timesteps": 20}}
+# Rounds whose episodes continue in the next round; the second one comes after the checkpoint.
+IN_TURN: dict[str, Any] = {
+    "evaluation_interval": 2,
+    "evaluation_duration": 20,
+    "evaluation_duration_unit": "timesteps",
+    "evaluation_force_reset_envs_before_iteration": False,
+}
+IN_PARALLEL: dict[str, Any] = {
+    "evaluation_interval": 1,
+    "evaluation_duration": 7,
+    "evaluation_parallel_to_training": True,
+    "evaluation_num_env_runners": 2,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("PPO", {}),
     "ppo_async": ("PPO", ASYNC),
+    "ppo_evaluating": ("PPO", IN_TURN),
     "ppo_curiosity": ("PPO", SAME_STEP | {"exploration_config": {"type": "RND", "embed_dim": 8}}),
     "dqn": ("DQN", PRIORITIZED | SAME_STEP),
     "dqn_two": ("DQN", TWO),
     "sac": ("SAC", NOISY),
+    "sac_evaluating": ("SAC", IN_PARALLEL),
     "sac_discrete": ("SAC-discrete", {}),
 }
 SLOW: dict[str, tuple[str, dict[str, Any]]] = {

@@ -309,6 +309,115 @@ def test_callbacks_continue_in_every_place() -> None:
         assert learner["callbacks"] == {"num_errors": 0, "callbacks": {0: ["Counting", {"value": 20_000}]}}
 
 
+# Tasks and settings of the envs.
+
+
+class Sized(StatefulDrift):
+    """Has a size, from `env_config`, and a task."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.size, self.task = config.get("size", 4), 0
+
+    def get_task(self) -> Any:
+        return self.task
+
+    def set_task(self, task: Any) -> None:
+        self.task = task
+
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "size": self.size}
+
+
+def grow(env_runner: Any) -> None:
+    env_runner.config.environment(env_config={"size": 8})
+    env_runner.make_env()
+    task = {"level": env_runner.worker_index}
+    env_runner.foreach_env(lambda env: env.unwrapped.set_task(task))
+
+
+def sizes_and_tasks(algo: Algorithm) -> list[Any]:
+    return algo.env_runner_group.foreach_env(lambda env: (env.unwrapped.size, env.unwrapped.task))
+
+
+def grown(config: AlgorithmConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state after the envs were changed, and what the same run did after that."""
+    with config.build() as algo:
+        algo.train()
+        algo.env_runner_group.foreach_env_runner(grow)
+        algo.train()
+        return codec.decode(codec.encode(algo.get_state())), play(algo)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_changed_envs_and_their_tasks_continue(vectorization: Any) -> None:
+    settings: dict[str, Any] = {"env": Sized, "env_config": {}, "num_envs_per_env_runner": 2}
+    config = make_config("PPO", vectorization=vectorization, **settings)
+    state, expected = grown(config)
+    assert differences(expected, continued(config, state)) == []
+    with config.build() as algo:
+        algo.set_state(state)
+        assert sizes_and_tasks(algo) == [[(8, {"level": 0})] * 2]
+        assert algo.train()["restored"]["num_envs_continued"] == 2
+        before = algo.get_state()
+        first = algo.get_state()
+        first["runners"]["runners"][0]["env"]["env_config"] = None  # from before the change
+        algo.set_state(first)
+        assert [size for size, _ in sizes_and_tasks(algo)[0]] == [4, 4]
+        algo.set_state(before)
+        assert differences(without_times(before), without_times(algo.get_state())) == []
+
+
+@pytest.mark.parametrize("env", [StatefulDrift, Drift])
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_reset_arguments_continue_to_be_counted(env: Any, vectorization: Any) -> None:
+    def choose(env_index: int, episode_index: int) -> dict[str, int]:
+        return {"seed": 1000 * env_index + episode_index}
+
+    config = make_config("PPO", env=env, env_reset_fn=choose, vectorization=vectorization)
+    with config.build() as algo:
+        algo.train()
+        counts = algo.env_runner_group.foreach_env(lambda env: env.num_episodes)
+        state = codec.decode(codec.encode(algo.get_state()))
+        expected = play(algo)
+    assert min(counts[0]) > 1
+    with config.build() as algo:
+        algo.set_state(state)
+        if env is StatefulDrift:
+            assert differences(expected, play(algo)) == []
+        else:  # each env restarts, with the episode that is next
+            assert algo.env_runner is not None
+            algo.env_runner.sample(num_timesteps=3)
+            assert algo.env_runner.foreach_env(lambda env: env.num_episodes) == [count + 1 for count in counts[0]]
+
+
+def test_runners_beyond_the_saved_ones_have_the_envs_of_the_others() -> None:
+    config = make_config("PPO", env=Sized, env_config={}, num_env_runners=2, **LOCAL)
+    state, _ = grown(config)
+    with config.copy(num_env_runners=3, num_envs_per_env_runner=4).build() as algo:
+        algo.set_state(state)
+        assert sizes_and_tasks(algo) == [[(8, {"level": level})] * 4 for level in (1, 2, 1)]
+
+
+def test_changed_envs_return_if_the_state_cannot_be_restored() -> None:
+    class Refusing(Sized):
+        def set_state(self, state: Any) -> None:
+            if self.size == 8:
+                raise OSError("no room")
+            super().set_state(state)
+
+    config = make_config("PPO", env=Refusing, env_config={})
+    state, _ = grown(config)
+    with config.build() as algo:
+        algo.train()
+        before = algo.get_state()
+        with pytest.raises(CheckpointError, match="no room"):
+            algo.set_state(state)
+        assert sizes_and_tasks(algo) == [[(4, 0)] * 3]
+        assert differences(without_times(before), without_times(algo.get_state())) == []
+        assert differences(continued(config, before), play(algo)) == []
+
+
 # Generators.
 
 

@@ -34,17 +34,17 @@ def test_evaluate_prints_numbers_for_people(run: Path, capsys: pytest.CaptureFix
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["episodes"] == "5"
     assert lines["shortest,"].endswith("4, 4 env steps")
-    assert lines["95%"] == "interval        5.00 to 5.00 (Student's t)"
+    assert lines["95%"] == "interval        5.00 to 5.00 (bootstrap)"
     assert "iteration-000000 (iteration 0)" in lines["checkpoint"]
 
 
 def test_evaluate_prints_json_with_each_episode(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--episodes", "3", "--json", "--env-config", "episode_length=2", "--env-config", "ends=truncated"]
+    arguments = ["--episodes", "5", "--json", "--env-config", "episode_length=2", "--env-config", "ends=truncated"]
     assert main(["evaluate", str(run), *arguments]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["episode_returns"] == [1.5, 1.5, 1.5]
-    assert found["episode_lens"] == [2, 2, 2]
-    assert found["episode_return_interval"] == [1.5, 1.5]
+    assert found["episode_returns"] == [1.5] * 5
+    assert found["episode_lens"] == [2] * 5
+    assert found["episode_return_interval_low"] == found["episode_return_interval_high"] == 1.5
     assert found["checkpoint"] == str(run / "checkpoints" / "iteration-000000")
 
 
@@ -54,6 +54,11 @@ def test_evaluate_gives_what_python_gives(tmp_path: Path, capsys: pytest.Capture
     assert main(["evaluate", str(path), "--episodes", "6", "--seed", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     expected = evaluate_policy(load_policy(path), "CartPole-v1", episodes=6, seed=3)
+    assert found["episode_returns"] == list(expected.episode_returns)
+    assert main(["evaluate", str(path), "--seeds", "3", "9", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["seeds"] == [3, 9, 4]
+    expected = evaluate_policy(load_policy(path), "CartPole-v1", seeds=[3, 9, 4])
     assert found["episode_returns"] == list(expected.episode_returns)
 
 
@@ -90,6 +95,7 @@ def test_an_env_that_no_file_can_name_must_be_given(
         (["evaluate", "nowhere"], 1, "nowhere"),
         (["evaluate", "RUN", "--env", "corral.testing:IdentityEnv"], 2, "observations of"),
         (["evaluate", "RUN", "--episodes", "0"], 2, "episodes=0"),
+        (["evaluate", "RUN", "--episodes", "3", "--seeds", "1", "2"], 2, "2 seeds for episodes=3"),
         (["evaluate", "RUN", "--env-config", "episode_length"], 2, "NAME=VALUE"),
         (["evaluate", "RUN", "--env-config", "episode_length=100", "--max-episode-steps", "9"], 1, "not ended"),
         (["play", "RUN", "--record", "videos"], 1, "render_mode='rgb_array'"),

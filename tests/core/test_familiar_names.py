@@ -61,7 +61,7 @@ class TestTables:
         def targets(table: Any) -> set[str]:
             return {meant for meanings in table.values() for meant, _ in meanings} - {""}
 
-        with small().build() as algo:
+        with small().evaluation(evaluation_interval=1).build() as algo:
             assert all(hasattr(algo, name) for name in targets(ALGORITHM_METHODS))
             assert not any(hasattr(algo, name) for name in ALGORITHM_METHODS)
             flat = flat_result(algo.train())

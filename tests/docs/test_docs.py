@@ -114,6 +114,14 @@ def test_result_keys_are_those_of_the_page(result: dict[str, Any]) -> None:
     assert set(listed) == {*keys, "config", f"{LEARNER}*"}
 
 
+def test_evaluation_keys_are_those_of_the_page() -> None:
+    config = PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=256, num_epochs=1)
+    with config.evaluation(evaluation_interval=2).build() as algo:
+        results = [flat_result(algo.train()["evaluation"], "evaluation/") for _ in range(2)]
+    listed = first_column(DOCS / "evaluation.md", "Result")
+    assert sorted(listed) == sorted(results[0]) == sorted(results[1])
+
+
 def test_ppo_metrics_are_those_of_the_page() -> None:
     config = PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=256, num_epochs=1)
     with config.training(kl_coeff=0.2, kl_target=0.01).build() as algo:

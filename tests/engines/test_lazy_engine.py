@@ -6,6 +6,8 @@ import importlib
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +164,24 @@ def test_a_module_that_builds_when_workers_import_it_is_refused(
     assert f"unguarded.py:{len(source.splitlines())}" in str(caught.value)
     processes = record.read_text().split()
     assert len(set(processes)) == len(processes) <= 3  # this one and two workers, which started none
+
+
+def test_two_threads_may_start_workers_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluation runners restart in a thread of their own while training runners restart in the main thread."""
+    made = []
+
+    def make_slowly(name: str) -> Any:
+        time.sleep(0.05)
+        made.append(name)
+        return make_engine(name)
+
+    monkeypatch.setattr(corral.engines.lazy, "make_engine", make_slowly)
+    engine = LazyEngine("local")
+    threads = [threading.Thread(target=lambda: [engine.start(dict) for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == ["local"]
+    assert len(engine.running()) == 800
+    engine.stop()

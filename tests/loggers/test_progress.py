@@ -172,3 +172,33 @@ def test_the_panel_shows_numbers_progress_and_what_takes_the_time() -> None:
     assert f"{PART} 75%" in lines  # parts without a share are left out
     assert f"{PART} takes 75% of the time; env_runners.num_env_runners moves it" in lines
     assert "run" in lines
+
+
+@pytest.mark.parametrize("mode", ["lines", "panel"])
+def test_the_evaluated_return_is_shown_with_its_interval(
+    mode: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results: list[Any] = []
+    config = (
+        small_ppo()
+        .evaluation(evaluation_interval=2, evaluation_duration=5)
+        .callbacks(on_train_result=lambda result: results.append(result))
+    )
+    with config.build() as algo:
+        algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path / "run", progress=mode)
+    assert [result["evaluation"]["fresh"] for result in results] == [False, True, False]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "mean return 6.0, evaluated return 6.0" in printed  # 1 + 2 + 3
+    assert mode == "lines" or "evaluated return 6.0 95% interval 6.0 .. 6.0" in printed
+    log = (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
+    assert log.count("Evaluation with iteration 2: mean return 6.0, 95% interval 6.0 .. 6.0.") == 1
+    assert log.count("Evaluation with iteration") == 1
+
+
+def test_a_panel_says_that_there_was_no_round_yet() -> None:
+    display = Progress(small_ppo().evaluation(evaluation_interval=2), {}, "panel")
+    with small_ppo().evaluation(evaluation_interval=2).build() as algo:
+        display.result = algo.train()
+    console = Console(file=io.StringIO(), width=100)
+    console.print(display._panel())
+    assert "no round yet" in console.file.getvalue()  # type: ignore[attr-defined]

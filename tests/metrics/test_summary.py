@@ -40,3 +40,14 @@ def test_a_summary_leaves_out_what_does_not_exist() -> None:
     assert text.splitlines()[0] == "iteration 3, 1,234,567 env steps"
     assert "nan" not in text and "return" not in text
     assert text.split()[-2:] == ["x", "2"]
+
+
+def test_a_summary_shows_the_evaluation_with_its_interval() -> None:
+    config = PPOConfig().environment("CartPole-v1").debugging(seed=0).evaluation(evaluation_interval=1)
+    with config.training(train_batch_size_per_learner=256, num_epochs=1).build() as algo:
+        result = algo.train()
+    found = result["evaluation"]["env_runners"]
+    interval = f"95%: {found['episode_return_interval_low']:.2f} .. {found['episode_return_interval_high']:.2f}"
+    (line,) = (line for line in corral.summary(result).splitlines() if line.startswith("evaluation: mean return"))
+    assert line.startswith(f"evaluation: mean return {found['episode_return_mean']:.2f}")
+    assert line.endswith(interval)

@@ -16,8 +16,8 @@ from gymnasium.vector import AutoresetMode
 
 from corral import Policy, PolicyEvaluation, PPOConfig, evaluate_policy, load_policy
 from corral.errors import ConfigError, EnvError, ObservationError
+from corral.evaluation.statistics import summarize_episodes
 from corral.modules.module import ActorCritic
-from corral.policies.evaluate import student_t_quantile
 from corral.testing import CountingEnv, IdentityEnv
 
 TWO = spaces.Discrete(2)
@@ -27,40 +27,27 @@ def make_policy(observation_space: Any = CountingEnv.observation_space, action_s
     return Policy(ActorCritic(observation_space, action_space, {}))
 
 
-# Degrees of freedom and the 97.5% quantile, from the tables of Fisher and Yates.
-@pytest.mark.parametrize(
-    ("degrees", "quantile"),
-    [(1, 12.70620474), (2, 4.30265273), (3, 3.18244631), (4, 2.77644511), (9, 2.26215716), (30, 2.04227246),
-     (99, 1.98421695), (120, 1.97993041), (10_000, 1.96020124)],
-)  # fmt: skip
-def test_quantiles_of_students_t(degrees: int, quantile: float) -> None:
-    assert student_t_quantile(0.975, degrees) == pytest.approx(quantile, rel=1e-7)
+def test_the_statistics_are_those_of_evaluation_during_training() -> None:
+    found = PolicyEvaluation((1.0, 2.0, 3.0, 6.0, 8.0), (10, 20, 30, 60, 80))
+    expected = summarize_episodes(found.episode_returns, found.episode_lens)
+    assert {name: value for name, value in found.to_dict().items() if name in expected} == expected
+    low, high = found.episode_return_interval
+    assert (low, high) == (expected["episode_return_interval_low"], expected["episode_return_interval_high"])
+    assert (found.episode_return_mean, found.episode_return_median, found.episode_len_mean) == (4.0, 3.0, 40.0)
+    assert found.episode_return_iqm == pytest.approx(11 / 3)
+    assert found.episode_return_std == pytest.approx(math.sqrt(34 / 4))
+    lines = dict(line.split("  ", maxsplit=1) for line in str(found).splitlines())
+    assert lines["interquartile mean"].strip() == "3.67"
+    assert lines["95% interval"].strip() == f"{low:.2f} to {high:.2f} (bootstrap)"
 
 
-def test_the_interval_is_the_textbook_one() -> None:
-    found = PolicyEvaluation((1.0, 2.0, 3.0, 6.0), (10, 20, 30, 60))
-    assert found.episode_return_mean == 3.0
-    assert found.episode_return_std == pytest.approx(math.sqrt(14 / 3))
-    half = 3.18244631 * math.sqrt(14 / 3) / 2
-    assert found.episode_return_interval == pytest.approx((3 - half, 3 + half))
-    assert found.to_dict()["episode_len_mean"] == 30.0
-    assert "3.00" in str(found)
-
-
-def test_the_interval_covers_the_mean_in_95_of_100_evaluations() -> None:
-    rng = np.random.default_rng(0)
-    covered = 0
-    for returns in rng.normal(7.0, 3.0, (2000, 5)):
-        low, high = PolicyEvaluation(tuple(returns), (1,) * 5).episode_return_interval
-        covered += low <= 7.0 <= high
-    assert abs(covered / 2000 - 0.95) < 0.015  # three standard errors
-
-
-def test_one_episode_has_no_deviation() -> None:
+def test_what_one_episode_does_not_have_is_null_in_json() -> None:
     found = evaluate_policy(make_policy(), CountingEnv, episodes=1)
     assert math.isnan(found.episode_return_std)
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["episode_return_interval"] is None
-    assert "two episodes" in str(found)
+    written = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert (written["episode_return_std"], written["episode_return_interval_low"]) == (None, None)
+    assert "needs five episodes" in str(found)
+    assert "needs two episodes" in str(found)
 
 
 # The sub-env with index i plays episodes of 3 + i steps, with rewards 1, 2, 3, ...
@@ -129,6 +116,26 @@ def test_the_seed_decides_and_native_vector_envs_are_used() -> None:
     policy = make_policy(gym.make("CartPole-v1").observation_space)
     first, again, other = (evaluate_policy(policy, "CartPole-v1", episodes=12, seed=seed) for seed in (0, 0, 1))
     assert first == again != other
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_the_same_seeds_begin_the_same_episodes(num_envs: int) -> None:
+    policy = make_policy(gym.make("CartPole-v1").observation_space)
+    seeds = [7, 3, 7, 11, 5]
+    one_by_one = [evaluate_policy(policy, "CartPole-v1", episodes=1, seed=seed).episode_lens[0] for seed in seeds]
+    found = evaluate_policy(policy, "CartPole-v1", seeds=seeds, num_envs=num_envs)
+    assert list(found.episode_lens) == one_by_one
+    assert evaluate_policy(policy, gym.make("CartPole-v1"), seeds=seeds) == found
+    assert len(set(one_by_one)) > 1
+
+
+def test_seeds_that_cannot_be_used_are_refused() -> None:
+    for settings in ({"seeds": []}, {"seeds": [1, 2], "episodes": 3}, {"seeds": [-1]}):
+        with pytest.raises(ConfigError, match=r"episodes|at least 0"):
+            evaluate_policy(make_policy(), CountingEnv, **settings)  # type: ignore[arg-type]
+    for env in (SameStepVector, SameStepVector()):
+        with pytest.raises(ConfigError, match="SameStepVector"):
+            evaluate_policy(make_policy(), env, seeds=[1])
 
 
 def test_an_algorithm_is_evaluated_by_the_learners_weights(tmp_path: Path) -> None:

@@ -111,6 +111,17 @@ RUNNER, LEARNER = {"num_cpus_per_env_runner": 0.5, "num_env_runners": 2}, {"num_
             [{"CPU": 1}, {"CPU": 1, "simulator": 2}],
         ),
         ({"num_env_runners": 1, "num_cpus_per_env_runner": 0}, [{"CPU": 1}]),
+        ({"evaluation_num_env_runners": 2}, [{"CPU": 1}]),
+        (
+            {
+                "evaluation_interval": 3,
+                "evaluation_num_env_runners": 2,
+                "evaluation_config": {"num_cpus_per_env_runner": 2},
+            },
+            [{"CPU": 1}, {"CPU": 2}, {"CPU": 2}],
+        ),
+        ({"evaluation_interval": 3}, [{"CPU": 1}]),
+        ({"evaluation_interval": 3, "evaluation_parallel_to_training": True}, [{"CPU": 2}]),
     ],
 )
 def test_resources_are_those_of_the_config(settings: dict[str, Any], bundles: list[dict[str, float]]) -> None:

@@ -34,6 +34,7 @@ from corral.core.tree import Tree, map_tree
 from corral.engines.base import resources_of_workers
 from corral.engines.lazy import LazyEngine
 from corral.errors import ConfigError, CorralError
+from corral.evaluation.evaluator import Evaluator
 from corral.exploration.base import overrides_method
 from corral.learners.build import make_learner_group
 from corral.learners.losses import Loss
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from corral.runners.runner import EnvRunner
 
 log = logging.getLogger("corral")
-NAN = float("nan")
 
 # Keys of the result that the algorithm sets itself, so that no metric can have them.
 _FIXED_KEYS = frozenset(
@@ -72,14 +72,6 @@ _FIXED_KEYS = frozenset(
         "time_total_s",
     }
 )
-
-# Contents of `result["evaluation"]` while no evaluation has run.
-_EPISODE_KEYS = tuple(f"episode_{name}_{how}" for name in ("return", "len") for how in ("mean", "min", "max"))
-_NO_EVALUATION = {
-    "env_runners": dict.fromkeys((*_EPISODE_KEYS, "episode_duration_sec_mean", "num_episodes"), NAN),
-    "num_healthy_workers": 0,
-    "num_remote_worker_restarts": 0,
-}
 
 
 class _WithHints(ABCMeta):
@@ -102,6 +94,7 @@ class Algorithm(metaclass=_WithHints):
         metrics: Logger whose numbers become the result.
         engine: Engine of all runners and learners; made when the first worker starts.
         env_runner_group: Group of the runners.
+        eval_env_runner_group: Group of the evaluation runners, or `None`.
         learner_group: Group of the learners.
         weight_providers: Functions that return the parts of the weights that runners need; runners have a receiver for
             each part in `EnvRunner.weight_receivers`.
@@ -206,6 +199,9 @@ class Algorithm(metaclass=_WithHints):
             }
             self.setup()  # which may add a part to the weights
             self.sync_weights()
+            self._evaluator = Evaluator(self, self._callbacks)
+            if config.evaluation_interval is not None:
+                self._evaluator.build()
             for name in self.METRICS:
                 self.metrics.log_reserved(("learners", DEFAULT_MODULE_ID, name), [], reduce="mean")
             self._callbacks.fire("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
@@ -250,6 +246,7 @@ class Algorithm(metaclass=_WithHints):
                 num_timesteps=self.round_size or left,
                 timestep=self.num_env_steps_sampled_lifetime,
                 with_infos=self.READS_INFOS,
+                training_iteration=self.training_iteration,
             )
             arrived = self.env_runner_group.sample(request, self.timers)
             num_env_steps = sum(rollout.num_env_steps for rollout in arrived)
@@ -268,9 +265,12 @@ class Algorithm(metaclass=_WithHints):
     def sync_weights(self) -> None:
         """Give the runners the parts of the weights from every provider, if the version or the set of parts changed."""
         with self.timers.time("syncing"):
-            parts = {name: arrays for name, provide in self.weight_providers.items() if (arrays := provide())}
-            version = self.learner_group.weights_version + self._num_exploration_versions
-            self.env_runner_group.sync_weights(parts, version)
+            self.env_runner_group.sync_weights(*self.get_weight_parts())
+
+    def get_weight_parts(self) -> tuple[dict[str, Mapping[str, Any]], int]:
+        """Return the parts of the weights that runners need, by name of the provider, and their version."""
+        parts = {name: arrays for name, provide in self.weight_providers.items() if (arrays := provide())}
+        return parts, self.learner_group.weights_version + self._num_exploration_versions
 
     def _announce_recreated(self, indices: list[int]) -> None:
         with self.timers.time("callbacks"):
@@ -293,20 +293,11 @@ class Algorithm(metaclass=_WithHints):
             CallbackError: A callback raised.
             CorralError: The algorithm was stopped.
         """
-        if self._stopped:
-            raise CorralError("this algorithm was stopped, and its envs are closed: build() another one.")
+        self._check_running()
         with self.exceptions_shown(), limit_threads(self._num_threads):
-            config, start = self.config, time.perf_counter()
-            steps_before = self.num_env_steps_sampled_lifetime
-            while True:
-                self.log_learner_results(self.training_step())
-                elapsed_s = time.perf_counter() - start
-                sampled = self.num_env_steps_sampled_lifetime - steps_before
-                if (
-                    elapsed_s >= config.min_time_s_per_iteration
-                    and sampled >= config.min_sample_timesteps_per_iteration
-                ):
-                    break
+            start = time.perf_counter()
+            with self._evaluator.during_training():
+                self._repeat_training_step(start)
             self.env_runner_group.collect_metrics(self.metrics, self.timers)
             self.learner_group.collect_metrics(self.metrics, self.timers)
             result = self._result()
@@ -314,6 +305,10 @@ class Algorithm(metaclass=_WithHints):
                 with interrupts_deferred():  # an iteration that is counted has its result
                     self.training_iteration += 1
                     self._latest_result = result
+                self._evaluator.finish(result)
+                if self.config.env_task_fn is not None:
+                    with self.timers.time("callbacks"):
+                        self.env_runner_group.choose_tasks(result)
                 if self._callbacks.subscribed("on_train_result"):
                     self._fire_train_result(result, start)
             finally:  # the iteration was counted, also if a callback raises
@@ -324,6 +319,46 @@ class Algorithm(metaclass=_WithHints):
                     self._time_total_s += iteration_s
                     self.timers.take()
             return result
+
+    def _repeat_training_step(self, start: float) -> None:
+        """Train until the iteration is as long as the settings say; `start` is the clock reading of its begin."""
+        config, steps_before = self.config, self.num_env_steps_sampled_lifetime
+        while True:
+            self.log_learner_results(self.training_step())
+            elapsed_s = time.perf_counter() - start
+            sampled = self.num_env_steps_sampled_lifetime - steps_before
+            if elapsed_s >= config.min_time_s_per_iteration and sampled >= config.min_sample_timesteps_per_iteration:
+                return
+
+    def _check_running(self) -> None:
+        if self._stopped:
+            raise CorralError("this algorithm was stopped, and its envs are closed: build() another one.")
+
+    def evaluate(self) -> dict[str, Any]:
+        """Play an evaluation round now, with the present weights, and return its metrics.
+
+        The settings of `.evaluation(...)` apply; no `evaluation_interval` is needed. Fires `on_evaluate_start` and
+        `on_evaluate_end`.
+
+        Returns:
+            What `result["evaluation"]` holds; docs/evaluation.md lists it.
+
+        Raises:
+            ConfigError: The evaluation env has other spaces than the module, or a setting of it is wrong.
+            CallbackError: A callback raised.
+            CorralError: The algorithm was stopped, or a round is being played at the same time as training.
+            Exception: What made all runners fail, with `on_evaluation_failure="raise"`.
+        """
+        self._check_running()
+        with self.exceptions_shown(), limit_threads(self._num_threads):
+            return self._evaluator.evaluate()
+
+    def training_done(self) -> bool:
+        """Return whether no iteration is training now.
+
+        A custom evaluation function asks this, if it is called at the same time as training; otherwise it is True.
+        """
+        return self._evaluator.training_done
 
     @property
     def latest_numbers(self) -> dict[str, Any]:
@@ -367,7 +402,7 @@ class Algorithm(metaclass=_WithHints):
 
     def _set_costs(self, result: dict[str, Any], iteration_s: float) -> None:
         """Put times and callback errors into a result; callbacks of `on_train_result` add to both."""
-        parts = (self, self.env_runner_group, self.learner_group)
+        parts = (self, self.env_runner_group, self._evaluator, self.learner_group)
         timers, bottleneck = timer_results(self.timers.seconds, iteration_s)
         costs = {
             "fault_tolerance": {"num_callback_errors": sum(part.num_callback_errors for part in parts)},
@@ -380,8 +415,9 @@ class Algorithm(metaclass=_WithHints):
     def _result(self) -> dict[str, Any]:
         """Return the result of the iteration that ends now, without its costs."""
         group = self.env_runner_group
+        evaluation = {} if self.config.evaluation_interval is None else {"evaluation": self._evaluator.result()}
         result: dict[str, Any] = {
-            "evaluation": {**_NO_EVALUATION, "env_runners": dict(_NO_EVALUATION["env_runners"])},  # type: ignore[call-overload]
+            **evaluation,
             "fault_tolerance": group.fault_results(),
             "runner_group": group.take_costs(),
             "training_iteration": self.training_iteration + 1,
@@ -578,6 +614,11 @@ class Algorithm(metaclass=_WithHints):
         """The embedded runner; `None` when the engine runs the runners."""
         return self.env_runner_group.local_env_runner
 
+    @property
+    def eval_env_runner_group(self) -> EnvRunnerGroup | None:
+        """The group of the evaluation runners; `None` before the first use, if there is no `evaluation_interval`."""
+        return self._evaluator.group
+
     # Ending.
 
     def stop(self) -> None:
@@ -585,7 +626,7 @@ class Algorithm(metaclass=_WithHints):
         self._stopped = True
         running, self._running = self._running, False
         with ExitStack() as ending:  # the last one first, and every one of them whatever another raises
-            for name in ("engine", "env_runner_group", "learner_group"):
+            for name in ("engine", "env_runner_group", "learner_group", "_evaluator"):
                 if hasattr(self, name):  # building may have failed before it
                     ending.callback(getattr(self, name).stop)
             if running:

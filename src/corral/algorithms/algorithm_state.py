@@ -22,7 +22,7 @@ NOT_RESTORED = {"training_iteration": float("nan"), "num_envs_continued": 0, "nu
 """`result["restored"]` of a run that was not restored."""
 
 PARTS = ("attributes", "metrics", "learners", "exploration", "runners", "policy", "callbacks", "rngs")
-"""Parts of the state of every algorithm."""
+"""Parts of the state of every algorithm. There is also `evaluation`, if it has evaluated."""
 
 
 def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
@@ -31,8 +31,9 @@ def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
     Raises:
         CheckpointError: An env or a callback returned a state that is not plain data.
     """
-    group = algorithm.env_runner_group.get_state()
+    group, evaluation = algorithm.env_runner_group.get_state(), algorithm._evaluator.get_state()
     return {
+        **({} if evaluation is None else {"evaluation": evaluation}),
         "attributes": {name.lstrip("_"): _plain_attribute(getattr(algorithm, name)) for name in algorithm.STATE},
         "metrics": algorithm.metrics.get_state(),
         "learners": algorithm.learner_group.get_state(),
@@ -51,6 +52,7 @@ def set_algorithm_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
         "training_iteration": state["attributes"]["training_iteration"],
         **algorithm.env_runner_group.set_state(state["runners"]),
     }
+    algorithm._evaluator.set_state(state.get("evaluation"))
     algorithm._callbacks.set_state(state["callbacks"])
     algorithm.learner_group.set_state(state["learners"])
     algorithm.metrics.set_state(state["metrics"])
@@ -74,6 +76,7 @@ def _check_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
     int(state["callbacks"]["num_errors"])
     check_global_rngs(state["rngs"])
     algorithm.env_runner_group.check_state(state["runners"])
+    algorithm._evaluator.check_state(state.get("evaluation"))
 
 
 def _plain_attribute(value: Any) -> Any:
@@ -126,6 +129,7 @@ def all_or_nothing(algorithm: Algorithm) -> Iterator[None]:
     finally:
         algorithm._restoring = None
     algorithm.env_runner_group.finish_set_state()
+    algorithm._evaluator.finish_set_state()
     algorithm.sync_weights()
     algorithm.env_runner_group.take_costs()
     algorithm.timers.take()
@@ -149,6 +153,7 @@ def _make_undo(algorithm: Algorithm) -> Callable[[], None]:
             steps.callback(undo_exploration)
             steps.callback(algorithm.learner_group.set_state, learners)
             steps.callback(algorithm._callbacks.set_state, callbacks)
+            steps.callback(algorithm._evaluator.undo_set_state)
             steps.callback(algorithm.env_runner_group.undo_set_state)
 
     return undo

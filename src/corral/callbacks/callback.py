@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 ARGUMENTS = {
     "agent_id": "id of the agent in the env; `default_agent` in an env with a single agent",
     "algorithm": "the `Algorithm`",
-    "env": "the vector env of the runner; a synchronous vector env has its sub-envs in `env.envs`",
+    "env": "the vector env of the runner",
     "env_context": "`env_config` with `worker_index`, `num_workers` and `vector_index`",
     "env_index": "index of the sub-env in the vector env",
     "env_runner": "the `EnvRunner` in whose process the callback runs; `env_runner.config.in_evaluation` says whether "
@@ -38,7 +38,9 @@ ARGUMENTS = {
     "in the learner",
     "rl_module": "the copy of the module in the runner",
     "samples": "the `Rollout`, from which the learner learns; columns may be changed and added",
-    "sub_environment": "the sub-env with its wrappers",
+    "sub_environment": "the sub-env with its wrappers; in events of episodes, the sub-env that plays the episode, or "
+    "`None` where it is not an object in the process of the runner. If a callback of such an event names "
+    'this argument, `vectorization="auto"` steps sub-envs one by one',
     "train_batch": "dict of the columns `[B, ...]` of the whole update; columns may be changed and added",
 }
 """Descriptions of the arguments, by name."""
@@ -164,6 +166,7 @@ class Callback:
         env_runner: Any,
         metrics_logger: Any,
         env: Any,
+        sub_environment: Any,
         rl_module: Any,
         env_index: int,
         **kwargs: Any,
@@ -178,6 +181,7 @@ class Callback:
         env_runner: Any,
         metrics_logger: Any,
         env: Any,
+        sub_environment: Any,
         rl_module: Any,
         env_index: int,
         **kwargs: Any,
@@ -192,6 +196,7 @@ class Callback:
         env_runner: Any,
         metrics_logger: Any,
         env: Any,
+        sub_environment: Any,
         rl_module: Any,
         env_index: int,
         **kwargs: Any,
@@ -207,6 +212,7 @@ class Callback:
         env_runner: Any,
         metrics_logger: Any,
         env: Any,
+        sub_environment: Any,
         rl_module: Any,
         env_index: int,
         **kwargs: Any,

@@ -66,6 +66,10 @@ class Dispatcher:
         """Return whether a subscriber of an event takes an argument, by name or through `**kwargs`."""
         return any(names is None or argument in names for _, names in self._subscribers[event])
 
+    def needs_sub_envs(self) -> bool:
+        """Return whether a subscriber needs the sub-envs as objects in its process; see `needs_sub_env`."""
+        return any(needs_sub_env(event, function) for event in EVENTS for function, _ in self._subscribers[event])
+
     def bind(self, event: str, arguments: Mapping[str, Any]) -> list[BoundCall]:
         """Return the subscribers of an event, each with the arguments that it takes, for one or many calls.
 
@@ -210,10 +214,24 @@ def make_dispatcher(config: AlgorithmConfig) -> Dispatcher:
     return Dispatcher(config.callbacks_class, config.callback_functions, config.on_error)
 
 
-def listens(classes: Sequence[Any], functions: Mapping[str, Sequence[Any]], event: str) -> bool:
-    """Return whether one of these classes, instances and callables would be called at an event."""
-    types = (entry if isinstance(entry, type) else type(entry) for entry in single(classes))
-    return bool(functions.get(event)) or any(overrides_event(cls, event) for cls in types)
+def needs_sub_env(event: str, function: Callable[..., Any]) -> bool:
+    """Return whether a callback of an event needs the sub-env as an object in its process.
+
+    Callbacks of `on_sub_environment_created` do, and of other events those that name `sub_environment`. A callback that
+    takes it only through `**kwargs` may receive `None`.
+    """
+    return event == "on_sub_environment_created" or "sub_environment" in inspect.signature(function).parameters
+
+
+def events_with_sub_envs(classes: Sequence[Any], functions: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return the events at which these classes, instances and callables need sub-envs; see `needs_sub_env`."""
+    types = [entry if isinstance(entry, type) else type(entry) for entry in single(classes)]
+    return [
+        event
+        for event in EVENTS
+        if any(needs_sub_env(event, getattr(cls, event)) for cls in types if overrides_event(cls, event))
+        or any(needs_sub_env(event, function) for function in functions.get(event, ()))
+    ]
 
 
 def accepted_arguments(function: Callable[..., Any], event: Event) -> tuple[str, ...] | None:

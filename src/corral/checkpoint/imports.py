@@ -12,11 +12,19 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from corral.config.settings import ALIASES
 from corral.core.settings import module_named, names_script
 from corral.errors import CheckpointError, ConfigError
 
-IMPORTED = frozenset({"algo", "env", "wrappers", "optimizer", "module_class", "callbacks_class", "callback_functions"})
+IMPORTED = frozenset(
+    {
+        *("algo", "env", "wrappers", "optimizer", "module_class", "callbacks_class", "callback_functions"),
+        "custom_evaluation_function",
+    }
+)
 """Settings whose strings are read as import paths; their names are unique among all groups."""
+
+_ALIASES = {alias: name for aliases in ALIASES.values() for alias, name in aliases.items()}
 
 # Here a string without a colon is a name: `"CartPole-v1"`, `"adam"`.
 _NAMED = ("env", "optimizer")
@@ -58,7 +66,8 @@ def check_import(path: str, setting: str, place: object) -> None:
 
 def _import_paths(values: Any) -> Iterator[tuple[str, str]]:
     """Yield name and import path of the settings of a group."""
-    for name, value in values.items() if isinstance(values, Mapping) else ():
+    for given, value in values.items() if isinstance(values, Mapping) else ():
+        name = _ALIASES.get(given, given)
         if name == "evaluation_config":
             yield from _import_paths(value)
         elif name == "exploration_config":

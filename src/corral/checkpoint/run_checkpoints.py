@@ -22,6 +22,7 @@ from corral.metrics.result import flat_result
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
+    from corral.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
 WRITE_PAUSE, COPY_PAUSE = 50, 100
@@ -35,7 +36,9 @@ class RunCheckpoints:
     It is a context manager: however the block ends, the last state and the best one are written.
 
     A new best state that may not be written yet stays in memory until it may. Copying it has a pause of the same kind,
-    so that a peak that is shorter than 100 times the duration of a copy may be missed.
+    so that a peak that is shorter than 100 times the duration of a copy may be missed. A number of evaluation counts in
+    the iteration of its round only, and only if the round is complete. If the round was played while an iteration
+    trained, the best state is the one from before this iteration, whose weights were evaluated.
     """
 
     def __init__(
@@ -52,20 +55,22 @@ class RunCheckpoints:
         config = algorithm.config
         self._algorithm, self._config, self._warn = algorithm, config, warn
         self._directory = run_dir.absolute() / CHECKPOINTS
-        self._metric = None
-        self._choice = {"metric": config.best_checkpoint_metric, "mode": config.best_checkpoint_mode}
-        if config.best_checkpoint_metric is not None:
-            self._metric = NamedNumber(
-                config.best_checkpoint_metric, "best_checkpoint_metric", ConfigError, late_keys=late_keys
-            )
+        self._metric, name = None, best_metric(config)
+        self._choice = {"metric": name, "mode": config.best_checkpoint_mode}
+        if name is not None:
+            self._metric = NamedNumber(name, "best_checkpoint_metric", ConfigError, late_keys=late_keys)
+        self._is_evaluated = str(name).startswith("evaluation/")
+        self._is_behind = self._is_evaluated and config.evaluation_parallel_to_training
         self._best_value = self._value_of_best()
         self._new_best: dict[str, Any] | None = None  # arguments of write_checkpoint
         self._better: tuple[tuple[int, int], float] | None = None  # the latest state, if it is better and not copied
         self._copy_from_s = self._write_from_s = float("-inf")  # the ends of the pauses
+        self._before: dict[str, Any] | None = None  # arguments of write_checkpoint, before the iteration of a round
         self._start_interval()
         self._written: tuple[int, int] | None = None
         if (_checkpoint_of(self._directory, algorithm.training_iteration) / METADATA).exists():
             self._written = self._position()  # the one that the run continues from
+        self._keep_before()
 
     def _value_of_best(self) -> float:
         """Return the value of the best checkpoint that is there, or a value that any number beats."""
@@ -92,27 +97,49 @@ class RunCheckpoints:
         if self._metric is not None:
             value = self._metric.find(flat_result(result))
             self._better = None
-            if value is not None and self._is_better(value):
-                self._better = (self._position(), value)
-                if time.monotonic() >= self._copy_from_s:
-                    self._copy_best(value)
+            if value is not None and self._counts(result) and self._is_better(value):
+                if not self._is_behind:
+                    self._better = (self._position(), value)
+                    if time.monotonic() >= self._copy_from_s:
+                        self._set_best(self._copied(), value)
+                else:
+                    self._set_best(self._before, value)
+            self._keep_before()
         if self._is_due():
             self.write()
+
+    def _counts(self, result: Mapping[str, Any]) -> bool:
+        """Return whether the number of a result is of this iteration. A truncated round favours short episodes."""
+        evaluation = result.get("evaluation", {})
+        return not self._is_evaluated or (evaluation.get("fresh", False) and not evaluation.get("truncated", False))
+
+    def _keep_before(self) -> None:
+        """Copy the state if the next iteration trains while a round evaluates these weights."""
+        self._before, every = None, self._config.evaluation_interval
+        is_next = every is not None and (self._algorithm.training_iteration + 1) % every == 0
+        if self._is_behind and is_next and time.monotonic() >= self._copy_from_s:
+            self._before = self._copied()
 
     def _is_better(self, value: float) -> bool:
         if not math.isfinite(value):
             return False
         return value > self._best_value if self._config.best_checkpoint_mode == "max" else value < self._best_value
 
-    def _copy_best(self, value: float) -> None:
+    def _copied(self) -> dict[str, Any] | None:
+        """Return a copy of the present state, or `None` if that fails."""
         start_s = time.monotonic()
         try:
             described = describe_algorithm(self._algorithm, with_buffer=False)
         except Exception as error:
-            return self._warn_of(BEST, error)
-        described["metadata"]["best"] = {**self._choice, "value": value}
-        self._new_best, self._best_value, self._better = described, value, None
+            self._warn_of(BEST, error)
+            return None
         self._copy_from_s = _end_of_pause(start_s, COPY_PAUSE)
+        return described
+
+    def _set_best(self, described: dict[str, Any] | None, value: float) -> None:
+        if described is not None:
+            described["metadata"]["best"] = {**self._choice, "value": value}
+            self._new_best, self._best_value, self._better = described, value, None
 
     def _is_due(self) -> bool:
         now_s, every_s = time.monotonic(), self._config.checkpoint_every_s
@@ -177,8 +204,16 @@ class RunCheckpoints:
     ) -> None:
         """Write what is not written yet."""
         if self._better is not None and self._better[0] == self._position():
-            self._copy_best(self._better[1])
+            self._set_best(self._copied(), self._better[1])
         self.write()
+
+
+def best_metric(config: AlgorithmConfig) -> str | None:
+    """Return the number of the result by which the best checkpoint is chosen, or `None`."""
+    if config.best_checkpoint_metric != "auto":
+        return config.best_checkpoint_metric
+    is_evaluated = config.evaluation_interval is not None and config.custom_evaluation_function is None
+    return "evaluation/env_runners/episode_return_mean" if is_evaluated else "env_runners/episode_return_mean"
 
 
 def _checkpoint_of(directory: Path, iteration: int) -> Path:

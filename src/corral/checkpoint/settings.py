@@ -36,8 +36,9 @@ def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]
         for key, part in value.items():
             if not isinstance(key, str):
                 yield place, value
-            is_kind = place == "exploration.exploration_config" and key == "type"
-            yield from _unnamed(part, f"{place}.{key}", imported or is_kind)
+            is_kind = place.endswith(".exploration_config") and key == "type"
+            is_override = place == "evaluation.evaluation_config" and key in IMPORTED
+            yield from _unnamed(part, f"{place}.{key}", imported or is_kind or is_override)
     elif isinstance(value, (list, tuple)):
         for index, part in enumerate(value):
             yield from _unnamed(part, f"{place}.{index}", imported)

@@ -120,12 +120,17 @@ def make_parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_checkpoint_info)
 
     evaluate = commands.add_parser("evaluate", help="measure the policy of a run or a checkpoint")
-    _add_policy_options(evaluate, episodes=100)
+    _add_policy_options(evaluate)
+    evaluate.add_argument("--episodes", type=int, help="number of episodes; 100, or one per seed, if left out")
+    evaluate.add_argument(
+        "--seeds", type=int, nargs="+", metavar="SEED", help="seed of each episode, to compare policies"
+    )
     evaluate.add_argument("--json", action="store_true", help="print one JSON object, with each episode")
     evaluate.set_defaults(run=_evaluate)
 
     play = commands.add_parser("play", help="show or record episodes of the policy of a run or a checkpoint")
-    _add_policy_options(play, episodes=3)
+    _add_policy_options(play)
+    play.add_argument("--episodes", type=int, default=3, help="number of episodes; 3 if left out")
     play.add_argument("--record", type=Path, metavar="DIR", help="record each episode there rather than show it")
     play.add_argument("--format", choices=("mp4", "gif"), default="mp4", help="of the recordings; mp4 if left out")
     play.set_defaults(run=_play)
@@ -135,9 +140,8 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_policy_options(parser: argparse.ArgumentParser, *, episodes: int) -> None:
+def _add_policy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", help="a run directory, whose best checkpoint is taken, or a checkpoint")
-    parser.add_argument("--episodes", type=int, default=episodes, help=f"number of episodes; {episodes} if left out")
     parser.add_argument("--env", help="another env than the run's: a Gymnasium id, or package.module:Name")
     parser.add_argument(
         "--env-config",

@@ -95,13 +95,14 @@ def evaluate(options: argparse.Namespace) -> int:
         env_config=setup.env_config,
         wrappers=setup.wrappers,
         seed=options.seed,
+        seeds=options.seeds,
         explore=options.explore,
         max_episode_steps=options.max_episode_steps,
     )
     iteration = setup.metadata.get("training_iteration")
     if options.json:
         described = {"checkpoint": setup.path, "training_iteration": iteration, "env": env_name(setup.env)}
-        print(json.dumps({**described, "seed": options.seed, **found.to_dict()}))
+        print(json.dumps({**described, "seed": options.seed, "seeds": options.seeds, **found.to_dict()}))
     else:
         print(f"{'checkpoint':<20}{setup.path} (iteration {iteration})\n{'env':<20}{env_name(setup.env)}\n{found}")
     return 0

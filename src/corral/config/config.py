@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from corral.config.display import display
 from corral.config.settings import (
+    ALIASES,
     GROUPS,
     CallbacksSettings,
     CheckpointingSettings,
@@ -203,6 +204,11 @@ class AlgorithmConfig(
 
     def _set(self, group: str, settings: Mapping[str, object]) -> Self:
         known = (*self.group_fields()[group], *ALSO_IN.get(group, ()))
+        aliases = ALIASES.get(group, {})
+        for alias, name in aliases.items():
+            if alias in settings and name in settings:
+                raise ConfigError(f"{group}: {alias} is another name of {name}: give one of them.")
+        settings = {aliases.get(name, name): value for name, value in settings.items()}
         for name in settings:
             if name not in known and name in self._fields():
                 raise ConfigError(f"{group}: unknown setting {name!r}. It belongs to .{self._fields()[name]}(...).")
@@ -250,11 +256,15 @@ class AlgorithmConfig(
             AttributeError: The config is frozen.
             ConfigError: The value has the wrong type or is out of bounds.
         """
-        if self.is_frozen:
-            raise AttributeError(
-                f"Cannot set attribute {name!r} of an already frozen {type(self).__name__}; change a copy()."
-            )
         fields = type(self)._fields()
+        if self.is_frozen and fields.get(name) != self._open_group:
+            remedy = (
+                "change a copy()."
+                if self._open_group is None
+                else f"in a runner only settings of .{self._open_group}(...) can change, because everything else was "
+                "built with them already."
+            )
+            raise AttributeError(f"Cannot set attribute {name!r} of an already frozen {type(self).__name__}; {remedy}")
         if name not in fields:
             hint = self.meaning_of(name) or nearest(name, fields)
             raise UnknownAttributeError(f"{type(self).__name__} has no setting {name!r}. {hint}")
@@ -265,9 +275,14 @@ class AlgorithmConfig(
         """Whether `freeze()` was called."""
         return "_frozen" in self.__dict__
 
-    def freeze(self) -> Self:
-        """Refuse all further changes, and return the config."""
-        self.__dict__["_frozen"] = True
+    @property
+    def _open_group(self) -> str | None:
+        """The group that can change although the config is frozen."""
+        return self.__dict__.get("_frozen")
+
+    def freeze(self, *, except_group: str | None = None) -> Self:
+        """Refuse all further changes, except to one group if it is given, and return the config."""
+        self.__dict__["_frozen"] = except_group
         return self
 
     def copy(self, **changes: Any) -> Self:
@@ -390,8 +405,31 @@ class AlgorithmConfig(
         return self._set(group, {name: value})
 
     def for_evaluation(self) -> Self:
-        """Return a copy for evaluation runners, with the settings of `evaluation_config` and with `in_evaluation`."""
-        return self.copy(**{**self.evaluation_config, "in_evaluation": True})
+        """Return a copy for evaluation runners: their number, the settings of `evaluation_config`, `in_evaluation`.
+
+        The tasks of training are not the tasks of evaluation: `env_task_fn` does not apply, and `env_reset_fn` only
+        with `evaluation_tasks="training"`, unless `evaluation_config` has one. With videos, the envs render images.
+        """
+        alone: dict[str, Any] = {"env_task_fn": None}
+        if self.evaluation_tasks != "training":
+            alone["env_reset_fn"] = None
+        number = {"num_env_runners": self.evaluation_num_env_runners, "in_evaluation": True}
+        config = self.copy(**{**alone, **self.evaluation_config, **number})
+        if self.evaluation_num_videos:
+            config.env_config = {"render_mode": "rgb_array", **config.env_config}
+        return config
+
+    def for_runner(self) -> Self:
+        """Return a runner's own copy, in which only settings of the env can change; see `EnvRunner.make_env`."""
+        other = copy_module.copy(self)
+        other.__dict__["env_config"] = dict(self.env_config)
+        return other.freeze(except_group="environment")
+
+    @property
+    def chooses_resets(self) -> bool:
+        """Whether the arguments of each reset are chosen, so that sub-envs have the wrapper `EpisodeResets`."""
+        given = self.evaluation_seeds is not None or self.evaluation_tasks is not None or self.evaluation_num_videos
+        return self.env_reset_fn is not None or bool(self.in_evaluation and given)
 
     # Building.
 

@@ -3,8 +3,13 @@
 Written by docs/generate.py; run `make docs` after a change of a setting.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
 
 ScheduleArg = float | Sequence[Sequence[float]]
 """A number, or `[[num_env_steps, value], ...]` joined by straight lines."""
@@ -15,6 +20,8 @@ class EnvironmentArgs(TypedDict, total=False):
 
     env_config: Mapping[str, Any]
     wrappers: Sequence[Any]
+    env_task_fn: Any
+    env_reset_fn: Any
     disable_env_checking: bool
 
 
@@ -77,8 +84,23 @@ class LearnersArgs(TypedDict, total=False):
 class EvaluationArgs(TypedDict, total=False):
     """Settings of `.evaluation(...)`; see `EvaluationSettings`."""
 
-    evaluation_config: Mapping[str, Any]
+    evaluation_interval: int | None
+    evaluation_duration: int | Literal["auto"]
+    evaluation_duration_unit: Literal["episodes", "timesteps"]
+    evaluation_num_env_runners: int
+    evaluation_parallel_to_training: bool
+    evaluation_force_reset_envs_before_iteration: bool
+    evaluation_config: AlgorithmConfig | Mapping[str, Any]
+    custom_evaluation_function: Any
+    evaluation_sample_timeout_s: float
+    enable_async_evaluation: bool
+    on_evaluation_failure: Literal["skip", "raise"]
+    evaluation_seeds: Sequence[int] | None
+    evaluation_tasks: Sequence[Any] | Literal["training"] | None
+    evaluation_num_videos: int
     in_evaluation: bool
+    evaluation_num_workers: int
+    custom_eval_function: Any
 
 
 class FaultToleranceArgs(TypedDict, total=False):

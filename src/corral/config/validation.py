@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from corral.callbacks.dispatch import check_callbacks, listens
-from corral.core.settings import check_values, import_path
+from corral.callbacks.dispatch import check_callbacks, events_with_sub_envs
+from corral.config.settings import EvaluationSettings
+from corral.core.settings import check_values, import_path, same_value
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
+from corral.envs.episode_resets import reset_fn_arguments
 from corral.envs.vector import resolve_env
 from corral.errors import ConfigError, nearest
 from corral.exploration import check_exploration
@@ -31,27 +34,151 @@ def validate(config: AlgorithmConfig) -> None:
     """
     if config.env is None:
         raise ConfigError("environment: no env was given; call .environment('CartPole-v1') or use another env.")
-    resolve_env(config.env)
     check_values(config)  # a subclass may have bad defaults, and lists may have been changed in place
     _validate_batch(config)
     _validate_module(config)
-    check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set callbacks
-    if config.vectorization == "async" and listens(
-        config.callbacks_class, config.callback_functions, "on_sub_environment_created"
-    ):
-        raise ConfigError(
-            "vectorization='async' runs each sub-env in another process, where on_sub_environment_created cannot "
-            "fire: change the sub-envs with environment(wrappers=[...]), or use vectorization='sync'."
-        )
+    _validate_sampling(config)
     if config.num_learners and not TRAITS[engine_for(config.engine_name)].own_process:
         raise ConfigError(
             f"num_learners={config.num_learners} learners wait for each other, so each needs its own process, and "
             f"engine_name={config.engine_name!r} runs all in one process: use 'process' or 'ray', or num_learners=0."
         )
-    check_exploration(config)
-    config.overrides(**config.evaluation_config)
+    _validate_evaluation(config)
     _validate_optimizer(config)
     _validate_device(config.device)
+
+
+def _validate_sampling(config: AlgorithmConfig) -> None:
+    """Refuse settings of runners that contradict each other: in training, or in evaluation."""
+    resolve_env(config.env)
+    check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set callbacks
+    needing = events_with_sub_envs(config.callbacks_class, config.callback_functions)
+    if config.vectorization == "async" and needing:
+        raise ConfigError(
+            f"vectorization='async' runs each sub-env in another process, so that callbacks of {', '.join(needing)} "
+            "cannot receive sub_environment: change the sub-envs with environment(wrappers=[...]), or use "
+            "vectorization='sync'."
+        )
+    check_exploration(config)
+    _validate_env_functions(config)
+
+
+# Settings that evaluation_config can change, by group, because evaluation runners read them; `()` is the whole group.
+_OF_EVALUATION: Mapping[str, tuple[str, ...]] = {
+    "environment": (),
+    "env_runners": (
+        *("num_envs_per_env_runner", "vectorization", "autoreset_mode", "explore", "num_cpus_per_env_runner"),
+        *("num_gpus_per_env_runner", "custom_resources_per_env_runner"),
+    ),
+    "exploration": (),
+    "callbacks": (),
+    "fault_tolerance": (),
+    "learners": ("num_threads",),
+    "debugging": ("seed",),
+    "engine": ("start_timeout_s",),
+}
+
+# What to do with other settings, by setting or by group.
+_INSTEAD = {
+    "num_env_runners": "set evaluation(evaluation_num_env_runners=...)",
+    "sample_timeout_s": "set evaluation(evaluation_sample_timeout_s=...)",
+    "batch_mode": "evaluation plays whole episodes: set evaluation(evaluation_duration_unit=...)",
+    "engine_name": "evaluation runners run on the engine of the algorithm: leave it out",
+    "rl_module": "evaluation runners have the module that is trained: leave it out",
+    "evaluation": "set it with .evaluation(...)",
+}
+
+
+def _validate_evaluation(config: AlgorithmConfig) -> None:
+    """Refuse settings of evaluation that contradict each other or the other settings, or could have no effect."""
+    homes = {name: group for group, names in config.group_fields().items() for name in names}
+    for name, value in config.overrides(**config.evaluation_config).items():
+        group = homes[name]
+        known = name in (_OF_EVALUATION.get(group, (None,)) or (name,))
+        if not known and not same_value(value, getattr(config, name)):
+            instead = _INSTEAD.get(name) or _INSTEAD.get(group) or "leave it out"
+            raise ConfigError(
+                f"evaluation_config: {name}={value!r:.80} has no effect on evaluation runners: {instead}."
+            )
+    if config.evaluation_config:
+        try:
+            _validate_sampling(config.for_evaluation())
+        except ConfigError as error:
+            raise ConfigError(f"evaluation_config: {error}") from error
+    is_local = not TRAITS[engine_for(config.engine_name)].own_process
+    if config.evaluation_duration == "auto" and not config.evaluation_parallel_to_training:
+        raise ConfigError(
+            "evaluation_duration='auto' is as long as training takes, so it needs "
+            "evaluation_parallel_to_training=True; or give a number of episodes or env steps."
+        )
+    if config.evaluation_parallel_to_training and is_local and config.for_evaluation().env_step_timeout_s is not None:
+        raise ConfigError(
+            "evaluation_parallel_to_training=True with engine_name='local' runs evaluation envs in a thread, where "
+            "env_step_timeout_s cannot interrupt them: use engine_name='process', or leave env_step_timeout_s unset."
+        )
+    if config.custom_evaluation_function is not None:
+        _validate_custom_evaluation(config)
+    _validate_reset_arguments(config)
+    if config.evaluation_num_videos and find_spec("av") is None:
+        raise ConfigError("evaluation_num_videos needs av: run `pip install 'corral[play]'`.")
+
+
+def _validate_reset_arguments(config: AlgorithmConfig) -> None:
+    """Refuse seeds and tasks of evaluation that no round could play."""
+    duration, seeds = config.evaluation_duration, config.evaluation_seeds
+    for name in ("evaluation_seeds", "evaluation_tasks", "evaluation_num_videos"):
+        value = getattr(config, name)
+        if value in (None, 0):
+            continue
+        if not value:
+            raise ConfigError(f"{name} is empty: give at least one, or leave it out.")
+        if config.evaluation_duration_unit == "timesteps":
+            raise ConfigError(
+                f"{name} is of whole episodes, and evaluation_duration_unit='timesteps' counts env steps: leave one "
+                "of them out."
+            )
+    if seeds is not None and duration not in (len(seeds), EvaluationSettings.evaluation_duration):
+        raise ConfigError(
+            f"evaluation_duration={duration!r} contradicts {len(seeds)} evaluation_seeds, which are the seeds of one "
+            "episode each: leave evaluation_duration out."
+        )
+
+
+def _validate_custom_evaluation(config: AlgorithmConfig) -> None:
+    function = config.custom_evaluation_function
+    if not callable(function):
+        raise ConfigError(f"custom_evaluation_function must be a function, got {function!r:.80}.")
+    try:
+        inspect.signature(function).bind(None, None)
+    except ValueError:
+        return  # some functions of C have no signature
+    except TypeError as error:
+        raise ConfigError(
+            f"custom_evaluation_function is called as fn(algorithm, env_runner_group), and {function!r:.80} cannot be: "
+            f"{error}."
+        ) from None
+    for name in ("evaluation_seeds", "evaluation_tasks", "evaluation_num_videos"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"custom_evaluation_function decides itself what it plays, so {name}={getattr(config, name)!r:.80} has "
+                "no effect: leave one of them out."
+            )
+
+
+def _validate_env_functions(config: AlgorithmConfig) -> None:
+    for name in ("env_task_fn", "env_reset_fn"):
+        function = getattr(config, name)
+        if function is not None and not callable(function):
+            raise ConfigError(f"environment: {name} must be a function, got {function!r}.")
+    if config.env_reset_fn is not None:
+        reset_fn_arguments(config.env_reset_fn)
+    if config.env_task_fn is not None:
+        try:
+            inspect.signature(config.env_task_fn).bind({}, None, None)
+        except TypeError as error:
+            raise ConfigError(
+                f"environment: env_task_fn is called as fn(train_results, task_settable_env, env_ctx), and {error}."
+            ) from None
 
 
 def _validate_device(device: str) -> None:

@@ -169,6 +169,19 @@ SETTINGS: Mapping[str, Meanings] = {
         ("checkpoint_freq", "checkpoint_frequency", "save_freq"), _same("checkpointing.checkpoint_every_iterations")
     ),
     **dict.fromkeys(("num_to_keep", "keep_checkpoints_num"), _same("checkpointing.num_checkpoints_kept")),
+    # Evaluation.
+    "evaluation_num_workers": _same("evaluation.evaluation_num_env_runners"),
+    "custom_eval_function": _same("evaluation.custom_evaluation_function"),
+    "evaluation_num_episodes": _same("evaluation.evaluation_duration"),
+    **dict.fromkeys(
+        ("eval_freq", "eval_every"),
+        (("evaluation.evaluation_interval", "in iterations, not in env steps"),),
+    ),
+    "n_eval_episodes": _same("evaluation.evaluation_duration"),
+    "episode_per_test": _same("evaluation.evaluation_duration"),
+    "test_num": (("evaluation.evaluation_config", "the key num_envs_per_env_runner"),),
+    "eval_env": (("evaluation.evaluation_config", "the keys env and env_config"),),
+    "always_attach_evaluation_results": (("", "results always have the latest evaluation: leave this out"),),
     "checkpoint_score_attribute": _same("checkpointing.best_checkpoint_metric"),
     "verbose": (("debugging.log_level", "a name: 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),),
     "callbacks": _same("callbacks.callbacks_class"),
@@ -189,6 +202,10 @@ RESULTS: Mapping[str, Meanings] = {
     "episodes_total": _same("env_runners/num_episodes_lifetime"),
     "timesteps_total": _same("num_env_steps_sampled_lifetime"),
     "total_timesteps": _same("num_env_steps_sampled_lifetime"),
+    "evaluation/episode_reward_mean": _same("evaluation/env_runners/episode_return_mean"),
+    "evaluation/episode_return_mean": _same("evaluation/env_runners/episode_return_mean"),
+    "eval/mean_reward": _same("evaluation/env_runners/episode_return_mean"),
+    "eval/mean_ep_length": _same("evaluation/env_runners/episode_len_mean"),
     "time_this_iter_s": (("time_total_s", "since the first iteration"),),
 }
 """Numbers of the result, by the name in another library."""
@@ -201,6 +218,7 @@ CONFIG_METHODS: Mapping[str, Meanings] = {
     ),
     "build_algo": _same("build"),
     "update_from_dict": (("set_path", "for one setting, or copy(**settings) for several"),),
+    "get_evaluation_config_object": _same("for_evaluation"),
     "get": (("to_dict", "a setting is an attribute too, as in config.lr"),),
     "framework": (("", "torch is always used: leave this out"),),
     "api_stack": (("", "there is only one: leave this out"),),
@@ -228,6 +246,7 @@ ALGORITHM_METHODS: Mapping[str, Meanings] = {
     "get_weights": (("get_module", "get_module().state_dict()"),),
     "set_weights": (("restore_from_path", "or change the module in the event on_create_policy"),),
     "workers": _same("env_runner_group"),
+    "evaluation_workers": _same("eval_env_runner_group"),
     "get_env": (("env_runner", "its attribute env is the vector env"),),
     "logger": (("metrics", "a MetricsLogger"),),
     "iteration": _same("training_iteration"),

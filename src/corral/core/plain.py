@@ -57,6 +57,14 @@ def check_parts(state: Any, names: Iterable[str], what: str, error: type[Excepti
         raise error(f"the state of {what} {'lacks ' + ', '.join(missing) if is_dict else f'is a {missing[0]}'}.")
 
 
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal; values that cannot tell, such as lists of arrays, are not."""
+    try:
+        return one is other or bool(one == other)
+    except Exception:
+        return False
+
+
 def is_plain(value: Any) -> bool:
     """Return whether a value is plain data."""
     return next(misfits(value), None) is None

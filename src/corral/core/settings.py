@@ -181,6 +181,11 @@ Importable = Annotated[Any, BeforeValidator(_imported)]
 """Anything; a string is an import path."""
 
 
+def same_value(one: Any, other: Any) -> bool:
+    """Return whether two values of a setting are equal; arrays are if all of their entries are."""
+    return one is other or bool(np.all(one == other))
+
+
 def check_names(place: str, given: Iterable[str], known: Collection[str], *, list_known: bool = False) -> None:
     """Refuse a name that is not known.
 

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.tree import Tree
+from corral.core.tree import Tree, named_leaves
 
 
 def space_tree(space: spaces.Space[Any]) -> Tree:
@@ -33,6 +33,14 @@ def module_observation_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
         return space
     with np.errstate(over="ignore"):  # a bound that float32 cannot hold becomes infinite
         return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
+
+
+def space_kinds(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Return what a module depends on in a space of observations: its leaves by name, without the bounds of a Box."""
+    return {
+        name: ("Box", leaf.shape, leaf.dtype) if isinstance(leaf, spaces.Box) else leaf
+        for name, leaf in named_leaves(space_tree(space))
+    }
 
 
 def first_outside(space: spaces.Space[Any], values: NDArray[Any]) -> tuple[int, ...] | None:

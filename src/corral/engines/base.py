@@ -41,9 +41,17 @@ def resources_of_learner(config: AlgorithmConfig) -> Resources:
 
 
 def resources_of_workers(config: AlgorithmConfig) -> list[Resources]:
-    """Return the resources of each worker of an algorithm: its env runners, then its learners."""
-    runners = [resources_of_runner(config)] * config.num_env_runners
-    return runners + [resources_of_learner(config)] * config.num_learners
+    """Return the resources of each worker of an algorithm: its env runners, its learners, its evaluation runners.
+
+    Evaluation runners count if the config says when to evaluate.
+    """
+    evaluation = config.for_evaluation()
+    num_evaluation_runners = 0 if config.evaluation_interval is None else evaluation.num_env_runners
+    return [
+        *[resources_of_runner(config)] * config.num_env_runners,
+        *[resources_of_learner(config)] * config.num_learners,
+        *[resources_of_runner(evaluation)] * num_evaluation_runners,
+    ]
 
 
 @dataclass(frozen=True)

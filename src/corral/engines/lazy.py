@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,7 @@ class LazyEngine:
         self.traits = TRAITS[engine_for(setting)]
         self._engine: Engine | None = None
         self._handles: list[WorkerHandle] = []
+        self._lock = threading.RLock()  # evaluation runners may restart in a thread of their own
 
     @property
     def is_made(self) -> bool:
@@ -38,11 +40,12 @@ class LazyEngine:
         return self._engine is not None
 
     def _get(self) -> Engine:
-        if self._engine is None:
-            if self.traits.own_process:
-                refuse_in_import_of_worker()
-            self._engine = make_engine(self.traits.name)
-        return self._engine
+        with self._lock:
+            if self._engine is None:
+                if self.traits.own_process:
+                    refuse_in_import_of_worker()
+                self._engine = make_engine(self.traits.name)
+            return self._engine
 
     def require(self, resources: Sequence[Resources]) -> None:
         """Refuse workers that need more resources than there can be; for no workers, no engine is made.
@@ -58,7 +61,8 @@ class LazyEngine:
     ) -> WorkerHandle:
         """Start a worker; see `Engine.start`."""
         handle = self._get().start(factory, name=name, resources=resources)
-        self._handles = [handle, *self.running()]
+        with self._lock:
+            self._handles = [handle, *self.running()]
         return handle
 
     def running(self) -> list[WorkerHandle]:

@@ -34,7 +34,7 @@ from corral.engines.forks import forks_end_here
 from corral.engines.process_group_guard import start_guarded_group
 from corral.envs.checks import check_obs
 from corral.envs.step_timeout import StepTimer
-from corral.envs.sub_envs import CLOSE_LIMIT_S, Restarts, problem_of, restart_env, restart_error
+from corral.envs.sub_envs import CLOSE_LIMIT_S, AbsentSubEnvs, Restarts, problem_of, restart_env, restart_error
 from corral.errors import EnvTimeoutError, SubEnvError
 
 _FAILURE = "corral_failure"
@@ -271,6 +271,10 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):  # generic only since Gymnasium
         is_broken: Whether an exchange with the processes failed, so that the vector env can only be closed.
     """
 
+    envs = AbsentSubEnvs(
+        "with vectorization='async' each sub-env is in another process: call env_runner.foreach_env(fn), or set "
+        ".env_runners(vectorization='sync')"
+    )
     is_broken = False
     _interrupted = False
     _failed_in_step = False

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +15,14 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from corral.core.plain import is_plain
+from corral.core.plain import is_plain, is_same
 from corral.core.seeding import get_global_rngs, get_seeds, make_seeds, set_global_rngs
-from corral.core.spaces import module_observation_space, space_tree
+from corral.core.spaces import module_observation_space, space_kinds, space_tree
 from corral.core.tree import Tree, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.env_state import check_env_state, continues, get_env_state, set_env_state, set_surroundings
-from corral.envs.step_timeout import StepTimer, require_signals, sampling
+from corral.envs.episode_resets import EpisodeReset, EpisodeResets, fill_queue, note_iteration
+from corral.envs.step_timeout import StepTimer, can_interrupt, require_signals, sampling
 from corral.envs.sub_envs import (
     Restarts,
     close_quietly,
@@ -27,12 +30,12 @@ from corral.envs.sub_envs import (
     foreach_sub_env,
     known_tasks,
     original,
-    set_task,
     takes_tasks,
 )
 from corral.envs.sync_vector import SyncVectorEnv
+from corral.envs.tasks import choose_task, set_task
 from corral.envs.vector import EnvContext, env_name, make_vector_env
-from corral.errors import CheckpointError, EnvError, SubEnvError
+from corral.errors import CheckpointError, ConfigError, EnvError, SampleError, SubEnvError
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -108,7 +111,6 @@ class EnvHost:
         Raises:
             ConfigError: `env_step_timeout_s` is set, and this is not the main thread.
         """
-        self.name = env_name(config.env)
         self.num_rows = 0
         self._config = config
         self._worker_index = worker_index
@@ -117,13 +119,16 @@ class EnvHost:
         self._sub_env_created = sub_env_created
         self._needs_sub_envs = needs_sub_envs
         self._own_process = own_process
-        self._timer: StepTimer | None = None
         # Asynchronous sub-envs have timers of their own, in their processes.
-        if config.env_step_timeout_s is not None and config.vectorization != "async":
+        timeout_s = None if config.vectorization == "async" else config.env_step_timeout_s
+        if timeout_s is not None:
             require_signals()
-            self._timer = StepTimer(config.env_step_timeout_s)
-        self._context = EnvContext(config.env_config, worker_index, config.num_env_runners)
+        self._timer = StepTimer(math.inf if timeout_s is None else timeout_s)
+        self._is_timed = False  # whether calls go through the timer
+        self._built_with = self._settings()
+        self._first_described: tuple[Any, Any, int] | None = None
         self._tasks: list[Any] | None = None  # last known tasks of the sub-envs
+        self._replaced: VectorEnv[Any, Any, Any] | None = None  # see `set_state`
         self._restarting: list[dict[str, Any]] | None = None  # states of envs that restart at the next reset
         self._undo: Callable[[], None] = lambda: None  # undoes the last `set_state`
         self.restarts = Restarts(self._timer, self._next_seed, self._announce_sub_env, sub_env_restarted)
@@ -139,7 +144,9 @@ class EnvHost:
         """
         if hasattr(self, "env"):
             self.env.close()
+            del self.env  # it must not be closed again if making the next one raises
         config = self._config
+        self.name = env_name(config.env)
         # Seed of the first reset only; the next vector env gets another seed.
         self._seeds_of_env = get_seeds(self._seeds)
         self._reset_seed: int | None = self._next_seed()
@@ -153,26 +160,54 @@ class EnvHost:
             vectorization=config.vectorization,
             autoreset_mode=config.autoreset_mode,
             wrappers=config.wrappers,
+            outermost=partial(EpisodeResets, reset_fn=config.env_reset_fn) if config.chooses_resets else None,
             check=not config.disable_env_checking,
             seed=self._reset_seed,
-            needs_sub_envs=self._needs_sub_envs,
+            needs_sub_envs=self._needs_sub_envs or config.env_task_fn is not None,
             limits=AsyncLimits(config.env_step_timeout_s, config.start_timeout_s),
             restarts=self.restarts if config.restart_failed_sub_environments else None,
         )
         self.num_envs = self.env.num_envs
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+        self._iteration = 0  # finished iterations that the sub-envs know of
         self._infos_are_by_env = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
         self.observation_space = module_observation_space(self.env.single_observation_space)
         self.space: Tree = space_tree(self.observation_space)
         try:
+            self._check_alike()
             self._takes_tasks = takes_tasks(self.env)
-            for i, sub_env in enumerate(getattr(self.env.unwrapped, "envs", ())):
+            if config.env_task_fn is not None and not self._takes_tasks:
+                raise ConfigError(
+                    f"environment: env_task_fn chooses tasks, and env {self.name!r} takes none: define get_task() and "
+                    "set_task(task) in the env, as corral.TaskSettableEnv has them, or in a wrapper of each sub-env."
+                )
+            for i, sub_env in enumerate(self._sub_envs()):
                 self._announce_sub_env(i, sub_env)
             self._env_created(self.env, self._context)
         except BaseException:
             self.env.close()
             del self.env
             raise
+
+    @property
+    def described(self) -> tuple[Any, Any, int]:
+        """Space of observations as modules get them, action space of one sub-env, and N."""
+        return self.observation_space, self.env.single_action_space, self.num_envs
+
+    def _check_alike(self) -> None:
+        """Refuse another env than the first one if modules that were made for that one do not fit.
+
+        Raises:
+            EnvError: The spaces or the numbers of sub-envs differ; only the bounds of Box observations may.
+        """
+        found = self.described
+        first = self._first_described = self._first_described or found
+        if (space_kinds(found[0]), *found[1:]) != (space_kinds(first[0]), *first[1:]):
+            raise EnvError(
+                f"env {self.name!r}: the new env has observations of {found[0]}, actions of {found[1]} and {found[2]} "
+                f"sub-envs, and the module was made for {first[0]}, {first[1]} and {first[2]}: an env of another size "
+                "needs the same spaces, for instance with the largest size and the rest left empty."
+            )
 
     def recover(self) -> None:
         """Replace a vector env that may have failed, and give the new one the same tasks.
@@ -190,35 +225,81 @@ class EnvHost:
 
     def close(self) -> None:
         """Close the vector env, if there is one."""
+        self._close_replaced()
         if hasattr(self, "env"):
             self.env.close()
 
+    def _close_replaced(self) -> None:
+        """Close the vector env that a restored state replaced; nobody can undo this any more."""
+        if self._replaced is not None:
+            close_quietly(self._replaced)
+            self._replaced = None
+
     def _next_seed(self) -> int:
         return int(self._seeds.spawn(1)[0].generate_state(1)[0]) >> 1
+
+    def _sub_envs(self) -> Sequence[Any]:
+        """Return the sub-envs that are objects in this process: all of them or none."""
+        return getattr(self.env.unwrapped, "envs", ())
+
+    def sub_env(self, env_index: int) -> Any:
+        """Return a sub-env with its wrappers, or `None` if it is not an object in this process."""
+        sub_envs = self._sub_envs()
+        return sub_envs[env_index] if sub_envs else None
 
     def _announce_sub_env(self, env_index: int, sub_env: Any) -> None:
         self._sub_env_created(sub_env, self._context.at(env_index), env_index)
 
     # Stepping.
 
-    def sampling(self) -> AbstractContextManager[None]:
-        """Return a context in which `reset` and `step` are limited to `env_step_timeout_s`, if this setting is set."""
-        return nullcontext() if self._timer is None else sampling(self._timer, own_process=self._own_process)
+    @contextmanager
+    def sampling(self, time_limit_s: float | None = None) -> Iterator[None]:
+        """Limit `reset` and `step` inside the `with` block to `env_step_timeout_s`, if this setting is set.
+
+        Args:
+            time_limit_s: Seconds after which they raise `SampleOverdue`, too. In a thread that cannot be interrupted
+                this has no effect.
+        """
+        self._close_replaced()
+        limits_sample = time_limit_s is not None and can_interrupt()
+        if not limits_sample and self._timer.timeout_s == math.inf:
+            yield
+            return
+        if time_limit_s is not None:
+            self._timer.sample_deadline_s = time.monotonic() + time_limit_s
+        self._is_timed = True
+        try:
+            with sampling(self._timer, own_process=self._own_process):
+                yield
+        finally:
+            self._is_timed, self._timer.sample_deadline_s = False, math.inf
 
     @property
     def step(self) -> Callable[..., Any]:
         """Function `step` of the vector env, with its time limit."""
-        return self.env.step if self._timer is None else partial(self._timer.call, self.env.step)
+        return partial(self._timer.call, self.env.step) if self._is_timed else self.env.step
 
-    def reset(self) -> tuple[Any, Mapping[str, Any]]:
+    def reset(self, resets: Sequence[EpisodeReset] | None = None) -> tuple[Any, Mapping[str, Any]]:
         """Reset all sub-envs and return observations and infos; the first reset of a vector env uses its seed.
+
+        Args:
+            resets: Reset arguments of the next episodes; sub-env i takes number i, i + N, and so on.
 
         Raises:
             EnvError: The env raised an exception, or took too long.
+            SampleError: There are reset arguments, and the sub-envs were made without the wrapper that takes them.
         """
+        if resets is not None and not self._config.chooses_resets:
+            raise SampleError(
+                f"env {self.name!r}: a request for samples gives the arguments of each reset, and the config says "
+                "nothing of it: set env_reset_fn, or for evaluation evaluation_seeds or evaluation_tasks."
+            )
         try:
             if self._restarting is not None:
                 self._begin_again(self._restarting)
+            if self._config.chooses_resets:
+                queues = [list(resets or ())[i :: self.num_envs] for i in range(self.num_envs)]
+                foreach_sub_env(self.env, self.name, fill_queue, queues)
             obs, infos = self._reset(self._reset_seed)
         except Exception as error:
             raise self.error("reset", 0, error) from original(error)
@@ -226,9 +307,15 @@ class EnvHost:
         return obs, infos
 
     def _reset(self, seed: int | None) -> tuple[Any, Mapping[str, Any]]:
-        reset = self.env.reset if self._timer is None else partial(self._timer.call, self.env.reset)
+        reset = partial(self._timer.call, self.env.reset) if self._is_timed else self.env.reset
         found: tuple[Any, Mapping[str, Any]] = reset(seed=seed)
         return found
+
+    def note_iteration(self, training_iteration: int | None) -> None:
+        """Tell the sub-envs how many iterations the algorithm has finished, where `env_reset_fn` may ask for it."""
+        if self._config.env_reset_fn is not None and training_iteration not in (None, self._iteration):
+            foreach_sub_env(self.env, self.name, note_iteration, [training_iteration] * self.num_envs)
+            self._iteration = training_iteration
 
     def _begin_again(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Prepare envs that restart for their reset: a new seed for what the env seeds itself, then its generator."""
@@ -303,20 +390,63 @@ class EnvHost:
         self.get_tasks()
         return results
 
+    def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
+        """Call `env_task_fn` for each sub-env, in its process, and set the tasks that it returns.
+
+        Raises:
+            CallbackError: `env_task_fn` raised an exception.
+        """
+        choose = partial(choose_task, self._config.env_task_fn, train_results)
+        foreach_sub_env(self.env, self.name, choose, [self._context.at(i) for i in range(self.num_envs)])
+        self.get_tasks()
+
     def get_tasks(self) -> list[Any] | None:
         """Return the result of `get_task` of each sub-env, or `None` if the sub-envs have no tasks."""
         if self._takes_tasks and not self.is_broken:
             self._tasks = known_tasks(self.env, self._tasks)
         return self._tasks
 
-    def set_tasks(self, tasks: list[Any] | None) -> None:
-        """Give each sub-env its task."""
-        self._tasks = tasks
+    def set_tasks(self, tasks: Sequence[Any] | None, *, needed: bool = False) -> None:
+        """Give each sub-env its task; if there are fewer tasks than sub-envs, the first ones follow after the last.
+
+        Raises:
+            EnvError: The tasks are needed, and the sub-envs take none.
+        """
+        if needed and not self._takes_tasks:
+            raise EnvError(
+                f"env {self.name!r} takes no tasks: define get_task() and set_task(task) in the env, as "
+                "corral.TaskSettableEnv has them, or in a wrapper of each sub-env; a vector env without sub-envs that "
+                "can be reached needs vectorization='sync'."
+            )
+        self._tasks = [tasks[i % len(tasks)] for i in range(self.num_envs)] if tasks else None
         self._give_tasks()
 
     def _give_tasks(self) -> None:
         if self._takes_tasks and self._tasks is not None:
             foreach_sub_env(self.env, self.name, set_task, self._tasks)
+
+    # Settings of the env that changed after the runner was built.
+
+    def _settings(self) -> dict[str, Any]:
+        settings = {name: getattr(self._config, name) for name in self._config.group_fields()["environment"]}
+        return {**settings, "env_config": dict(settings["env_config"])}
+
+    @property
+    def changed_settings(self) -> dict[str, Any]:
+        """Settings of `environment` that were changed after the runner was built."""
+        now, before = self._settings(), self._built_with
+        return {name: now[name] for name in now if not is_same(now[name], before[name])}
+
+    def change_settings(self, changed: Mapping[str, Any]) -> bool:
+        """Change settings of `environment` to what another host's `changed_settings` were.
+
+        Returns:
+            Whether they were others before, so that `make` must follow.
+        """
+        wanted = {**self._built_with, **changed}
+        others = {name: value for name, value in wanted.items() if not is_same(value, self._settings()[name])}
+        self._config.environment(**others)
+        return bool(others)
 
     # State.
 
@@ -349,10 +479,24 @@ class EnvHost:
             "reset_seed": self._reset_seed,
             "num_rows": self.num_rows,
             "restarts": self.restarts.get_state(),
+            "env_config": self._plain_env_config(),
             "tasks": self._plain_tasks(),
             "same_step": self.is_same_step,
             "envs": envs,
         }
+
+    def _plain_env_config(self) -> dict[str, Any] | None:
+        """Return `env_config` if it was changed, and warn of changed settings that a checkpoint cannot hold."""
+        changed = self.changed_settings
+        lost = [name for name, value in changed.items() if name != "env_config" or not is_plain(value)]
+        if lost:
+            log.warning(
+                "env %r: %s was changed in a runner, to what a checkpoint cannot hold: a restored runner has the "
+                "setting of the config.",
+                self.name,
+                ", ".join(lost),
+            )
+        return None if "env_config" in lost else changed.get("env_config")
 
     def _plain_tasks(self) -> list[Any] | None:
         tasks = self.get_tasks()
@@ -379,8 +523,10 @@ class EnvHost:
         make_seeds(state["seeds"]).spawn(1)
         copy.copy(self.restarts).set_state(state["restarts"])
         int(state["num_rows"] + (state["reset_seed"] or 0))
-        if state["tasks"] is not None and len(state["tasks"]) != self.num_envs:
-            raise CheckpointError(f"env {self.name!r}: the state has {len(state['tasks'])} tasks for {self.num_envs}.")
+        if state["tasks"] is not None and not state["tasks"]:
+            raise CheckpointError(f"env {self.name!r}: the list of tasks in the state is empty.")
+        if not isinstance(state.get("env_config"), dict | None):
+            raise CheckpointError(f"env {self.name!r}: env_config in the state is {state['env_config']!r:.80}.")
         for env in state["envs"] or ():
             check_env_state(env)
 
@@ -398,13 +544,22 @@ class EnvHost:
             EnvError: An env raised an exception in `reset`.
             Exception: Exception of `set_state` of an env.
         """
-        before, restarts, continuing = dict(vars(self)), self.restarts.get_state(), self.continues(state)
-        envs_before = self._known_env_states() if continuing else None
+        self._close_replaced()
+        before, restarts, seeds_before = dict(vars(self)), self.restarts.get_state(), get_seeds(self._seeds)
+        settings, env_config = self.changed_settings, state.get("env_config")
+        kept = {name: value for name, value in settings.items() if name != "env_config"}
+        is_replaced = self.change_settings(kept if env_config is None else {**kept, "env_config": dict(env_config)})
+        continuing, envs_before = False, None
 
         def undo() -> None:
+            self.change_settings(settings)
+            if is_replaced and hasattr(self, "env"):
+                close_quietly(self.env)
             vars(self).update(before)
             self.restarts.set_state(restarts)
-            if not continuing:
+            if is_replaced:
+                self._seeds = make_seeds(seeds_before)
+            if is_replaced or not continuing:
                 return
             if envs_before is None:  # they were not reset yet, and the same seeds make them again
                 self._seeds = make_seeds(self._seeds_of_env)
@@ -414,10 +569,15 @@ class EnvHost:
             self._resume(resets_next[1])
 
         self._undo = undo
+        if is_replaced:
+            self._replaced = self.__dict__.pop("env", None)  # it stays open for `undo` until the next sample
+            self.make()
+        continuing = self.continues(state)
+        envs_before = self._known_env_states() if continuing and not is_replaced else None
         seeds, self.num_rows = make_seeds(state["seeds"]), int(state["num_rows"])
         self.restarts.set_state(state["restarts"])
         if state["tasks"] is not None:
-            self.set_tasks(list(state["tasks"]))
+            self.set_tasks(state["tasks"])
         self._seeds, self._reset_seed, self._restarting = seeds, None, None
         if state["envs"] is None:
             self._reset_seed = self._next_seed() if state["reset_seed"] is None else int(state["reset_seed"])

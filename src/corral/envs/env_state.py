@@ -20,6 +20,7 @@ from gymnasium.vector import VectorWrapper
 from corral.core.plain import check_plain
 from corral.core.seeding import check_bits, get_rng, set_rng
 from corral.core.tree import copy_nested
+from corral.envs.episode_resets import EpisodeResets
 from corral.errors import CheckpointError
 
 log = logging.getLogger("corral")
@@ -37,6 +38,7 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
     "AtariPreprocessing": ("obs_buffer", "lives", "game_over"),
     "Autoreset": ("autoreset",),
     "DelayObservation": ("observation_queue",),
+    "EpisodeResets": ("num_episodes",),
     "FrameStackObservation": ("obs_queue", "padding_value"),
     "MaxAndSkipObservation": ("_obs_buffer",),
     "NormalizeObservation": (*(f"obs_rms.{name}" for name in _STATISTICS), "_update_running_mean"),
@@ -53,7 +55,7 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
     "TimeAwareObservation": ("timesteps",),
     "TimeLimit": ("_elapsed_steps",),
 }
-"""Attributes that make up the state of Gymnasium's wrappers, by the wrapper's name."""
+"""Attributes that make up the state of Gymnasium's wrappers, and of Corral's, by the wrapper's name."""
 
 
 def get_env_state(env: Any, name: str = "") -> dict[str, Any]:
@@ -165,8 +167,8 @@ def _split(env: Any) -> tuple[Sequence[Any], Any]:
 
 def _wrapper_state(layer: Any) -> dict[str, Any] | None:
     """Return the state of a wrapper, or `None` if the wrapper is not known."""
-    is_known = type(layer).__module__.startswith("gymnasium.wrappers") and type(layer).__name__ in WRAPPERS
-    if not is_known:
+    is_known = isinstance(layer, EpisodeResets) or type(layer).__module__.startswith("gymnasium.wrappers")
+    if not is_known or type(layer).__name__ not in WRAPPERS:
         return None
     try:
         values = {name: operator.attrgetter(name)(layer) for name in WRAPPERS[type(layer).__name__]}

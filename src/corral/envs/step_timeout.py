@@ -1,4 +1,4 @@
-"""The limit `env_step_timeout_s`: env calls that take longer are interrupted.
+"""The limits of env calls: `env_step_timeout_s` for one call, and the time limit of a sample for all of its calls.
 
 The first stage is a timer of the system (SIGALRM). Its handler raises an exception in the main thread, at the line that
 hangs. It interrupts sleeps, blocking reads, waits for locks and loops in Python, and costs about one microsecond per
@@ -9,6 +9,7 @@ watchdog writes the stacks of all threads and ends the process.
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -29,7 +30,11 @@ from corral.errors import ConfigError, EnvTimeoutError
 # Paths of code that is not part of an env: libraries that an env calls, and code that calls the env.
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 _ENVS = Path(__file__).parent
+_HAS_TIMERS = hasattr(signal, "setitimer")
 _NOT_ENV_CODE = (str(_ENVS), str(_ENVS.parent / "runners"), str(Path(gym.__file__).parent))
+
+# Seconds between two interruptions of calls that continue after the time of their sample was over.
+_OVERDUE_INTERVAL_S = 0.1
 
 T = TypeVar("T")
 
@@ -39,6 +44,10 @@ class StepOverdue(BaseException):
 
     It is not an `Exception`, because an env with `except Exception` would catch it and continue.
     """
+
+
+class SampleOverdue(BaseException):
+    """Raised inside the code of the env when the time of the whole sample is over; the runner then ends the sample."""
 
 
 class StepTimer:
@@ -52,7 +61,8 @@ class StepTimer:
         limit: Name of the limit in messages.
 
     Attributes:
-        timeout_s: Seconds that one call may take.
+        timeout_s: Seconds that one call may take; infinity is no limit.
+        sample_deadline_s: Clock reading (`time.monotonic`) after which any call raises `SampleOverdue`.
         is_armed: Whether a call is running.
         num_calls: Number of calls that have begun.
     """
@@ -60,6 +70,7 @@ class StepTimer:
     def __init__(self, timeout_s: float, limit: str = "env_step_timeout_s") -> None:
         """Keep the limit; the signal handler is not changed yet."""
         self.timeout_s = timeout_s
+        self.sample_deadline_s = math.inf
         self._limit = f"{limit}={timeout_s:g}"
         self._interval_s = min(max(timeout_s, 0.05), 1.0)
         self.is_armed = False
@@ -78,7 +89,7 @@ class StepTimer:
         previous_delay_s, previous_interval_s = signal.setitimer(signal.ITIMER_REAL, 0)
         previous = signal.signal(signal.SIGALRM, self._ring)
         try:
-            signal.setitimer(signal.ITIMER_REAL, self.timeout_s)
+            signal.setitimer(signal.ITIMER_REAL, self._next_ring_s())
             yield
         finally:
             self.is_armed = False
@@ -118,15 +129,23 @@ class StepTimer:
 
     def _arm(self) -> None:
         self.num_calls += 1
-        self._deadline_s = time.monotonic() + self.timeout_s
+        self._deadline_s = min(time.monotonic() + self.timeout_s, self.sample_deadline_s)
         self.is_armed = True
 
+    def _next_ring_s(self) -> float:
+        """Return the seconds until the earliest time at which a call that begins now or later may be overdue."""
+        left_s = self.sample_deadline_s - time.monotonic()
+        return min(self.timeout_s, left_s if left_s > 0 else _OVERDUE_INTERVAL_S)
+
     def _ring(self, _: int, frame: FrameType | None) -> None:
-        left_s = self._deadline_s - time.monotonic() if self.is_armed else self.timeout_s
+        left_s = self._deadline_s - time.monotonic() if self.is_armed else self._next_ring_s()
         if left_s > 0:
             signal.setitimer(signal.ITIMER_REAL, max(left_s, 1e-3))
             return
         # Fire again and again, because code that catches all exceptions may catch the first one.
+        if self._deadline_s == self.sample_deadline_s:
+            signal.setitimer(signal.ITIMER_REAL, _OVERDUE_INTERVAL_S)
+            raise SampleOverdue
         signal.setitimer(signal.ITIMER_REAL, self._interval_s)
         raise StepOverdue(f"took longer than {self._limit}{_place(frame)}")
 
@@ -146,15 +165,20 @@ def _is_env_code(path: str) -> bool:
     return not path.startswith(_STANDARD_LIBRARY) or "site-packages" in path
 
 
+def can_interrupt() -> bool:
+    """Return whether env calls can be interrupted here: in the main thread, if the system has timers."""
+    return _HAS_TIMERS and threading.current_thread() is threading.main_thread()
+
+
 def require_signals() -> None:
     """Raise an error if an env cannot be interrupted here.
 
     Raises:
         ConfigError: This is not the main thread, or the system has no timers.
     """
-    if not hasattr(signal, "setitimer"):
+    if not _HAS_TIMERS:
         raise ConfigError("env_step_timeout_s needs the interval timers of POSIX, which this system does not have.")
-    if threading.current_thread() is not threading.main_thread():
+    if not can_interrupt():
         raise ConfigError(
             "env_step_timeout_s cannot interrupt an env outside of the main thread, and this runner is in thread "
             f"{threading.current_thread().name!r}: set num_env_runners>=1, so that runners have their own processes, "
@@ -182,13 +206,12 @@ def limited(timeout_s: float | None, limit: str = "env_step_timeout_s") -> Itera
 
 
 @contextmanager
-def sampling(timer: StepTimer | None, *, own_process: bool) -> Iterator[None]:
-    """Prepare a timer for calls; if `own_process`, start the watchdog, which may end the process."""
+def sampling(timer: StepTimer, *, own_process: bool) -> Iterator[None]:
+    """Prepare a timer for calls; if `own_process`, a limit per call starts the watchdog, which may end the process."""
     with ExitStack() as stack:
-        if timer is not None:
-            stack.enter_context(timer.installed())
-            if own_process:
-                stack.enter_context(_watchdog(timer))
+        stack.enter_context(timer.installed())
+        if own_process and timer.timeout_s < math.inf:
+            stack.enter_context(_watchdog(timer))
         yield
 
 

@@ -12,7 +12,9 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from corral.envs.checks import check_obs
+from corral.envs.episode_resets import EpisodeResets
 from corral.envs.step_timeout import StepOverdue, StepTimer, limited
+from corral.envs.tasks import has_tasks, set_task, task_of
 from corral.errors import CallbackError, CorralError, EnvError, EnvTimeoutError, SubEnvError
 
 log = logging.getLogger("corral")
@@ -22,6 +24,21 @@ MAX_FAILURES = 3
 
 CLOSE_LIMIT_S = 5.0
 """Seconds that a failed vector env may take to close."""
+
+
+class AbsentSubEnvs:
+    """Attribute `envs` of a vector env that has none: reading it raises an `AttributeError` with a message.
+
+    `hasattr(env, "envs")` is False, as without it, and an instance may have an attribute `envs` all the same.
+    """
+
+    def __init__(self, message: str) -> None:
+        """Keep the message."""
+        self._message = message
+
+    def __get__(self, env: object, cls: type) -> Any:
+        """Raise the error."""
+        raise AttributeError(self._message)
 
 
 class Restarts:
@@ -105,6 +122,8 @@ def restart_env(
 ) -> tuple[gym.Env[Any, Any], Any, dict[str, Any]]:
     """Replace a failed sub-env: close it, make a new one, give the new one the same task, and reset it.
 
+    Where reset arguments are chosen for each episode, the new sub-env begins the episode again that broke.
+
     Args:
         old: Sub-env that failed.
         make: Function that makes a sub-env.
@@ -126,6 +145,8 @@ def restart_env(
             new = make()
             created(new)
             call(set_task, new, task)
+            if isinstance(new, EpisodeResets):
+                new.take_over(old)
             obs, info = call(new.reset, seed=seed + attempt)
             check_obs(old.observation_space, obs)
         except CallbackError:
@@ -161,8 +182,8 @@ def problem_of(error: BaseException) -> str:
 
 def env_error(name: str, step: int, method: str, error: Exception) -> Exception:
     """Return an error that names the env, the step of the runner and the problem; a `CallbackError` is not changed."""
-    if isinstance(error, CallbackError):
-        return error
+    if (found := _callback_error(error)) is not None:
+        return found
     where, problem = "", problem_of(error)
     if isinstance(error, SubEnvError):
         where, method, problem = f", sub-env {error.env_index}", error.method, error.problem
@@ -173,9 +194,15 @@ def env_error(name: str, step: int, method: str, error: Exception) -> Exception:
 
 def original(error: Exception) -> BaseException | None:
     """Return the original exception of the env or the callback, without the errors that wrap it."""
-    if isinstance(error, CallbackError):
-        return error.__cause__
+    if (found := _callback_error(error)) is not None:
+        return found.__cause__
     return error.__cause__ if isinstance(error, SubEnvError) and error.__cause__ is not None else error
+
+
+def _callback_error(error: Exception) -> CallbackError | None:
+    """Return the error of the user's own function, which is no failure of the env, also from a sub-env's process."""
+    found = error.__cause__ if isinstance(error, SubEnvError) else error
+    return found if isinstance(found, CallbackError) else None
 
 
 def _quietly(what: str, call: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:
@@ -195,24 +222,6 @@ def close_quietly(env: Any) -> None:
             env.close(**({"timeout": CLOSE_LIMIT_S} if hasattr(env.unwrapped, "processes") else {}))
     except Exception:
         log.warning("An env that is not used any more could not be closed.", exc_info=True)
-
-
-# Tasks of envs with the methods `get_task` and `set_task`, in the env itself or in one of its wrappers.
-
-
-def task_of(env: gym.Env[Any, Any]) -> Any:
-    """Return the task of a sub-env, or `None` if it has none."""
-    return env.get_wrapper_attr("get_task")() if _has_tasks(env) else None
-
-
-def set_task(env: gym.Env[Any, Any], task: Any) -> None:
-    """Give a sub-env a task, unless the task is `None` or the env has no tasks."""
-    if task is not None and _has_tasks(env):
-        env.get_wrapper_attr("set_task")(task)
-
-
-def _has_tasks(env: gym.Env[Any, Any]) -> bool:
-    return env.has_wrapper_attr("get_task") and env.has_wrapper_attr("set_task")
 
 
 # All sub-envs of a vector env.
@@ -242,7 +251,7 @@ def foreach_sub_env(
 def takes_tasks(env: VectorEnv[Any, Any, Any]) -> bool:
     """Return whether the sub-envs have tasks and can be reached."""
     reached = hasattr(env.unwrapped, "envs") or hasattr(env.unwrapped, "foreach")
-    return reached and any(foreach_sub_env(env, "", _has_tasks))
+    return reached and any(foreach_sub_env(env, "", has_tasks))
 
 
 def known_tasks(env: VectorEnv[Any, Any, Any], before: list[Any] | None) -> list[Any] | None:

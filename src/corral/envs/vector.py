@@ -20,7 +20,7 @@ from corral.core.spaces import space_tree
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
 from corral.envs.checks import check_env, check_spaces, mismatch, warn_if_cast
 from corral.envs.step_timeout import limited
-from corral.envs.sub_envs import Restarts, close_quietly
+from corral.envs.sub_envs import AbsentSubEnvs, Restarts, close_quietly
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, nearest, nearest_name
 
@@ -168,6 +168,7 @@ def make_vector_env(
     vectorization: str = "auto",
     autoreset_mode: str = "next_step",
     wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
+    outermost: Callable[[gym.Env[Any, Any], EnvContext], gym.Env[Any, Any]] | None = None,
     check: bool = True,
     seed: int = 0,
     needs_sub_envs: bool = False,
@@ -182,10 +183,11 @@ def make_vector_env(
         num_envs: Number of sub-envs N, or `None` if the user did not set it.
         default_num_envs: Number of sub-envs if `num_envs` is `None`; a ready `VectorEnv` has its own number.
         vectorization: `"sync"`, `"async"` (one process per sub-env), or `"auto"`: the native vector env of the id if
-            there is one with this autoreset mode, N > 1, `wrappers` is empty and `needs_sub_envs` is False; else
-            `"sync"`.
+            there is one with this autoreset mode, N > 1, `wrappers` and `outermost` are empty and `needs_sub_envs` is
+            False; else `"sync"`.
         autoreset_mode: `"next_step"` or `"same_step"`.
         wrappers: Wrappers of each sub-env; the first one is the innermost.
+        outermost: Wrapper of each sub-env around `wrappers`, which receives the context of the sub-env too.
         check: Whether to check spaces, reset and first step.
         seed: Seed of the global generators in the processes of async sub-envs.
         needs_sub_envs: Whether callbacks need the sub-envs, which a native vector env does not have.
@@ -198,8 +200,9 @@ def make_vector_env(
     """
     resolved, name, n = resolve_env(env), env_name(env), num_envs or default_num_envs
     mode = AutoresetMode.SAME_STEP if autoreset_mode == "same_step" else AutoresetMode.NEXT_STEP
+    one_by_one = bool(vectorization != "auto" or n == 1 or wrappers or outermost or needs_sub_envs)
     with ExitStack() as opened:  # closes the envs if anything raises
-        if isinstance(resolved, str) and vectorization == "auto" and n > 1 and not (wrappers or needs_sub_envs):
+        if isinstance(resolved, str) and not one_by_one:
             native = _make_native(resolved, name, n, mode, context)
             if native is not None:
                 opened.callback(native.close)  # it has no wrappers that count the reset and the step of the check
@@ -208,17 +211,21 @@ def make_vector_env(
                 return native
 
         def make(vector_index: int) -> Any:
-            return _make_one(resolved, name, context.at(vector_index), wrappers)
+            return _make_one(resolved, name, context.at(vector_index), wrappers, outermost)
 
         first = make(0)
         opened.callback(lambda: first.close())
         if isinstance(first, VectorEnv):
-            _refuse_contradictions(first, name, num_envs, vectorization, autoreset_mode, wrappers)
+            _refuse_contradictions(first, name, num_envs, vectorization, autoreset_mode, wrappers, outermost)
             _check_vector_env(first, name, check, limits)
             ready: VectorEnv[Any, Any, Any] = _make_again(first, make) if check else first
             first = ready
             if needs_sub_envs and not hasattr(first.unwrapped, "envs"):
-                log.warning("env %r has no sub-envs in this process: on_sub_environment_created does not fire.", name)
+                log.warning(
+                    "env %r has no sub-envs in this process: on_sub_environment_created does not fire, and "
+                    "sub_environment is None in events of episodes.",
+                    name,
+                )
             opened.pop_all()
             return ready
         if check:
@@ -271,13 +278,28 @@ def _make_native(
     with _errors_of(name, f"its native vector env was made with env_config {dict(context)}"), _needs_said(env_id):
         native = gym.make_vec(env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **context)
     if native.metadata.get("autoreset_mode") == mode:
+        _explain_sub_envs(native, name)
         return native
     log.info("env %r: its native vector env does not reset in mode %s, so sub-envs are stepped one by one.", name, mode)
     native.close()
     return None
 
 
-def _make_one(resolved: str | Callable[..., Any], name: str, context: EnvContext, wrappers: Sequence[Any]) -> Any:
+def _explain_sub_envs(native: VectorEnv[Any, Any, Any], name: str) -> None:
+    """Let `native.envs`, which does not exist, say how to get sub-envs; `native` then has a subclass of its class."""
+    base = native.unwrapped
+    cls = type(base)
+    if not hasattr(base, "envs"):
+        absent = AbsentSubEnvs(
+            f"the native vector env of {name!r} has no sub-envs: set .env_runners(vectorization='sync'), or name the "
+            "argument sub_environment in a callback of an episode event, which does the same"
+        )
+        base.__class__ = type(cls.__name__, (cls,), {"__module__": cls.__module__, "envs": absent})
+
+
+def _make_one(
+    resolved: str | Callable[..., Any], name: str, context: EnvContext, wrappers: Sequence[Any], outermost: Any
+) -> Any:
     """Return one env with its wrappers, or the ready `VectorEnv` of a factory."""
     with _errors_of(name, f"sub-env {context.vector_index} was made with env_config {dict(context)}"):
         if isinstance(resolved, str):
@@ -288,6 +310,7 @@ def _make_one(resolved: str | Callable[..., Any], name: str, context: EnvContext
         if isinstance(made, gym.Env):
             for wrapper in wrappers:
                 made = wrapper(made)
+            made = made if outermost is None else outermost(made, context)
     if not isinstance(made, (gym.Env, VectorEnv)):
         raise EnvError(f"env {name!r}: expected a gymnasium Env or VectorEnv, got {type(made).__name__}.")
     return made
@@ -300,6 +323,7 @@ def _refuse_contradictions(
     vectorization: str,
     autoreset_mode: str,
     wrappers: Sequence[Any],
+    outermost: Any,
 ) -> None:
     """Refuse settings that do not apply to a ready vector env."""
     if num_envs is not None and num_envs != env.num_envs:
@@ -311,6 +335,12 @@ def _refuse_contradictions(
         raise ConfigError(
             f"vectorization={vectorization!r} and wrappers={list(wrappers)} do not apply to env {name!r}, whose "
             "factory returned a VectorEnv: wrap it in the factory, and leave vectorization at 'auto'."
+        )
+    if outermost is not None:
+        raise ConfigError(
+            f"env_reset_fn, evaluation_seeds and evaluation_tasks do not apply to env {name!r}, whose factory returned "
+            "a VectorEnv, which resets its sub-envs itself: choose seed and options there, or let the factory return a "
+            "single env."
         )
     if autoreset_mode == "same_step" and env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP:
         raise ConfigError(

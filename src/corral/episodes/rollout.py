@@ -305,16 +305,18 @@ class EpisodeStatistics:
         returns: Sums of rewards.
         lengths: Env steps.
         durations_s: Seconds from the reset to the last step, without the time between two `sample()` calls.
+        env_indices: Indices of the sub-envs.
     """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
     durations_s: NDArray[np.float64]
+    env_indices: NDArray[np.int64]
 
     @classmethod
     def empty(cls) -> EpisodeStatistics:
         """Return the statistics of no episodes."""
-        return cls(np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
+        return cls(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
 
 
 def _over(rollout: Rollout) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -366,6 +368,7 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
         since_last_end(returns[rows, envs], 0.0, returns[rows, envs]),
         since_last_end(lengths[rows, envs], 0, lengths[rows, envs]),
         since_last_end(end_times, carry.start_times_s[envs], begin_times),
+        envs[order],
     )
     left = replace(
         carry,

@@ -21,7 +21,7 @@ from corral.core.interrupts import name_of_interrupt
 from corral.envs.vector import env_name
 from corral.errors import ConfigError, nearest
 from corral.metrics.named_number import find_value
-from corral.metrics.result import flat_result
+from corral.metrics.result import evaluated_return, flat_result
 from corral.metrics.timers import PARTS
 
 if TYPE_CHECKING:
@@ -152,10 +152,11 @@ class Progress:
         if self.result is None:
             return "no iteration"
         result = self.result
-        iterations = result["training_iteration"]
+        iterations, evaluated = result["training_iteration"], evaluated_return(result)
         return (
             f"{iterations} iteration{'s' * (iterations != 1)}, {result['num_env_steps_sampled_lifetime']:,} env steps, "
             f"{result['time_total_s']:.1f} s, mean return {result['env_runners']['episode_return_mean']:.1f}"
+            f"{'' if evaluated is None else f', evaluated return {evaluated[0]}'}"
         )
 
     def _panel(self) -> Panel:
@@ -174,6 +175,9 @@ class Progress:
             "min .. max",
             f"{episodes['episode_return_min']:.1f} .. {episodes['episode_return_max']:.1f}",
         )
+        if "evaluation" in result:
+            mean, interval = evaluated_return(result) or ("no round yet", "")
+            numbers.add_row("evaluated return", mean, "95% interval", interval)
         bottleneck = result["bottleneck"]
         shares = "  ".join(
             f"{part} {result['timers'][f'{part}_share']:.0%}"

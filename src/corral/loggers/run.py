@@ -24,6 +24,7 @@ from corral.errors import RunDirectoryError
 from corral.loggers.base import Logger
 from corral.loggers.files import CSVLogger, JSONLinesLogger, default_loggers
 from corral.loggers.tensorboard import TensorBoardLogger
+from corral.metrics.result import evaluated_return
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -158,6 +159,8 @@ class Run:
             result["num_env_steps_sampled_lifetime"],
             episodes["episode_return_mean"],
         )
+        if result.get("evaluation", {}).get("fresh") and (evaluated := evaluated_return(result)):
+            log.info("Evaluation with iteration %d: mean return %s, 95%% interval %s.", iteration, *evaluated)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

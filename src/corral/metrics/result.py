@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,15 @@ def merge_nested(result: dict[str, Any], more: Mapping[str, Any]) -> None:
             merge_nested(result[key], value)
         else:
             result[key] = value
+
+
+def evaluated_return(result: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the mean return of the latest evaluation round and its 95% interval as texts; `None` without a round."""
+    found = result.get("evaluation", {}).get("env_runners", {})
+    mean, low, high = (
+        found.get(f"episode_return_{name}", math.nan) for name in ("mean", "interval_low", "interval_high")
+    )
+    return None if math.isnan(mean) else (f"{mean:,.1f}", f"{low:,.1f} .. {high:,.1f}")
 
 
 def plain_numbers(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,11 +46,17 @@ def _top_lines(result: Mapping[str, Any]) -> Iterator[str]:
         for what, name in (("return", "episode_return"), ("length", "episode_len")):
             mean, low, high = (group.get(f"{name}_{how}", float("nan")) for how in ("mean", "min", "max"))
             if mean == mean:
-                yield f"{title}: mean {what} {mean:,.2f} ({low:,.2f} .. {high:,.2f})"
+                yield f"{title}: mean {what} {mean:,.2f} ({low:,.2f} .. {high:,.2f}){_interval(group, name)}"
     shares = {name.removesuffix("_share"): share for name, share in timers.items() if name.endswith("_share")}
     largest = sorted((name for name in shares if shares[name] >= 0.005), key=lambda name: -shares[name])
     if largest:
         yield "time: " + ", ".join(f"{name} {shares[name]:.0%}" for name in largest[:5])
+
+
+def _interval(group: Mapping[str, Any], name: str) -> str:
+    """Return the 95% interval of a mean as text, if the group has one."""
+    low, high = (group.get(f"{name}_interval_{end}", float("nan")) for end in ("low", "high"))
+    return f", 95%: {low:,.2f} .. {high:,.2f}" if low == low else ""
 
 
 def _is_listed(path: str, value: Any) -> bool:

@@ -18,6 +18,7 @@ PARTS = {
     "learning": "training.minibatch_size",
     "syncing": "training.train_batch_size_per_learner",
     "callbacks": "callbacks",
+    "evaluating": "evaluation.evaluation_duration",
 }
 
 

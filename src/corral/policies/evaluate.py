@@ -1,13 +1,13 @@
-"""How good a policy is: returns and lengths of whole episodes, with a confidence interval of the mean return."""
+"""How good a policy is: returns and lengths of whole episodes, and their statistics."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -16,20 +16,22 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from corral.core.spaces import module_observation_space, space_tree
-from corral.core.tree import Tree, map_tree, named_leaves
+from corral.core.spaces import module_observation_space, space_kinds
+from corral.core.tree import Tree, map_tree
 from corral.envs.env_state import warn_of_statistics
+from corral.envs.episode_resets import EpisodeReset, EpisodeResets, fill_queue, quotas
 from corral.envs.sub_envs import env_error, original
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.errors import ConfigError, CorralError, EnvError
+from corral.evaluation.statistics import summarize_episodes
 from corral.policies.policy import Policy
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
     from corral.modules.spec import ModuleSpec
 
-CONFIDENCE = 0.95
+DEFAULT_NUM_EPISODES = 100
 DEFAULT_NUM_ENVS = 8
 MAX_EPISODE_STEPS = 100_000
 
@@ -51,65 +53,70 @@ class PolicyEvaluation:
         """Number of episodes."""
         return len(self.episode_returns)
 
+    @cached_property
+    def statistics(self) -> dict[str, float]:
+        """Statistics of the returns and lengths by name, as evaluation during training reports them.
+
+        `corral.evaluation.statistics.summarize_episodes` describes them.
+        """
+        return summarize_episodes(self.episode_returns, self.episode_lens)
+
     @property
     def episode_return_mean(self) -> float:
         """Mean return."""
-        return statistics.fmean(self.episode_returns)
+        return self.statistics["episode_return_mean"]
+
+    @property
+    def episode_return_median(self) -> float:
+        """Median of the returns."""
+        return self.statistics["episode_return_median"]
+
+    @property
+    def episode_return_iqm(self) -> float:
+        """Interquartile mean: the mean return without the lowest and the highest quarter of the episodes."""
+        return self.statistics["episode_return_iqm"]
 
     @property
     def episode_return_std(self) -> float:
         """Standard deviation of the returns, with n - 1 in the denominator; NaN for a single episode."""
-        return statistics.stdev(self.episode_returns) if self.num_episodes > 1 else math.nan
+        return self.statistics["episode_return_std"]
 
     @property
     def episode_return_interval(self) -> tuple[float, float]:
-        """95% confidence interval of the mean return, by Student's t distribution; NaN for a single episode.
-
-        The interval is mean +- t * deviation / sqrt(n). It is exact for normally distributed returns, and nearly so for
-        other returns of a few dozen episodes.
-        """
-        if self.num_episodes < 2:
-            return math.nan, math.nan
-        quantile = student_t_quantile((1 + CONFIDENCE) / 2, self.num_episodes - 1)
-        half = quantile * self.episode_return_std / math.sqrt(self.num_episodes)
-        return self.episode_return_mean - half, self.episode_return_mean + half
+        """95% confidence interval of the mean return, by the bootstrap; NaN for fewer than five episodes."""
+        return self.statistics["episode_return_interval_low"], self.statistics["episode_return_interval_high"]
 
     @property
     def episode_len_mean(self) -> float:
         """Mean length, in env steps."""
-        return statistics.fmean(self.episode_lens)
+        return self.statistics["episode_len_mean"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all numbers in types that JSON holds; what a single episode does not have is `None`."""
-        low, high = self.episode_return_interval
-        several = self.num_episodes > 1
+        """Return all numbers in types that JSON holds; what so few episodes do not have is `None`."""
         return {
             "num_episodes": self.num_episodes,
             "num_env_steps": sum(self.episode_lens),
-            "episode_return_mean": self.episode_return_mean,
-            "episode_return_std": self.episode_return_std if several else None,
-            "episode_return_interval": [low, high] if several else None,
-            "episode_return_min": min(self.episode_returns),
-            "episode_return_max": max(self.episode_returns),
-            "episode_len_mean": self.episode_len_mean,
-            "episode_len_min": min(self.episode_lens),
-            "episode_len_max": max(self.episode_lens),
+            **{name: None if math.isnan(value) else value for name, value in self.statistics.items()},
             "episode_returns": list(self.episode_returns),
             "episode_lens": list(self.episode_lens),
         }
 
     def __str__(self) -> str:
         """Return the numbers as a few lines of text."""
-        low, high = self.episode_return_interval
-        several, missing = self.num_episodes > 1, "needs two episodes or more"
+        found = SimpleNamespace(**{name.removeprefix("episode_"): value for name, value in self.statistics.items()})
+        few, one = math.isnan(found.return_interval_low), self.num_episodes < 2
         rows = {
             "episodes": f"{self.num_episodes}",
-            "mean return": f"{self.episode_return_mean:.2f}",
-            "95% interval": f"{low:.2f} to {high:.2f} (Student's t)" if several else missing,
-            "standard deviation": f"{self.episode_return_std:.2f}" if several else missing,
-            "lowest, highest": f"{min(self.episode_returns):.2f}, {max(self.episode_returns):.2f}",
-            "mean length": f"{self.episode_len_mean:.1f} env steps",
-            "shortest, longest": f"{min(self.episode_lens)}, {max(self.episode_lens)} env steps",
+            "mean return": f"{found.return_mean:.2f}",
+            "95% interval": "needs five episodes or more"
+            if few
+            else f"{found.return_interval_low:.2f} to {found.return_interval_high:.2f} (bootstrap)",
+            "standard deviation": "needs two episodes or more" if one else f"{found.return_std:.2f}",
+            "median": f"{found.return_median:.2f}",
+            "interquartile mean": f"{found.return_iqm:.2f}",
+            "lowest, highest": f"{found.return_min:.2f}, {found.return_max:.2f}",
+            "mean length": f"{found.len_mean:.1f} env steps",
+            "shortest, longest": f"{found.len_min:.0f}, {found.len_max:.0f} env steps",
         }
         return "\n".join(f"{name:<20}{value}" for name, value in rows.items())
 
@@ -122,11 +129,12 @@ def evaluate_policy(
     policy: Policy | Algorithm | Callable[[Any], Any],
     env: Any,
     *,
-    episodes: int = 100,
+    episodes: int | None = None,
     env_config: Mapping[str, Any] | None = None,
     wrappers: Sequence[Callable[[Any], Any]] = (),
     num_envs: int | None = None,
     seed: int | None = 0,
+    seeds: Sequence[int] | None = None,
     explore: bool = False,
     max_episode_steps: int = MAX_EPISODE_STEPS,
 ) -> PolicyEvaluation:
@@ -139,11 +147,13 @@ def evaluate_policy(
         policy: A policy, an algorithm, or a function from one observation to one env action.
         env: A Gymnasium id, an import path, a class, or a factory, as in `.environment(env)`; or an env or vector env,
             which stays open.
-        episodes: Number of episodes.
+        episodes: Number of episodes; `None` is 100, or as many as there are `seeds`.
         env_config: Settings of the env; see `.environment(env_config=...)`.
         wrappers: Wrappers of each sub-env; the first one is the innermost.
         num_envs: Number of sub-envs; `None` is 8 at most, and 1 if `policy` is a function.
         seed: Seed of the first reset; sub-env i gets `seed + i`. `None` draws another one each time.
+        seeds: Seeds of the episodes, one each, in the order of `episode_returns`. Two policies that are evaluated with
+            the same seeds begin the same episodes, whatever `num_envs` is.
         explore: Whether a policy or an algorithm explores.
         max_episode_steps: Length from which an episode counts as one that never ends.
 
@@ -152,12 +162,19 @@ def evaluate_policy(
         EnvError: The env raised an exception, gave a return that is not finite, or has an episode that does not end.
         ObservationError: An observation does not fit the policy.
     """
+    resets = None if seeds is None else [EpisodeReset(seed=one) for one in seeds]
+    if episodes is None:
+        episodes = DEFAULT_NUM_EPISODES if resets is None else len(resets)
     for name, value in (("episodes", episodes), ("max_episode_steps", max_episode_steps), ("num_envs", num_envs or 1)):
         if value < 1:
             raise ConfigError(f"evaluate_policy: {name}={value} must be at least 1.")
+    if resets is not None and len(resets) != episodes:
+        raise ConfigError(
+            f"evaluate_policy: there are {len(resets)} seeds for episodes={episodes}: leave episodes out."
+        )
     by_batch = isinstance(policy, Policy) or hasattr(policy, "compute_actions")
     default_num_envs = min(episodes, DEFAULT_NUM_ENVS) if by_batch else 1
-    with _opened(env, env_config, wrappers, num_envs, default_num_envs, seed or 0) as vector_env:
+    with _opened(env, env_config, wrappers, num_envs, default_num_envs, seed or 0, resets) as vector_env:
         name = env_name(env)
         acting = _acting(policy, vector_env, name, explore)
         return _play_episodes(acting, vector_env, name, episodes, seed, max_episode_steps)
@@ -171,6 +188,7 @@ def _opened(
     num_envs: int | None,
     default_num_envs: int,
     seed: int,
+    resets: list[EpisodeReset] | None,
 ) -> Iterator[VectorEnv[Any, Any, Any]]:
     """Open a vector env for a block. An env that is an instance is not closed: it is the caller's."""
     if isinstance(env, (gym.Env, VectorEnv)):
@@ -179,18 +197,40 @@ def _opened(
                 "evaluate_policy: env_config, wrappers and num_envs do not apply to an env that is made already: give "
                 "its class or id."
             )
-        yield env if isinstance(env, VectorEnv) else SyncVectorEnv([lambda: env])
+        if isinstance(env, VectorEnv):
+            if resets is not None:
+                raise ConfigError(
+                    f"evaluate_policy: seeds do not apply to {env_name(env)}, which resets its sub-envs itself."
+                )
+            yield env
+            return
+        outer = env if resets is None else EpisodeResets(env)
+        yield _with_queues(SyncVectorEnv([lambda: outer]), resets)
         return
     context = EnvContext(dict(env_config or {}))
     vector_env = make_vector_env(
-        env, context, num_envs=num_envs, default_num_envs=default_num_envs, wrappers=wrappers, seed=seed
+        env,
+        context,
+        num_envs=num_envs,
+        default_num_envs=default_num_envs,
+        wrappers=wrappers,
+        outermost=None if resets is None else EpisodeResets,
+        seed=seed,
     )
     try:
         for sub_env in vector_env.envs[:1] if isinstance(vector_env, SyncVectorEnv) else ():
             warn_of_statistics(sub_env, env_name(env))
-        yield vector_env
+        yield _with_queues(vector_env, resets)
     finally:
         vector_env.close()
+
+
+def _with_queues(env: VectorEnv[Any, Any, Any], resets: list[EpisodeReset] | None) -> VectorEnv[Any, Any, Any]:
+    """Give each sub-env the reset arguments of its episodes."""
+    if resets is not None:
+        for i, sub_env in enumerate(env.unwrapped.envs):  # type: ignore[attr-defined]
+            fill_queue(sub_env, resets[i :: env.num_envs])
+    return env
 
 
 def _acting(policy: Any, env: VectorEnv[Any, Any, Any], name: str, explore: bool) -> Acting:
@@ -220,7 +260,7 @@ def check_spaces_fit(
         ConfigError: Names the env and both spaces.
     """
     given = module_observation_space(observation_space)
-    if _kinds(policy.observation_space) != _kinds(given):
+    if space_kinds(policy.observation_space) != space_kinds(given):
         raise ConfigError(
             f"the policy takes observations of {policy.observation_space}, and env {name!r} gives {given}: give the "
             "env with which it was trained."
@@ -232,14 +272,6 @@ def check_spaces_fit(
         )
 
 
-def _kinds(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Return the leaves of a space by name, without the bounds of a Box."""
-    return {
-        name: ("Box", leaf.shape, leaf.dtype) if isinstance(leaf, spaces.Box) else leaf
-        for name, leaf in named_leaves(space_tree(space))
-    }
-
-
 def _play_episodes(
     acting: Acting,
     env: VectorEnv[Any, Any, Any],
@@ -249,7 +281,7 @@ def _play_episodes(
     max_episode_steps: int,
 ) -> PolicyEvaluation:
     n = env.num_envs
-    shares = [episodes // n + (i < episodes % n) for i in range(n)]
+    shares = quotas(episodes, n).tolist()
     found: list[list[tuple[float, int]]] = [[] for _ in range(n)]
     total, length, resets = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.bool_)
     next_step = env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
@@ -287,34 +319,3 @@ def _called(name: str, method: str, step: int, call: Callable[[], Any]) -> Any:
         raise env_error(name, step, method, error) from original(error)
     except Exception as error:
         raise env_error(name, step, method, error) from error
-
-
-@cache
-def student_t_quantile(probability: float, degrees: int) -> float:
-    """Return the quantile of Student's t distribution, for a probability above 0.5.
-
-    The distribution function is the finite sum 26.7.3 and 26.7.4 of Abramowitz and Stegun 1964; its inverse is found by
-    bisection, to the precision of a float.
-
-    Args:
-        probability: Probability in (0.5, 1).
-        degrees: Degrees of freedom, at least 1.
-    """
-    low, high = 0.0, math.tan(math.pi * (probability - 0.5))  # the quantile of 1 degree is the largest
-    for _ in range(60):
-        middle = (low + high) / 2
-        below = 0.5 + _central_probability(middle, degrees) / 2 < probability
-        low, high = (middle, high) if below else (low, middle)
-    return (low + high) / 2
-
-
-def _central_probability(t: float, degrees: int) -> float:
-    """Return the probability of [-t, t]."""
-    angle = math.atan(t / math.sqrt(degrees))
-    odd = degrees % 2
-    ranks = np.arange(2 + odd, degrees - 1, 2)
-    terms = np.cumprod(np.concatenate([[1.0], (ranks - 1) / ranks * math.cos(angle) ** 2]))
-    series = math.sin(angle) * float(terms.sum())
-    if not odd:
-        return series
-    return 2 / math.pi * (angle + (math.cos(angle) * series if degrees > 1 else 0.0))

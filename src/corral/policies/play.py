@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from fractions import Fraction
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
-import numpy as np
-from numpy.typing import NDArray
 
 from corral.envs.env_state import warn_of_statistics
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
+from corral.envs.videos import Mp4Encoder, check_frame, frames_per_second
 from corral.errors import ConfigError, EnvError
 from corral.policies.evaluate import MAX_EPISODE_STEPS, check_spaces_fit
 from corral.policies.policy import Policy
 
-Frame = NDArray[np.uint8]
-"""An image, uint8 `[H, W, 3]`."""
-
 PACKAGES = {"mp4": ("av", "av"), "gif": ("PIL", "pillow")}
-DEFAULT_FPS = 30
 
 
 class PlayedEpisode(NamedTuple):
@@ -85,7 +78,7 @@ def play_episodes(
         if find_spec(module_name) is None:
             raise ConfigError(f"recording {file_format} needs {package}: run `pip install 'corral[play]'`.")
     name, mode = env_name(env), "human" if record is None else "rgb_array"
-    with ExitStack() as opened:
+    with contextlib.ExitStack() as opened:
         made = _make_env(env, name, mode, env_config or {}, wrappers)
         opened.callback(made.close)
         check_spaces_fit(policy, made.observation_space, made.action_space, name)
@@ -97,7 +90,7 @@ def play_episodes(
                 for _ in frames:
                     pass
             else:
-                (write_mp4 if file_format == "mp4" else write_gif)(file, frames, _fps(made))
+                (write_mp4 if file_format == "mp4" else write_gif)(file, frames, frames_per_second(made))
             yield PlayedEpisode(episode.total, episode.length, file)
 
 
@@ -159,11 +152,6 @@ class _Episode:
             ) from error
 
 
-def _fps(env: gym.Env[Any, Any]) -> float:
-    fps = env.metadata.get("render_fps")
-    return float(fps) if isinstance(fps, (int, float)) and math.isfinite(fps) and fps > 0 else DEFAULT_FPS
-
-
 def _new_files(directory: Path, file_format: str) -> Iterator[Path]:
     """Yield files that do not exist yet, with increasing numbers."""
     try:
@@ -176,41 +164,23 @@ def _new_files(directory: Path, file_format: str) -> Iterator[Path]:
             yield file
 
 
-def _checked(frames: Iterable[Any]) -> Iterator[Frame]:
-    for frame in frames:
-        if not (isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3):
-            got = f"{frame.dtype}{list(frame.shape)}" if isinstance(frame, np.ndarray) else type(frame).__name__
-            raise EnvError(f"render() must return an image, uint8 [H, W, 3], and returned {got}.")
-        yield frame
-
-
-def write_mp4(file: Path, frames: Iterable[Frame], fps: float) -> None:
+def write_mp4(file: Path, frames: Iterable[Any], fps: float) -> None:
     """Write frames to an mp4 file (H.264), one after another as they come; nothing is left of a failed recording."""
-    import av
-
     part = _part(file)
     try:
-        with av.open(str(part), "w", format="mp4") as container:
-            stream: Any = None
-            for frame in _checked(frames):
-                # The format stores colours for squares of 2 x 2 pixels.
-                even = np.pad(frame, ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)), mode="edge")
-                if stream is None:
-                    stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
-                    stream.height, stream.width, stream.pix_fmt = *even.shape[:2], "yuv420p"
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
-            if stream is not None:
-                container.mux(stream.encode())
+        with contextlib.closing(Mp4Encoder(str(part), fps)) as encoder:
+            for frame in frames:
+                encoder.add(check_frame(frame))
         os.replace(part, file)
     finally:
         part.unlink(missing_ok=True)
 
 
-def write_gif(file: Path, frames: Iterable[Frame], fps: float) -> None:
+def write_gif(file: Path, frames: Iterable[Any], fps: float) -> None:
     """Write frames to a GIF file, one after another as they come; nothing is left of a failed recording."""
     from PIL import Image
 
-    part, images = _part(file), map(Image.fromarray, _checked(frames))
+    part, images = _part(file), (Image.fromarray(check_frame(frame)) for frame in frames)
     try:
         # Programs that show GIFs do not show more than 50 frames per second.
         next(images).save(part, "GIF", save_all=True, append_images=images, duration=max(20, round(1000 / fps)), loop=0)

@@ -37,6 +37,7 @@ class EpisodeEvents:
     def __init__(self, runner: EnvRunner, callbacks: Dispatcher, *, same_step: bool) -> None:
         """Bind the arguments that never change."""
         self._same_step = same_step
+        self._host = runner.host
         self._episodes: list[SingleAgentEpisode] = []
         self._counts = [0] * runner.num_envs  # episodes of the sub-env before the current one
         self._waiting: set[int] = set()  # sub-envs whose next row is only a reset
@@ -54,6 +55,7 @@ class EpisodeEvents:
                 "env_runner": runner,
                 "metrics_logger": runner.metrics,
                 "env": runner.env,
+                "sub_environment": runner.host.sub_env(i),
                 "rl_module": runner.module,
                 "env_index": i,
             }
@@ -78,6 +80,7 @@ class EpisodeEvents:
         id_ = episode_id(self._id_prefix, env_index, self._counts[env_index])
         self._episodes[env_index] = episode = SingleAgentEpisode.view(id_, env_index, rollout)
         self._put(env_index, "episode", episode)
+        self._put(env_index, "sub_environment", self._host.sub_env(env_index))
         if self._keeps_chunks:
             self._chunks[env_index] = []
             self._put(env_index, "prev_episode_chunks", self._chunks[env_index])
@@ -85,6 +88,7 @@ class EpisodeEvents:
 
     def _start(self, env_index: int, row: int, rollout: Rollout) -> None:
         episode = self._episodes[env_index]
+        self._put(env_index, "sub_environment", self._host.sub_env(env_index))  # the reset may have failed in another
         episode.start(row, time.perf_counter())
         rollout.notes[row, env_index] = episode.notes
         self._fire("on_episode_start", env_index)

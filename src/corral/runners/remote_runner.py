@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,7 @@ from corral.engines.base import resources_of_runner
 from corral.engines.call_limits import CallLimits
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.runner import EnvRunner
-from corral.runners.worker_calls import call_runner, restore_runner, sample_and_report
+from corral.runners.worker_calls import UserCall, call_runner, repeat_calls, restore_runner, sample_and_report
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -76,10 +76,39 @@ class PendingUserCall(PendingCall):
     Attributes:
         runner: The runner that was called.
         handle: Its worker at that time; the runner may have another one when the answer arrives.
+        round: The calls of the same function in all runners.
     """
 
     runner: RemoteRunner = field(kw_only=True)
     handle: WorkerHandle = field(kw_only=True)
+    round: RoundOfCalls = field(kw_only=True)
+
+
+@dataclass
+class RoundOfCalls:
+    """The calls of one function in several runners.
+
+    If the function changed tasks or settings of the envs of one of them, runners that were not there, or failed in it,
+    get it as soon as they are ready again.
+
+    Attributes:
+        call: The function and its keyword arguments.
+        missed_by: Runners that it did not reach, and that do not wait for it yet.
+        changes_envs: Whether it is known to have changed the envs of a runner.
+    """
+
+    call: UserCall
+    missed_by: list[RemoteRunner] = field(default_factory=list)
+    changes_envs: bool = False
+
+    def note(self, *, missed_by: Sequence[RemoteRunner] = (), changes_envs: bool = False) -> None:
+        """Note runners that it did not reach, or that it changed the envs of a runner."""
+        self.missed_by += missed_by
+        self.changes_envs |= changes_envs
+        if self.changes_envs:
+            for runner in self.missed_by:
+                runner.make_up_for(self.call)
+            self.missed_by = []
 
 
 @dataclass
@@ -132,6 +161,7 @@ class RemoteRunner:
         syncs: Calls that sent weights to it.
         starting: Future that is done when the runner is ready, while it starts or restarts; otherwise `None`.
         started_s: Clock reading when it last began to start or restart.
+        missed: Calls of user code that the runner gets with its next restart; see `RoundOfCalls`.
         failure: Exception because of which the runner cannot be used, if any.
         restart_at_s: Clock reading when it may be restarted; `None` if it will not be.
         num_failures_in_row: Failures since its last fragment.
@@ -159,6 +189,8 @@ class RemoteRunner:
     syncs: list[PendingCall] = field(default_factory=list)
     failure: BaseException | None = None
     restart_at_s: float | None = None
+    missed: list[UserCall] = field(default_factory=list)
+    _num_repeated: int = 0  # of these, in the restart that is under way
     num_failures_in_row: int = 0
     num_restarts: int = 0
     state: dict[str, Any] = field(default_factory=dict)
@@ -175,12 +207,17 @@ class RemoteRunner:
     @property
     def name(self) -> str:
         """Name in messages."""
-        return f"env runner {self.index}"
+        return f"{'evaluation' if self.config.in_evaluation else 'env'} runner {self.index}"
 
     @property
     def ready(self) -> bool:
         """Whether it can take requests: started, and not failed."""
         return self.starting is None and self.failure is None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it failed, and will not be restarted."""
+        return self.starting is None and self.failure is not None and self.restart_at_s is None
 
     def start(self) -> None:
         """Start a worker for the runner, and return before it is ready."""
@@ -219,12 +256,39 @@ class RemoteRunner:
             self.start()
         self.started_s = time.perf_counter()
         self.syncs = []
-        self.starting = self.handle.call(restore_runner, weights, version, self.state, in_place)
+        self._num_repeated = len(self.missed)
+        self.starting = self.handle.call(restore_runner, weights, version, self.state, in_place, self.missed)
         self.weights_version = version
 
-    def ask(self, request: SampleRequest) -> None:
-        """Ask for a fragment."""
-        start, limit_s = time.perf_counter(), self.limits.limit_s(request.unit, request.num_wanted)
+    def end_restart(self) -> bool:
+        """Take the answer of a step of a restart that succeeded; return whether the runner is ready.
+
+        It is not if it missed a call in the meantime, which then is the next step.
+        """
+        assert self.starting is not None
+        self.note_state(self.starting.result(), self.started_s)
+        missed, self._num_repeated = self.missed[self._num_repeated :], len(self.missed)
+        if missed:
+            self.starting = self.handle.call(repeat_calls, missed)
+            return False
+        self.starting = self.failure = None
+        self.missed = []
+        return True
+
+    def make_up_for(self, call: UserCall) -> None:
+        """Make a call that did not reach the runner, as soon as the runner is ready."""
+        if self.ready and self.handle.alive():
+            self.handle.call(call_runner, *call)
+        elif self.failure is None or self.starting is not None or self.restart_at_s is not None:
+            self.missed.append(call)
+
+    def ask(self, request: SampleRequest, timeout_s: float | None = None) -> None:
+        """Ask for a fragment; the runner counts as hung after the limit of the group, or after `timeout_s` if less."""
+        limits_s = self.limits.limit_s(request.unit, request.num_wanted), timeout_s
+        start, limit_s = (
+            time.perf_counter(),
+            min((limit_s for limit_s in limits_s if limit_s is not None), default=None),
+        )
         try:
             future = self.handle.call(sample_and_report, request, timeout_s=limit_s)
         except BaseException as error:  # an interrupt, while a runner of the local engine samples in this process
@@ -258,14 +322,16 @@ class RemoteRunner:
             setattr(self, name, known[name])
         steps = numbers["num_env_steps_sampled_lifetime"]
         self.state = {"exploration": state["exploration"], "num_env_steps_sampled_lifetime": steps}
+        if state["env"].get("env_config") is not None:
+            self.state["environment"] = {"env_config": state["env"]["env_config"]}
         if state["env"]["tasks"] is not None:
             self.state["tasks"] = state["env"]["tasks"]
 
-    def call(self, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> PendingUserCall:
+    def call(self, round_of_calls: RoundOfCalls) -> PendingUserCall:
         """Call a method of the runner by name, or a function with the runner."""
         start = time.perf_counter()
-        future = self.handle.call(call_runner, fn, dict(kwargs), timeout_s=self.limits.limit_s())
-        return PendingUserCall(future, start, runner=self, handle=self.handle)
+        future = self.handle.call(call_runner, *round_of_calls.call, timeout_s=self.limits.limit_s())
+        return PendingUserCall(future, start, runner=self, handle=self.handle, round=round_of_calls)
 
     def note_state(self, state: dict[str, Any], asked_s: float) -> None:
         """Keep the state that came with an answer, unless the answer to a later call has arrived before.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from corral.envs.episode_resets import EpisodeReset
 from corral.episodes.rollout import Rollout
 from corral.errors import SampleError
 from corral.metrics.logger import Parts
+
+if TYPE_CHECKING:
+    from corral.runners.runner import EnvRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +35,21 @@ class SampleRequest:
             the runner or the group has counted itself.
         with_infos: Whether the caller reads infos or what callbacks noted on episodes (`custom_data`, temporary data).
             Otherwise they stay in the runner.
+        training_iteration: Finished iterations of the algorithm, which `env_reset_fn` may ask for; `None` is the last
+            number that the runner was given.
+        resets: Reset arguments of each of the `num_episodes` episodes; sub-env i of N plays number i, i + N, and so on.
+            An episode that breaks, because its sub-env fails, is played again with the same arguments. Only one runner
+            can be asked, whose config chooses resets.
+        time_limit_s: Seconds after which the runner ends the sample itself, even if it waits for an env. What was
+            sampled until then is returned, and the next sample begins with a reset. An env can be interrupted only
+            where the runner is in the main thread of its process; elsewhere the sample ends after the step that takes
+            too long. `None` is no limit.
+        digest: Function `(env_runner, rollout)` that makes in the runner what is sent instead of the rollout: an object
+            with `num_env_steps` and `weights_version`. `None` sends the rollout.
 
     Raises:
-        SampleError: Neither or both of the numbers are given, or one is negative.
+        SampleError: Neither or both of the numbers are given, one is negative, or there is not one reset for each
+            episode.
     """
 
     num_timesteps: int | None = None
@@ -42,6 +59,10 @@ class SampleRequest:
     force_reset: bool = False
     timestep: int | None = None
     with_infos: bool = False
+    training_iteration: int | None = None
+    resets: tuple[EpisodeReset, ...] | None = None
+    time_limit_s: float | None = None
+    digest: Callable[[EnvRunner, Rollout], Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a request that makes no sense."""
@@ -50,6 +71,11 @@ class SampleRequest:
         if self.num_wanted < 0:
             raise SampleError(
                 f"a request for samples: num_timesteps and num_episodes cannot be negative, got {self.num_wanted}."
+            )
+        if self.resets is not None and len(self.resets) != self.num_episodes:
+            raise SampleError(
+                f"a request for samples: {len(self.resets)} resets for num_episodes={self.num_episodes}; give one for "
+                "each episode."
             )
 
     @property
@@ -70,6 +96,10 @@ class SampleRequest:
             return rollout.num_env_steps
         return int(np.count_nonzero(rollout.done & rollout.valid))
 
+    def after(self, seconds: float) -> SampleRequest:
+        """Return the request with the time that is left of its limit after so many seconds."""
+        return self if self.time_limit_s is None else replace(self, time_limit_s=max(0.0, self.time_limit_s - seconds))
+
     def part(self, num_wanted: int, timestep: int) -> SampleRequest:
         """Return a request for a part of it, with the timestep at which it is made."""
         if self.num_timesteps is not None:
@@ -82,7 +112,7 @@ class SampleReply:
     """A fragment, and what there is to say about it; one answer, so that steps and their metrics arrive together.
 
     Attributes:
-        rollout: The fragment.
+        rollout: The fragment, or what the `digest` of the request made of it.
         metrics: What the runner logged since its last reply.
         seconds: Seconds of the runner's timers since its last reply, by part.
         num_callback_errors: Exceptions in callbacks that were logged, in this runner's lifetime.
@@ -93,7 +123,7 @@ class SampleReply:
         idle_s: Seconds that the runner had waited for the request.
     """
 
-    rollout: Rollout
+    rollout: Any
     metrics: Parts
     seconds: dict[str, float]
     num_callback_errors: int

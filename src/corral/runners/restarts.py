@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from corral.errors import CallbackError, ConfigError, SerializationError, WeightsError
+from corral.errors import CallbackError, ConfigError, SampleError, SerializationError, WeightsError
 from corral.metrics.reduction_settings import MetricsError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("corral")
 
 # Failures of the user's own code and settings: a restarted runner would fail in the same way.
-NOT_FAULTS = (CallbackError, ConfigError, MetricsError, SerializationError, WeightsError)
+NOT_FAULTS = (CallbackError, ConfigError, MetricsError, SampleError, SerializationError, WeightsError)
 
 LONGEST_DELAY_S = 60.0
 

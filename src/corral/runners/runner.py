@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from corral.core.seeding import id_prefix, runner_seeds, seed_everything
 from corral.core.tree import map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
+from corral.envs.step_timeout import SampleOverdue, limited
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos, split_infos
 from corral.episodes.rollout import EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
@@ -36,6 +37,7 @@ from corral.runners.trajectory_events import postprocess_trajectories
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.envs.episode_resets import EpisodeReset
     from corral.envs.vector import EnvContext
     from corral.modules.spec import ModuleSpec
 
@@ -44,7 +46,7 @@ class EnvRunner:
     """Steps a vector env with the current policy and records what happened.
 
     Attributes:
-        config: Frozen config.
+        config: The runner's own copy of the config, in which settings of `environment` can change before `make_env`.
         host: Host of the envs, which makes, steps and restarts them.
         module: This runner's own copy of the module.
         worker_index: 0 for the embedded runner, 1 and up for others.
@@ -55,6 +57,7 @@ class EnvRunner:
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, also of the runners that this one replaced.
         num_env_steps_lost: Env steps that were taken so far and are in no rollout: steps of rollouts that an exception
             ended, and if whole episodes were asked for, steps of other episodes.
+        last_statistics: Statistics of the episodes that ended in the last rollout, before callbacks changed any column.
     """
 
     module: Module
@@ -86,7 +89,7 @@ class EnvRunner:
             ConfigError: The env id is unknown, or a setting contradicts the env or the thread.
             EnvError: The env raised, or gave values that its spaces do not allow.
         """
-        self.config = config
+        config = self.config = config.for_runner()
         self.worker_index = worker_index
         self.metrics = MetricsLogger()
         self.timers = Timers()
@@ -95,7 +98,8 @@ class EnvRunner:
         self.num_env_steps_sampled_lifetime = 0
         self.num_env_steps_lost = 0
         self._log_counts(0, 0)  # now, so that user code cannot take the names
-        self._log_episodes(EpisodeStatistics.empty())
+        self.last_statistics = EpisodeStatistics.empty()
+        self._log_episodes(self.last_statistics)
         self.idle_since = time.perf_counter()
         self._callbacks = make_dispatcher(config)
         # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
@@ -116,12 +120,13 @@ class EnvRunner:
             env_created=self._announce_env,
             sub_env_created=self._announce_sub_env,
             sub_env_restarted=self._note_restart,
-            needs_sub_envs=self._callbacks.subscribed("on_sub_environment_created"),
+            needs_sub_envs=self._callbacks.needs_sub_envs(),
             own_process=own_process,
         )
         self.make_env()
         self._timestep = 0  # env steps of all runners when the current sample began, where known
-        self._num_samplers = max(1, config.num_env_runners)
+        # Schedules stand still while the runner evaluates.
+        self._num_samplers = 0 if config.in_evaluation else max(1, config.num_env_runners)
         self._last_num_rows = 0
         self._last_infos: Infos | None = None
         self._id_prefix = id_prefix(id_seed)
@@ -164,7 +169,15 @@ class EnvRunner:
         self._row_distribution = RowDistribution(self._distribution, self._rng)
 
     def make_env(self) -> None:
-        """Make a vector env, which replaces the current one, and fire `on_environment_created`."""
+        """Make a vector env, which replaces the current one, and fire `on_environment_created`.
+
+        It is made with the settings of this runner's own config, which may have been changed before, as in
+        `env_runner.config.environment(env_config={"size": 8})`. Episodes that are not finished are dropped.
+
+        Raises:
+            ConfigError: The env id is unknown, or a setting contradicts the env.
+            EnvError: The env raised an exception, or its spaces or its number of sub-envs are others than before.
+        """
         self._forget_sample()
         self.host.make()
 
@@ -254,7 +267,10 @@ class EnvRunner:
         lost_before = self.num_env_steps_lost
         try:
             if self.host.is_broken:
-                self.recover()
+                began_s = time.perf_counter()
+                with limited(request.time_limit_s, "the time limit of the sample"):
+                    self.recover()
+                request = request.after(time.perf_counter() - began_s)
             return self._collect(request)
         except BaseException as error:
             # It travels with the exception, also to other processes.
@@ -269,26 +285,23 @@ class EnvRunner:
         rows = -(-wanted // self.host.num_envs)
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         self._needs_reset |= request.force_reset
+        self.host.note_iteration(request.training_iteration)
         rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
         whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
         mode = make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
         self.inference.begin_sample(explore, self._rng)
         self._rollout, resetting = rollout, self._resetting
         num_counted = 0, 0  # env steps and episodes of this rollout in the metrics
+        is_cut = False  # by the time limit of the request
         try:
-            with self.host.sampling(), torch_threads(self._num_threads):
+            with self.host.sampling(request.time_limit_s), torch_threads(self._num_threads):
                 if wanted:
                     begins_with_reset = self._needs_reset or whole_episodes
+                    resetting = np.zeros(self.num_envs, np.bool_) if begins_with_reset else self._resetting
                     self._needs_reset = True  # until `_finish`: an exception leaves the envs ahead of the columns
-                    if begins_with_reset:
-                        self._reset(rollout)
-                    else:
-                        self._continue(rollout)
-                    resetting = self._resetting
-                while num_rows := mode.num_rows_wanted(rollout):
-                    self._step_rows(rollout, num_rows, mode, explore, request.random_actions)
+                    is_cut = self._step_all(rollout, request, mode, begins_with_reset, explore)
             self._check_actions(rollout, *EPISODE_EVENTS)
-            num_episodes = self._finish(rollout, whole_episodes, explore)
+            num_episodes = self._finish(rollout, whole_episodes or is_cut, explore)
             if whole_episodes:
                 num_steps = num_taken(rollout, resetting, same_step=self.host.is_same_step)
                 self.num_env_steps_lost += num_steps - rollout.num_env_steps
@@ -322,7 +335,30 @@ class EnvRunner:
         rollout.carry = self._carry
         return rollout
 
-    def _reset(self, rollout: Rollout) -> None:
+    def _step_all(
+        self, rollout: Rollout, request: SampleRequest, mode: SampleMode, begins_with_reset: bool, explore: bool
+    ) -> bool:
+        """Fill a rollout as a request asks, and return whether the time limit of the request ended it before."""
+        deadline_s = time.perf_counter() + (request.time_limit_s or 0.0)
+        try:
+            if begins_with_reset:
+                self._reset(rollout, request.resets)
+            else:
+                self._continue(rollout)
+            while num_rows := mode.num_rows_wanted(rollout):
+                if request.time_limit_s is not None:
+                    num_rows = 1
+                    if time.perf_counter() > deadline_s:
+                        return True
+                self._step_rows(rollout, num_rows, mode, explore, request.random_actions)
+        except SampleOverdue:  # inside an env; the row that it did not finish is dropped
+            rollout.broken = [(row, i) for row, i in rollout.broken if row < rollout.num_rows]
+            if not self.host.is_broken:  # else it is closed when it is replaced, which may take long
+                self.num_env_steps_lost += self.host.end_failed_call()
+            return True
+        return False
+
+    def _reset(self, rollout: Rollout, resets: Sequence[EpisodeReset] | None) -> None:
         """Reset all sub-envs, and write the first observations into row 0."""
         # After an exception the last carry may not count all episodes, so new episodes get ids with a new prefix.
         prefix = f"{self._id_prefix}{self._num_resets:06x}"
@@ -335,7 +371,7 @@ class EnvRunner:
             with self.timers.time("callbacks"):
                 self._events.create_all(rollout)
         with self.timers.time("env_step"):
-            obs, infos = self.host.reset()
+            obs, infos = self.host.reset(resets)
         write_row(rollout.obs, 0, obs)
         if found := bad_obs(rollout, self.host.space, 0, 1):
             raise self.host.bad_value(*min(found))
@@ -478,10 +514,10 @@ class EnvRunner:
             self._last_time_s = float(rollout.row_times_s[-1])
             self._last_infos = rollout.info_rows.get(rollout.num_rows)
         _fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
-        statistics, self._carry = episode_statistics(rollout, self._carry)
-        num_episodes = len(statistics.returns)
+        self.last_statistics, self._carry = episode_statistics(rollout, self._carry)
+        num_episodes = len(self.last_statistics.returns)
         if num_episodes:
-            self._log_episodes(statistics)
+            self._log_episodes(self.last_statistics)
         self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
         for name, value in self.exploration.get_metrics(self._timestep).items():
             self.metrics.log_reserved(name, [value], reduce="mean", window=1)
@@ -551,7 +587,7 @@ class EnvRunner:
 
     def describe_env(self) -> tuple[Any, Any, int]:
         """Return the space of observations as modules get them, the action space of one sub-env, and N."""
-        return self.host.observation_space, self.env.single_action_space, self.num_envs
+        return self.host.described
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Return `fn(sub_env)` for every sub-env, called in its process, as in `lambda env: env.set_task(3)`.
@@ -564,15 +600,40 @@ class EnvRunner:
             self.recover()
         return self.host.foreach(fn)
 
+    def set_tasks(self, tasks: Sequence[Any]) -> None:
+        """Give sub-env i task i, from its next reset on; if there are fewer tasks, the first follow after the last.
+
+        Raises:
+            EnvError: The envs have no `get_task` and `set_task`, or the sub-envs cannot be reached.
+        """
+        if self.host.is_broken:
+            self.recover()
+        self.host.set_tasks(tasks, needed=True)
+
+    def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
+        """Call the setting `env_task_fn` for every sub-env, and set the tasks that it returns.
+
+        Args:
+            train_results: The result of the latest iteration.
+
+        Raises:
+            CallbackError: `env_task_fn` raised an exception.
+        """
+        if self.host.is_broken:
+            self.recover()
+        self.host.choose_tasks(train_results)
+
     def get_state(self) -> dict[str, Any]:
         """Return the state from which a replacement of this runner continues, without the weights.
 
-        `weights_version`, `num_env_steps_sampled_lifetime`, `exploration`, and `tasks`: what `get_task` of each sub-env
-        returns, or `None` where there is no such method.
+        `weights_version`, `num_env_steps_sampled_lifetime`, `exploration`, `environment`: settings of the env that were
+        changed in this runner, and `tasks`: what `get_task` of each sub-env returns, or `None` where there is no such
+        method.
         """
         return {
             "weights_version": self.weights_version,
             "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
+            "environment": self.host.changed_settings,
             "tasks": self.host.get_tasks(),
             "exploration": self.exploration.get_state(),
         }
@@ -584,6 +645,8 @@ class EnvRunner:
         )
         if state.get("exploration"):
             self.exploration.set_state(state["exploration"])
+        if self.host.change_settings(state.get("environment", {})):
+            self.make_env()
         if "tasks" in state:
             self.host.set_tasks(state["tasks"])
 

@@ -5,21 +5,30 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
 from corral.core.interrupts import interrupts_deferred
+from corral.core.spaces import space_kinds
 from corral.core.tree import leaves
 from corral.engines.call_limits import CallLimits
 from corral.engines.forks import forks_end_here
+from corral.envs.vector import env_name
 from corral.episodes.rollout import Rollout
-from corral.errors import CheckpointError, CorralError, WorkerDiedError
+from corral.errors import CheckpointError, ConfigError, CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
-from corral.runners.remote_runner import COUNTS, Costs, PendingUserCall, RemoteRunner
+from corral.runners.remote_runner import (
+    COUNTS,
+    Costs,
+    PendingSample,
+    PendingUserCall,
+    RemoteRunner,
+    RoundOfCalls,
+)
 from corral.runners.requests import SampleReply, SampleRequest
-from corral.runners.restarts import note_failure
+from corral.runners.restarts import NOT_FAULTS, note_failure
 from corral.runners.runner import EnvRunner
 from corral.runners.runner_state import (
     check_runner_state,
@@ -29,7 +38,7 @@ from corral.runners.runner_state import (
     undo_runner_state,
 )
 from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
-from corral.runners.worker_calls import call_runner
+from corral.runners.worker_calls import call_directly, sample_and_report
 
 log = logging.getLogger("corral")
 
@@ -85,13 +94,16 @@ class EnvRunnerGroup:
         self._taken: list[tuple[int, Rollout]] = []  # fragments that no call has returned yet, by index of the runner
         # What came with fragments: index of the runner, metrics and seconds.
         self._logged: list[tuple[int, Parts, dict[str, float]]] = []
+        self._embedded_call: PendingSample | None = None  # of `ask`, until `take_replies`
         self._calls: list[PendingUserCall] = []  # of foreach_env_runner_async
+        self._task_calls: list[PendingUserCall] = []  # of choose_tasks, in runners that were busy
         self._stopped = False
         self._spare_states: list[dict[str, Any]] = []  # states of runners of a restored run, beyond the runners here
+        self._restored_envs: list[dict[str, Any]] = []  # what a restored state says of the envs of each runner
         self._before: dict[str, Any] = {}  # attributes before the last `set_state`
         self._known_before: dict[int, dict[str, Any]] = {}
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
-        self._runners = {index: RemoteRunner(index, config, engine, limits, module_spec) for index in indices}
+        self._runners = {index: RemoteRunner(index, config, engine, limits) for index in indices}
         try:
             if not self._runners:
                 self.local_env_runner = EnvRunner(config, makes_module=False)
@@ -111,17 +123,30 @@ class EnvRunnerGroup:
         deadline_s = time.perf_counter() + self._config.start_timeout_s
         descriptions = [self._await_start(runner, deadline_s) for runner in runners]
         self._describe(descriptions[0], module_spec)
-        if module_spec is None:
-            for runner in runners:
-                runner.begin_make_module(self.module_spec)
+        for runner in runners:
+            runner.begin_make_module(self.module_spec)
         for runner in runners:
             self._await_start(runner, deadline_s)
             runner.starting = None
 
     def _describe(self, description: tuple[Any, Any, int], module_spec: ModuleSpec | None) -> None:
-        """Note what `EnvRunner.describe_env` returned, and make the spec of the module from it if there is none yet."""
+        """Note what `EnvRunner.describe_env` returned, and make the spec of the module from it if there is none yet.
+
+        Raises:
+            ConfigError: The env has other spaces than the spec.
+        """
         observation_space, action_space, self.num_envs = description
         self.module_spec = module_spec or self._config.module_spec(observation_space, action_space)
+        for what, here, expected in (
+            ("observations", space_kinds(observation_space), space_kinds(self.module_spec.observation_space)),
+            ("actions", action_space, self.module_spec.action_space),
+        ):
+            if here != expected:
+                raise ConfigError(
+                    f"env {env_name(self._config.env)!r} has {what} of {here}, and the module is made for {expected}: "
+                    "evaluation needs an env with the spaces of the training env. Change the env or the env_config in "
+                    "evaluation_config."
+                )
 
     def _await_start(self, runner: RemoteRunner, deadline_s: float) -> Any:
         """Return the result of a step of a runner's start, or raise if it takes too long."""
@@ -142,6 +167,11 @@ class EnvRunnerGroup:
     def healthy_worker_ids(self) -> list[int]:
         """Indices of the engine's runners that can answer requests."""
         return [index for index, runner in self._runners.items() if runner.ready and runner.handle.alive()]
+
+    @property
+    def worker_indices(self) -> list[int]:
+        """Indices of all runners; 0 is the embedded runner."""
+        return [0] if self.local_env_runner is not None else [*self._runners]
 
     @property
     def num_healthy_remote_workers(self) -> int:
@@ -208,6 +238,8 @@ class EnvRunnerGroup:
     def _fail(self, runner: RemoteRunner, error: BaseException) -> None:
         """Count a failure, and plan a restart unless the failure ends the run.
 
+        A fault of an evaluation runner never does: the round reports it, and what follows is a setting of evaluation.
+
         Raises:
             Exception: The failure, if it ends the run.
         """
@@ -215,9 +247,11 @@ class EnvRunnerGroup:
         if runner.sampling is not None:
             runner.count_lost(getattr(error, "num_env_steps_lost", runner.sampling.num_env_steps))
         problem = note_failure(runner, error, self._config, self.num_remote_worker_restarts)
+        if self._config.in_evaluation and not isinstance(error, NOT_FAULTS):
+            return
         if problem is not None:
             raise problem
-        if all(other.failure is not None and other.restart_at_s is None for other in self._runners.values()):
+        if self.lost_because() is not None:
             error.add_note("It was the last runner.")
             raise error
 
@@ -256,8 +290,7 @@ class EnvRunnerGroup:
             if error is not None:
                 self._fail(runner, error)
                 return False
-            runner.starting = runner.failure = None
-            return True
+            return runner.end_restart()
         if now - runner.started_s > self._config.start_timeout_s:
             runner.handle.kill()
             limit = f"start_timeout_s={self._config.start_timeout_s}"
@@ -341,10 +374,10 @@ class EnvRunnerGroup:
     def _idle(self) -> list[RemoteRunner]:
         return [runner for runner in self._runners.values() if runner.ready and runner.sampling is None]
 
-    def _ask(self, runner: RemoteRunner, request: SampleRequest) -> None:
+    def _ask(self, runner: RemoteRunner, request: SampleRequest, timeout_s: float | None = None) -> None:
         if runner.weights_version != self._weights_version:
             self._send_weights(runner)
-        runner.ask(request)
+        runner.ask(request, timeout_s)
 
     def _return_taken(self) -> list[Rollout]:
         """Return the fragments that were received, in the order of the runners' indices."""
@@ -353,19 +386,79 @@ class EnvRunnerGroup:
 
     def _take_arrived(self) -> None:
         """Receive the fragments that are there, and what runners raised in place of them."""
+        for index, call, reply in self.take_replies():
+            if isinstance(reply, BaseException) or call.request.digest is not None:
+                continue  # it failed, or the reply is too late for the evaluation round that wanted it
+            self._taken.append((index, reply.rollout))
+            self.keep_metrics(index, reply)
+            self._num_env_steps += reply.rollout.num_env_steps
+            factor = None if call.request.num_timesteps is None else self._straggler_factor
+            add_excess_wait(self._runners[index], self._runners.values(), factor, reply.rollout.num_env_steps)
+
+    # Requests to one runner, which has the index 0 if it is the embedded runner.
+
+    def idle_runners(self) -> list[int]:
+        """Return the indices of the runners that `ask` can be called with now."""
+        return [0] if self.local_env_runner is not None else [runner.index for runner in self._idle()]
+
+    def ask(self, index: int, request: SampleRequest, timeout_s: float | None = None) -> PendingSample:
+        """Ask one idle runner for samples, and return the call, whose answer `take_replies` returns.
+
+        The embedded runner and runners of the local engine have answered when this method returns.
+
+        Args:
+            index: Index of the runner.
+            request: What it samples.
+            timeout_s: Seconds after which a runner in its own process counts as hung, is ended and replaced;
+                `worker_timeout_s` applies, too.
+        """
+        if self.local_env_runner is None:
+            self._ask(self._runners[index], request, timeout_s)
+            call = self._runners[index].sampling
+            assert call is not None
+            return call
+        call = PendingSample(Future(), time.perf_counter(), request=request)
+        try:
+            with forks_end_here():
+                call.future.set_result(sample_and_report(self.local_env_runner, request))
+        except Exception as error:  # and not an interrupt, which is meant for this process
+            call.future.set_exception(error)
+        self._embedded_call = call
+        return call
+
+    def take_replies(self) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
+        """Receive the replies that are there, and yield them with the runner's index and the call.
+
+        If a runner failed, the exception takes the place of the reply. The metrics of a reply count only after
+        `keep_metrics`.
+
+        Raises:
+            Exception: What a runner raised, if it ends the run.
+        """
+        if (embedded := self._embedded_call) is not None:
+            self._embedded_call = None
+            error = embedded.future.exception()
+            if isinstance(error, NOT_FAULTS):
+                raise error
+            yield 0, embedded, error or embedded.future.result()
         for runner in self._runners.values():
             call = runner.sampling
             if call is None or not call.future.done():
                 continue
             if error := call.future.exception() or runner.sync_error():
                 self._fail(runner, error)
-                continue
-            reply = runner.take(call, self._weights_version)
-            self._taken.append((runner.index, reply.rollout))
-            self._logged.append((runner.index, reply.metrics, reply.seconds))
-            self._num_env_steps += reply.rollout.num_env_steps
-            factor = None if call.request.num_timesteps is None else self._straggler_factor
-            add_excess_wait(runner, self._runners.values(), factor, reply.rollout.num_env_steps)
+                yield runner.index, call, error
+            else:
+                yield runner.index, call, runner.take(call, self._weights_version)
+
+    def keep_metrics(self, index: int, reply: SampleReply) -> None:
+        """Let `collect_metrics` collect what came with a reply."""
+        self._logged.append((index, reply.metrics, reply.seconds))
+
+    def lost_because(self) -> BaseException | None:
+        """Return the failure of a runner if all have failed, and none will be restarted; otherwise `None`."""
+        failures = [runner.failure for runner in self._runners.values() if runner.is_lost]
+        return failures[-1] if failures and len(failures) == len(self._runners) else None
 
     def _await_restart(self, deadline_s: float) -> None:
         """Wait until a runner is ready again, when all have failed: one that starts, or one whose restart is due."""
@@ -444,15 +537,15 @@ class EnvRunnerGroup:
 
         The metrics of a runner of the engine arrive with its fragments.
         """
-        if self.local_env_runner is not None:
-            parts, seconds, _ = self.local_env_runner.get_metrics()
-            collected = [(0, parts, seconds)]
-        else:
+        with interrupts_deferred():  # else metrics that a runner gave away could be nowhere
+            if self.local_env_runner is not None:
+                parts, seconds, _ = self.local_env_runner.get_metrics()
+                self._logged.append((0, parts, seconds))
             collected, self._logged = self._logged, []
-        for parts_of_round in _rounds([(index, parts) for index, parts, _ in collected]):
-            metrics.aggregate(parts_of_round, key="env_runners")
-        for _, _, seconds in collected:
-            timers.add(seconds)
+            for parts_of_round in _rounds([(index, parts) for index, parts, _ in collected]):
+                metrics.aggregate(parts_of_round, key="env_runners")
+            for _, _, seconds in collected:
+                timers.add(seconds)
 
     def take_costs(self) -> dict[str, Any]:
         """Return the costs of the runners since the last call, in total and for each of the engine's runners."""
@@ -468,7 +561,8 @@ class EnvRunnerGroup:
     def get_state(self) -> dict[str, Any]:
         """Return the state of all runners as copies of plain data: `runners`, in the order of indices, and counts.
 
-        A runner that does not answer within `sample_timeout_s` has the state of its replacement. Steps of a fragment
+        A runner that does not answer within `sample_timeout_s` has the state of its replacement. So has an evaluation
+        runner that is busy, because the round that wanted its answer is over. Steps of a fragment
         that has not been returned yet count as lost in the state, because the runners are past them.
 
         Raises:
@@ -480,7 +574,8 @@ class EnvRunnerGroup:
             remote = self._runners.values()
             limit_s = CallLimits(self._config.worker_timeout_s).limit_s()
             calls = [
-                runner.handle.call(get_runner_state, timeout_s=limit_s) if runner.ready else None for runner in remote
+                runner.handle.call(get_runner_state, timeout_s=limit_s) if self._can_tell_state(runner) else None
+                for runner in remote
             ]
             wait([call for call in calls if call is not None], self._config.sample_timeout_s)
             runners = [self._state_of(runner, call) for runner, call in zip(remote, calls, strict=True)]
@@ -489,6 +584,10 @@ class EnvRunnerGroup:
             "num_failures": self.num_failures,
             "num_env_steps": self._num_env_steps,
         }
+
+    def _can_tell_state(self, runner: RemoteRunner) -> bool:
+        is_busy = runner.sampling is not None and not runner.sampling.future.done()
+        return runner.ready and not (self._config.in_evaluation and is_busy)
 
     def _state_of(self, runner: RemoteRunner, call: Future[Any] | None) -> dict[str, Any]:
         """Return the state of a runner of the engine, with what its place has counted."""
@@ -522,7 +621,8 @@ class EnvRunnerGroup:
     def set_state(self, state: Mapping[str, Any]) -> dict[str, int]:
         """Let the runners continue from a state that `check_state` accepted, each from the state at its place.
 
-        A runner beyond the states begins with the seeds that it was made with, which no other runner has had. States
+        A runner beyond the states begins with the seeds that it was made with, which no other runner has had, and with
+        tasks and `env_config` of one of the states. States
         beyond the runners wait until there is a runner for them again. Fragments that are under way are dropped. The
         weights come with the next `sync_weights`, whatever their version.
 
@@ -533,20 +633,28 @@ class EnvRunnerGroup:
             Exception: What an env or a callback raised; call `undo_set_state`.
         """
         self._before = {name: getattr(self, name) for name in ("num_failures", "_num_env_steps", "_spare_states")}
-        self._known_before = {index: runner.known for index, runner in self._runners.items()}
+        runners = zip(self._runners.items(), state["runners"], strict=False)
+        self._known_before = {index: runner.known for (index, runner), _ in runners}
         restored = self._each_state(set_runner_state, state)
         num_runners = max(1, len(self._runners))
         self._spare_states = list(state["runners"][num_runners:])
         self.num_failures, self._num_env_steps = int(state["num_failures"]), int(state["num_env_steps"])
+        self._restored_envs = [saved["env"] for saved in state["runners"]]
         for runner, saved in zip(self._runners.values(), state["runners"], strict=False):
             runner.continue_from(saved)
         names = ("num_envs_continued", "num_envs_restarted")
         return {name: sum(found[name] for found in restored) for name in names}
 
     def undo_set_state(self) -> None:
-        """Return all runners to the state before the last `set_state`; a runner that cannot is named in the log."""
-        remote = self._runners.values()
-        for name, value in self._before.items():
+        """Return to the state before `set_state`, if it was called after the last `finish_set_state`.
+
+        A runner that cannot return is named in the log.
+        """
+        before, self._before = self._before, {}
+        if not before:
+            return
+        remote = [self._runners[index] for index in self._known_before]
+        for name, value in before.items():
             setattr(self, name, value)
         for index, known in self._known_before.items():
             vars(self._runners[index]).update(known)
@@ -559,9 +667,15 @@ class EnvRunnerGroup:
 
     def finish_set_state(self) -> None:
         """Drop fragments and costs from before `set_state`, and let the next `sync_weights` send the weights."""
+        self._before = {}
         self._taken, self._logged, self._weights_version, self._part_names = [], [], -1, set()
         for runner in self._runners.values():
             runner.sampling, runner.weights_version, runner.syncs = None, -1, []
+        envs, self._restored_envs = self._restored_envs, []
+        for runner in [*self._runners.values()][len(envs) :] if envs else ():
+            saved = envs[(runner.index - 1) % len(envs)]
+            changed = {} if saved.get("env_config") is None else {"env_config": saved["env_config"]}
+            runner.make_up_for(("set_state", {"state": {"environment": changed, "tasks": saved["tasks"]}}))
 
     def _each_state(self, function: Callable[..., Any], state: Mapping[str, Any]) -> list[Any]:
         """Return `function(runner, its_state)` of every runner that has a state; all of them have answered.
@@ -607,7 +721,7 @@ class EnvRunnerGroup:
         """
         results = []
         if local_env_runner and self.local_env_runner is not None:
-            results.append(call_runner(self.local_env_runner, fn, kwargs or {})[0])
+            results.append(call_directly(self.local_env_runner, fn, kwargs or {}))
         calls = self._call(fn, kwargs, remote_worker_ids)
         wait([call.future for call in calls], timeout_seconds)
         done = [call for call in calls if call.future.done()]
@@ -659,11 +773,15 @@ class EnvRunnerGroup:
         self, fn: str | Callable[..., Any], kwargs: Mapping[str, Any] | None, ids: Iterable[int] | None
     ) -> list[PendingUserCall]:
         healthy = self.healthy_worker_ids
-        chosen = healthy if ids is None else list(ids)
+        chosen = [*self._runners] if ids is None else list(ids)
         unknown = sorted(set(chosen) - self._runners.keys())
         if unknown:
             raise ValueError(f"remote_worker_ids: this group has no runners {unknown}; it has {[*self._runners]}.")
-        return [self._runners[i].call(fn, kwargs or {}) for i in chosen if i in healthy]
+        reached = [i for i in chosen if i in healthy]
+        calls = RoundOfCalls((fn, dict(kwargs or {})))
+        # What nobody receives may have been meant to change the envs.
+        calls.note(missed_by=[self._runners[i] for i in chosen if i not in healthy], changes_envs=not reached)
+        return [self._runners[i].call(calls) for i in reached]
 
     def _results(self, calls: Iterable[PendingUserCall]) -> list[tuple[int, Any]]:
         """Return index and result of calls that are done, and note the failure of runners that died."""
@@ -671,15 +789,34 @@ class EnvRunnerGroup:
         for call in calls:
             runner, error = call.runner, call.future.exception()
             if isinstance(error, WorkerDiedError):
+                call.round.note(missed_by=[runner])
                 if runner.failure is None and runner.handle is call.handle:  # not restarted since
                     self._fail(runner, error)
             elif error is not None:
                 raise error
             else:
-                result, state = call.future.result()
+                result, state, changes_envs = call.future.result()
                 runner.note_state(state, call.asked_s)
+                call.round.note(changes_envs=changes_envs)
                 results.append((runner.index, result))
         return results
+
+    def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
+        """Let all runners call the setting `env_task_fn` for their sub-envs; see `EnvRunner.choose_tasks`.
+
+        A runner that is still sampling does so after its fragment, and is not waited for.
+
+        Raises:
+            CallbackError: `env_task_fn` raised an exception, now or in a runner that was busy the last time.
+        """
+        if self.local_env_runner is not None:
+            self.local_env_runner.choose_tasks(train_results)
+            return
+        self._task_calls += self._call("choose_tasks", {"train_results": train_results}, None)
+        wait([call.future for call in self._task_calls if call.runner.sampling is None])
+        done = [call for call in self._task_calls if call.future.done()]
+        self._task_calls = [call for call in self._task_calls if call not in done]
+        self._results(done)
 
     def stop(self) -> None:
         """Close all envs and end all workers, also if Ctrl-C interrupts it. Nothing can be sampled afterwards."""

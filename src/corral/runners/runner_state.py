@@ -73,13 +73,14 @@ def make_runner_state(config: AlgorithmConfig, worker_index: int, num_restarts: 
     """
     env_seeds, noise_seed, id_seed, _ = runner_seeds(config.seed or 0, worker_index, num_restarts, config.in_evaluation)
     exploration = known.get("exploration", {})
-    tasks = known.get("tasks")
+    tasks, env_config = known.get("tasks"), known.get("environment", {}).get("env_config")
     env = {"seeds": get_seeds(env_seeds), "reset_seed": None, "num_rows": 0, "envs": None}
     return {
         "numbers": {name: known.get(name, 0) for name in _NUMBERS},
         "id_prefix": id_prefix(id_seed),
         "env": {
             **env,
+            "env_config": env_config if is_plain(env_config) else None,
             "tasks": tasks if is_plain(tasks) else None,
             "same_step": False,
             "restarts": {"num_restarts": 0, "latest": []},

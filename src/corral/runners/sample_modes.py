@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.envs.episode_resets import quotas
 from corral.episodes.rollout import Rollout
 from corral.errors import EnvError
 from corral.runners.requests import SampleRequest
@@ -78,15 +79,13 @@ class Steps(SampleMode):
 class Episodes(SampleMode):
     """Exactly so many episodes; the envs were reset just before. No steps of other episodes are valid.
 
-    Each sub-env plays its quota to the end, and then counts no more. The first so many episodes to end in any sub-env
-    would be too many short ones.
+    Each sub-env plays its quota to the end, and then counts no more; see `quotas`.
     """
 
     def num_rows_wanted(self, rollout: Rollout) -> int:
         """Return 1, because any row may be the last, until every sub-env has played its quota."""
         if self.playing is None:
-            share, extra = divmod(self._num_wanted, rollout.num_envs)
-            self._num_left = share + (np.arange(rollout.num_envs) < extra)
+            self._num_left = quotas(self._num_wanted, rollout.num_envs)
             self.playing = self._num_left > 0
         return int(self.playing.any())
 

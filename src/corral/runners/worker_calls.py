@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from corral.core.plain import is_same
+from corral.core.tree import copy_nested
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.runner import EnvRunner
 
@@ -14,12 +16,15 @@ def sample_and_report(runner: EnvRunner, request: SampleRequest) -> SampleReply:
     """Sample, and return the fragment with everything that the group wants to know of the runner then."""
     start = time.perf_counter()
     rollout = runner.collect(request)
-    rollout = rollout if request.with_infos else rollout.without_infos()
+    if request.digest is not None:
+        samples = request.digest(runner, rollout)
+    else:
+        samples = rollout if request.with_infos else rollout.without_infos()
     metrics, seconds, num_callback_errors = runner.get_metrics()
     end = time.perf_counter()
     idle_s, runner.idle_since = start - runner.idle_since, end
     return SampleReply(
-        rollout,
+        samples,
         metrics,
         seconds,
         num_callback_errors,
@@ -31,12 +36,27 @@ def sample_and_report(runner: EnvRunner, request: SampleRequest) -> SampleReply:
     )
 
 
+UserCall = tuple[str | Callable[..., Any], dict[str, Any]]
+"""A method of a runner by name, or a function that takes the runner, and further keyword arguments."""
+
+
 def call_runner(
     runner: EnvRunner, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Call a method by name, or a function with the runner; return the result and the state of the runner after it."""
-    result = getattr(runner, fn)(**kwargs) if isinstance(fn, str) else fn(runner, **kwargs)
-    return result, runner.get_state()
+) -> tuple[Any, dict[str, Any], bool]:
+    """Call a method by name, or a function with the runner.
+
+    Returns:
+        The result, the state of the runner after the call, and whether the call changed tasks or settings of the envs.
+    """
+    before = copy_nested((runner.host.get_tasks(), runner.host.changed_settings))
+    result = call_directly(runner, fn, kwargs)
+    after = runner.host.get_tasks(), runner.host.changed_settings
+    return result, runner.get_state(), not is_same(before, after)
+
+
+def call_directly(runner: EnvRunner, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a method by name, or a function with the runner, and return only the result."""
+    return getattr(runner, fn)(**kwargs) if isinstance(fn, str) else fn(runner, **kwargs)
 
 
 def restore_runner(
@@ -45,11 +65,32 @@ def restore_runner(
     version: int,
     state: Mapping[str, Any],
     in_place: bool,
-) -> None:
-    """Make a runner ready again that failed, or make its replacement ready."""
+    missed: Sequence[UserCall],
+) -> dict[str, Any]:
+    """Make a runner ready again that failed, or make its replacement ready.
+
+    Args:
+        runner: The runner.
+        weights: Parts of the weights; see `EnvRunner.set_weight_parts`.
+        version: Their version.
+        state: State from which it continues; see `EnvRunner.get_state`.
+        in_place: Whether it is the runner that failed, and not a replacement.
+        missed: Calls that changed the envs of other runners in the meantime.
+
+    Returns:
+        Its state then.
+    """
     if in_place:
         runner.recover()
     if state:
         runner.set_state(state)
     if weights:
         runner.set_weight_parts(weights, version)
+    return repeat_calls(runner, missed)
+
+
+def repeat_calls(runner: EnvRunner, missed: Sequence[UserCall]) -> dict[str, Any]:
+    """Make calls that a runner missed while it was not ready, and return its state after them."""
+    for fn, kwargs in missed:
+        call_directly(runner, fn, kwargs)
+    return runner.get_state()

@@ -1,0 +1,636 @@
+"""Evaluation during training: when rounds are played, on which runners, with which weights, and what they report."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from itertools import chain
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from corral.core.plain import check_parts, is_plain
+from corral.core.seeding import (
+    check_global_rngs,
+    get_global_rngs,
+    runner_seeds,
+    seed_everything,
+    set_global_rngs,
+)
+from corral.engines.base import resources_of_runner
+from corral.engines.lazy import LazyEngine
+from corral.envs.tasks import has_tasks, task_of
+from corral.envs.vector import env_name
+from corral.errors import CheckpointError, ConfigError, CorralError, EnvError, WorkerDiedError
+from corral.evaluation.episodes import describe_by_task, episode_resets, task_name
+from corral.evaluation.rounds import Round, RoundPlan, play_round
+from corral.evaluation.statistics import summarize_episodes
+from corral.metrics.logger import MetricsLogger, check_metrics_state
+from corral.metrics.result import merge_nested, plain_numbers
+from corral.metrics.timers import Timers
+from corral.runners.restarts import describe
+from corral.runners.runner_group import EnvRunnerGroup
+
+if TYPE_CHECKING:
+    from corral.algorithms.algorithm import Algorithm
+    from corral.callbacks.dispatch import Dispatcher
+
+log = logging.getLogger("corral")
+NAN = float("nan")
+
+# Seconds after the time limit of a round until its thread is left alone; a round ends half a second after it at most.
+GRACE_S = 1.0
+# Seconds that a round has to end after an exception in training.
+CANCEL_S = 5.0
+
+# Directory of the videos in the directory of a run.
+VIDEOS = "videos"
+
+# Counts of runners over their lifetimes, which the result of a round does not repeat.
+_LIFETIME = ("num_episodes_lifetime", "num_env_steps_sampled_lifetime")
+
+
+class Evaluator:
+    """Plays the evaluation rounds of an algorithm, in turn with training or at the same time.
+
+    The algorithm calls `during_training` around the training of an iteration, and `finish` after it. Callbacks and
+    metrics stay in the thread of the algorithm. A round that is played at the same time as training has a thread, which
+    only waits for runners in other processes; training keeps the main thread, because Python handles signals there.
+
+    Attributes:
+        group: Group of the evaluation runners; `None` before the first use.
+        training_done: Whether no iteration is training now.
+    """
+
+    def __init__(self, algorithm: Algorithm, callbacks: Dispatcher) -> None:
+        """Store the algorithm, and the callbacks of its own events; no runner is started."""
+        self._algorithm, self._callbacks = algorithm, callbacks
+        self._settings = self._config = algorithm.config
+        self.group: EnvRunnerGroup | None = None
+        self._own_engine: LazyEngine | None = None
+        self._metrics = _new_metrics()
+        self._latest: dict[str, Any] | None = None  # metrics of the latest round
+        self._num_env_steps = 0  # of all rounds
+        self._rngs: dict[str, Any] | None = None  # global generators of an embedded runner
+        self._runner_states: Mapping[str, Any] | None = None  # restored before the runners were made
+        self._before: dict[str, Any] = {}  # attributes before the last `set_state`
+        # A round that is played while an iteration trains.
+        self._is_due = False
+        self._training = threading.Event()
+        self._cancelled = threading.Event()
+        self._playing: Future[tuple[Round, dict[str, Any]]] | None = None
+        self._began_s = self._evaluation_s = 0.0
+        self._recreated: list[int] = []  # runners that were restarted since the round began
+        self._weights_version = -1
+        tasks = self._settings.evaluation_tasks
+        self._tasks: list[Any] | None = tasks if isinstance(tasks, list) else None
+
+    # The runners.
+
+    def build(self) -> EnvRunnerGroup:
+        """Return the group of the evaluation runners; the first call starts them.
+
+        Raises:
+            ConfigError: An env setting is wrong, or the env has other spaces than the module.
+            EnvError: The env cannot be made, or gave values that its spaces do not allow.
+            CorralError: A runner did not start within `start_timeout_s`.
+        """
+        if self.group is not None:
+            return self.group
+        config, engine = self._settings.for_evaluation(), self._algorithm.engine
+        if self._in_parallel and not config.num_env_runners and engine.traits.own_process:
+            # An env that holds Python's global lock would stop training, so the only runner has its own process.
+            config.num_env_runners, engine = 1, LazyEngine("process")
+            self._own_engine = engine
+            weakref.finalize(self, engine.stop).atexit = False  # an algorithm may be dropped without stop()
+        elif self._settings.evaluation_interval is None:  # else building the algorithm asked for them
+            engine.require([resources_of_runner(config)] * config.num_env_runners)
+        self._config = config.freeze()
+        try:
+            with self._own_generators():
+                group = EnvRunnerGroup(config, engine, self._algorithm.env_runner_group.module_spec)
+        except EnvError as error:
+            if self._settings.evaluation_num_videos and "unexpected keyword argument 'render_mode'" in str(error):
+                raise self._without_images(str(error).rstrip(".")) from error
+            raise
+        self.group = group
+        group.on_recreated = self._note_recreated
+        if self._takes_tasks_of_training or self._tasks is not None:
+            self._require_tasks(group)
+        if self._settings.evaluation_num_videos:
+            self._require_images(group)
+        if self._runner_states is not None:
+            group.check_state(self._runner_states)
+            group.set_state(self._runner_states)
+            group.finish_set_state()
+            self._runner_states = None
+        return group
+
+    @property
+    def _takes_tasks_of_training(self) -> bool:
+        """Whether episodes have the tasks of the training envs; `env_reset_fn` chooses them by itself."""
+        return self._settings.evaluation_tasks == "training" and self._config.env_reset_fn is None
+
+    def _require_tasks(self, group: EnvRunnerGroup) -> None:
+        groups = [group, *([self._algorithm.env_runner_group] if self._takes_tasks_of_training else [])]
+        if not all(chain.from_iterable(chain.from_iterable(group.foreach_env(has_tasks) for group in groups))):
+            raise ConfigError(
+                f"evaluation_tasks={self._settings.evaluation_tasks!r:.80}: the env has no methods get_task and "
+                "set_task: define them, or leave evaluation_tasks out."
+            )
+
+    def _require_images(self, group: EnvRunnerGroup) -> None:
+        modes = set(chain.from_iterable(group.foreach_env(_render_mode)))
+        if modes != {"rgb_array"}:
+            raise self._without_images(f"its render_mode is {next(iter(modes - {'rgb_array'}))!r}")
+
+    def _without_images(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"evaluation_num_videos={self._settings.evaluation_num_videos}: env {env_name(self._config.env)!r} must "
+            f"take render_mode='rgb_array', as a keyword argument or as a key of its env_config: {why}."
+        )
+
+    @property
+    def _in_parallel(self) -> bool:
+        return self._settings.evaluation_interval is not None and self._settings.evaluation_parallel_to_training
+
+    @contextmanager
+    def _own_generators(self) -> Iterator[None]:
+        """Give an embedded runner global generators of its own, as a runner in another process has.
+
+        So training draws the same numbers with and without evaluation.
+        """
+        if self._config.num_env_runners:
+            yield
+            return
+        of_training = get_global_rngs()
+        if self._rngs is None:
+            process_seed = runner_seeds(self._config.seed or 0, 0, 0, in_evaluation=True)[-1]
+            seed_everything(int(process_seed.generate_state(1)[0]) >> 1)
+        else:
+            set_global_rngs(self._rngs)
+        try:
+            yield
+        finally:
+            self._rngs = get_global_rngs()
+            set_global_rngs(of_training)
+
+    def _note_recreated(self, indices: list[int]) -> None:
+        self._recreated += indices
+        if self._playing is None:
+            self._announce_recreated()
+
+    def _announce_recreated(self) -> None:
+        """Fire the event for runners that were restarted; in the thread of the algorithm only."""
+        indices, self._recreated = self._recreated, []
+        if indices:
+            self._fire(
+                "on_env_runners_recreated",
+                env_runner_group=self.group,
+                env_runner_indices=indices,
+                is_evaluation=True,
+            )
+
+    @property
+    def num_callback_errors(self) -> int:
+        """Exceptions in callbacks of evaluation runners that `on_error="log"` kept from ending the run."""
+        return 0 if self.group is None else self.group.num_callback_errors
+
+    # Rounds.
+
+    @property
+    def training_done(self) -> bool:
+        """Whether no iteration is training now."""
+        return not self._training.is_set()
+
+    @contextmanager
+    def during_training(self) -> Iterator[None]:
+        """Wrap the training of an iteration: a round that is due at the same time begins before it."""
+        if self._playing is not None and self._playing.done():
+            self._playing = None  # it came too late
+        interval = self._settings.evaluation_interval
+        self._is_due = interval is not None and (self._algorithm.training_iteration + 1) % interval == 0
+        if not (self._is_due and self._in_parallel) or self._playing is not None:
+            yield  # a custom function that has not returned keeps the runners
+            return
+        self._prepare()
+        self._training.set()
+        playing: Future[tuple[Round, dict[str, Any]]] = Future()
+        self._playing = playing
+        thread = threading.Thread(target=_run, args=[playing, self._play], name="corral evaluation", daemon=True)
+        try:
+            thread.start()
+            yield
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            self._training.clear()
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Put the metrics of the round that is due into the result of an iteration, after waiting for it or playing it.
+
+        Raises:
+            Exception: What ended the round, with `on_evaluation_failure="raise"`, and what a callback or a custom
+                function raised.
+        """
+        if self._is_due:
+            self._is_due = False
+            metrics = self.evaluate() if self._playing is None else self._await()
+            videos = {"videos": metrics["videos"]} if "videos" in metrics else {}
+            result["evaluation"] = self.result(fresh=True) | videos
+
+    def evaluate(self) -> dict[str, Any]:
+        """Play a round now, and return its metrics.
+
+        Raises:
+            CorralError: A round is being played.
+            Exception: See `finish`.
+        """
+        if self._playing is not None:
+            raise CorralError("evaluate(): an evaluation round is being played at the same time as training.")
+        self._prepare()
+        assert self.group is not None
+        try:
+            with self._algorithm.timers.time("evaluating"), self._own_generators():
+                played = self._play()
+        except Exception as error:
+            played = self._failed(error)
+        return self._report(*played)
+
+    def _prepare(self) -> None:
+        """Restart runners, give all of them the weights, and fire `on_evaluate_start`."""
+        group = self.build()
+        algorithm = self._algorithm
+        self._cancelled.clear()
+        try:
+            group.restore_runners()
+        except WorkerDiedError as error:  # the last runner
+            log.debug("Evaluation: %s", error)
+        parts, self._weights_version = algorithm.get_weight_parts()
+        with algorithm.timers.time("syncing"):
+            group.sync_weights(parts, self._weights_version)
+        self._timestep = algorithm.num_env_steps_sampled_lifetime
+        if self._takes_tasks_of_training:
+            self._tasks = list(chain.from_iterable(algorithm.env_runner_group.foreach_env(task_of)))
+        self._fire("on_evaluate_start", metrics_logger=algorithm.metrics)
+        self._began_s = time.perf_counter()
+
+    def _fire(self, event: str, **arguments: Any) -> None:
+        algorithm = self._algorithm
+        with algorithm.timers.time("callbacks"):
+            self._callbacks.fire(event, algorithm=algorithm, **arguments)
+
+    def _play(self) -> tuple[Round, dict[str, Any]]:
+        """Play a round, or call the custom function; return the round and the metrics of the function."""
+        assert self.group is not None
+        try:
+            function = self._settings.custom_evaluation_function
+            return self._play_round(self.group) if function is None else self._call(function, self.group)
+        finally:
+            self._evaluation_s = time.perf_counter() - self._began_s
+
+    def _play_round(self, group: EnvRunnerGroup) -> tuple[Round, dict[str, Any]]:
+        plan = self._plan()
+        # Episodes that begin in the first half of the time have the other half to end.
+        half_s = self._began_s + plan.time_limit_s / 2
+
+        def goes_on() -> bool:
+            return not self.training_done and time.perf_counter() < half_s
+
+        played = play_round(group, plan, goes_on=goes_on, is_cancelled=self._cancelled.is_set)
+        return played, {}
+
+    def _plan(self) -> RoundPlan:
+        settings = self._settings
+        unit = settings.evaluation_duration_unit
+        duration = None if settings.evaluation_duration == "auto" else settings.evaluation_duration
+        if settings.evaluation_seeds is not None:
+            duration = len(settings.evaluation_seeds)
+        return RoundPlan(
+            num_episodes=duration if unit == "episodes" else None,
+            num_timesteps=duration if unit == "timesteps" else None,
+            resets=episode_resets(settings.evaluation_seeds, self._tasks),
+            num_videos=settings.evaluation_num_videos,
+            in_pieces=settings.enable_async_evaluation,
+            force_reset=settings.evaluation_force_reset_envs_before_iteration,
+            timestep=self._timestep,
+            training_iteration=self._algorithm.training_iteration,
+            time_limit_s=settings.evaluation_sample_timeout_s,
+        )
+
+    def _call(self, function: Callable[..., Any], group: EnvRunnerGroup) -> tuple[Round, dict[str, Any]]:
+        """Call a custom function; what it sampled counts by what it returns.
+
+        Raises:
+            CorralError: It returned something else than metrics, or metrics and two numbers of steps.
+        """
+        found = function(self._algorithm, group)
+        metrics, num_env_steps, _ = found if isinstance(found, tuple) and len(found) == 3 else (found, 0, 0)
+        if not isinstance(metrics, Mapping):
+            raise CorralError(
+                f"custom_evaluation_function={function!r} returned {found!r:.80}: it must return a dict of metrics, or "
+                "(metrics, env_steps, agent_steps)."
+            )
+        if group.local_env_runner is None:
+            logged = group.foreach_env_runner("get_metrics", timeout_seconds=GRACE_S)
+            self._metrics.aggregate([parts for parts, _, _ in logged], key="env_runners")
+        return Round(num_env_steps=int(num_env_steps)), dict(metrics)
+
+    def _failed(self, error: Exception) -> tuple[Round, dict[str, Any]]:
+        """Return a round without episodes if an env or all runners failed, and the settings say that this is no end.
+
+        Raises:
+            Exception: The failure otherwise.
+        """
+        if not isinstance(error, (EnvError, WorkerDiedError, TimeoutError)):
+            raise error
+        return Round(is_complete=False, error=error), {}
+
+    def _await(self) -> dict[str, Any]:
+        """Wait for the round that was played while an iteration trained, no longer than its time limit."""
+        playing = self._playing
+        assert playing is not None
+        limit_s = self._settings.evaluation_sample_timeout_s
+        try:
+            with self._algorithm.timers.time("evaluating"):
+                wait([playing], max(0.0, self._began_s + limit_s + GRACE_S - time.perf_counter()))
+            if not playing.done():  # only a custom function can take longer
+                raise TimeoutError(f"the evaluation took longer than evaluation_sample_timeout_s={limit_s:g}")
+            played = playing.result()
+        except Exception as error:
+            played = self._failed(error)
+        except BaseException:
+            self.cancel()
+            raise
+        if playing.done():
+            self._playing = None
+        self._announce_recreated()
+        return self._report(*played)
+
+    def cancel(self) -> None:
+        """End a round that is played while an iteration trains, without its result.
+
+        A custom function, or the env of an embedded runner, may take longer to return; then no round can be played.
+        """
+        if self._playing is None:
+            return
+        self._cancelled.set()
+        wait([self._playing], CANCEL_S)
+        if self._playing.done():
+            self._playing = None
+
+    # Results.
+
+    def _report(self, played: Round, custom: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metrics of a round as `on_evaluate_end` leaves them; raise its failure if the settings say so."""
+        group = self.group
+        assert group is not None
+        error = played.error
+        if error is not None and self._settings.on_evaluation_failure == "raise":
+            raise error
+        if not played.is_complete:
+            log.warning(
+                "The evaluation round %s: %d episodes are missing; by runner: %s. %s",
+                "was skipped" if played.skipped else "is truncated",
+                played.num_episodes_missing,
+                played.missing_by_runner,
+                f"Time limit: evaluation_sample_timeout_s={self._settings.evaluation_sample_timeout_s:g}."
+                if error is None
+                else describe(error),
+            )
+        group.collect_metrics(self._metrics, Timers())
+        logged: dict[str, Any] = self._metrics.reduce()["env_runners"]
+        counts: dict[str, int] = {}
+        if self._settings.custom_evaluation_function is not None and error is None:
+            # What the function has played is counted by the runners, and its steps by the function if it says so.
+            num_env_steps = played.num_env_steps or int(logged["num_env_steps_sampled"])
+            counts = {"num_episodes": int(logged["num_episodes"]), "num_env_steps_sampled": num_env_steps}
+        self._num_env_steps += counts.get("num_env_steps_sampled", played.num_env_steps)
+        metrics = {
+            "env_runners": {
+                **{name: value for name, value in logged.items() if name not in _LIFETIME},
+                **self._describe(played),
+                **counts,
+            },
+            **self._by_task(played),
+            "fresh": True,
+            "weights_version": self._weights_version,
+            "truncated": played.truncated,
+            "skipped": played.skipped,
+            "num_episodes_missing": played.num_episodes_missing,
+            "missing_by_runner": {str(index): played.missing_by_runner.get(index, 0) for index in group.worker_indices},
+            "num_episodes_taken_over": played.num_episodes_taken_over,
+            "num_unfinished_episodes": played.num_unfinished_episodes,
+            "num_env_steps_sampled_lifetime": self._num_env_steps,
+            **self._health(),
+            "evaluation_s": self._evaluation_s,
+        }
+        if self._settings.evaluation_num_videos:
+            metrics["videos"] = self._keep_videos(played)
+        merge_nested(metrics, custom)
+        self._fire("on_evaluate_end", metrics_logger=self._algorithm.metrics, evaluation_metrics=metrics)
+        self._latest = {name: value for name, value in metrics.items() if name != "videos"}
+        return metrics
+
+    def _keep_videos(self, played: Round) -> list[Any]:
+        """Write the videos of a round into the directory of the run, if there is one; return the small copies."""
+        found = [(number, record.video) for number, record in enumerate(played.episodes) if record.video is not None]
+        run_dir, iteration = self._algorithm.run_dir, self._algorithm.training_iteration
+        if run_dir is not None:
+            try:
+                (run_dir / VIDEOS).mkdir(exist_ok=True)
+                for number, video in found:
+                    (run_dir / VIDEOS / f"iteration-{iteration:06d}-episode-{number}.mp4").write_bytes(video.mp4)
+            except OSError as error:
+                log.warning("The videos of the evaluation cannot be written in %s: %s.", run_dir, error)
+        return [video.preview for _, video in found]
+
+    def _describe(self, played: Round) -> dict[str, Any]:
+        """Return the statistics of the episodes of a round, with the seeds of the episodes if the settings fix them."""
+        if self._settings.evaluation_seeds is None:
+            return _describe_episodes(played)
+        return {**_describe_episodes(played), "episode_seeds": [record.seed for record in played.episodes]}
+
+    def _by_task(self, played: Round | None) -> dict[str, Any]:
+        """Return the part of the metrics by task; `None` is before the first round."""
+        tasks = self._settings.evaluation_tasks
+        if not isinstance(tasks, list):
+            return {}
+        if played is None:
+            return {"by_task": {task_name(task): {"episode_return_mean": NAN, "num_episodes": NAN} for task in tasks}}
+        return {"by_task": describe_by_task(played.episodes, tasks)}
+
+    def _health(self) -> dict[str, int]:
+        group = self.group
+        return {
+            "num_healthy_workers": 0 if group is None else group.num_healthy_remote_workers,
+            "num_remote_worker_restarts": 0 if group is None else group.num_remote_worker_restarts,
+        }
+
+    def result(self, *, fresh: bool = False) -> dict[str, Any]:
+        """Return the metrics of the latest round for the result of an iteration; NaN before the first round.
+
+        Args:
+            fresh: Whether the round belongs to this iteration.
+        """
+        if self._latest is not None:
+            return {**_copied(self._latest), "fresh": fresh}
+        indices = () if self.group is None else self.group.worker_indices
+        return {
+            "env_runners": self._describe(Round()) | {"num_episodes": NAN, "num_env_steps_sampled": NAN},
+            **self._by_task(None),
+            "fresh": False,
+            "weights_version": NAN,
+            "truncated": False,
+            "skipped": False,
+            "num_episodes_missing": NAN,
+            "missing_by_runner": dict.fromkeys(map(str, indices), NAN),
+            "num_episodes_taken_over": NAN,
+            "num_unfinished_episodes": NAN,
+            "num_env_steps_sampled_lifetime": self._num_env_steps,
+            **self._health(),
+            "evaluation_s": NAN,
+        }
+
+    # State.
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Return the state of the runners, the metrics and the latest round as plain data; `None` if there is none.
+
+        Raises:
+            CheckpointError: An env or a callback returned a state that is not plain data.
+        """
+        if self._playing is not None:
+            log.warning("The checkpoint has no state of evaluation, because a round of evaluation did not end.")
+            return None
+        runners = self._runner_states if self.group is None else self.group.get_state()
+        if runners is None and self._latest is None:
+            return None
+        latest = self._latest
+        return {
+            "runners": runners,
+            "metrics": self._metrics.get_state(),
+            "latest": _copied(latest) if latest is None or is_plain(latest) else plain_numbers(latest),
+            "num_env_steps": self._num_env_steps,
+            "rngs": self._rngs,
+        }
+
+    def check_state(self, state: Mapping[str, Any] | None) -> None:
+        """Check that a state can be set.
+
+        Raises:
+            Exception: It cannot; see `EnvRunnerGroup.check_state`.
+        """
+        if state is None:
+            return
+        check_parts(state, ("runners", "metrics", "latest", "num_env_steps", "rngs"), "evaluation", CheckpointError)
+        check_metrics_state(state["metrics"])
+        int(state["num_env_steps"])
+        if not isinstance(state["latest"], dict | NoneType):
+            raise CheckpointError(f"the latest evaluation is {state['latest']!r:.80}, and not a dict.")
+        if state["rngs"] is not None:
+            check_global_rngs(state["rngs"])
+        if self.group is not None and len(self.group.idle_runners()) < len(self.group.worker_indices):
+            self._stop_runners()  # one of them could not answer; the next round starts them
+        if self.group is not None and state["runners"] is not None:
+            self.group.check_state(state["runners"])
+
+    def set_state(self, state: Mapping[str, Any] | None) -> None:
+        """Continue from a state that `check_state` accepted; `None`, as in older checkpoints, is the beginning.
+
+        Raises:
+            Exception: What an env or a callback raised; call `undo_set_state`.
+        """
+        names = ("_metrics", "_latest", "_num_env_steps", "_rngs", "_runner_states")
+        self._before = {name: getattr(self, name) for name in names}
+        self._metrics = _new_metrics()
+        if state is None:
+            self._latest, self._num_env_steps, self._rngs = None, 0, None
+            return
+        self._metrics.set_state(state["metrics"])
+        self._latest = None if state["latest"] is None else _copied(state["latest"])
+        self._num_env_steps, self._rngs = int(state["num_env_steps"]), state["rngs"]
+        if self.group is None:
+            self._runner_states = state["runners"]
+        elif state["runners"] is not None:
+            self.group.set_state(state["runners"])
+
+    def undo_set_state(self) -> None:
+        """Return to the state before the last `set_state`, if neither this nor `finish_set_state` was called since."""
+        if self._before and self.group is not None:
+            self.group.undo_set_state()
+        vars(self).update(self._before)
+        self._before = {}
+
+    def finish_set_state(self) -> None:
+        """Drop what is left from before `set_state`."""
+        self._before = {}
+        if self.group is not None:
+            self.group.finish_set_state()
+
+    # Ending.
+
+    def stop(self) -> None:
+        """End a round that is being played, and all evaluation runners."""
+        self._cancelled.set()
+        self._stop_runners()
+        self.cancel()
+
+    def _stop_runners(self) -> None:
+        group, self.group = self.group, None
+        engine, self._own_engine = self._own_engine, None
+        try:
+            if group is not None:
+                group.stop()
+        finally:
+            if engine is not None:
+                engine.stop()
+
+
+def _render_mode(env: Any) -> Any:
+    return env.render_mode
+
+
+def _run(future: Future[Any], function: Callable[[], Any]) -> None:
+    """Set a future to what a function returns or raises; the main function of a thread."""
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _new_metrics() -> MetricsLogger:
+    """Return the logger of what evaluation runners log, in which the names of the result are taken."""
+    metrics = MetricsLogger()
+    for name in (*summarize_episodes([], []), "episode_returns", "episode_lens"):
+        if not name.endswith(("_mean", "_min", "_max")):  # runners reserve these
+            metrics.log_reserved(("env_runners", name), [], reduce="mean")
+    return metrics
+
+
+def _describe_episodes(played: Round) -> dict[str, Any]:
+    """Return the statistics of the episodes of a round, and of each of them the return and the length."""
+    returns = [record.episode_return for record in played.episodes]
+    lens = [record.episode_len for record in played.episodes]
+    durations_s = [record.duration_s for record in played.episodes]
+    return {
+        **summarize_episodes(returns, lens),
+        "episode_duration_sec_mean": statistics.fmean(durations_s) if durations_s else NAN,
+        "num_episodes": len(returns),
+        "num_env_steps_sampled": played.num_env_steps,
+        "episode_returns": returns,
+        "episode_lens": lens,
+    }
+
+
+def _copied(metrics: Any) -> Any:
+    """Return a copy of nested dicts and lists."""
+    if isinstance(metrics, dict):
+        return {key: _copied(part) for key, part in metrics.items()}
+    return list(metrics) if isinstance(metrics, list) else metrics

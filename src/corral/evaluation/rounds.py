@@ -1,0 +1,335 @@
+"""Evaluation rounds: which runner plays which episodes, and what happens when runners fail, stall or never end.
+
+The episodes of a round are numbered before it begins, and a number counts when its episode has been played to its end,
+wherever that was. So short episodes count no more often than long ones. Three rules keep this so when something goes
+wrong: episodes of a runner that failed are played again by others; episodes of a runner that has not answered are given
+to others only at half of the time limit, because the first answer counts, and would too often be a short episode if
+this came earlier; and a round that the limit ends says that it is truncated.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from corral.envs.episode_resets import EpisodeReset
+from corral.errors import CorralError
+from corral.evaluation.episodes import EpisodeRecord, PlayedEpisodes, describe_episodes, describe_with_videos
+from corral.runners.remote_runner import PendingSample
+from corral.runners.requests import SampleRequest
+from corral.runners.runner_group import EnvRunnerGroup
+
+log = logging.getLogger("corral")
+
+# Seconds after the time limit in which the answers of runners that ended there arrive.
+GRACE_S = 0.3
+# Seconds between two looks at runners that restart.
+POLL_S = 0.05
+# Failures of a runner after which a round gives it nothing more; a restart takes seconds.
+MAX_FAILURES = 2
+# Parts in which a runner's share of a number of env steps is handed out in pieces, or given to others.
+NUM_PARTS = 8
+# Part of the episodes that may be unfinished when a number of env steps ends, before the log warns of it.
+UNFINISHED_PART = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """What an evaluation round plays. Give one of the two numbers, or none to play as long as a function says.
+
+    Attributes:
+        num_episodes: Episodes, exactly.
+        num_timesteps: Env steps, rounded up so that all sub-envs of all runners take the same number.
+        in_pieces: Whether runners are given one episode per sub-env at a time. Otherwise each is given its whole share
+            at once.
+        force_reset: Whether a number of env steps begins with a reset of all sub-envs. Episodes always do.
+        resets: Reset arguments of the episodes, in turn; `None` leaves them to the runners.
+        num_videos: Number of episodes that are recorded, the first ones.
+        timestep: Env steps that training has sampled, which schedules of the exploration use.
+        training_iteration: Finished iterations of training, which `env_reset_fn` may ask for.
+        time_limit_s: Seconds that the round may take.
+    """
+
+    num_episodes: int | None = None
+    num_timesteps: int | None = None
+    in_pieces: bool = False
+    force_reset: bool = True
+    resets: Sequence[EpisodeReset] | None = None
+    num_videos: int = 0
+    timestep: int = 0
+    training_iteration: int | None = None
+    time_limit_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        """Refuse a plan that makes no sense."""
+        if self.num_episodes is not None and self.num_timesteps is not None:
+            raise CorralError("an evaluation round takes num_episodes or num_timesteps, and not both.")
+        if self.resets is not None and (self.num_timesteps is not None or not self.resets):
+            raise CorralError("an evaluation round takes reset arguments of episodes, and not for env steps.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What came of an evaluation round.
+
+    Attributes:
+        episodes: The episodes in the order of their numbers; for a number of env steps, by runner and then by time.
+        num_env_steps: Env steps that arrived, also of unfinished episodes.
+        num_episodes_missing: Episodes that should have been played, and were not.
+        missing_by_runner: By index of the runner that was given them first, the episodes that are missing, or for a
+            number of env steps, the env steps.
+        num_episodes_taken_over: Episodes that another runner played than the one that was given them first.
+        num_unfinished_episodes: Episodes of which steps arrived, and not the last one.
+        is_complete: Whether all was played that the plan asked for.
+        error: The failure after which no runner was left to play what is missing, if that ended the round.
+    """
+
+    episodes: list[EpisodeRecord] = field(default_factory=list)
+    num_env_steps: int = 0
+    num_episodes_missing: int = 0
+    missing_by_runner: dict[int, int] = field(default_factory=dict)
+    num_episodes_taken_over: int = 0
+    num_unfinished_episodes: int = 0
+    is_complete: bool = True
+    error: BaseException | None = None
+
+    @property
+    def truncated(self) -> bool:
+        """Whether something is missing, although something was played."""
+        return not self.is_complete and not self.skipped
+
+    @property
+    def skipped(self) -> bool:
+        """Whether nothing was played, because there was no runner to play it."""
+        return self.error is not None and not self.episodes and not self.num_env_steps
+
+
+def play_round(
+    group: EnvRunnerGroup,
+    plan: RoundPlan,
+    *,
+    goes_on: Callable[[], bool] | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> Round:
+    """Play an evaluation round on the runners of a group, with the weights that they were given last.
+
+    It takes `time_limit_s` at most, and half a second more. Runners that have not answered then are left alone: they
+    are given nothing until they answer, and are replaced when that takes another `time_limit_s`. An embedded runner,
+    and runners of the local engine, are in this process: there the limit interrupts an env only if this is the main
+    thread.
+
+    Args:
+        group: Group of evaluation runners.
+        plan: What to play.
+        goes_on: Without a number in the plan, a function that is called when a runner is free; while it returns True,
+            the runner is given another episode per sub-env. Every runner is given one before.
+        is_cancelled: Function that says that nobody wants the round any more; it ends with what is there.
+
+    Raises:
+        CorralError: The group was stopped, or there is neither a number nor a function.
+        Exception: What a callback or the user's settings raised in a runner; a restart would not help.
+    """
+    if goes_on is None and plan.num_episodes is None and plan.num_timesteps is None:
+        raise CorralError("an evaluation round takes num_episodes, num_timesteps or goes_on.")
+    return _Play(group, plan, goes_on or (lambda: False), is_cancelled).play()
+
+
+class _Play:
+    """A round that is being played.
+
+    What is to be played has numbers. A number is an episode; or with `num_timesteps`, some steps of all sub-envs of a
+    runner.
+    """
+
+    def __init__(
+        self,
+        group: EnvRunnerGroup,
+        plan: RoundPlan,
+        goes_on: Callable[[], bool],
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        self.group, self.plan, self.goes_on, self.is_cancelled = group, plan, goes_on, is_cancelled
+        self.num_runners = max(1, group.num_remote_workers)
+        self.is_open = plan.num_episodes is None and plan.num_timesteps is None
+        self.num_numbers = plan.num_episodes or 0
+        self.piece = group.num_envs  # numbers
+        self.num_steps: list[int] = []  # that are left of each number, with `num_timesteps`
+        if plan.num_timesteps is not None:
+            rows = math.ceil(plan.num_timesteps / (self.num_runners * group.num_envs))
+            count = min(rows, NUM_PARTS)
+            self.num_steps = [group.num_envs * ((rows + i) // count) for i in range(count)] * self.num_runners
+            self.num_numbers, self.piece = len(self.num_steps), 1
+        self.waiting = deque(range(self.num_numbers))  # numbers that no runner has
+        self.pending: dict[int, tuple[PendingSample, list[int]]] = {}  # numbers that a runner has, by runner
+        self.found: dict[int, EpisodeRecord | None] = {}  # by number
+        self.stepped: list[EpisodeRecord] = []  # with `num_timesteps`
+        self.first_runner: dict[int, int] = {}  # by number
+        self.asked: set[int] = set()  # runners
+        self.out: set[int] = set()  # runners that this round gives nothing more
+        self.num_failures: Counter[int] = Counter()
+        self.num_unfinished: Counter[int] = Counter()
+        self.num_env_steps = 0
+        self.error: BaseException | None = None
+
+    def play(self) -> Round:
+        self.began_s = time.perf_counter()
+        self.deadline_s = self.began_s + self.plan.time_limit_s
+        is_anybody_left = True
+        while is_anybody_left and not self.is_cancelled():
+            self.group.restore_runners()
+            self.take()
+            self.hand_out()
+            now = time.perf_counter()
+            if 0 < self.num_numbers == len(self.found) or now > self.deadline_s + GRACE_S:
+                break
+            if self.pending:
+                wait([call.future for call, _ in self.pending.values()], POLL_S, FIRST_COMPLETED)
+            elif now > self.deadline_s:
+                break
+            else:
+                is_anybody_left = self.group.lost_because() is None and len(self.out) < self.num_runners
+                time.sleep(POLL_S if is_anybody_left else 0.0)
+        return self.result(None if is_anybody_left else self.group.lost_because() or self.error)
+
+    def hand_out(self) -> None:
+        """Give idle runners what no runner has, and after half of the time, what others have not answered."""
+        idle = [index for index in self.group.idle_runners() if index not in self.out]
+        in_pieces = self.plan.in_pieces or self.is_open or bool(self.asked)  # else this is the first time
+        for position, index in enumerate(idle):
+            size = self.piece if in_pieces else math.ceil(len(self.waiting) / (len(idle) - position))
+            if self.is_open and not self.waiting and (index not in self.asked or self.goes_on()):
+                self.waiting.extend(range(self.num_numbers, self.num_numbers + size))
+                self.num_numbers += size
+            left_s = self.deadline_s - time.perf_counter()
+            if left_s > 0 and (numbers := self.next_numbers(size, left_s)):
+                self.ask(index, numbers, left_s)
+
+    def next_numbers(self, size: int, left_s: float) -> list[int]:
+        """Return what a runner is to play, at most so much."""
+        if self.waiting:
+            return [self.waiting.popleft() for _ in range(min(size, len(self.waiting)))]
+        if left_s > self.plan.time_limit_s / 2:
+            return []
+        num_players = Counter(number for _, numbers in self.pending.values() for number in numbers)
+        return [number for number, count in num_players.items() if count == 1 and number not in self.found][:size]
+
+    def ask(self, index: int, numbers: list[int], left_s: float) -> None:
+        """Let a runner play."""
+        limit_s = left_s
+        if self.group.engine_name == "local" and len(self.out) < self.num_runners - 1:
+            limit_s = min(left_s, self.plan.time_limit_s / 2)  # so that there is time for the others
+        whole = SampleRequest(
+            num_episodes=len(numbers),
+            timestep=self.plan.timestep,
+            training_iteration=self.plan.training_iteration,
+            time_limit_s=limit_s,
+            digest=describe_episodes,
+        )
+        if self.plan.num_timesteps is not None:
+            num_timesteps = sum(self.num_steps[number] for number in numbers)
+            force_reset = index not in self.asked
+            request = replace(
+                whole,
+                num_episodes=None,
+                num_timesteps=num_timesteps,
+                force_reset=force_reset and self.plan.force_reset,
+            )
+        elif self.plan.resets is not None or min(numbers) < self.plan.num_videos:
+            digest = describe_with_videos if min(numbers) < self.plan.num_videos else describe_episodes
+            request = replace(whole, resets=tuple(self.reset_of(number) for number in numbers), digest=digest)
+        else:
+            request = whole
+        call = self.group.ask(index, request, timeout_s=left_s + self.plan.time_limit_s)
+        self.pending[index] = call, numbers
+        self.asked.add(index)
+        for number in numbers:
+            self.first_runner.setdefault(number, index)
+
+    def reset_of(self, number: int) -> EpisodeReset:
+        reset = EpisodeReset() if self.plan.resets is None else self.plan.resets[number % len(self.plan.resets)]
+        return replace(reset, is_recorded=True) if number < self.plan.num_videos else reset
+
+    def take(self) -> None:
+        """Receive answers; what a runner did not play waits for another."""
+        for index, call, reply in self.group.take_replies():
+            if index not in self.pending or self.pending[index][0] is not call:
+                continue  # an answer to an earlier round
+            _, numbers = self.pending.pop(index)
+            if isinstance(reply, BaseException):
+                self.error = reply
+                self.num_failures[index] += 1
+            else:
+                self.group.keep_metrics(index, reply)
+                self.note(index, numbers, reply.rollout)
+            elsewhere = {number for _, others in self.pending.values() for number in others}
+            missing = [number for number in numbers if number not in self.found and number not in elsewhere]
+            self.waiting.extendleft(reversed(missing))
+            if self.num_failures[index] == MAX_FAILURES or (missing and not isinstance(reply, BaseException)):
+                self.out.add(index)  # it fails again and again, or its limit ended it
+
+    def note(self, index: int, numbers: list[int], played: PlayedEpisodes) -> None:
+        """Note what a runner played."""
+        self.num_env_steps += played.num_env_steps
+        if self.plan.num_timesteps is not None:
+            self.num_unfinished[index] = played.num_unfinished  # its next steps continue these episodes
+            self.stepped += played.episodes
+            left = played.num_env_steps
+            for number in numbers:
+                taken = min(left, self.num_steps[number])
+                left, self.num_steps[number] = left - taken, self.num_steps[number] - taken
+                if self.num_steps[number] == 0:
+                    self.found[number] = None
+            return
+        self.num_unfinished[index] += played.num_unfinished
+        for position, record in zip(played.positions, played.episodes, strict=True):
+            number = numbers[position]
+            if self.plan.resets is not None:
+                reset = self.reset_of(number)
+                record = replace(record, seed=reset.seed, task=reset.task)
+            self.found.setdefault(number, record)
+
+    def result(self, error: BaseException | None) -> Round:
+        missing = [number for number in range(self.num_numbers) if number not in self.found]
+        by_runner: Counter[int] = Counter()
+        for number in missing:
+            if number in self.first_runner:
+                by_runner[self.first_runner[number]] += self.num_steps[number] if self.num_steps else 1
+        played = [(number, self.found[number]) for number in sorted(self.found)]
+        episodes = [record for _, record in played if record is not None]
+        result = Round(
+            episodes=episodes or sorted(self.stepped, key=lambda record: record.worker_index),
+            num_env_steps=self.num_env_steps,
+            num_episodes_missing=len(missing) if self.plan.num_timesteps is None else 0,
+            missing_by_runner=dict(sorted(by_runner.items())),
+            num_episodes_taken_over=sum(
+                record is not None and record.worker_index != self.first_runner[number] for number, record in played
+            ),
+            num_unfinished_episodes=self.num_unfinished.total(),
+            is_complete=not missing and self.num_numbers > 0,
+            error=error,
+        )
+        if self.plan.num_timesteps is not None and self.plan.force_reset:
+            _warn_of_unfinished(result)
+        return result
+
+
+def _warn_of_unfinished(result: Round) -> None:
+    """Warn if many episodes are unfinished, which are long ones more often than short ones."""
+    unfinished, complete = result.num_unfinished_episodes, len(result.episodes)
+    if unfinished > UNFINISHED_PART * (unfinished + complete):
+        _warn_once(
+            "evaluation: the end of the round cut off more than one in ten episodes, and most of all long ones: their "
+            "returns are missing in the statistics. Set evaluation_duration_unit='episodes', or a longer "
+            "evaluation_duration."
+        )
+
+
+@cache
+def _warn_once(message: str) -> None:
+    log.warning(message)

@@ -1,0 +1,173 @@
+"""ThresholdCurriculum: when the next task follows, what it reports, and that it continues from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corral import Algorithm, PPOConfig
+from corral.curriculum import ThresholdCurriculum
+from corral.errors import CallbackError, ConfigError, EnvError
+from corral.metrics.logger import MetricsLogger
+from corral.testing import CountingEnv
+from user_files import SMALL
+
+
+class Rewarding(CountingEnv):
+    """Episodes of one step, whose reward is the task."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__({"episode_length": 1})
+        self.task = (config or {}).get("task", 0)
+
+    def get_task(self) -> Any:
+        return self.task
+
+    def set_task(self, task: Any) -> None:
+        self.task = task
+
+    def step(self, action: int) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, float(self.task), *rest
+
+
+def config(curriculum: Any, env: Any = Rewarding, **settings: Any) -> PPOConfig:
+    made = PPOConfig().environment(env).training(**SMALL).debugging(seed=0).callbacks(curriculum)
+    made.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"fcnet_hiddens": [8]})
+    return made.reporting(metrics_num_episodes_for_smoothing=10).copy(**settings)
+
+
+def tasks(algo: Algorithm) -> list[list[Any]]:
+    return algo.env_runner_group.foreach_env(lambda env: env.task)
+
+
+class Group:
+    """Stands for the runners; it notes the tasks that it is given."""
+
+    num_envs = 2
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    def foreach_env_runner(self, fn: str, kwargs: dict[str, Any]) -> None:
+        assert fn == "set_tasks"
+        self.given += kwargs["tasks"]
+
+
+class Driver:
+    """Stands for the algorithm."""
+
+    def __init__(self) -> None:
+        self.env_runner_group = Group()
+        self.config = PPOConfig().reporting(metrics_num_episodes_for_smoothing=10)
+
+
+def followed(curriculum: ThresholdCurriculum, results: list[dict[str, Any]]) -> list[int]:
+    """Return the index of the task after each of some results."""
+    driver, indices = Driver(), []
+    curriculum.on_algorithm_init(algorithm=driver)
+    for result in results:
+        curriculum.on_train_result(algorithm=driver, metrics_logger=MetricsLogger(), result=result)
+        indices.append(curriculum.index)
+    assert driver.env_runner_group.given == curriculum.tasks[: curriculum.index + 1]
+    return indices
+
+
+def result(value: float, num_episodes: float, **others: Any) -> dict[str, Any]:
+    return {
+        "env_runners": {"episode_return_mean": value, "num_episodes_lifetime": num_episodes},
+        "loss": value,
+        **others,
+    }
+
+
+NAN = float("nan")
+
+
+def test_patience_counts_iterations_in_a_row() -> None:
+    curriculum = ThresholdCurriculum("abc", [2.0, 3.0], metric="loss", patience=2)
+    values = [NAN, 2.0, 1.9, 2.0, 2.5, 2.5, 2.5, 3.0, 3.1, 0.0, 9.0]
+    assert followed(curriculum, [result(value, 0) for value in values]) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_mean_over_episodes_of_the_task_before_does_not_count() -> None:
+    curriculum = ThresholdCurriculum("abcd", 1.0)
+    # After a change, 10 episodes are averaged, and 2 of the sub-envs were still at the task before.
+    numbers = [10, 15, 21, 22, 23, 33, 34]
+    assert followed(curriculum, [result(5.0, number) for number in numbers]) == [1, 1, 1, 2, 2, 2, 3]
+
+
+def test_a_round_of_evaluation_counts_once() -> None:
+    curriculum = ThresholdCurriculum("abc", 1.0, metric="evaluation/env_runners/episode_return_mean", patience=2)
+    rounds = [(NAN, False), (5.0, True), (5.0, False), (5.0, True), (5.0, False), (5.0, True)]
+    results = [
+        result(0.0, 0, evaluation={"env_runners": {"episode_return_mean": value}, "fresh": fresh})
+        for value, fresh in rounds
+    ]
+    assert followed(curriculum, results) == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("num_env_runners", [0, 2])
+def test_all_sub_envs_get_the_task_and_the_result_reports_it(num_env_runners: int) -> None:
+    curriculum = ThresholdCurriculum([1, 2, 7], [1.0, 5.0])
+    with config(curriculum, num_env_runners=num_env_runners, engine_name="local").build() as algo:
+        shape = max(1, num_env_runners)
+        assert tasks(algo) == [[1, 1]] * shape
+        first = algo.train()
+        assert first["env_runners"]["episode_return_mean"] == 1.0
+        assert first["curriculum"] == {"task_index": 1, "task_share": {"1": 0.0, "2": 1.0, "7": 0.0}}
+        assert tasks(algo) == [[2, 2]] * shape
+        second = algo.train()
+        assert second["curriculum"]["task_index"] == 1  # 2 is below 5
+        assert second["env_runners"]["episode_return_mean"] == 2.0
+
+
+def test_a_metric_of_the_evaluation_which_keeps_its_own_task() -> None:
+    metric = "evaluation/env_runners/episode_return_mean"
+    made = config(ThresholdCurriculum([1, 2, 7], 3.0, metric=metric), env_config={"task": 3})
+    with made.evaluation(evaluation_interval=2, evaluation_duration=2).build() as algo:
+        results = [algo.train() for _ in range(5)]
+        assert [result["curriculum"]["task_index"] for result in results] == [0, 1, 1, 2, 2]
+        assert results[-1]["evaluation"]["env_runners"]["episode_return_mean"] == 3.0
+        assert results[-1]["env_runners"]["episode_return_mean"] == 7.0
+
+
+def test_it_continues_from_a_checkpoint(tmp_path: Path) -> None:
+    with config(ThresholdCurriculum([1, 2, 7], [1.0, 5.0])).build() as algo:
+        algo.train()
+        algo.save(tmp_path / "saved")
+        expected = algo.get_state()["callbacks"]
+    restored = ThresholdCurriculum([1, 2, 7], [1.0, 5.0])
+    with config(restored, num_env_runners=2, engine_name="local").build() as algo:
+        algo.restore_from_path(tmp_path / "saved")
+        assert algo.get_state()["callbacks"] == expected and restored.index == 1
+        assert tasks(algo) == [[2, 2]] * 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: ThresholdCurriculum([], 1.0),
+        lambda: ThresholdCurriculum([1, 2, 3], [1.0]),
+        lambda: ThresholdCurriculum([1, 2], 1.0, patience=0),
+    ],
+    ids=["no tasks", "thresholds", "patience"],
+)
+def test_bad_arguments(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"ThresholdCurriculum: . tasks need"):
+        wrong()
+
+
+def test_an_unknown_metric_names_the_nearest() -> None:
+    with config(ThresholdCurriculum([1, 2], 1.0, metric="env_runners/episode_return_meann")).build() as algo:
+        with pytest.raises(CallbackError, match="Did you mean 'env_runners/episode_return_mean'"):
+            algo.train()
+
+
+def test_an_env_without_tasks_is_named_at_build() -> None:
+    with pytest.raises(CallbackError) as caught:
+        config(ThresholdCurriculum([1, 2], 1.0), CountingEnv).build()
+    assert isinstance(caught.value.__cause__, EnvError)
+    assert "env 'CountingEnv' takes no tasks" in str(caught.value.__cause__)
