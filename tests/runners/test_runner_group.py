@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from corral import DQNConfig, PPOConfig
 from corral.algorithms.ppo import PPO
 from corral.engines.lazy import LazyEngine
 from corral.episodes.rollout import Rollout
-from corral.errors import ConfigError, CorralError, SerializationError, WeightsError
+from corral.errors import ConfigError, CorralError, EnvError, SerializationError, WeightsError
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
 from corral.runners.requests import SampleRequest
@@ -509,3 +510,19 @@ def test_a_restarted_runner_of_a_group_draws_other_numbers() -> None:
             chosen.append(rollouts[0].actions.tobytes())
     first, again, restarted = chosen
     assert first == again != restarted
+
+
+def test_a_runner_that_restarts_is_not_lost() -> None:
+    """The failure of the only other runner does not end a run that continues without runners that failed."""
+    settings = {"restart_failed_env_runners": False, "ignore_env_runner_failures": True}
+    with started(config("local").copy(**settings).freeze()) as group:
+        first, second = group._runners.values()
+        first.failure, first.starting = EnvError("first"), Future()
+        second.handle.kill()
+        group.restore_runners()
+        assert second.failure is not None and group.lost_because() is None
+        first.starting.set_exception(EnvError("again"))
+        with pytest.raises(EnvError) as caught:
+            group.restore_runners()
+        assert caught.value.__notes__[-1] == "It was the last runner."
+        assert group.lost_because() is not None
