@@ -22,6 +22,7 @@ from corral.core.tree import Tree, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.env_state import check_env_state, continues, get_env_state, set_env_state, set_surroundings
 from corral.envs.episode_resets import EpisodeReset, EpisodeResets, fill_queue, note_iteration
+from corral.envs.masked_resets import MaskedResets, infos_by_env
 from corral.envs.step_timeout import StepTimer, can_interrupt, require_signals, sampling
 from corral.envs.sub_envs import (
     Restarts,
@@ -41,28 +42,6 @@ if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
-
-
-def infos_by_env(infos: Mapping[str, Any], num_envs: int) -> dict[int, dict[str, Any]]:
-    """Return infos by index of the sub-env.
-
-    Args:
-        infos: Infos as Gymnasium's vector envs give them: by key, values `[N, ...]` or nested such dicts, and under
-            `_key` a mask bool `[N]` of the sub-envs that have one. A value that is no array applies to all sub-envs.
-        num_envs: N.
-    """
-    by_env: dict[int, dict[str, Any]] = {i: {} for i in range(num_envs)}
-    for key, value in infos.items():
-        if isinstance(key, str) and key.startswith("_") and key[1:] in infos:
-            continue
-        mask = np.broadcast_to(infos.get(f"_{key}", True), num_envs)
-        parts = infos_by_env(value, num_envs) if isinstance(value, Mapping) else value
-        is_sized = isinstance(parts, (dict, list, tuple)) or (isinstance(parts, np.ndarray) and parts.ndim > 0)
-        if not (is_sized and len(parts) == num_envs):
-            parts = [value] * num_envs
-        for i in np.flatnonzero(mask).tolist():
-            by_env[i][key] = parts[i]
-    return by_env
 
 
 class EnvHost:
@@ -170,7 +149,7 @@ class EnvHost:
         self.num_envs = self.env.num_envs
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
         self._iteration = 0  # finished iterations that the sub-envs know of
-        self._infos_are_by_env = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
+        self._infos_are_by_env = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv, MaskedResets))
         self.observation_space = module_observation_space(self.env.single_observation_space)
         self.space: Tree = space_tree(self.observation_space)
         try:
@@ -290,7 +269,7 @@ class EnvHost:
                 self._begin_again(self._restarting)
             if self._config.chooses_resets:
                 queues = [list(resets or ())[i :: self.num_envs] for i in range(self.num_envs)]
-                foreach_sub_env(self.env, self.name, fill_queue, queues)
+                self._foreach_lane(fill_queue, queues)
             obs, infos = self._reset(self._reset_seed)
         except Exception as error:
             raise self.error("reset", 0, error) from original(error)
@@ -305,8 +284,16 @@ class EnvHost:
     def note_iteration(self, training_iteration: int | None) -> None:
         """Tell the sub-envs how many iterations the algorithm has finished, where `env_reset_fn` may ask for it."""
         if self._config.env_reset_fn is not None and training_iteration not in (None, self._iteration):
-            foreach_sub_env(self.env, self.name, note_iteration, [training_iteration] * self.num_envs)
+            self._foreach_lane(note_iteration, [training_iteration] * self.num_envs)
             self._iteration = training_iteration
+
+    def _foreach_lane(self, fn: Callable[..., Any], each: Sequence[Any]) -> None:
+        """Call `fn(wrapper, one)` for the wrapper of each sub-env that chooses its reset arguments."""
+        if isinstance(self.env, MaskedResets):
+            for lane, one in zip(self.env.lanes, each, strict=True):
+                fn(lane, one)
+        else:
+            foreach_sub_env(self.env, self.name, fn, each)
 
     def _begin_again(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Prepare envs that restart for their reset: a new seed for what the env seeds itself, then its generator."""
