@@ -21,7 +21,7 @@ from corral.core.spaces import module_observation_space, space_kinds, space_tree
 from corral.core.tree import Tree, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.env_state import check_env_state, continues, get_env_state, set_env_state, set_surroundings
-from corral.envs.episode_resets import EpisodeReset, EpisodeResets, fill_queue, note_iteration
+from corral.envs.episode_resets import EpisodeReset, EpisodeResets, count_episodes, fill_queue, note_iteration
 from corral.envs.masked_resets import MaskedResets, infos_by_env
 from corral.envs.step_timeout import StepTimer, can_interrupt, require_signals, sampling
 from corral.envs.sub_envs import (
@@ -107,6 +107,7 @@ class EnvHost:
         self._built_with = self._settings()
         self._first_described: tuple[Any, Any, int] | None = None
         self._tasks: list[Any] | None = None  # last known tasks of the sub-envs
+        self._num_episodes: list[int] | None = None  # last known; see `get_num_episodes`
         self._replaced: VectorEnv[Any, Any, Any] | None = None  # see `set_state`
         self._restarting: list[dict[str, Any]] | None = None  # states of envs that restart at the next reset
         self._undo: Callable[[], None] = lambda: None  # undoes the last `set_state`
@@ -197,10 +198,12 @@ class EnvHost:
         if hasattr(self, "env"):
             if not self.env.closed:
                 self.get_tasks()
+                self.get_num_episodes()
                 close_quietly(self.env)
             del self.env  # it is closed, and must not be closed again if `make` raises
         self.make()
         self._give_tasks()
+        self.set_num_episodes(self._num_episodes)
 
     def close(self) -> None:
         """Close the vector env, if there is one."""
@@ -287,13 +290,22 @@ class EnvHost:
             self._foreach_lane(note_iteration, [training_iteration] * self.num_envs)
             self._iteration = training_iteration
 
-    def _foreach_lane(self, fn: Callable[..., Any], each: Sequence[Any]) -> None:
-        """Call `fn(wrapper, one)` for the wrapper of each sub-env that chooses its reset arguments."""
+    def get_num_episodes(self) -> list[int] | None:
+        """Return how many episodes began in each sub-env, where `env_reset_fn` is told so; otherwise `None`."""
+        if self._config.env_reset_fn is not None and not self.is_broken:
+            self._num_episodes = self._foreach_lane(count_episodes, [None] * self.num_envs)
+        return self._num_episodes
+
+    def set_num_episodes(self, numbers: Sequence[int] | None) -> None:
+        """Let `env_reset_fn` count from these numbers on; see `get_num_episodes`."""
+        if numbers is not None and self._config.env_reset_fn is not None and len(numbers) == self.num_envs:
+            self._num_episodes = self._foreach_lane(count_episodes, numbers)
+
+    def _foreach_lane(self, fn: Callable[..., Any], each: Sequence[Any]) -> list[Any]:
+        """Return `fn(wrapper, one)` for the wrapper of each sub-env that chooses its reset arguments."""
         if isinstance(self.env, MaskedResets):
-            for lane, one in zip(self.env.lanes, each, strict=True):
-                fn(lane, one)
-        else:
-            foreach_sub_env(self.env, self.name, fn, each)
+            return [fn(lane, one) for lane, one in zip(self.env.lanes, each, strict=True)]
+        return foreach_sub_env(self.env, self.name, fn, each)
 
     def _begin_again(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Prepare envs that restart for their reset: a new seed for what the env seeds itself, then its generator."""
