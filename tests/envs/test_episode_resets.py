@@ -191,8 +191,8 @@ def test_a_native_vector_env_gives_way_to_single_envs(make_runner: MakeRunner) -
     np.testing.assert_array_equal(rollout.obs[0], expected)
 
 
-def test_a_ready_vector_env_is_refused(make_runner: MakeRunner) -> None:
-    with pytest.raises(ConfigError, match="env_reset_fn does not apply to env 'make'"):
+def test_a_ready_vector_env_that_resets_itself_is_refused(make_runner: MakeRunner) -> None:
+    with pytest.raises(ConfigError, match="env 'make': its factory returned a VectorEnv, which resets its sub-envs"):
 
         def make(config: Any) -> Any:
             return gym.make_vec("CartPole-v1", num_envs=2)
@@ -247,3 +247,23 @@ def test_the_wrapper_has_the_attributes_of_the_env() -> None:
     assert wrapped.task == "hard" and wrapped.unwrapped.task == "hard"
     with pytest.raises(AttributeError, match="nothing"):
         wrapped.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("vectorization", VECTORIZATIONS)
+def test_episodes_are_counted_on_in_a_replaced_runner_and_after_a_failure(
+    make_runner: MakeRunner, vectorization: str
+) -> None:
+    settings = {"vectorization": vectorization, "disable_env_checking": True, "env_reset_fn": fixed}
+    runner, replacement = (
+        make_runner(NotedEnv, num_envs=2, env_config={"fails": [8], "counts": {}}, **settings) for _ in range(2)
+    )
+    runner.sample(num_timesteps=12)
+    counts = runner.get_state()["num_episodes"]
+    assert min(counts) >= 2
+    replacement.set_state(runner.get_state())
+    replacement.sample(num_timesteps=2)
+    assert [seeds[0][0] for seeds in noted(replacement)] == [counts[0], 10 + counts[1]]
+    with pytest.raises(EnvError, match="simulator is gone"):
+        runner.sample(num_timesteps=20)
+    runner.sample(num_timesteps=2)
+    assert [seeds[-1][0] % 10 >= count for seeds, count in zip(noted(runner), counts, strict=True)] == [True, True]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from corral import PPOConfig
 from corral.envs import vector
-from corral.envs.env_host import infos_by_env
+from corral.envs.masked_resets import infos_by_env
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, make_vector_env, resolve_env
 from corral.errors import ConfigError, EnvError, SubEnvError
@@ -274,9 +274,14 @@ class TestReadyVectorEnv:
         for word in ["'ready'", *words]:
             assert word in str(caught.value)
 
-    def test_autoreset_disabled_is_refused(self) -> None:
+    def test_an_unknown_autoreset_mode_is_refused(self) -> None:
+        def unsaid(config: Any) -> Any:
+            made = ready(config)
+            made.metadata = {}
+            return made
+
         with pytest.raises(EnvError, match="autoreset_mode"):
-            make_vector_env(ready, EnvContext({"mode": AutoresetMode.DISABLED}), num_envs=None)
+            make_vector_env(unsaid, EnvContext({}), num_envs=None)
 
 
 class SpaceEnv(gym.Env[Any, Any]):

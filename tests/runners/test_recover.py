@@ -233,7 +233,8 @@ class TestState:
         one.foreach_env(lambda env: env.set_task(env.index + 1))
         one.sample(num_timesteps=6)
         state = cloudpickle.loads(cloudpickle.dumps(one.get_state()))
-        assert state == {"weights_version": 0, "num_env_steps_sampled_lifetime": 6, "tasks": [1, 2], "exploration": {}}
+        envs = {"environment": {}, "tasks": [1, 2], "num_episodes": None}
+        assert state == {"weights_version": 0, "num_env_steps_sampled_lifetime": 6, "exploration": {}, **envs}
         other.set_state(state)
         other.sample(num_timesteps=2)
         assert other.get_state()["tasks"] == [1, 2]

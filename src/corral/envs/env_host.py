@@ -21,7 +21,8 @@ from corral.core.spaces import module_observation_space, space_kinds, space_tree
 from corral.core.tree import Tree, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.env_state import check_env_state, continues, get_env_state, set_env_state, set_surroundings
-from corral.envs.episode_resets import EpisodeReset, EpisodeResets, fill_queue, note_iteration
+from corral.envs.episode_resets import EpisodeReset, EpisodeResets, count_episodes, fill_queue, note_iteration
+from corral.envs.masked_resets import MaskedResets, infos_by_env
 from corral.envs.step_timeout import StepTimer, can_interrupt, require_signals, sampling
 from corral.envs.sub_envs import (
     Restarts,
@@ -41,28 +42,6 @@ if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
-
-
-def infos_by_env(infos: Mapping[str, Any], num_envs: int) -> dict[int, dict[str, Any]]:
-    """Return infos by index of the sub-env.
-
-    Args:
-        infos: Infos as Gymnasium's vector envs give them: by key, values `[N, ...]` or nested such dicts, and under
-            `_key` a mask bool `[N]` of the sub-envs that have one. A value that is no array applies to all sub-envs.
-        num_envs: N.
-    """
-    by_env: dict[int, dict[str, Any]] = {i: {} for i in range(num_envs)}
-    for key, value in infos.items():
-        if isinstance(key, str) and key.startswith("_") and key[1:] in infos:
-            continue
-        mask = np.broadcast_to(infos.get(f"_{key}", True), num_envs)
-        parts = infos_by_env(value, num_envs) if isinstance(value, Mapping) else value
-        is_sized = isinstance(parts, (dict, list, tuple)) or (isinstance(parts, np.ndarray) and parts.ndim > 0)
-        if not (is_sized and len(parts) == num_envs):
-            parts = [value] * num_envs
-        for i in np.flatnonzero(mask).tolist():
-            by_env[i][key] = parts[i]
-    return by_env
 
 
 class EnvHost:
@@ -128,6 +107,7 @@ class EnvHost:
         self._built_with = self._settings()
         self._first_described: tuple[Any, Any, int] | None = None
         self._tasks: list[Any] | None = None  # last known tasks of the sub-envs
+        self._num_episodes: list[int] | None = None  # last known; see `get_num_episodes`
         self._replaced: VectorEnv[Any, Any, Any] | None = None  # see `set_state`
         self._restarting: list[dict[str, Any]] | None = None  # states of envs that restart at the next reset
         self._undo: Callable[[], None] = lambda: None  # undoes the last `set_state`
@@ -170,7 +150,7 @@ class EnvHost:
         self.num_envs = self.env.num_envs
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
         self._iteration = 0  # finished iterations that the sub-envs know of
-        self._infos_are_by_env = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
+        self._infos_are_by_env = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv, MaskedResets))
         self.observation_space = module_observation_space(self.env.single_observation_space)
         self.space: Tree = space_tree(self.observation_space)
         try:
@@ -218,10 +198,12 @@ class EnvHost:
         if hasattr(self, "env"):
             if not self.env.closed:
                 self.get_tasks()
+                self.get_num_episodes()
                 close_quietly(self.env)
             del self.env  # it is closed, and must not be closed again if `make` raises
         self.make()
         self._give_tasks()
+        self.set_num_episodes(self._num_episodes)
 
     def close(self) -> None:
         """Close the vector env, if there is one."""
@@ -299,7 +281,7 @@ class EnvHost:
                 self._begin_again(self._restarting)
             if self._config.chooses_resets:
                 queues = [list(resets or ())[i :: self.num_envs] for i in range(self.num_envs)]
-                foreach_sub_env(self.env, self.name, fill_queue, queues)
+                self._foreach_lane(fill_queue, queues)
             obs, infos = self._reset(self._reset_seed)
         except Exception as error:
             raise self.error("reset", 0, error) from original(error)
@@ -314,8 +296,25 @@ class EnvHost:
     def note_iteration(self, training_iteration: int | None) -> None:
         """Tell the sub-envs how many iterations the algorithm has finished, where `env_reset_fn` may ask for it."""
         if self._config.env_reset_fn is not None and training_iteration not in (None, self._iteration):
-            foreach_sub_env(self.env, self.name, note_iteration, [training_iteration] * self.num_envs)
+            self._foreach_lane(note_iteration, [training_iteration] * self.num_envs)
             self._iteration = training_iteration
+
+    def get_num_episodes(self) -> list[int] | None:
+        """Return how many episodes began in each sub-env, where `env_reset_fn` is told so; otherwise `None`."""
+        if self._config.env_reset_fn is not None and not self.is_broken:
+            self._num_episodes = self._foreach_lane(count_episodes, [None] * self.num_envs)
+        return self._num_episodes
+
+    def set_num_episodes(self, numbers: Sequence[int] | None) -> None:
+        """Let `env_reset_fn` count from these numbers on; see `get_num_episodes`."""
+        if numbers is not None and self._config.env_reset_fn is not None and len(numbers) == self.num_envs:
+            self._num_episodes = self._foreach_lane(count_episodes, numbers)
+
+    def _foreach_lane(self, fn: Callable[..., Any], each: Sequence[Any]) -> list[Any]:
+        """Return `fn(wrapper, one)` for the wrapper of each sub-env that chooses its reset arguments."""
+        if isinstance(self.env, MaskedResets):
+            return [fn(lane, one) for lane, one in zip(self.env.lanes, each, strict=True)]
+        return foreach_sub_env(self.env, self.name, fn, each)
 
     def _begin_again(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Prepare envs that restart for their reset: a new seed for what the env seeds itself, then its generator."""

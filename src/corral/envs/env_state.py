@@ -21,6 +21,7 @@ from corral.core.plain import check_plain
 from corral.core.seeding import check_bits, get_rng, set_rng
 from corral.core.tree import copy_nested
 from corral.envs.episode_resets import EpisodeResets
+from corral.envs.masked_resets import MaskedResets
 from corral.errors import CheckpointError
 
 log = logging.getLogger("corral")
@@ -38,7 +39,7 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
     "AtariPreprocessing": ("obs_buffer", "lives", "game_over"),
     "Autoreset": ("autoreset",),
     "DelayObservation": ("observation_queue",),
-    "EpisodeResets": ("num_episodes",),
+    **dict.fromkeys(("EpisodeResets", "MaskedResets"), ("num_episodes",)),
     "FrameStackObservation": ("obs_queue", "padding_value"),
     "MaxAndSkipObservation": ("_obs_buffer",),
     "NormalizeObservation": (*(f"obs_rms.{name}" for name in _STATISTICS), "_update_running_mean"),
@@ -167,7 +168,9 @@ def _split(env: Any) -> tuple[Sequence[Any], Any]:
 
 def _wrapper_state(layer: Any) -> dict[str, Any] | None:
     """Return the state of a wrapper, or `None` if the wrapper is not known."""
-    is_known = isinstance(layer, EpisodeResets) or type(layer).__module__.startswith("gymnasium.wrappers")
+    is_known = isinstance(layer, (EpisodeResets, MaskedResets)) or type(layer).__module__.startswith(
+        "gymnasium.wrappers"
+    )
     if not is_known or type(layer).__name__ not in WRAPPERS:
         return None
     try:

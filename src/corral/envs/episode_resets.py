@@ -214,6 +214,13 @@ def take_videos(env: gym.Env[Any, Any]) -> dict[int, Video]:
     return videos
 
 
+def count_episodes(env: gym.Env[Any, Any], number: int | None) -> int:
+    """Return how many episodes a sub-env began, after setting the number if one is given."""
+    assert isinstance(env, EpisodeResets)
+    env.num_episodes = env.num_episodes if number is None else number
+    return env.num_episodes
+
+
 def note_iteration(env: gym.Env[Any, Any], training_iteration: int) -> None:
     """Tell a sub-env how many iterations the algorithm has finished."""
     assert isinstance(env, EpisodeResets)

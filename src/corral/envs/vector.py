@@ -19,6 +19,8 @@ from corral.core.settings import module_named
 from corral.core.spaces import space_tree
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
 from corral.envs.checks import check_env, check_spaces, mismatch, warn_if_cast
+from corral.envs.episode_resets import EpisodeResets
+from corral.envs.masked_resets import MaskedResets
 from corral.envs.step_timeout import limited
 from corral.envs.sub_envs import AbsentSubEnvs, Restarts, close_quietly
 from corral.envs.sync_vector import SyncVectorEnv
@@ -217,8 +219,13 @@ def make_vector_env(
         opened.callback(lambda: first.close())
         if isinstance(first, VectorEnv):
             _refuse_contradictions(first, name, num_envs, vectorization, autoreset_mode, wrappers, outermost)
+
+            def make_ready(made: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
+                return _resetting(made, context, outermost)
+
+            first = make_ready(first)
             _check_vector_env(first, name, check, limits)
-            ready: VectorEnv[Any, Any, Any] = _make_again(first, make) if check else first
+            ready = _make_again(first, lambda index: make_ready(make(index))) if check else first
             first = ready
             if needs_sub_envs and not hasattr(first.unwrapped, "envs"):
                 log.warning(
@@ -245,6 +252,13 @@ def make_vector_env(
             )
         opened.pop_all()
         return vector_env
+
+
+def _resetting(env: VectorEnv[Any, Any, Any], context: EnvContext, outermost: Any) -> VectorEnv[Any, Any, Any]:
+    """Return a vector env that resets its sub-envs: the same one, or a wrapper of one that resets only by a mask."""
+    if env.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
+        return env
+    return MaskedResets(env, lambda lane, index: (outermost or EpisodeResets)(lane, context.at(index)))
 
 
 def _make_again(checked: Any, make: Callable[[int], Any]) -> Any:
@@ -336,11 +350,11 @@ def _refuse_contradictions(
             f"vectorization={vectorization!r} and wrappers={list(wrappers)} do not apply to env {name!r}, whose "
             "factory returned a VectorEnv: wrap it in the factory, and leave vectorization at 'auto'."
         )
-    if outermost is not None:
+    if outermost is not None and env.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
         raise ConfigError(
-            f"env_reset_fn, evaluation_seeds and evaluation_tasks do not apply to env {name!r}, whose factory returned "
-            "a VectorEnv, which resets its sub-envs itself: choose seed and options there, or let the factory return a "
-            "single env."
+            f"env {name!r}: its factory returned a VectorEnv, which resets its sub-envs itself, so that env_reset_fn, "
+            "evaluation_seeds and evaluation_tasks cannot choose how episodes begin: let the factory return a single "
+            "env, or a VectorEnv with metadata['autoreset_mode']=DISABLED, whose reset takes options['reset_mask']."
         )
     if autoreset_mode == "same_step" and env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP:
         raise ConfigError(
@@ -364,8 +378,8 @@ def _check_vector_env(env: VectorEnv[Any, Any, Any], name: str, check: bool, lim
     check_spaces(env, name, "single_")
     if env.metadata.get("autoreset_mode") not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
         raise EnvError(
-            f"env {name!r}: metadata['autoreset_mode'] of a VectorEnv must be AutoresetMode.NEXT_STEP or SAME_STEP, "
-            f"got {env.metadata.get('autoreset_mode')!r}: without it, episodes cannot be told apart."
+            f"env {name!r}: metadata['autoreset_mode'] of a VectorEnv must be AutoresetMode.NEXT_STEP, SAME_STEP "
+            f"or DISABLED, got {env.metadata.get('autoreset_mode')!r}: without it, episodes cannot be told apart."
         )
     if not check:
         return

@@ -627,14 +627,15 @@ class EnvRunner:
         """Return the state from which a replacement of this runner continues, without the weights.
 
         `weights_version`, `num_env_steps_sampled_lifetime`, `exploration`, `environment`: settings of the env that were
-        changed in this runner, and `tasks`: what `get_task` of each sub-env returns, or `None` where there is no such
-        method.
+        changed in this runner, `tasks`: what `get_task` of each sub-env returns, or `None` where there is no such
+        method, and `num_episodes`: what `env_reset_fn` has counted in each sub-env, or `None` without one.
         """
         return {
             "weights_version": self.weights_version,
             "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
             "environment": self.host.changed_settings,
             "tasks": self.host.get_tasks(),
+            "num_episodes": self.host.get_num_episodes(),
             "exploration": self.exploration.get_state(),
         }
 
@@ -649,6 +650,7 @@ class EnvRunner:
             self.make_env()
         if "tasks" in state:
             self.host.set_tasks(state["tasks"])
+        self.host.set_num_episodes(state.get("num_episodes"))
 
     def recover(self) -> None:
         """Prepare for the next `sample` after an exception: make a new vector env with the tasks of the old one.
