@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from corral.config.settings import ALIASES
+from corral.core.familiar_names import ALIASES
 from corral.core.settings import module_named, names_script
 from corral.errors import CheckpointError, ConfigError
 
