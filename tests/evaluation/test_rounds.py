@@ -291,6 +291,14 @@ class TestFaults:
         settle(group)
         assert play_in_time(group, num_episodes=5)[0].is_complete
 
+    @on("embedded", "local")
+    def test_a_round_after_an_interrupt(self, group: EnvRunnerGroup, tmp_path: Path) -> None:
+        give(group, trouble(0, 1, how="interrupt", at=LONG + 2, once=f"{tmp_path}/done"))
+        with pytest.raises(KeyboardInterrupt):
+            play_round(group, RoundPlan(num_episodes=20))
+        result, _ = play_in_time(group, num_episodes=5)
+        assert len(result.episodes) == 5 and result.num_episodes_taken_over == 0
+
     @pytest.mark.parametrize("how", ["raise", pytest.param("SIGKILL", marks=pytest.mark.slow)])
     def test_all_runners_dead(self, how: str) -> None:
         settings = {"env_config": {"trouble": trouble(1, 2, how=how)}, "restart_failed_env_runners": False}

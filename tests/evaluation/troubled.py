@@ -40,7 +40,7 @@ class Troubled(Uneven):
 
     Task:
         runners: Indices of the runners.
-        how: `"raise"`, `"endless"`, `"slow"` (10 ms per step), or one of the ways of `faulty.hang`.
+        how: `"raise"`, `"interrupt"`, `"endless"`, `"slow"` (10 ms per step), or one of the ways of `faulty.hang`.
         at: Step from which on there is trouble, counted since the task was set, from 1.
         once: A file, if there is to be trouble only once.
     """
@@ -75,6 +75,8 @@ class Troubled(Uneven):
             how = self._task["how"]
             if how == "raise":
                 raise OSError("as it was told")
+            if how == "interrupt":
+                raise KeyboardInterrupt
             if how == "slow":
                 time.sleep(0.01)
             elif how == "endless":

@@ -187,6 +187,26 @@ def test_an_interrupt_while_runners_are_waited_for_loses_nothing(tmp_path: Path)
         assert result["fault_tolerance"]["num_env_steps_lost"] == 0
 
 
+def test_an_interrupt_while_metrics_are_collected_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with config(tmp_path).build() as algo:
+        runner = algo.env_runner
+        assert runner is not None
+        take = runner.get_metrics
+
+        def interrupted() -> Any:
+            taken = take()
+            os.kill(os.getpid(), signal.SIGINT)
+            return taken
+
+        monkeypatch.setattr(runner, "get_metrics", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            algo.train()
+        monkeypatch.undo()
+        assert_all_counted(algo, algo.train(), tmp_path)
+
+
 @pytest.mark.parametrize("how", ["KeyboardInterrupt", "OSError", "SystemExit"])
 def test_sub_envs_in_processes_of_their_own(how: str, tmp_path: Path) -> None:
     made = config(tmp_path, env_config={"at": 6, "how": how, "vector_index": 1}, vectorization="async", num_envs=2)

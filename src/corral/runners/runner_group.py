@@ -409,12 +409,13 @@ class EnvRunnerGroup:
             call = self._runners[index].sampling
             assert call is not None
             return call
-        self._embedded_call = call = PendingSample(Future(), time.perf_counter(), request=request)
+        call = PendingSample(Future(), time.perf_counter(), request=request)
         try:
             with forks_end_here():
                 call.future.set_result(sample_and_report(self.local_env_runner, request))
-        except Exception as error:
+        except Exception as error:  # and not an interrupt, which is meant for this process
             call.future.set_exception(error)
+        self._embedded_call = call
         return call
 
     def take_replies(self) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
@@ -528,14 +529,15 @@ class EnvRunnerGroup:
 
         The metrics of a runner of the engine arrive with its fragments.
         """
-        if self.local_env_runner is not None:
-            parts, seconds, _ = self.local_env_runner.get_metrics()
-            self._logged.append((0, parts, seconds))
-        collected, self._logged = self._logged, []
-        for parts_of_round in _rounds([(index, parts) for index, parts, _ in collected]):
-            metrics.aggregate(parts_of_round, key="env_runners")
-        for _, _, seconds in collected:
-            timers.add(seconds)
+        with interrupts_deferred():  # else metrics that a runner gave away could be nowhere
+            if self.local_env_runner is not None:
+                parts, seconds, _ = self.local_env_runner.get_metrics()
+                self._logged.append((0, parts, seconds))
+            collected, self._logged = self._logged, []
+            for parts_of_round in _rounds([(index, parts) for index, parts, _ in collected]):
+                metrics.aggregate(parts_of_round, key="env_runners")
+            for _, _, seconds in collected:
+                timers.add(seconds)
 
     def take_costs(self) -> dict[str, Any]:
         """Return the costs of the runners since the last call, in total and for each of the engine's runners."""
