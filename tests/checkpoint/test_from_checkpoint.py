@@ -207,6 +207,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "exploration of another kind": {"exploration": {"exploration_config": {"type": "torch:load"}}},
     "env of evaluation": {"evaluation": {"evaluation_config": {"env": "os:system", "env_config": {"command": TOUCH}}}},
     "callbacks of evaluation": {"evaluation": {"evaluation_config": {"callbacks_class": ["subprocess:Popen"]}}},
+    "custom evaluation": {"evaluation": {"custom_evaluation_function": "os:system"}},
+    "custom evaluation by its alias": {"evaluation": {"custom_eval_function": "os:system"}},
     "algo": {"algo": "subprocess:Popen"},
     "algo of another kind": {"algo": "numpy:load"},
     "unknown algo": {"algo": "nothing"},
