@@ -19,7 +19,7 @@ from corral.errors import CheckpointError, ConfigError
 IMPORTED = frozenset(
     {
         *("algo", "env", "wrappers", "optimizer", "module_class", "callbacks_class", "callback_functions"),
-        "custom_evaluation_function",
+        *("env_task_fn", "env_reset_fn", "custom_evaluation_function"),
     }
 )
 """Settings whose strings are read as import paths; their names are unique among all groups."""
