@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from corral.algorithms.registry import ALGORITHMS, config_class
 from corral.config.config import ALSO_IN, AlgorithmConfig
-from corral.config.settings import ALIASES, GROUPS, MAIN_SETTINGS
+from corral.config.settings import GROUPS, MAIN_SETTINGS
+from corral.core.familiar_names import ALIASES
 from corral.core.schedules import Schedule
 
 MODULE = Path(__file__).parents[1] / "src" / "corral" / "config" / "setter_types.py"

@@ -275,12 +275,17 @@ def test_an_evaluation_env_with_other_spaces_is_refused_at_build(num_runners: in
 def test_a_checkpoint_holds_the_settings_of_evaluation(tmp_path: Path) -> None:
     overrides = {"env": CountingEnv, "env_config": {"episode_length": 2}, "callbacks_class": [NotesVersion]}
     config = small(CountingEnv, evaluation_interval=1, evaluation_config=overrides, evaluation_duration=3)
+    config.environment(env_reset_fn=choose_no_reset)
     with config.build() as algo:
         algo.train()
         path = algo.save(tmp_path / "saved")
     with PPO.from_checkpoint(path) as restored:
         assert restored.train()["evaluation"]["env_runners"]["episode_lens"] == [2] * 3
         assert restored.latest_numbers["evaluation"]["env_runners"]["weights_version"] == 2
+
+
+def choose_no_reset(episode_index: int) -> None:
+    return None
 
 
 class NotesVersion(Callback):

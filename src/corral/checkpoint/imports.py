@@ -12,14 +12,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from corral.config.settings import ALIASES
+from corral.core.familiar_names import ALIASES
 from corral.core.settings import module_named, names_script
 from corral.errors import CheckpointError, ConfigError
 
 IMPORTED = frozenset(
     {
         *("algo", "env", "wrappers", "optimizer", "module_class", "callbacks_class", "callback_functions"),
-        "custom_evaluation_function",
+        *("env_task_fn", "env_reset_fn", "custom_evaluation_function"),
     }
 )
 """Settings whose strings are read as import paths; their names are unique among all groups."""

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from corral.config.display import display
 from corral.config.settings import (
-    ALIASES,
     GROUPS,
     CallbacksSettings,
     CheckpointingSettings,
@@ -34,7 +33,7 @@ from corral.config.settings import (
     RLModuleSettings,
     TrainingSettings,
 )
-from corral.core.familiar_names import CONFIG_METHODS, SETTINGS, attribute_error, meaning_of
+from corral.core.familiar_names import ALIASES, CONFIG_METHODS, SETTINGS, attribute_error, meaning_of
 from corral.core.settings import check_names, check_setting
 from corral.errors import ConfigError, UnknownAttributeError, nearest
 

@@ -388,11 +388,3 @@ GROUPS: dict[str, type] = {
 
 # Settings that the setter of their group also accepts without a name: `.environment("CartPole-v1")`.
 MAIN_SETTINGS = {"environment": "env", "rl_module": "module_class", "engine": "engine_name"}
-
-# Other names that the setter of a group takes, also in files and on the command line.
-ALIASES = {
-    "evaluation": {
-        "evaluation_num_workers": "evaluation_num_env_runners",
-        "custom_eval_function": "custom_evaluation_function",
-    }
-}

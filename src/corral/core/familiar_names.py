@@ -191,6 +191,14 @@ SETTINGS: Mapping[str, Meanings] = {
 }
 """Settings, by the name in another library. A path is `group.name`, or `group.name.key` for a key of a dict."""
 
+ALIASES: Mapping[str, Mapping[str, str]] = {
+    "evaluation": {
+        "evaluation_num_workers": "evaluation_num_env_runners",
+        "custom_eval_function": "custom_evaluation_function",
+    }
+}
+"""Names that the setter of a group takes as well, also in files and on the command line: the setting by its alias."""
+
 RESULTS: Mapping[str, Meanings] = {
     "episode_reward_mean": _same("env_runners/episode_return_mean"),
     "episode_reward_min": _same("env_runners/episode_return_min"),
