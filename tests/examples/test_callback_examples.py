@@ -124,8 +124,8 @@ def test_evaluation_runners_are_told_apart() -> None:
 @pytest.mark.parametrize("backdate", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_backdated_rewards_are_learned_from(backdate: bool) -> None:
     last = load("backdated_rewards").main(backdate=backdate, num_iterations=15)[-1]
-    # By chance 7, at best 14: paid late, the reward says nothing about the action it is paid after. What is learned from
-    # it is noise, which moves the return either way.
+    # By chance 7, at best 14: paid late, the reward says nothing about the action it is paid after. What is learned
+    # from it is noise, which moves the return either way.
     assert last > 13 if backdate else last < 10
 
 
