@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
@@ -24,6 +25,7 @@ TWO = spaces.Discrete(2)
 
 
 def make_policy(observation_space: Any = CountingEnv.observation_space, action_space: Any = TWO) -> Policy:
+    torch.manual_seed(0)
     return Policy(ActorCritic(observation_space, action_space, {}))
 
 
