@@ -66,6 +66,7 @@ def test_chained(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines == ["debug subclass", "Callback subclass", "lambda 1", "lambda 2"] * 2
 
 
+@pytest.mark.slow
 def test_acrobot_angle_both_ways_against_the_env_s_own_state() -> None:
     example = load("acrobot_angle")
 
@@ -147,7 +148,8 @@ def test_backdated_rewards_are_those_that_were_earned() -> None:
     assert len(checked) > 50
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_curiosity_finds_what_is_far_away(seed: int) -> None:
     example = load("curiosity")
     curious = example.main(num_iterations=25, seed=seed)
