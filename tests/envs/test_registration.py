@@ -65,7 +65,8 @@ for env, num_envs in (("Pole-v0", 1), ("Named-v0", 1), ("Native-v0", 2)):
         group = algo.env_runner_group
         class_names = group.foreach_env_runner(lambda runner: type(runner.env).__name__)
         shown = group.foreach_env(describe) if num_envs == 1 else class_names
-        print(shown, result["env_runners"]["episode_len_mean"] <= 9, group.foreach_env_runner(evaluated))
+        is_limited = num_envs == 1 and result["env_runners"]["episode_len_mean"] <= 9
+        print(shown, is_limited, group.foreach_env_runner(evaluated))
 """
 
 

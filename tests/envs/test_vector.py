@@ -217,7 +217,7 @@ class TestResolve:
         [
             ("LunarLander-v3", "Box2D", r"'LunarLander-v3' cannot be made here: Box2D is not installed.*pip install"),
             ("Hopper-v5", "mujoco", r"'Hopper-v5' cannot be made here: MuJoCo is not installed, run `pip install"),
-            ("Hopper-v3", "mujoco_py", r"cannot be made here: .*gymnasium-robotics.* Did you mean 'Hopper-v5'\?$"),
+            ("Hopper-v3", "mujoco_py", r"cannot be made here: .*(robotics|MuJoCo).* Did you mean 'Hopper-v5'\?$"),
             ("phys2d/CartPole-v0", "jax", r"No module named 'jax'. Run `pip install jax`."),
         ],
     )
