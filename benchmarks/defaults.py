@@ -118,17 +118,16 @@ def render(runs: list[Run]) -> str:
         "episodes without exploration after training; *CPU* is the mean of the CPU seconds of training. Corral's",
         "greedy return is *as good* if it is not below the one of Stable-Baselines3 by more than the standard",
         "error of the difference. What a run learns does not depend on the load of the machine; its CPU seconds",
-        "depend on it a little. Envs whose runs are not complete are left out.",
+        "depend on it a little. A row with fewer seeds is not complete: no verdict is given.",
     ]
     for algo, steps in RUNS.items():
         rows = []
         for env, num_steps in steps.items():
-            of = {
-                library: [run for run in runs if (run["library"], run["algo"], run["env"]) == (library, algo, env)]
-                for library in LIBRARIES
-            }
-            if any(len(found) < len(SEEDS) for found in of.values()):
-                continue  # not all seeds yet
+            by_key = {key(run): run for run in runs}
+            seeds = [seed for seed in SEEDS if all((library, algo, env, seed) in by_key for library in LIBRARIES)]
+            if not seeds:
+                continue
+            of = {library: [by_key[library, algo, env, seed] for seed in seeds] for library in LIBRARIES}
             cells = [
                 show([run[f"{kind}_return"] for run in of[library]])
                 for kind in ("training", "greedy")
@@ -136,6 +135,8 @@ def render(runs: list[Run]) -> str:
             ]
             cpu = " / ".join(f"{statistics.mean(run['cpu_seconds'] for run in of[lib]):,.0f}" for lib in LIBRARIES)
             verdict = judge(*([run["greedy_return"] for run in of[library]] for library in LIBRARIES))
+            if len(seeds) < len(SEEDS):
+                verdict = f"{len(seeds)} of {len(SEEDS)} seeds"
             rows.append(f"| {env} | {num_steps:,} | {' | '.join(cells)} | {cpu} | {verdict} |")
         if rows:
             lines += ["", f"## {algo}", ""]
