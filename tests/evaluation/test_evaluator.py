@@ -170,11 +170,15 @@ class DrawsGlobally(CountingEnv):
         return (obs, float(np.random.random()), *rest)
 
 
-@pytest.mark.parametrize(("env", "parallel"), [("CartPole-v1", False), ("CartPole-v1", True), (DrawsGlobally, False)])
-def test_evaluation_changes_nothing_in_training(env: Any, parallel: bool) -> None:
+@pytest.mark.parametrize(
+    ("env", "parallel", "num_runners"),
+    [("CartPole-v1", False, 0), ("CartPole-v1", True, 0), (DrawsGlobally, False, 0), (DrawsGlobally, False, 2)],
+)
+def test_evaluation_changes_nothing_in_training(env: Any, parallel: bool, num_runners: int) -> None:
     found = []
     for interval in (None, 1):
         config = small(env, evaluation_interval=interval, evaluation_parallel_to_training=parallel)
+        config.evaluation(evaluation_num_env_runners=num_runners)
         with config.engine("local").build() as algo:
             results = [algo.train() for _ in range(3)]
             found.append([numbers(result) for result in results])
@@ -251,6 +255,11 @@ def test_settings_that_contradict_each_other_are_refused_before_anything_starts(
         small(**settings).build()
 
 
+def test_the_setting_that_marks_evaluation_runners_is_not_the_users() -> None:
+    with pytest.raises(ConfigError, match="in_evaluation=True"):
+        small(in_evaluation=True).validate()
+
+
 def test_an_override_that_changes_nothing_is_accepted() -> None:
     whole = small().training(lr=3e-4).env_runners(explore=False)
     small(evaluation_config={"lr": small().lr, "engine_name": "auto"}).validate()
@@ -321,7 +330,7 @@ def test_a_custom_function_may_return_metrics_alone() -> None:
         assert algo.train()["evaluation"]["foo"] == 2
 
 
-@pytest.mark.parametrize("returned", [None, 3, ({}, 1), [({}, 1, 1)]])
+@pytest.mark.parametrize("returned", [None, 3, ({}, 1), [({}, 1, 1)], ({}, "many", None)])
 def test_a_custom_function_that_returns_something_else_is_refused(returned: Any) -> None:
     with small(custom_evaluation_function=lambda algorithm, group: returned).build() as algo:
         with pytest.raises(CorralError, match="must return a dict of metrics"):
@@ -392,6 +401,21 @@ def test_an_exception_of_a_custom_function_ends_the_run() -> None:
         )
         with config.engine("local").build() as algo, pytest.raises(KeyError, match="no such thing"):
             algo.train()
+
+
+def test_a_round_can_be_played_after_a_function_failed_in_parallel() -> None:
+    failures = [KeyError("once")]
+
+    def fails_once(algorithm: Any, env_runner_group: Any) -> dict[str, Any]:
+        if failures:
+            raise failures.pop()
+        return {"foo": 3}
+
+    with in_parallel(custom_evaluation_function=fails_once).engine("local").build() as algo:
+        with pytest.raises(KeyError):
+            algo.train()
+        assert algo.get_state()["evaluation"] is not None
+        assert algo.evaluate()["foo"] == 3
 
 
 # Faults.
@@ -548,6 +572,29 @@ def test_two_rounds_at_once_are_refused() -> None:
             algo.train()
 
 
+@pytest.mark.parametrize("event", ["on_evaluate_start", "on_evaluate_end", "on_sample_end"])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_round_within_a_round_is_refused(event: str, parallel: bool) -> None:
+    def evaluate(**kwargs: Any) -> None:
+        algos[0].evaluate()
+
+    algos: list[Any] = []
+    overrides = {"callback_functions": {"on_sample_end": [evaluate] if event == "on_sample_end" else []}}
+    config = small(evaluation_interval=1, evaluation_parallel_to_training=parallel, evaluation_config=overrides)
+    if event != "on_sample_end":
+        config.callbacks(**{event: evaluate})
+    with config.engine("local").build() as algo:
+        algos.append(algo)
+        with pytest.raises(CorralError, match="an evaluation round is being played"):
+            algo.train()
+
+
+def test_the_metrics_that_evaluate_returns_are_the_callers() -> None:
+    with small(evaluation_interval=2).build() as algo:
+        algo.evaluate()["env_runners"].clear()
+        assert algo.train()["evaluation"]["env_runners"]["num_episodes"] == 4
+
+
 def test_an_algorithm_that_was_stopped_refuses_to_evaluate() -> None:
     algo = small(evaluation_interval=1).build()
     algo.stop()
@@ -574,3 +621,44 @@ def test_all_durations_play_what_they_say() -> None:
     assert steps["num_env_steps_sampled"] == 18  # 3 runners of 2 sub-envs take 3 steps each
     auto = played(evaluation_duration="auto", evaluation_parallel_to_training=True)
     assert auto["num_episodes"] >= 2
+
+
+@pytest.mark.parametrize("num_runners", [0, 2])
+def test_env_steps_are_counted_whatever_the_batches_of_training_are(num_runners: int) -> None:
+    config = small(evaluation_duration=12, evaluation_duration_unit="timesteps").engine("local")
+    config.environment(env_config={"episode_length": 7}).env_runners(batch_mode="complete_episodes")
+    with config.evaluation(evaluation_num_env_runners=num_runners).build() as algo:
+        evaluation = algo.evaluate()
+    assert evaluation["env_runners"]["num_env_steps_sampled"] == 12
+    assert evaluation["num_unfinished_episodes"] == 2 * max(1, num_runners)
+
+
+def test_an_open_round_is_as_long_as_training_whatever_the_time_limit() -> None:
+    overrides = {"env_config": {"seconds": 0.1}}
+    config = in_parallel(evaluation_duration="auto", evaluation_sample_timeout_s=0.8, evaluation_config=overrides)
+    config.environment(env_config={"seconds": 3 / 8})  # 2 seconds for 16 steps
+    with config.engine("process").build() as algo:
+        result = algo.train()
+    evaluation = result["evaluation"]
+    assert evaluation["evaluation_s"] >= result["timers"]["env_step_s"] >= 2.0
+    assert not evaluation["truncated"] and evaluation["env_runners"]["num_episodes"] >= 4
+    assert result["timers"]["evaluating_s"] < 0.8 + 0.5
+
+
+def test_training_waits_for_an_open_round_until_the_limit() -> None:
+    """The first runner sleeps in its first step; the other one plays."""
+    overrides = {"env_config": {"stalls": True}, "disable_env_checking": True}
+    config = small(
+        Stalling,
+        evaluation_interval=1,
+        evaluation_parallel_to_training=True,
+        evaluation_duration="auto",
+        evaluation_num_env_runners=2,
+        evaluation_config=overrides,
+        evaluation_sample_timeout_s=1.5,
+    ).engine("process")
+    with config.build() as algo:
+        result = algo.train()
+    assert result["timers"]["evaluating_s"] < 1.5 + 0.5
+    assert result["evaluation"]["env_runners"]["num_episodes"] >= 4
+    assert result["evaluation"]["num_episodes_taken_over"] == 2

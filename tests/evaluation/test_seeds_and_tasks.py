@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -119,6 +120,35 @@ def test_evaluation_has_the_tasks_of_training_when_a_round_begins(parallel: bool
     assert "by_task" not in found[0]
 
 
+class StallsOnce(Leveled):
+    """Env that sleeps for ten minutes in the second iteration of the first training runner."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._stalls, self._num_steps = config.worker_index == 1 and not config["evaluates"], 0
+
+    def step(self, action: int) -> Any:
+        self._num_steps += 1
+        if self._stalls and self._num_steps > 12:
+            time.sleep(600)
+        return super().step(action)
+
+
+def test_the_tasks_of_a_training_runner_that_stalls_are_known() -> None:
+    config = leveled(StallsOnce, evaluation_tasks="training", evaluation_interval=1, evaluation_duration=4)
+    config.environment(env_config={"evaluates": False}).env_runners(num_env_runners=2, sample_timeout_s=1.0)
+    config.evaluation(evaluation_config={"explore": False, "env_config": {"evaluates": True}})
+    with config.engine("process").build() as algo:
+        algo.env_runner_group.foreach_env_runner(lambda runner: runner.set_tasks([runner.worker_index]))
+        for _ in range(3):
+            start = time.perf_counter()
+            lens = algo.train()["evaluation"]["env_runners"]["episode_lens"]
+            assert lens == [1, 1, 2, 2]
+            assert time.perf_counter() - start < 20
+        group: Any = algo.env_runner_group
+        group._runners[1].handle.kill()  # stopping would wait for it
+
+
 @pytest.mark.parametrize("tasks", ["training", None])
 def test_evaluation_as_in_training_has_the_resets_of_training(tasks: Any) -> None:
     def choose(episode_index: int) -> dict[str, Any]:
@@ -150,6 +180,8 @@ class Native(gym.vector.SyncVectorEnv):
         ),
         (Leveled, {"evaluation_seeds": []}, "evaluation_seeds.*empty"),
         (Leveled, {"evaluation_tasks": []}, "evaluation_tasks.*empty"),
+        (Leveled, {"evaluation_tasks": [1, 2, 3], "evaluation_duration": 2}, "2 of 3 evaluation_tasks"),
+        (Leveled, {"evaluation_tasks": [1, 2], "evaluation_seeds": [4]}, "1 of 2 evaluation_tasks"),
         (CountingEnv, {"evaluation_tasks": [1]}, "evaluation_tasks.*get_task and set_task"),
         (Native, {"evaluation_seeds": [1]}, "evaluation_seeds"),
     ],
