@@ -188,14 +188,14 @@ def test_evaluation_changes_nothing_in_training(env: Any, parallel: bool, num_ru
 
 def test_evaluation_runners_draw_other_numbers_than_training_runners() -> None:
     with small("CartPole-v1", evaluation_interval=1, evaluation_duration=6).build() as algo:
-        played = [algo.train()["evaluation"]["env_runners"]["episode_returns"] for _ in range(3)]
         group = algo.eval_env_runner_group
         assert group is not None and group.local_env_runner is not None and algo.env_runner is not None
+        # The first samples, because later ones differ anyway.
+        first, other = (runner.sample(num_timesteps=20) for runner in (algo.env_runner, group.local_env_runner))
+        assert not np.array_equal(first.obs[0], other.obs[0])
+        assert not np.array_equal(first.actions, other.actions)
+        played = [algo.train()["evaluation"]["env_runners"]["episode_returns"] for _ in range(3)]
         assert len({tuple(returns) for returns in played}) == 3
-        first = [
-            runner.sample(num_timesteps=2, force_reset=True) for runner in (algo.env_runner, group.local_env_runner)
-        ]
-        assert not np.array_equal(first[0].obs, first[1].obs)
 
 
 def test_the_overrides_reach_only_the_evaluation_runners(engine: str) -> None:

@@ -104,6 +104,22 @@ def test_tasks_are_played_in_turn_and_reported_by_task(num_runners: int) -> None
     assert {task for tasks in trained for task in tasks} == {2}  # training keeps its own
 
 
+class Taking(Leveled):
+    """Env that takes its task out of the dict that it is given."""
+
+    def set_task(self, task: Any) -> None:
+        self.task = task.pop("level")
+
+
+def test_an_env_may_change_the_task_that_it_is_given() -> None:
+    tasks = [{"level": 1}, {"level": 3}]
+    with leveled(Taking, evaluation_tasks=tasks, evaluation_duration=4).build() as algo:
+        for _ in range(2):
+            evaluation = algo.evaluate()
+            assert evaluation["env_runners"]["episode_lens"] == [1, 3, 1, 3]
+            assert list(evaluation["by_task"]) == ["{'level': 1}", "{'level': 3}"]
+
+
 def test_seeds_and_tasks_go_together() -> None:
     with leveled(evaluation_tasks=[1, 3], evaluation_seeds=[7, 8, 9]).build() as algo:
         found = algo.evaluate()["env_runners"]
