@@ -293,6 +293,47 @@ def test_a_checkpoint_holds_the_settings_of_evaluation(tmp_path: Path) -> None:
         assert restored.latest_numbers["evaluation"]["env_runners"]["weights_version"] == 2
 
 
+class Drawing(DrawsGlobally):
+    """Env whose rewards also tell the actions."""
+
+    def step(self, action: int) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, reward + action, *rest
+
+
+def count_samples(env_runner: Any, metrics_logger: Any) -> None:
+    if env_runner.config.in_evaluation:
+        metrics_logger.log_value("num_samples", 1, reduce="lifetime_sum")
+
+
+def evaluations(algo: Any) -> list[dict[str, Any]]:
+    """Return what the next two iterations report of evaluation, without times."""
+    found = [algo.train()["evaluation"] for _ in range(2)]
+    return [
+        {name: value for name, value in flat_result(part).items() if "duration" not in name and name != "evaluation_s"}
+        for part in found
+    ]
+
+
+@pytest.mark.parametrize("num_runners", [0, 2])
+def test_a_restored_run_continues_its_evaluation(num_runners: int) -> None:
+    """The checkpoint comes after the first round, which the next iteration repeats."""
+    config = small(Drawing, evaluation_interval=2, evaluation_num_env_runners=num_runners).engine("local")
+    config.callbacks(on_sample_end=count_samples)
+    with config.build() as algo, config.copy(seed=8).build() as other:
+        evaluations(algo)
+        state = algo.get_state()
+        expected = evaluations(algo)
+        other.set_state(state)
+        np.testing.assert_equal(evaluations(other), expected)
+        algo.set_state(state)
+        np.testing.assert_equal(evaluations(algo), expected)
+    repeated, fresh = expected
+    assert not repeated["fresh"] and fresh["fresh"]
+    assert fresh["num_env_steps_sampled_lifetime"] == 24 == 2 * repeated["num_env_steps_sampled_lifetime"]
+    assert fresh["env_runners/num_samples"] == 2 * max(1, num_runners)
+
+
 def choose_no_reset(episode_index: int) -> None:
     return None
 
@@ -621,6 +662,21 @@ def test_all_durations_play_what_they_say() -> None:
     assert steps["num_env_steps_sampled"] == 18  # 3 runners of 2 sub-envs take 3 steps each
     auto = played(evaluation_duration="auto", evaluation_parallel_to_training=True)
     assert auto["num_episodes"] >= 2
+
+
+def test_rounds_of_env_steps_may_continue_episodes() -> None:
+    config = small(evaluation_duration=10, evaluation_duration_unit="timesteps", env_config={"episode_length": 7})
+    for resets, lens in ((True, []), (False, [7, 7])):
+        with config.evaluation(evaluation_force_reset_envs_before_iteration=resets).build() as algo:
+            algo.evaluate()
+            assert algo.evaluate()["env_runners"]["episode_lens"] == lens
+
+
+@pytest.mark.parametrize(("in_pieces", "num_samples"), [(False, 1), (True, 4)])
+def test_a_setting_hands_out_episodes_in_pieces(in_pieces: bool, num_samples: int) -> None:
+    config = small(evaluation_duration=8, enable_async_evaluation=in_pieces).callbacks(on_sample_end=count_samples)
+    with config.build() as algo:  # two sub-envs
+        assert algo.evaluate()["env_runners"]["num_samples"] == num_samples
 
 
 @pytest.mark.parametrize("num_runners", [0, 2])
