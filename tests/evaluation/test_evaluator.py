@@ -112,6 +112,16 @@ def test_training_and_a_round_of_the_same_length_take_little_longer_than_one_of_
     assert min(result["timers"]["evaluating_s"] for result in results) < 0.4
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+def test_the_timer_has_the_seconds_that_an_iteration_waits(parallel: bool) -> None:
+    overrides = {"env_config": {"seconds": 0.3}, "num_envs_per_env_runner": 1}
+    config = small(evaluation_interval=1, evaluation_duration=2, evaluation_config=overrides).engine("local")
+    with config.evaluation(evaluation_parallel_to_training=parallel).build() as algo:
+        results = [algo.train() for _ in range(2)]
+    waits_s = [result["timers"]["evaluating_s"] for result in results]
+    assert max(waits_s) > (0.3 if parallel else 0.6)  # training is short
+
+
 def test_a_round_played_by_hand_needs_no_interval() -> None:
     events: list[str] = []
 
@@ -130,6 +140,7 @@ def test_a_round_played_by_hand_needs_no_interval() -> None:
         episodes = metrics["env_runners"]
         assert episodes["episode_returns"] == [6.0] * 4 and episodes["episode_lens"] == [3] * 4
         assert episodes["episode_return_mean"] == episodes["episode_return_median"] == 6.0
+        assert 0 < episodes["episode_duration_sec_mean"] < metrics["evaluation_s"]
         assert metrics["doubled"] == 12.0 and metrics["fresh"] and not metrics["truncated"]
         assert "evaluation" not in algo.train()
 
@@ -308,11 +319,9 @@ def count_samples(env_runner: Any, metrics_logger: Any) -> None:
 
 def evaluations(algo: Any) -> list[dict[str, Any]]:
     """Return what the next two iterations report of evaluation, without times."""
-    found = [algo.train()["evaluation"] for _ in range(2)]
-    return [
-        {name: value for name, value in flat_result(part).items() if "duration" not in name and name != "evaluation_s"}
-        for part in found
-    ]
+    found = [flat_result(algo.train()["evaluation"]) for _ in range(2)]
+    timed = ("env_runners/episode_duration_sec_mean", "evaluation_s")
+    return [{name: value for name, value in part.items() if name not in timed} for part in found]
 
 
 @pytest.mark.parametrize("num_runners", [0, 2])
