@@ -120,6 +120,7 @@ def test_the_timer_has_the_seconds_that_an_iteration_waits(parallel: bool) -> No
         results = [algo.train() for _ in range(2)]
     waits_s = [result["timers"]["evaluating_s"] for result in results]
     assert max(waits_s) > (0.3 if parallel else 0.6)  # training is short
+    assert min(result["timers"]["env_step_s"] for result in results) < 0.3  # without the steps of evaluation
 
 
 def test_a_round_played_by_hand_needs_no_interval() -> None:
@@ -345,6 +346,16 @@ def test_a_restored_run_continues_its_evaluation(num_runners: int) -> None:
 
 def choose_no_reset(episode_index: int) -> None:
     return None
+
+
+def test_a_restored_run_continues_rounds_played_by_hand() -> None:
+    config = small(Drawing)
+    with config.build() as algo, config.copy(seed=8).build() as other:
+        algo.evaluate()
+        state = algo.get_state()
+        expected = algo.evaluate()["env_runners"]["episode_returns"]
+        other.set_state(state)  # its evaluation runners are made later
+        assert other.evaluate()["env_runners"]["episode_returns"] == expected
 
 
 class NotesVersion(Callback):

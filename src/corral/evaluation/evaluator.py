@@ -114,6 +114,7 @@ class Evaluator:
         elif self._settings.evaluation_interval is None:  # else building the algorithm asked for them
             engine.require([resources_of_runner(config)] * config.num_env_runners)
         self._config = config.freeze()
+        restored_rngs = self._rngs
         self._shares_process = not config.num_env_runners or not engine.traits.own_process
         try:
             with self._own_generators():
@@ -132,7 +133,7 @@ class Evaluator:
             group.check_state(self._runner_states)
             group.set_state(self._runner_states)
             group.finish_set_state()
-            self._runner_states = None
+            self._runner_states, self._rngs = None, restored_rngs  # as before making the envs, which may draw
         return group
 
     @property
