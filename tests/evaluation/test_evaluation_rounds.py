@@ -194,9 +194,9 @@ class TestUnbiased:
     ) -> None:
         rounds._warn_once.cache_clear()
         with caplog.at_level(logging.WARNING, "corral"):
-            results = [play_round(group, RoundPlan(num_timesteps=80)) for _ in range(200)]
+            results = [play_round(group, RoundPlan(num_timesteps=80)) for _ in range(150)]
         returns = [record.episode_return for result in results for record in result.episodes]
-        assert standard_errors(returns) < -5  # which is why the log warns
+        assert standard_errors(returns) < -5  # about -10, which is why the log warns
         assert sum(result.num_unfinished_episodes for result in results) > len(returns) / 10
         assert caplog.text.count("cut off more than one in ten episodes") == 1
 

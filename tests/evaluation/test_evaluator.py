@@ -112,6 +112,17 @@ def test_training_and_a_round_of_the_same_length_take_little_longer_than_one_of_
     assert min(result["timers"]["evaluating_s"] for result in results) < 0.4
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+def test_the_timer_has_the_seconds_that_an_iteration_waits(parallel: bool) -> None:
+    overrides = {"env_config": {"seconds": 0.3}, "num_envs_per_env_runner": 1}
+    config = small(evaluation_interval=1, evaluation_duration=2, evaluation_config=overrides).engine("local")
+    with config.evaluation(evaluation_parallel_to_training=parallel).build() as algo:
+        results = [algo.train() for _ in range(2)]
+    waits_s = [result["timers"]["evaluating_s"] for result in results]
+    assert max(waits_s) > (0.3 if parallel else 0.6)  # training is short
+    assert min(result["timers"]["env_step_s"] for result in results) < 0.3  # without the steps of evaluation
+
+
 def test_a_round_played_by_hand_needs_no_interval() -> None:
     events: list[str] = []
 
@@ -130,6 +141,7 @@ def test_a_round_played_by_hand_needs_no_interval() -> None:
         episodes = metrics["env_runners"]
         assert episodes["episode_returns"] == [6.0] * 4 and episodes["episode_lens"] == [3] * 4
         assert episodes["episode_return_mean"] == episodes["episode_return_median"] == 6.0
+        assert 0 < episodes["episode_duration_sec_mean"] < metrics["evaluation_s"]
         assert metrics["doubled"] == 12.0 and metrics["fresh"] and not metrics["truncated"]
         assert "evaluation" not in algo.train()
 
@@ -170,11 +182,15 @@ class DrawsGlobally(CountingEnv):
         return (obs, float(np.random.random()), *rest)
 
 
-@pytest.mark.parametrize(("env", "parallel"), [("CartPole-v1", False), ("CartPole-v1", True), (DrawsGlobally, False)])
-def test_evaluation_changes_nothing_in_training(env: Any, parallel: bool) -> None:
+@pytest.mark.parametrize(
+    ("env", "parallel", "num_runners"),
+    [("CartPole-v1", False, 0), ("CartPole-v1", True, 0), (DrawsGlobally, False, 0), (DrawsGlobally, False, 2)],
+)
+def test_evaluation_changes_nothing_in_training(env: Any, parallel: bool, num_runners: int) -> None:
     found = []
     for interval in (None, 1):
         config = small(env, evaluation_interval=interval, evaluation_parallel_to_training=parallel)
+        config.evaluation(evaluation_num_env_runners=num_runners)
         with config.engine("local").build() as algo:
             results = [algo.train() for _ in range(3)]
             found.append([numbers(result) for result in results])
@@ -184,14 +200,14 @@ def test_evaluation_changes_nothing_in_training(env: Any, parallel: bool) -> Non
 
 def test_evaluation_runners_draw_other_numbers_than_training_runners() -> None:
     with small("CartPole-v1", evaluation_interval=1, evaluation_duration=6).build() as algo:
-        played = [algo.train()["evaluation"]["env_runners"]["episode_returns"] for _ in range(3)]
         group = algo.eval_env_runner_group
         assert group is not None and group.local_env_runner is not None and algo.env_runner is not None
+        # The first samples, because later ones differ anyway.
+        first, other = (runner.sample(num_timesteps=20) for runner in (algo.env_runner, group.local_env_runner))
+        assert not np.array_equal(first.obs[0], other.obs[0])
+        assert not np.array_equal(first.actions, other.actions)
+        played = [algo.train()["evaluation"]["env_runners"]["episode_returns"] for _ in range(3)]
         assert len({tuple(returns) for returns in played}) == 3
-        first = [
-            runner.sample(num_timesteps=2, force_reset=True) for runner in (algo.env_runner, group.local_env_runner)
-        ]
-        assert not np.array_equal(first[0].obs, first[1].obs)
 
 
 def test_the_overrides_reach_only_the_evaluation_runners(engine: str) -> None:
@@ -251,6 +267,11 @@ def test_settings_that_contradict_each_other_are_refused_before_anything_starts(
         small(**settings).build()
 
 
+def test_the_setting_that_marks_evaluation_runners_is_not_the_users() -> None:
+    with pytest.raises(ConfigError, match="in_evaluation=True"):
+        small(in_evaluation=True).validate()
+
+
 def test_an_override_that_changes_nothing_is_accepted() -> None:
     whole = small().training(lr=3e-4).env_runners(explore=False)
     small(evaluation_config={"lr": small().lr, "engine_name": "auto"}).validate()
@@ -284,8 +305,57 @@ def test_a_checkpoint_holds_the_settings_of_evaluation(tmp_path: Path) -> None:
         assert restored.latest_numbers["evaluation"]["env_runners"]["weights_version"] == 2
 
 
+class Drawing(DrawsGlobally):
+    """Env whose rewards also tell the actions."""
+
+    def step(self, action: int) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, reward + action, *rest
+
+
+def count_samples(env_runner: Any, metrics_logger: Any) -> None:
+    if env_runner.config.in_evaluation:
+        metrics_logger.log_value("num_samples", 1, reduce="lifetime_sum")
+
+
+def evaluations(algo: Any) -> list[dict[str, Any]]:
+    """Return what the next two iterations report of evaluation, without times."""
+    found = [flat_result(algo.train()["evaluation"]) for _ in range(2)]
+    timed = ("env_runners/episode_duration_sec_mean", "evaluation_s")
+    return [{name: value for name, value in part.items() if name not in timed} for part in found]
+
+
+@pytest.mark.parametrize("num_runners", [0, 2])
+def test_a_restored_run_continues_its_evaluation(num_runners: int) -> None:
+    """The checkpoint comes after the first round, which the next iteration repeats."""
+    config = small(Drawing, evaluation_interval=2, evaluation_num_env_runners=num_runners).engine("local")
+    config.callbacks(on_sample_end=count_samples)
+    with config.build() as algo, config.copy(seed=8).build() as other:
+        evaluations(algo)
+        state = algo.get_state()
+        expected = evaluations(algo)
+        other.set_state(state)
+        np.testing.assert_equal(evaluations(other), expected)
+        algo.set_state(state)
+        np.testing.assert_equal(evaluations(algo), expected)
+    repeated, fresh = expected
+    assert not repeated["fresh"] and fresh["fresh"]
+    assert fresh["num_env_steps_sampled_lifetime"] == 24 == 2 * repeated["num_env_steps_sampled_lifetime"]
+    assert fresh["env_runners/num_samples"] == 2 * max(1, num_runners)
+
+
 def choose_no_reset(episode_index: int) -> None:
     return None
+
+
+def test_a_restored_run_continues_rounds_played_by_hand() -> None:
+    config = small(Drawing)
+    with config.build() as algo, config.copy(seed=8).build() as other:
+        algo.evaluate()
+        state = algo.get_state()
+        expected = algo.evaluate()["env_runners"]["episode_returns"]
+        other.set_state(state)  # its evaluation runners are made later
+        assert other.evaluate()["env_runners"]["episode_returns"] == expected
 
 
 class NotesVersion(Callback):
@@ -321,7 +391,7 @@ def test_a_custom_function_may_return_metrics_alone() -> None:
         assert algo.train()["evaluation"]["foo"] == 2
 
 
-@pytest.mark.parametrize("returned", [None, 3, ({}, 1), [({}, 1, 1)]])
+@pytest.mark.parametrize("returned", [None, 3, ({}, 1), [({}, 1, 1)], ({}, "many", None)])
 def test_a_custom_function_that_returns_something_else_is_refused(returned: Any) -> None:
     with small(custom_evaluation_function=lambda algorithm, group: returned).build() as algo:
         with pytest.raises(CorralError, match="must return a dict of metrics"):
@@ -392,6 +462,21 @@ def test_an_exception_of_a_custom_function_ends_the_run() -> None:
         )
         with config.engine("local").build() as algo, pytest.raises(KeyError, match="no such thing"):
             algo.train()
+
+
+def test_a_round_can_be_played_after_a_function_failed_in_parallel() -> None:
+    failures = [KeyError("once")]
+
+    def fails_once(algorithm: Any, env_runner_group: Any) -> dict[str, Any]:
+        if failures:
+            raise failures.pop()
+        return {"foo": 3}
+
+    with in_parallel(custom_evaluation_function=fails_once).engine("local").build() as algo:
+        with pytest.raises(KeyError):
+            algo.train()
+        assert algo.get_state()["evaluation"] is not None
+        assert algo.evaluate()["foo"] == 3
 
 
 # Faults.
@@ -548,6 +633,29 @@ def test_two_rounds_at_once_are_refused() -> None:
             algo.train()
 
 
+@pytest.mark.parametrize("event", ["on_evaluate_start", "on_evaluate_end", "on_sample_end"])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_round_within_a_round_is_refused(event: str, parallel: bool) -> None:
+    def evaluate(**kwargs: Any) -> None:
+        algos[0].evaluate()
+
+    algos: list[Any] = []
+    overrides = {"callback_functions": {"on_sample_end": [evaluate] if event == "on_sample_end" else []}}
+    config = small(evaluation_interval=1, evaluation_parallel_to_training=parallel, evaluation_config=overrides)
+    if event != "on_sample_end":
+        config.callbacks(**{event: evaluate})
+    with config.engine("local").build() as algo:
+        algos.append(algo)
+        with pytest.raises(CorralError, match="an evaluation round is being played"):
+            algo.train()
+
+
+def test_the_metrics_that_evaluate_returns_are_the_callers() -> None:
+    with small(evaluation_interval=2).build() as algo:
+        algo.evaluate()["env_runners"].clear()
+        assert algo.train()["evaluation"]["env_runners"]["num_episodes"] == 4
+
+
 def test_an_algorithm_that_was_stopped_refuses_to_evaluate() -> None:
     algo = small(evaluation_interval=1).build()
     algo.stop()
@@ -574,3 +682,59 @@ def test_all_durations_play_what_they_say() -> None:
     assert steps["num_env_steps_sampled"] == 18  # 3 runners of 2 sub-envs take 3 steps each
     auto = played(evaluation_duration="auto", evaluation_parallel_to_training=True)
     assert auto["num_episodes"] >= 2
+
+
+def test_rounds_of_env_steps_may_continue_episodes() -> None:
+    config = small(evaluation_duration=10, evaluation_duration_unit="timesteps", env_config={"episode_length": 7})
+    for resets, lens in ((True, []), (False, [7, 7])):
+        with config.evaluation(evaluation_force_reset_envs_before_iteration=resets).build() as algo:
+            algo.evaluate()
+            assert algo.evaluate()["env_runners"]["episode_lens"] == lens
+
+
+@pytest.mark.parametrize(("in_pieces", "num_samples"), [(False, 1), (True, 4)])
+def test_a_setting_hands_out_episodes_in_pieces(in_pieces: bool, num_samples: int) -> None:
+    config = small(evaluation_duration=8, enable_async_evaluation=in_pieces).callbacks(on_sample_end=count_samples)
+    with config.build() as algo:  # two sub-envs
+        assert algo.evaluate()["env_runners"]["num_samples"] == num_samples
+
+
+@pytest.mark.parametrize("num_runners", [0, 2])
+def test_env_steps_are_counted_whatever_the_batches_of_training_are(num_runners: int) -> None:
+    config = small(evaluation_duration=12, evaluation_duration_unit="timesteps").engine("local")
+    config.environment(env_config={"episode_length": 7}).env_runners(batch_mode="complete_episodes")
+    with config.evaluation(evaluation_num_env_runners=num_runners).build() as algo:
+        evaluation = algo.evaluate()
+    assert evaluation["env_runners"]["num_env_steps_sampled"] == 12
+    assert evaluation["num_unfinished_episodes"] == 2 * max(1, num_runners)
+
+
+def test_an_open_round_is_as_long_as_training_whatever_the_time_limit() -> None:
+    overrides = {"env_config": {"seconds": 0.1}}
+    config = in_parallel(evaluation_duration="auto", evaluation_sample_timeout_s=0.8, evaluation_config=overrides)
+    config.environment(env_config={"seconds": 3 / 8})  # 2 seconds for 16 steps
+    with config.engine("process").build() as algo:
+        result = algo.train()
+    evaluation = result["evaluation"]
+    assert evaluation["evaluation_s"] >= result["timers"]["env_step_s"] >= 2.0
+    assert not evaluation["truncated"] and evaluation["env_runners"]["num_episodes"] >= 4
+    assert result["timers"]["evaluating_s"] < 0.8 + 0.5
+
+
+def test_training_waits_for_an_open_round_until_the_limit() -> None:
+    """The first runner sleeps in its first step; the other one plays."""
+    overrides = {"env_config": {"stalls": True}, "disable_env_checking": True}
+    config = small(
+        Stalling,
+        evaluation_interval=1,
+        evaluation_parallel_to_training=True,
+        evaluation_duration="auto",
+        evaluation_num_env_runners=2,
+        evaluation_config=overrides,
+        evaluation_sample_timeout_s=1.5,
+    ).engine("process")
+    with config.build() as algo:
+        result = algo.train()
+    assert result["timers"]["evaluating_s"] < 1.5 + 0.5
+    assert result["evaluation"]["env_runners"]["num_episodes"] >= 4
+    assert result["evaluation"]["num_episodes_taken_over"] == 2

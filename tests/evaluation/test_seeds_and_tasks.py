@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -103,6 +104,22 @@ def test_tasks_are_played_in_turn_and_reported_by_task(num_runners: int) -> None
     assert {task for tasks in trained for task in tasks} == {2}  # training keeps its own
 
 
+class Taking(Leveled):
+    """Env that takes its task out of the dict that it is given."""
+
+    def set_task(self, task: Any) -> None:
+        self.task = task.pop("level")
+
+
+def test_an_env_may_change_the_task_that_it_is_given() -> None:
+    tasks = [{"level": 1}, {"level": 3}]
+    with leveled(Taking, evaluation_tasks=tasks, evaluation_duration=4).build() as algo:
+        for _ in range(2):
+            evaluation = algo.evaluate()
+            assert evaluation["env_runners"]["episode_lens"] == [1, 3, 1, 3]
+            assert list(evaluation["by_task"]) == ["{'level': 1}", "{'level': 3}"]
+
+
 def test_seeds_and_tasks_go_together() -> None:
     with leveled(evaluation_tasks=[1, 3], evaluation_seeds=[7, 8, 9]).build() as algo:
         found = algo.evaluate()["env_runners"]
@@ -117,6 +134,35 @@ def test_evaluation_has_the_tasks_of_training_when_a_round_begins(parallel: bool
         found = [algo.train()["evaluation"] for _ in range(3)]
     assert [set(round_["env_runners"]["episode_lens"]) for round_ in found] == [{2}, {2}, {3}]
     assert "by_task" not in found[0]
+
+
+class StallsOnce(Leveled):
+    """Env that sleeps for ten minutes in the second iteration of the first training runner."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._stalls, self._num_steps = config.worker_index == 1 and not config["evaluates"], 0
+
+    def step(self, action: int) -> Any:
+        self._num_steps += 1
+        if self._stalls and self._num_steps > 12:
+            time.sleep(600)
+        return super().step(action)
+
+
+def test_the_tasks_of_a_training_runner_that_stalls_are_known() -> None:
+    config = leveled(StallsOnce, evaluation_tasks="training", evaluation_interval=1, evaluation_duration=4)
+    config.environment(env_config={"evaluates": False}).env_runners(num_env_runners=2, sample_timeout_s=1.0)
+    config.evaluation(evaluation_config={"explore": False, "env_config": {"evaluates": True}})
+    with config.engine("process").build() as algo:
+        algo.env_runner_group.foreach_env_runner(lambda runner: runner.set_tasks([runner.worker_index]))
+        for _ in range(3):
+            start = time.perf_counter()
+            lens = algo.train()["evaluation"]["env_runners"]["episode_lens"]
+            assert lens == [1, 1, 2, 2]
+            assert time.perf_counter() - start < 20
+        group: Any = algo.env_runner_group
+        group._runners[1].handle.kill()  # stopping would wait for it
 
 
 @pytest.mark.parametrize("tasks", ["training", None])
@@ -150,6 +196,8 @@ class Native(gym.vector.SyncVectorEnv):
         ),
         (Leveled, {"evaluation_seeds": []}, "evaluation_seeds.*empty"),
         (Leveled, {"evaluation_tasks": []}, "evaluation_tasks.*empty"),
+        (Leveled, {"evaluation_tasks": [1, 2, 3], "evaluation_duration": 2}, "2 of 3 evaluation_tasks"),
+        (Leveled, {"evaluation_tasks": [1, 2], "evaluation_seeds": [4]}, "1 of 2 evaluation_tasks"),
         (CountingEnv, {"evaluation_tasks": [1]}, "evaluation_tasks.*get_task and set_task"),
         (Native, {"evaluation_seeds": [1]}, "evaluation_seeds"),
     ],

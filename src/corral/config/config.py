@@ -407,9 +407,10 @@ class AlgorithmConfig(
         """Return a copy for evaluation runners: their number, the settings of `evaluation_config`, `in_evaluation`.
 
         The tasks of training are not the tasks of evaluation: `env_task_fn` does not apply, and `env_reset_fn` only
-        with `evaluation_tasks="training"`, unless `evaluation_config` has one. With videos, the envs render images.
+        with `evaluation_tasks="training"`, unless `evaluation_config` has one. `evaluation_duration_unit` takes the
+        place of `batch_mode`. With videos, the envs render images.
         """
-        alone: dict[str, Any] = {"env_task_fn": None}
+        alone: dict[str, Any] = {"env_task_fn": None, "batch_mode": "truncate_episodes"}
         if self.evaluation_tasks != "training":
             alone["env_reset_fn"] = None
         number = {"num_env_runners": self.evaluation_num_env_runners, "in_evaluation": True}

@@ -230,7 +230,7 @@ class EvaluationSettings:
         custom_evaluation_function: Function `(algorithm, env_runner_group)` that is called in place of a round. It
             returns a dict of metrics, or `(metrics, env_steps, agent_steps)`.
         evaluation_sample_timeout_s: Seconds that a whole round may take. Then the round ends with the episodes that are
-            complete, and the result says `truncated`.
+            complete, and the result says `truncated`. With `"auto"`, seconds that training waits for the round.
         enable_async_evaluation: Whether episodes are given to the runners in small pieces, one per sub-env at a time,
             to whichever runner is free. Otherwise each runner is given its whole share at once.
         on_evaluation_failure: What happens if all evaluation runners are dead, or the embedded one raises: `"skip"`

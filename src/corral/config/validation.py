@@ -91,6 +91,8 @@ _INSTEAD = {
 
 def _validate_evaluation(config: AlgorithmConfig) -> None:
     """Refuse settings of evaluation that contradict each other or the other settings, or could have no effect."""
+    if config.in_evaluation:
+        raise ConfigError("in_evaluation=True is set by the code that makes evaluation runners: leave it out.")
     homes = {name: group for group, names in config.group_fields().items() for name in names}
     for name, value in config.overrides(**config.evaluation_config).items():
         group = homes[name]
@@ -141,6 +143,12 @@ def _validate_reset_arguments(config: AlgorithmConfig) -> None:
         raise ConfigError(
             f"evaluation_duration={duration!r} contradicts {len(seeds)} evaluation_seeds, which are the seeds of one "
             "episode each: leave evaluation_duration out."
+        )
+    tasks, num_episodes = config.evaluation_tasks, duration if seeds is None else len(seeds)
+    if isinstance(tasks, list) and isinstance(num_episodes, int) and num_episodes < len(tasks):
+        raise ConfigError(
+            f"a round of {num_episodes} episodes plays only the first {num_episodes} of {len(tasks)} evaluation_tasks: "
+            "set evaluation_duration to a multiple of their number."
         )
 
 

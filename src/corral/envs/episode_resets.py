@@ -6,6 +6,7 @@ import inspect
 import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
@@ -106,7 +107,7 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
                     f"an episode has the task {chosen.task!r:.80}, and {type(self.env.unwrapped).__name__} has no "
                     "methods get_task and set_task: define them, or use seed and options."
                 )
-            set_task(self.env, chosen.task)
+            set_task(self.env, deepcopy(chosen.task))  # an env may change what it is given
         found = self.env.reset(
             seed=seed if chosen.seed is None else chosen.seed,
             options=options if chosen.options is None else dict(chosen.options),

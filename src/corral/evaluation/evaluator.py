@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from itertools import chain
+from numbers import Integral
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from corral.core.seeding import (
 )
 from corral.engines.base import resources_of_runner
 from corral.engines.lazy import LazyEngine
-from corral.envs.tasks import has_tasks, task_of
+from corral.envs.tasks import has_tasks
 from corral.envs.vector import env_name
 from corral.errors import CheckpointError, ConfigError, CorralError, EnvError, WorkerDiedError
 from corral.evaluation.episodes import describe_by_task, episode_resets, task_name
@@ -76,7 +77,8 @@ class Evaluator:
         self._metrics = _new_metrics()
         self._latest: dict[str, Any] | None = None  # metrics of the latest round
         self._num_env_steps = 0  # of all rounds
-        self._rngs: dict[str, Any] | None = None  # global generators of an embedded runner
+        self._shares_process = True  # whether runners are in the process of the algorithm
+        self._rngs: dict[str, Any] | None = None  # global generators of such runners
         self._runner_states: Mapping[str, Any] | None = None  # restored before the runners were made
         self._before: dict[str, Any] = {}  # attributes before the last `set_state`
         # A round that is played while an iteration trains.
@@ -84,7 +86,8 @@ class Evaluator:
         self._training = threading.Event()
         self._cancelled = threading.Event()
         self._playing: Future[tuple[Round, dict[str, Any]]] | None = None
-        self._began_s = self._evaluation_s = 0.0
+        self._is_evaluating = False  # in `evaluate`
+        self._began_s = self._trained_s = self._evaluation_s = 0.0
         self._recreated: list[int] = []  # runners that were restarted since the round began
         self._weights_version = -1
         tasks = self._settings.evaluation_tasks
@@ -111,6 +114,8 @@ class Evaluator:
         elif self._settings.evaluation_interval is None:  # else building the algorithm asked for them
             engine.require([resources_of_runner(config)] * config.num_env_runners)
         self._config = config.freeze()
+        restored_rngs = self._rngs
+        self._shares_process = not config.num_env_runners or not engine.traits.own_process
         try:
             with self._own_generators():
                 group = EnvRunnerGroup(config, engine, self._algorithm.env_runner_group.module_spec)
@@ -128,7 +133,7 @@ class Evaluator:
             group.check_state(self._runner_states)
             group.set_state(self._runner_states)
             group.finish_set_state()
-            self._runner_states = None
+            self._runner_states, self._rngs = None, restored_rngs  # as before making the envs, which may draw
         return group
 
     @property
@@ -161,11 +166,11 @@ class Evaluator:
 
     @contextmanager
     def _own_generators(self) -> Iterator[None]:
-        """Give an embedded runner global generators of its own, as a runner in another process has.
+        """Give runners in this process global generators of their own, as runners in other processes have.
 
         So training draws the same numbers with and without evaluation.
         """
-        if self._config.num_env_runners:
+        if not self._shares_process:
             yield
             return
         of_training = get_global_rngs()
@@ -211,11 +216,10 @@ class Evaluator:
     @contextmanager
     def during_training(self) -> Iterator[None]:
         """Wrap the training of an iteration: a round that is due at the same time begins before it."""
-        if self._playing is not None and self._playing.done():
-            self._playing = None  # it came too late
+        is_playing = self._is_playing()
         interval = self._settings.evaluation_interval
         self._is_due = interval is not None and (self._algorithm.training_iteration + 1) % interval == 0
-        if not (self._is_due and self._in_parallel) or self._playing is not None:
+        if not (self._is_due and self._in_parallel) or is_playing:
             yield  # a custom function that has not returned keeps the runners
             return
         self._prepare()
@@ -227,10 +231,18 @@ class Evaluator:
             thread.start()
             yield
         except BaseException:
+            self._is_due = False
             self.cancel()
             raise
         finally:
             self._training.clear()
+            self._trained_s = time.perf_counter()
+
+    def _is_playing(self) -> bool:
+        """Return whether a round is being played, or waits for its iteration; one that came too late is dropped."""
+        if self._playing is not None and self._playing.done() and not self._is_due:
+            self._playing = None
+        return self._playing is not None
 
     def finish(self, result: dict[str, Any]) -> None:
         """Put the metrics of the round that is due into the result of an iteration, after waiting for it or playing it.
@@ -252,16 +264,22 @@ class Evaluator:
             CorralError: A round is being played.
             Exception: See `finish`.
         """
-        if self._playing is not None:
-            raise CorralError("evaluate(): an evaluation round is being played at the same time as training.")
-        self._prepare()
-        assert self.group is not None
+        if self._is_evaluating or self._is_playing():
+            raise CorralError(
+                "evaluate(): an evaluation round is being played, at the same time as training or by the function that "
+                "calls this: call it between iterations, or in on_train_result."
+            )
+        self._is_evaluating = True
         try:
-            with self._algorithm.timers.time("evaluating"), self._own_generators():
-                played = self._play()
-        except Exception as error:
-            played = self._failed(error)
-        return self._report(*played)
+            self._prepare()
+            try:
+                with self._algorithm.timers.time("evaluating"), self._own_generators():
+                    played = self._play()
+            except Exception as error:
+                played = self._failed(error)
+            return self._report(*played)
+        finally:
+            self._is_evaluating = False
 
     def _prepare(self) -> None:
         """Restart runners, give all of them the weights, and fire `on_evaluate_start`."""
@@ -269,7 +287,8 @@ class Evaluator:
         algorithm = self._algorithm
         self._cancelled.clear()
         try:
-            group.restore_runners()
+            with self._own_generators():
+                group.restore_runners()
         except WorkerDiedError as error:  # the last runner
             log.debug("Evaluation: %s", error)
         parts, self._weights_version = algorithm.get_weight_parts()
@@ -277,7 +296,7 @@ class Evaluator:
             group.sync_weights(parts, self._weights_version)
         self._timestep = algorithm.num_env_steps_sampled_lifetime
         if self._takes_tasks_of_training:
-            self._tasks = list(chain.from_iterable(algorithm.env_runner_group.foreach_env(task_of)))
+            self._tasks = algorithm.env_runner_group.known_tasks() or self._tasks
         self._fire("on_evaluate_start", metrics_logger=algorithm.metrics)
         self._began_s = time.perf_counter()
 
@@ -296,14 +315,7 @@ class Evaluator:
             self._evaluation_s = time.perf_counter() - self._began_s
 
     def _play_round(self, group: EnvRunnerGroup) -> tuple[Round, dict[str, Any]]:
-        plan = self._plan()
-        # Episodes that begin in the first half of the time have the other half to end.
-        half_s = self._began_s + plan.time_limit_s / 2
-
-        def goes_on() -> bool:
-            return not self.training_done and time.perf_counter() < half_s
-
-        played = play_round(group, plan, goes_on=goes_on, is_cancelled=self._cancelled.is_set)
+        played = play_round(group, self._plan(), goes_on=self._training.is_set, is_cancelled=self._cancelled.is_set)
         return played, {}
 
     def _plan(self) -> RoundPlan:
@@ -331,8 +343,8 @@ class Evaluator:
             CorralError: It returned something else than metrics, or metrics and two numbers of steps.
         """
         found = function(self._algorithm, group)
-        metrics, num_env_steps, _ = found if isinstance(found, tuple) and len(found) == 3 else (found, 0, 0)
-        if not isinstance(metrics, Mapping):
+        metrics, *steps = found if isinstance(found, tuple) and len(found) == 3 else (found, 0, 0)
+        if not isinstance(metrics, Mapping) or not all(isinstance(number, Integral) for number in steps):
             raise CorralError(
                 f"custom_evaluation_function={function!r} returned {found!r:.80}: it must return a dict of metrics, or "
                 "(metrics, env_steps, agent_steps)."
@@ -340,7 +352,7 @@ class Evaluator:
         if group.local_env_runner is None:
             logged = group.foreach_env_runner("get_metrics", timeout_seconds=GRACE_S)
             self._metrics.aggregate([parts for parts, _, _ in logged], key="env_runners")
-        return Round(num_env_steps=int(num_env_steps)), dict(metrics)
+        return Round(num_env_steps=int(steps[0])), dict(metrics)
 
     def _failed(self, error: Exception) -> tuple[Round, dict[str, Any]]:
         """Return a round without episodes if an env or all runners failed, and the settings say that this is no end.
@@ -353,14 +365,14 @@ class Evaluator:
         return Round(is_complete=False, error=error), {}
 
     def _await(self) -> dict[str, Any]:
-        """Wait for the round that was played while an iteration trained, no longer than its time limit."""
+        """Wait for the round that was played while an iteration trained, no longer than its time limit after that."""
         playing = self._playing
         assert playing is not None
         limit_s = self._settings.evaluation_sample_timeout_s
         try:
             with self._algorithm.timers.time("evaluating"):
-                wait([playing], max(0.0, self._began_s + limit_s + GRACE_S - time.perf_counter()))
-            if not playing.done():  # only a custom function can take longer
+                wait([playing], max(0.0, self._trained_s + limit_s + GRACE_S - time.perf_counter()))
+            if not playing.done():  # a custom function, or a thread in an env that cannot be interrupted
                 raise TimeoutError(f"the evaluation took longer than evaluation_sample_timeout_s={limit_s:g}")
             played = playing.result()
         except Exception as error:
@@ -368,8 +380,9 @@ class Evaluator:
         except BaseException:
             self.cancel()
             raise
-        if playing.done():
-            self._playing = None
+        finally:
+            if playing.done():
+                self._playing = None
         self._announce_recreated()
         return self._report(*played)
 
@@ -435,7 +448,7 @@ class Evaluator:
             metrics["videos"] = self._keep_videos(played)
         merge_nested(metrics, custom)
         self._fire("on_evaluate_end", metrics_logger=self._algorithm.metrics, evaluation_metrics=metrics)
-        self._latest = {name: value for name, value in metrics.items() if name != "videos"}
+        self._latest = _copied({name: value for name, value in metrics.items() if name != "videos"})
         return metrics
 
     def _keep_videos(self, played: Round) -> list[Any]:
@@ -506,7 +519,7 @@ class Evaluator:
         Raises:
             CheckpointError: An env or a callback returned a state that is not plain data.
         """
-        if self._playing is not None:
+        if self._is_playing():
             log.warning("The checkpoint has no state of evaluation, because a round of evaluation did not end.")
             return None
         runners = self._runner_states if self.group is None else self.group.get_state()

@@ -53,7 +53,8 @@ class RoundPlan:
         num_videos: Number of episodes that are recorded, the first ones.
         timestep: Env steps that training has sampled, which schedules of the exploration use.
         training_iteration: Finished iterations of training, which `env_reset_fn` may ask for.
-        time_limit_s: Seconds that the round may take.
+        time_limit_s: Seconds that the round may take. Without a number, they count from when it last continued, and
+            every request to a runner has the same limit.
     """
 
     num_episodes: int | None = None
@@ -186,6 +187,8 @@ class _Play:
             self.take()
             self.hand_out()
             now = time.perf_counter()
+            if self.is_open and now > self.deadline_s:
+                self.lasts()
             if 0 < self.num_numbers == len(self.found) or now > self.deadline_s + GRACE_S:
                 break
             if self.pending:
@@ -203,12 +206,19 @@ class _Play:
         in_pieces = self.plan.in_pieces or self.is_open or bool(self.asked)  # else this is the first time
         for position, index in enumerate(idle):
             size = self.piece if in_pieces else math.ceil(len(self.waiting) / (len(idle) - position))
-            if self.is_open and not self.waiting and (index not in self.asked or self.goes_on()):
+            if self.is_open and not self.waiting and (index not in self.asked or self.lasts()):
                 self.waiting.extend(range(self.num_numbers, self.num_numbers + size))
                 self.num_numbers += size
             left_s = self.deadline_s - time.perf_counter()
             if left_s > 0 and (numbers := self.next_numbers(size, left_s)):
                 self.ask(index, numbers, left_s)
+
+    def lasts(self) -> bool:
+        """Return whether a round without a number continues; then its time limit counts from now."""
+        if not self.goes_on():
+            return False
+        self.deadline_s = time.perf_counter() + self.plan.time_limit_s
+        return True
 
     def next_numbers(self, size: int, left_s: float) -> list[int]:
         """Return what a runner is to play, at most so much."""

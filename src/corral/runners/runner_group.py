@@ -801,6 +801,12 @@ class EnvRunnerGroup:
                 results.append((runner.index, result))
         return results
 
+    def known_tasks(self) -> list[Any]:
+        """Return the tasks of all sub-envs, as runners of the engine last reported them; no runner is waited for."""
+        if self.local_env_runner is not None:
+            return self.local_env_runner.host.get_tasks() or []
+        return [task for runner in self._runners.values() for task in runner.state.get("tasks") or ()]
+
     def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
         """Let all runners call the setting `env_task_fn` for their sub-envs; see `EnvRunner.choose_tasks`.
 
