@@ -21,7 +21,15 @@ from corral.core.spaces import module_observation_space, space_kinds, space_tree
 from corral.core.tree import Tree, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.env_state import check_env_state, continues, get_env_state, set_env_state, set_surroundings
-from corral.envs.episode_resets import EpisodeReset, EpisodeResets, count_episodes, fill_queue, note_iteration
+from corral.envs.episode_resets import (
+    EpisodeReset,
+    EpisodeResets,
+    call_inside,
+    count_episodes,
+    fill_queue,
+    inside,
+    note_iteration,
+)
 from corral.envs.masked_resets import MaskedResets, infos_by_env
 from corral.envs.step_timeout import StepTimer, can_interrupt, require_signals, sampling
 from corral.envs.sub_envs import (
@@ -227,10 +235,10 @@ class EnvHost:
     def sub_env(self, env_index: int) -> Any:
         """Return a sub-env with its wrappers, or `None` if it is not an object in this process."""
         sub_envs = self._sub_envs()
-        return sub_envs[env_index] if sub_envs else None
+        return inside(sub_envs[env_index]) if sub_envs else None
 
     def _announce_sub_env(self, env_index: int, sub_env: Any) -> None:
-        self._sub_env_created(sub_env, self._context.at(env_index), env_index)
+        self._sub_env_created(inside(sub_env), self._context.at(env_index), env_index)
 
     # Stepping.
 
@@ -385,7 +393,7 @@ class EnvHost:
 
     def foreach(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Return `fn(sub_env)` for each sub-env, called in the process of the sub-env; see `foreach_sub_env`."""
-        results = foreach_sub_env(self.env, self.name, fn)
+        results = foreach_sub_env(self.env, self.name, partial(call_inside, fn))
         self.get_tasks()
         return results
 
@@ -395,7 +403,7 @@ class EnvHost:
         Raises:
             CallbackError: `env_task_fn` raised an exception.
         """
-        choose = partial(choose_task, self._config.env_task_fn, train_results)
+        choose = partial(call_inside, partial(choose_task, self._config.env_task_fn, train_results))
         foreach_sub_env(self.env, self.name, choose, [self._context.at(i) for i in range(self.num_envs)])
         self.get_tasks()
 
