@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from corral import PPOConfig
@@ -18,6 +19,7 @@ from corral.errors import EnvError
 from corral.metrics.timers import Timers
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
+from corral.runners.runner_state import get_runner_state, set_runner_state, undo_runner_state
 from corral.testing import CountingEnv
 from handmade import MakeRunner
 
@@ -187,6 +189,30 @@ class TestMakeEnv:
         replacement.set_state(runner.get_state())
         assert replacement.foreach_env(lambda env: env.size) == [9]
 
+    def test_a_part_of_a_setting_may_be_changed_in_place(self, make_runner: MakeRunner) -> None:
+        config = PPOConfig().environment(SizedEnv, env_config={"map": {"size": 5}, "goals": np.zeros(2)})
+
+        class Nested(SizedEnv):
+            def __init__(self, config: Any = None) -> None:
+                super().__init__(config["map"])
+
+        runner, replacement = (make_runner(Nested, env_config=config.env_config) for _ in range(2))
+        assert runner.host.changed_settings == {}
+        runner.config.env_config["map"]["size"] = 9
+        runner.make_env()
+        assert config.env_config["map"] == {"size": 5}
+        replacement.set_state(runner.get_state())
+        assert replacement.foreach_env(lambda env: env.size) == [9]
+
+    def test_settings_apply_when_the_envs_are_made(self, make_runner: MakeRunner) -> None:
+        runner = make_runner(SizedEnv, env_config={"size": 5})
+        runner.config.environment(env_reset_fn=lambda: {"task": 3})
+        runner.sample(num_timesteps=4)
+        assert runner.foreach_env(lambda env: env.task) == [0] and runner.get_state()["num_episodes"] is None
+        runner.make_env()
+        runner.sample(num_timesteps=4)
+        assert runner.foreach_env(lambda env: env.task) == [3]
+
     def test_other_settings_cannot_change_in_a_runner(self, make_runner: MakeRunner) -> None:
         config = make_runner(SizedEnv).config
         with pytest.raises(
@@ -242,3 +268,30 @@ def test_sampling_waits_for_missed_calls() -> None:
         while group.num_healthy_remote_workers < 2 and time.monotonic() < deadline_s:
             group.sample(SampleRequest(num_timesteps=4), Timers())
         assert see(group) == [[(4, 3)] * 2] * 2
+
+
+class Saved(SizedEnv):
+    """Continues from a state, in which the task is not."""
+
+    def get_state(self) -> Any:
+        return {name: value for name, value in super().get_state().items() if name != "task"}
+
+
+class TestState:
+    @pytest.mark.parametrize("env", [Saved, SizedEnv])
+    def test_a_state_that_is_undone_leaves_the_tasks_of_before(self, make_runner: MakeRunner, env: Any) -> None:
+        runner, other = (make_runner(env, num_envs=2) for _ in range(2))
+        for changed, task in ((runner, 1), (other, 5)):
+            changed.set_tasks([task])
+            changed.sample(num_timesteps=4)
+        set_runner_state(runner, get_runner_state(other))
+        assert runner.foreach_env(lambda env: env.task) == [5, 5]
+        undo_runner_state(runner)
+        assert runner.foreach_env(lambda env: env.task) == [1, 1] == runner.host.get_tasks()
+
+    def test_envs_that_continue_have_the_tasks_of_the_state(self, make_runner: MakeRunner) -> None:
+        settings = {"env_reset_fn": lambda training_iteration: {"task": training_iteration}, "num_envs": 2}
+        runner, other = (make_runner(Saved, **settings) for _ in range(2))
+        runner.collect(SampleRequest(num_timesteps=4, training_iteration=7))
+        set_runner_state(other, get_runner_state(runner))
+        assert other.foreach_env(lambda env: env.task) == [7, 7]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from corral.core.plain import is_plain, is_same
 from corral.core.seeding import get_global_rngs, get_seeds, make_seeds, set_global_rngs
 from corral.core.spaces import module_observation_space, space_kinds, space_tree
-from corral.core.tree import Tree, map_tree
+from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.env_state import check_env_state, continues, get_env_state, set_env_state, set_surroundings
 from corral.envs.episode_resets import (
@@ -139,7 +139,9 @@ class EnvHost:
         self._seeds_of_env = get_seeds(self._seeds)
         self._reset_seed: int | None = self._next_seed()
         self._restarting = None
-        self._context = EnvContext(config.env_config, self._worker_index, config.num_env_runners)
+        self._reset_fn, self._chooses_resets = config.env_reset_fn, config.chooses_resets
+        env_config = copy_nested(config.env_config, arrays=False)
+        self._context = EnvContext(env_config, self._worker_index, config.num_env_runners)
         self.env = make_vector_env(
             config.env,
             self._context,
@@ -148,7 +150,7 @@ class EnvHost:
             vectorization=config.vectorization,
             autoreset_mode=config.autoreset_mode,
             wrappers=config.wrappers,
-            outermost=partial(EpisodeResets, reset_fn=config.env_reset_fn) if config.chooses_resets else None,
+            outermost=partial(EpisodeResets, reset_fn=self._reset_fn) if self._chooses_resets else None,
             check=not config.disable_env_checking,
             seed=self._reset_seed,
             needs_sub_envs=self._needs_sub_envs or config.env_task_fn is not None,
@@ -279,7 +281,7 @@ class EnvHost:
             EnvError: The env raised an exception, or took too long.
             SampleError: There are reset arguments, and the sub-envs were made without the wrapper that takes them.
         """
-        if resets is not None and not self._config.chooses_resets:
+        if resets is not None and not self._chooses_resets:
             raise SampleError(
                 f"env {self.name!r}: a request for samples gives the arguments of each reset, and the config says "
                 "nothing of it: set env_reset_fn, or for evaluation evaluation_seeds or evaluation_tasks."
@@ -287,7 +289,7 @@ class EnvHost:
         try:
             if self._restarting is not None:
                 self._begin_again(self._restarting)
-            if self._config.chooses_resets:
+            if self._chooses_resets:
                 queues = [list(resets or ())[i :: self.num_envs] for i in range(self.num_envs)]
                 self._foreach_lane(fill_queue, queues)
             obs, infos = self._reset(self._reset_seed)
@@ -303,19 +305,19 @@ class EnvHost:
 
     def note_iteration(self, training_iteration: int | None) -> None:
         """Tell the sub-envs how many iterations the algorithm has finished, where `env_reset_fn` may ask for it."""
-        if self._config.env_reset_fn is not None and training_iteration not in (None, self._iteration):
+        if self._reset_fn is not None and training_iteration not in (None, self._iteration):
             self._foreach_lane(note_iteration, [training_iteration] * self.num_envs)
             self._iteration = training_iteration
 
     def get_num_episodes(self) -> list[int] | None:
         """Return how many episodes began in each sub-env, where `env_reset_fn` is told so; otherwise `None`."""
-        if self._config.env_reset_fn is not None and not self.is_broken:
+        if self._reset_fn is not None and not self.is_broken:
             self._num_episodes = self._foreach_lane(count_episodes, [None] * self.num_envs)
         return self._num_episodes
 
     def set_num_episodes(self, numbers: Sequence[int] | None) -> None:
         """Let `env_reset_fn` count from these numbers on; see `get_num_episodes`."""
-        if numbers is not None and self._config.env_reset_fn is not None and len(numbers) == self.num_envs:
+        if numbers is not None and self._reset_fn is not None and len(numbers) == self.num_envs:
             self._num_episodes = self._foreach_lane(count_episodes, numbers)
 
     def _foreach_lane(self, fn: Callable[..., Any], each: Sequence[Any]) -> list[Any]:
@@ -425,7 +427,7 @@ class EnvHost:
                 "corral.TaskSettableEnv has them, or in a wrapper of each sub-env; a vector env without sub-envs that "
                 "can be reached needs vectorization='sync'."
             )
-        self._tasks = [tasks[i % len(tasks)] for i in range(self.num_envs)] if tasks else None
+        self._tasks = [copy_nested(tasks[i % len(tasks)]) for i in range(self.num_envs)] if tasks else None
         self._give_tasks()
 
     def _give_tasks(self) -> None:
@@ -436,7 +438,7 @@ class EnvHost:
 
     def _settings(self) -> dict[str, Any]:
         settings = {name: getattr(self._config, name) for name in self._config.group_fields()["environment"]}
-        return {**settings, "env_config": dict(settings["env_config"])}
+        return {**settings, "env_config": copy_nested(settings["env_config"], arrays=False)}
 
     @property
     def changed_settings(self) -> dict[str, Any]:
@@ -552,6 +554,7 @@ class EnvHost:
             Exception: Exception of `set_state` of an env.
         """
         self._close_replaced()
+        self.get_tasks()
         before, restarts, seeds_before = dict(vars(self)), self.restarts.get_state(), get_seeds(self._seeds)
         settings, env_config = self.changed_settings, state.get("env_config")
         kept = {name: value for name, value in settings.items() if name != "env_config"}
@@ -566,14 +569,14 @@ class EnvHost:
             self.restarts.set_state(restarts)
             if is_replaced:
                 self._seeds = make_seeds(seeds_before)
-            if is_replaced or not continuing:
                 return
-            if envs_before is None:  # they were not reset yet, and the same seeds make them again
+            if continuing and envs_before is None:  # they were not reset yet, and the same seeds make them again
                 self._seeds = make_seeds(self._seeds_of_env)
                 self.make()
-                return
-            self._each(_set_env_state, envs_before)
-            self._resume(resets_next[1])
+            self._give_tasks()
+            if continuing and envs_before is not None:
+                self._each(_set_env_state, envs_before)
+                self._resume(resets_next[1])
 
         self._undo = undo
         if is_replaced:
@@ -595,6 +598,8 @@ class EnvHost:
         self._reset_seed = self._next_seed()
         self.reset()  # so that wrappers and processes are ready; everything that it changes is then set
         self._each(_set_env_state, state["envs"])
+        if self._reset_fn is not None and state["tasks"] is not None:
+            self._give_tasks()  # the reset may have set others
         self._resume(resets_next[0])
         self._seeds = make_seeds(state["seeds"])  # envs that continue draw no seed
         return True

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
+from corral.core.tree import copy_nested
 from corral.envs.checks import check_obs
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.step_timeout import StepOverdue, StepTimer, limited
@@ -258,7 +259,7 @@ def known_tasks(env: VectorEnv[Any, Any, Any], before: list[Any] | None) -> list
     """Return the tasks of all sub-envs, or the tasks known before, if the sub-envs fail to answer."""
     try:
         with limited(CLOSE_LIMIT_S, "the limit of get_task()"):
-            return foreach_sub_env(env, "", task_of)
+            return [copy_nested(task) for task in foreach_sub_env(env, "", task_of)]  # an env may change its task
     except Exception:
         log.warning("The sub-envs of a vector env that failed could not return their tasks.", exc_info=True)
         return before
