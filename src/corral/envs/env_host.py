@@ -575,8 +575,7 @@ class EnvHost:
                 self.make()
             self._give_tasks()
             if continuing and envs_before is not None:
-                self._each(_set_env_state, envs_before)
-                self._resume(resets_next[1])
+                self._continue(envs_before, resets_next[1])
 
         self._undo = undo
         if is_replaced:
@@ -597,10 +596,7 @@ class EnvHost:
             return False
         self._reset_seed = self._next_seed()
         self.reset()  # so that wrappers and processes are ready; everything that it changes is then set
-        self._each(_set_env_state, state["envs"])
-        if self._reset_fn is not None and state["tasks"] is not None:
-            self._give_tasks()  # the reset may have set others
-        self._resume(resets_next[0])
+        self._continue(state["envs"], resets_next[0])
         self._seeds = make_seeds(state["seeds"])  # envs that continue draw no seed
         return True
 
@@ -611,7 +607,11 @@ class EnvHost:
         except Exception:
             return None
 
-    def _resume(self, resets_next: NDArray[np.bool_]) -> None:
+    def _continue(self, states: Sequence[Mapping[str, Any]], resets_next: NDArray[np.bool_]) -> None:
+        """Let the envs, which were just reset, continue from states."""
+        self._each(_set_env_state, states)
+        if self._reset_fn is not None:  # the reset may have set other tasks
+            self._give_tasks()
         if isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv)) and not self.is_same_step:
             self.env.resume(resets_next)
 
