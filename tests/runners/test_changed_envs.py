@@ -165,6 +165,25 @@ def test_calls_during_a_restart_are_made_before_the_runner_samples() -> None:
         assert see(group) == [[(4, 3)] * 2] * 2
 
 
+@pytest.mark.parametrize("how", ["late", "never fetched"])
+def test_calls_whose_results_nobody_waits_for_count(how: str) -> None:
+    def change(env: Any) -> None:
+        time.sleep(0.05)
+        env.set_task(3)
+
+    with started("process") as group:
+        kill(group, 2)
+        if how == "late":
+            assert group.foreach_env(change, timeout_seconds=0.0) == []
+        else:
+            group.foreach_env_runner_async("foreach_env", kwargs={"fn": change})
+        group.foreach_env(lambda env: None, remote_worker_ids=[1])  # after the late call
+        group.restore_runners()
+        kill(group, 1)
+        await_all(group)
+        assert see(group) == [[(4, 3)] * 2] * 2
+
+
 def test_a_chosen_runner_only() -> None:
     with started("local") as group:
         kill(group, 2)
