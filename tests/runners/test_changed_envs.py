@@ -314,3 +314,19 @@ class TestState:
         runner.collect(SampleRequest(num_timesteps=4, training_iteration=7))
         set_runner_state(other, get_runner_state(runner))
         assert other.foreach_env(lambda env: env.task) == [7, 7]
+
+    def test_a_runner_that_is_down_keeps_its_number_of_episodes(self) -> None:
+        with started("local", env_reset_fn=lambda: None) as group:
+            group.sample(SampleRequest(num_timesteps=40), Timers())
+            expected = group.foreach_env_runner(lambda runner: runner.host.get_num_episodes())
+            assert min(expected[0]) > 1
+            kill(group, 1)
+            state = group.get_state()
+            assert state["runners"][0]["env"]["envs"] is None
+        with started("local", env_reset_fn=lambda: None) as group:
+            group.set_state(state)
+            group.finish_set_state()
+            assert group.foreach_env_runner(lambda runner: runner.host.get_num_episodes())[0] == expected[0]
+            kill(group, 1)
+            await_all(group)
+            assert group.foreach_env_runner(lambda runner: runner.host.get_num_episodes())[0] == expected[0]

@@ -490,6 +490,7 @@ class EnvHost:
             "restarts": self.restarts.get_state(),
             "env_config": self._plain_env_config(),
             "tasks": self._plain_tasks(),
+            "num_episodes": self.get_num_episodes(),
             "same_step": self.is_same_step,
             "envs": envs,
         }
@@ -531,7 +532,7 @@ class EnvHost:
         """Check that a state is whole, without changing anything; raise what the damaged part raises."""
         make_seeds(state["seeds"]).spawn(1)
         copy.copy(self.restarts).set_state(state["restarts"])
-        int(state["num_rows"] + (state["reset_seed"] or 0))
+        int(state["num_rows"] + (state["reset_seed"] or 0) + sum(state.get("num_episodes") or ()))
         if state["tasks"] is not None and not state["tasks"]:
             raise CheckpointError(f"env {self.name!r}: the list of tasks in the state is empty.")
         if not isinstance(state.get("env_config"), dict | None):
@@ -588,6 +589,7 @@ class EnvHost:
         if state["tasks"] is not None:
             self.set_tasks(state["tasks"])
         self._seeds, self._reset_seed, self._restarting = seeds, None, None
+        self.set_num_episodes(state.get("num_episodes"))
         if state["envs"] is None:
             self._reset_seed = self._next_seed() if state["reset_seed"] is None else int(state["reset_seed"])
             return state["reset_seed"] is not None
