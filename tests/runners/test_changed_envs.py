@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from corral import PPOConfig
@@ -205,21 +204,6 @@ class TestMakeEnv:
         runner, replacement = (make_runner(SizedEnv, env_config={"size": 5}) for _ in range(2))
         runner.config.env_config["size"] = 9
         runner.make_env()
-        replacement.set_state(runner.get_state())
-        assert replacement.foreach_env(lambda env: env.size) == [9]
-
-    def test_a_part_of_a_setting_may_be_changed_in_place(self, make_runner: MakeRunner) -> None:
-        config = PPOConfig().environment(SizedEnv, env_config={"map": {"size": 5}, "goals": np.zeros(2)})
-
-        class Nested(SizedEnv):
-            def __init__(self, config: Any = None) -> None:
-                super().__init__(config["map"])
-
-        runner, replacement = (make_runner(Nested, env_config=config.env_config) for _ in range(2))
-        assert runner.host.changed_settings == {}
-        runner.config.env_config["map"]["size"] = 9
-        runner.make_env()
-        assert config.env_config["map"] == {"size": 5}
         replacement.set_state(runner.get_state())
         assert replacement.foreach_env(lambda env: env.size) == [9]
 

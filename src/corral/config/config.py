@@ -35,7 +35,6 @@ from corral.config.settings import (
 )
 from corral.core.familiar_names import ALIASES, CONFIG_METHODS, SETTINGS, attribute_error, meaning_of
 from corral.core.settings import check_names, check_setting
-from corral.core.tree import copy_nested
 from corral.errors import ConfigError, UnknownAttributeError, nearest
 
 if TYPE_CHECKING:
@@ -422,7 +421,7 @@ class AlgorithmConfig(
     def for_runner(self) -> Self:
         """Return a runner's own copy, in which only settings of the env can change; see `EnvRunner.make_env`."""
         other = copy_module.copy(self)
-        other.__dict__["env_config"] = copy_nested(self.env_config, arrays=False)
+        other.__dict__["env_config"] = dict(self.env_config)
         return other.freeze(except_group="environment")
 
     @property

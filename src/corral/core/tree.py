@@ -39,16 +39,13 @@ def leaves(tree: Tree) -> list[Any]:
     return [leaf for _, leaf in named_leaves(tree)]
 
 
-def copy_nested(value: Any, *, arrays: bool = True) -> Any:
-    """Return a copy of nested dicts, lists and tuples and of the arrays in them; other objects are kept as they are.
-
-    Without `arrays`, arrays are kept too.
-    """
+def copy_nested(value: Any) -> Any:
+    """Return a copy of nested dicts, lists and tuples and of the arrays in them; other objects are kept as they are."""
     if isinstance(value, np.ndarray):
-        return value.copy() if arrays else value
+        return value.copy()
     if isinstance(value, dict):
-        return {key: copy_nested(part, arrays=arrays) for key, part in value.items()}
-    return type(value)(copy_nested(part, arrays=arrays) for part in value) if type(value) in (list, tuple) else value
+        return {key: copy_nested(part) for key, part in value.items()}
+    return type(value)(map(copy_nested, value)) if type(value) in (list, tuple) else value
 
 
 def num_rows(batch: Tree) -> int:

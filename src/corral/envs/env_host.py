@@ -140,8 +140,7 @@ class EnvHost:
         self._reset_seed: int | None = self._next_seed()
         self._restarting = None
         self._reset_fn, self._chooses_resets = config.env_reset_fn, config.chooses_resets
-        env_config = copy_nested(config.env_config, arrays=False)
-        self._context = EnvContext(env_config, self._worker_index, config.num_env_runners)
+        self._context = EnvContext(config.env_config, self._worker_index, config.num_env_runners)
         self.env = make_vector_env(
             config.env,
             self._context,
@@ -438,7 +437,7 @@ class EnvHost:
 
     def _settings(self) -> dict[str, Any]:
         settings = {name: getattr(self._config, name) for name in self._config.group_fields()["environment"]}
-        return {**settings, "env_config": copy_nested(settings["env_config"], arrays=False)}
+        return {**settings, "env_config": dict(settings["env_config"])}
 
     @property
     def changed_settings(self) -> dict[str, Any]:
