@@ -184,6 +184,21 @@ def test_an_episode_that_breaks_has_the_index_of_the_one_that_it_replaces(
     assert [seed for seed, *_ in noted(runner)[0]] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("vectorization", VECTORIZATIONS)
+def test_a_replaced_sub_env_knows_the_iteration(make_runner: MakeRunner, vectorization: str) -> None:
+    runner = make_runner(
+        NotedEnv,
+        vectorization=vectorization,
+        env_config={"fails": [5], "counts": {}},
+        disable_env_checking=True,
+        restart_failed_sub_environments=True,
+        env_reset_fn=lambda training_iteration: {"options": {"iteration": training_iteration}},
+    )
+    runner.collect(SampleRequest(num_timesteps=11, training_iteration=7))
+    assert runner.num_sub_env_restarts == 1
+    assert [options for _, options, _ in noted(runner)[0]] == [{"iteration": 7}] * 3
+
+
 def test_a_native_vector_env_gives_way_to_single_envs(make_runner: MakeRunner) -> None:
     runner = make_runner("CartPole-v1", num_envs=2, env_reset_fn=fixed)
     rollout = runner.sample(num_timesteps=2)

@@ -183,6 +183,30 @@ def test_calls_whose_results_nobody_waits_for_count(how: str) -> None:
         assert see(group) == [[(4, 3)] * 2] * 2
 
 
+def test_a_busy_runner_chooses_its_tasks_after_its_fragment(tmp_path: Path) -> None:
+    class Gated(SizedEnv):
+        def __init__(self, config: Any = None) -> None:
+            super().__init__(config)
+            self.open_at_s = time.monotonic() + (10 if config.worker_index == 2 else 0)
+
+        def step(self, action: Any, gate: Path = tmp_path / "gate") -> Any:
+            while not gate.exists() and time.monotonic() < self.open_at_s:
+                time.sleep(0.01)
+            return super().step(action)
+
+    def count(train_results: Any, task_settable_env: Any, env_ctx: Any) -> Any:
+        return task_settable_env.get_task() + train_results["step"]
+
+    with started("process", env=Gated, env_task_fn=count) as group:
+        group.sample_async(SampleRequest(num_timesteps=4))
+        group.choose_tasks({"step": 1})
+        group.choose_tasks({"step": 2})
+        assert not group._runners[2].sampling.future.done()  # type: ignore[union-attr]
+        assert group.foreach_env(lambda env: env.task, remote_worker_ids=[1]) == [[3, 3]]
+        (tmp_path / "gate").touch()
+        assert group.foreach_env(lambda env: env.task) == [[3, 3]] * 2
+
+
 def test_a_chosen_runner_only() -> None:
     with started("local") as group:
         kill(group, 2)
