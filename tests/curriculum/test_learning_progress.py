@@ -123,6 +123,14 @@ def test_a_second_algorithm_begins_anew_and_other_tasks_are_refused() -> None:
         LearningProgressSampler([1, 10, 7]).set_state(state)
 
 
+def test_episodes_of_the_evaluation_have_their_own_task() -> None:
+    made = config(LearningProgressSampler(TASKS)).evaluation(evaluation_interval=1, evaluation_duration=2)
+    with made.build() as algo:
+        result = algo.train()
+    assert result["evaluation"]["env_runners"]["episode_return_mean"] == 0.0
+    assert sum(found["num_episodes"] for found in result["env_runners"]["by_task"].values()) == 16
+
+
 def test_probabilities_follow_the_distance_of_two_averages() -> None:
     sampler = LearningProgressSampler(TASKS, fast=0.5, slow=0.1, even=0.25)
     assert sampler.probabilities.tolist() == [1 / 3] * 3  # nothing is known

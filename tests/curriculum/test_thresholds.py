@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,16 @@ def test_it_continues_from_a_checkpoint(tmp_path: Path) -> None:
         algo.restore_from_path(tmp_path / "saved")
         assert algo.get_state()["callbacks"] == expected and restored.index == 1
         assert tasks(algo) == [[2, 2]] * 2
+
+
+def test_tasks_that_no_checkpoint_can_hold_are_set_again(tmp_path: Path) -> None:
+    made = config(ThresholdCurriculum([Fraction(1), Fraction(2), Fraction(7)], [1.0, 5.0]))
+    with made.build() as algo:
+        algo.train()
+        algo.save(tmp_path / "saved")
+    with made.build() as algo:
+        algo.restore_from_path(tmp_path / "saved")
+        assert tasks(algo) == [[2, 2]]
 
 
 def test_a_second_algorithm_begins_with_the_first_task() -> None:

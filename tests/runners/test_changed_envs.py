@@ -323,18 +323,29 @@ class TestState:
         set_runner_state(other, get_runner_state(runner))
         assert other.foreach_env(lambda env: env.task) == [7, 7]
 
-    def test_a_runner_that_is_down_keeps_its_number_of_episodes(self) -> None:
+    def test_envs_are_made_with_the_settings_of_the_state(self, make_runner: MakeRunner) -> None:
+        runner, other = (make_runner(SizedEnv, num_envs=2) for _ in range(2))
+        grow(runner)
+        set_runner_state(other, get_runner_state(runner))
+        assert other.foreach_env(lambda env: env.size) == [8, 8]
+        undo_runner_state(other)
+        assert other.foreach_env(lambda env: env.size) == [4, 4]
+
+    def test_a_runner_that_is_down_keeps_its_tasks_and_its_number_of_episodes(self) -> None:
         with started("local", env_reset_fn=lambda: None) as group:
+            group.foreach_env(lambda env: env.set_task(6))
             group.sample(SampleRequest(num_timesteps=40), Timers())
             expected = group.foreach_env_runner(lambda runner: runner.host.get_num_episodes())
             assert min(expected[0]) > 1
             kill(group, 1)
             state = group.get_state()
             assert state["runners"][0]["env"]["envs"] is None
-        with started("local", env_reset_fn=lambda: None) as group:
-            group.set_state(state)
-            group.finish_set_state()
-            assert group.foreach_env_runner(lambda runner: runner.host.get_num_episodes())[0] == expected[0]
-            kill(group, 1)
-            await_all(group)
-            assert group.foreach_env_runner(lambda runner: runner.host.get_num_episodes())[0] == expected[0]
+        for is_killed in (False, True):  # before it has told its state
+            with started("local", env_reset_fn=lambda: None) as group:
+                group.set_state(state)
+                group.finish_set_state()
+                if is_killed:
+                    kill(group, 1)
+                    await_all(group)
+                assert see(group) == [[(4, 6)] * 2] * 2
+                assert group.foreach_env_runner(lambda runner: runner.host.get_num_episodes())[0] == expected[0]
