@@ -176,6 +176,31 @@ def test_sub_envs_and_states_have_tasks_of_their_own() -> None:
             algo.env_runner_group.foreach_env(lambda env: env.level.update(size=3))
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_sub_env_that_fails_wholly_keeps_its_last_known_task(vectorization: str) -> None:
+    class Gone(Levels):
+        num_steps = 0
+
+        def get_task(self) -> Any:
+            if self.num_steps < 0:
+                raise OSError("the simulator is gone")
+            return super().get_task()
+
+        def step(self, action: Any) -> Any:
+            self.num_steps += 1
+            if self.num_steps == 5:
+                self.num_steps = -100
+            self.get_task()
+            return super().step(action)
+
+    made = config(Gone, env_task_fn=None).fault_tolerance(restart_failed_sub_environments=True)
+    with made.env_runners(vectorization=vectorization).build() as algo:  # type: ignore[arg-type]
+        algo.env_runner_group.foreach_env_runner("set_tasks", kwargs={"tasks": [7, 8]})
+        algo.train()
+        assert algo.env_runner_group.num_sub_environment_restarts >= 2
+        assert levels(algo) == [[7, 8]]
+
+
 def test_an_env_without_tasks_is_refused_at_build() -> None:
     with pytest.raises(ConfigError, match=r"env 'CountingEnv' takes none: define get_task\(\) and set_task\(task\)"):
         config(CountingEnv).build()

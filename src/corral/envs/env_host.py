@@ -411,7 +411,7 @@ class EnvHost:
     def get_tasks(self) -> list[Any] | None:
         """Return the result of `get_task` of each sub-env, or `None` if the sub-envs have no tasks."""
         if self._takes_tasks and not self.is_broken:
-            self._tasks = known_tasks(self.env, self._tasks)
+            self._tasks = self.restarts.known_tasks = known_tasks(self.env, self._tasks)
         return self._tasks
 
     def set_tasks(self, tasks: Sequence[Any] | None, *, needed: bool = False) -> None:
@@ -427,6 +427,7 @@ class EnvHost:
                 "can be reached needs vectorization='sync'."
             )
         self._tasks = [copy_nested(tasks[i % len(tasks)]) for i in range(self.num_envs)] if tasks else None
+        self.restarts.known_tasks = self._tasks
         self._give_tasks()
 
     def _give_tasks(self) -> None:
