@@ -239,6 +239,13 @@ def test_a_native_vector_env_gives_way_to_single_envs() -> None:
         assert levels(algo) == [[1, 1]]
 
 
+def test_a_function_of_the_iteration_is_given_the_finished_ones() -> None:
+    with config(env_task_fn=None, env_reset_fn=lambda training_iteration: {"task": training_iteration}).build() as algo:
+        for iteration in range(3):
+            algo.train()
+            assert levels(algo) == [[iteration] * 2]
+
+
 def test_evaluation_runners_choose_no_tasks() -> None:
     made = config(env_reset_fn=lambda: None)
     alone = made.for_evaluation()

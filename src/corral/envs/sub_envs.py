@@ -138,7 +138,7 @@ def restart_env(
         seed: Seed of the first reset; further attempts use the next numbers.
         call: Function that calls the methods of the env, within a time limit if there is one.
         created: Function that is called with the new sub-env before its reset.
-        known_task: Task of the old sub-env as far as known, in case it cannot return it any more.
+        known_task: Last known task of the old sub-env, in case it cannot return its task any more.
 
     Returns:
         The new sub-env, and the observation and info of its reset.
