@@ -12,20 +12,26 @@ import gymnasium as gym
 from ray import tune
 
 import corral.tune
-from corral import PPOConfig
+from corral import PPOConfig, TaskSettableEnv
 
 EPISODE_LENGTH, LAST_TASK = 16, 2
 THRESHOLD = 0.8 * EPISODE_LENGTH
 
 
-class Cues(gym.Env):
-    """Repeat the cue as the action. Task 0 shows 2 kinds of cues, task 1 shows 4, task 2 all 8."""
+class Cues(TaskSettableEnv):
+    """Repeat the cue as the action. Task 0 shows 2 kinds of cues, task 1 shows 4, task 2 all 8.
+
+    With `get_task`, Corral gives the task to runners that are restarted, and saves it in checkpoints.
+    """
 
     observation_space = gym.spaces.Discrete(8)
     action_space = gym.spaces.Discrete(8)
 
     def __init__(self, config):
         self.task = 0
+
+    def get_task(self):
+        return self.task
 
     def set_task(self, task):
         self.task = task
@@ -57,7 +63,6 @@ def train_fn(settings):
             with checkpoint.as_directory() as directory:
                 algo.restore_from_path(Path(directory, "algorithm"))
                 task = int(Path(directory, "task").read_text())
-                set_task(algo, task)
         while algo.training_iteration < num_iterations:
             result = algo.train()
             passed = result["env_runners"]["episode_return_mean"] > THRESHOLD

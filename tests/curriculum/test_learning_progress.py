@@ -76,6 +76,61 @@ def test_returns_belong_to_the_task_with_which_the_episode_began(num_env_runners
         assert min(num_episodes.values()) > 0
 
 
+def test_an_episode_that_follows_a_failure_belongs_to_its_own_task() -> None:
+    class Failing(Rewarding):
+        num_steps = 0
+
+        def step(self, action: int) -> Any:
+            Failing.num_steps += 1
+            if Failing.num_steps % 23 == 1:
+                raise OSError("the simulator is gone")
+            return super().step(action)
+
+    made = config(LearningProgressSampler(TASKS), env=Failing, restart_failed_sub_environments=True)
+    with made.build() as algo:
+        for _ in range(8):
+            for name, found in algo.train()["env_runners"]["by_task"].items():
+                assert found["num_episodes"] == 0 or found["episode_return_mean"] == 3 * int(name)
+        assert algo.env_runner_group.num_sub_environment_restarts > 8
+
+
+def test_tasks_may_be_arrays() -> None:
+    goals = [np.array([0.0, 1.0]), np.array([2.0, 3.0])]
+
+    class Goals(CountingEnv):
+        goal = goals[0]
+
+        def get_task(self) -> Any:
+            return self.goal
+
+        def set_task(self, task: Any) -> None:
+            self.goal = np.array(task)
+
+    with config(LearningProgressSampler(goals), env=Goals).build() as algo:
+        result = algo.train()
+    assert sorted(result["curriculum"]["task_share"]) == ["[0. 1.]", "[2. 3.]"]
+
+
+def test_a_second_algorithm_begins_anew_and_other_tasks_are_refused() -> None:
+    sampler = LearningProgressSampler(TASKS)
+    with config(sampler).build() as algo:
+        algo.train()
+        state = sampler.get_state()
+    assert np.isfinite(sampler.averages).any() and sampler.num_draws == 1
+    with config(sampler).build():
+        assert np.isnan(sampler.averages).all() and sampler.num_draws == 0 and sampler.playing == {}
+    with pytest.raises(ConfigError, match=r"is of the tasks \['1', '10', '100'\], not \['1', '10', '7'\]"):
+        LearningProgressSampler([1, 10, 7]).set_state(state)
+
+
+def test_episodes_of_the_evaluation_have_their_own_task() -> None:
+    made = config(LearningProgressSampler(TASKS)).evaluation(evaluation_interval=1, evaluation_duration=2)
+    with made.build() as algo:
+        result = algo.train()
+    assert result["evaluation"]["env_runners"]["episode_return_mean"] == 0.0
+    assert sum(found["num_episodes"] for found in result["env_runners"]["by_task"].values()) == 16
+
+
 def test_probabilities_follow_the_distance_of_two_averages() -> None:
     sampler = LearningProgressSampler(TASKS, fast=0.5, slow=0.1, even=0.25)
     assert sampler.probabilities.tolist() == [1 / 3] * 3  # nothing is known

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from corral import Algorithm, PPOConfig
@@ -92,6 +94,11 @@ def test_patience_counts_iterations_in_a_row() -> None:
     assert followed(curriculum, [result(value, 0) for value in values]) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
 
 
+def test_thresholds_may_be_an_array() -> None:
+    curriculum = ThresholdCurriculum("abc", np.array([2.0, 3.0]), metric="loss")  # type: ignore[arg-type]
+    assert followed(curriculum, [result(value, 0) for value in (1.0, 2.5, 2.5, 3.5)]) == [0, 1, 1, 2]
+
+
 def test_a_mean_over_episodes_of_the_task_before_does_not_count() -> None:
     curriculum = ThresholdCurriculum("abcd", 1.0)
     # After a change, 10 episodes are averaged, and 2 of the sub-envs were still at the task before.
@@ -144,6 +151,29 @@ def test_it_continues_from_a_checkpoint(tmp_path: Path) -> None:
         algo.restore_from_path(tmp_path / "saved")
         assert algo.get_state()["callbacks"] == expected and restored.index == 1
         assert tasks(algo) == [[2, 2]] * 2
+
+
+def test_tasks_that_no_checkpoint_can_hold_are_set_again(tmp_path: Path) -> None:
+    made = config(ThresholdCurriculum([Fraction(1), Fraction(2), Fraction(7)], [1.0, 5.0]))
+    with made.build() as algo:
+        algo.train()
+        algo.save(tmp_path / "saved")
+    with made.build() as algo:
+        algo.restore_from_path(tmp_path / "saved")
+        assert tasks(algo) == [[2, 2]]
+
+
+def test_a_second_algorithm_begins_with_the_first_task() -> None:
+    made = config(ThresholdCurriculum([1, 2, 7], [1.0, 5.0]))
+    for _ in range(2):
+        with made.build() as algo:
+            assert tasks(algo) == [[1, 1]]
+            assert algo.train()["curriculum"]["task_index"] == 1
+
+
+def test_a_state_of_more_tasks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="task with index 2, and there are 2 tasks"):
+        ThresholdCurriculum([1, 2], 1.0).set_state({"index": 2, "num_reached": 0, "num_episodes_before": 0})
 
 
 @pytest.mark.parametrize(

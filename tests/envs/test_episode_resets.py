@@ -184,6 +184,21 @@ def test_an_episode_that_breaks_has_the_index_of_the_one_that_it_replaces(
     assert [seed for seed, *_ in noted(runner)[0]] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("vectorization", VECTORIZATIONS)
+def test_a_replaced_sub_env_knows_the_iteration(make_runner: MakeRunner, vectorization: str) -> None:
+    runner = make_runner(
+        NotedEnv,
+        vectorization=vectorization,
+        env_config={"fails": [5], "counts": {}},
+        disable_env_checking=True,
+        restart_failed_sub_environments=True,
+        env_reset_fn=lambda training_iteration: {"options": {"iteration": training_iteration}},
+    )
+    runner.collect(SampleRequest(num_timesteps=11, training_iteration=7))
+    assert runner.num_sub_env_restarts == 1
+    assert [options for _, options, _ in noted(runner)[0]] == [{"iteration": 7}] * 3
+
+
 def test_a_native_vector_env_gives_way_to_single_envs(make_runner: MakeRunner) -> None:
     runner = make_runner("CartPole-v1", num_envs=2, env_reset_fn=fixed)
     rollout = runner.sample(num_timesteps=2)
@@ -267,3 +282,37 @@ def test_episodes_are_counted_on_in_a_replaced_runner_and_after_a_failure(
         runner.sample(num_timesteps=20)
     runner.sample(num_timesteps=2)
     assert [seeds[-1][0] % 10 >= count for seeds, count in zip(noted(runner), counts, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("vectorization", VECTORIZATIONS)
+def test_user_code_is_given_the_env_that_it_made(make_runner: MakeRunner, vectorization: str) -> None:
+    given: list[Any] = []
+
+    def choose(train_results: Any, task_settable_env: Any, env_ctx: Any) -> Any:
+        task_settable_env.noted = [type(task_settable_env).__name__]
+
+    callbacks: dict[str, Any] = (
+        {}
+        if vectorization == "async"
+        else {
+            "on_sub_environment_created": lambda sub_environment: given.append(sub_environment),
+            "on_episode_start": lambda sub_environment: given.append(sub_environment),
+        }
+    )
+    runner = make_runner(
+        NotedEnv,
+        num_envs=2,
+        vectorization=vectorization,
+        disable_env_checking=True,
+        env_task_fn=choose,
+        env_reset_fn=lambda: None,
+        **callbacks,
+    )
+    runner.sample(num_timesteps=2)
+    assert all(type(env) is NotedEnv for env in given)
+    runner.choose_tasks({})
+    assert noted(runner) == [["NotedEnv"]] * 2
+    runner.foreach_env(lambda env: setattr(env, "task", "hard"))
+    assert runner.host.get_tasks() == ["hard"] * 2
+    runner.env.set_attr("task", ["soft", "loose"])  # type: ignore[attr-defined]
+    assert runner.host.get_tasks() == ["soft", "loose"]

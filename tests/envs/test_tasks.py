@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from corral import Algorithm, PPOConfig, TaskSettableEnv
@@ -129,6 +130,77 @@ def test_none_keeps_the_task_and_the_same_task_is_not_set_again() -> None:
         assert levels(algo) == [[0, 3]]
 
 
+class Described(Levels):
+    """A task is a dict, which the env gives away."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.level, self.given = {"size": 1}, []
+
+    def set_task(self, task: Any) -> None:
+        self.given.append(task)
+        self.level = task
+
+
+def test_a_task_that_the_function_changes_in_place_is_set() -> None:
+    def grow(train_results: Any, task_settable_env: Any, env_ctx: Any) -> Any:
+        task = task_settable_env.get_task()
+        task["size"] += 1
+        return task
+
+    with config(Described, env_task_fn=grow).build() as algo:
+        algo.train()
+        assert algo.env_runner_group.foreach_env(lambda env: env.given) == [[[{"size": 2}]] * 2]
+
+
+def test_tasks_of_arrays_that_are_equal_are_not_set_again() -> None:
+    def fixed(train_results: Any, task_settable_env: Any, env_ctx: Any) -> Any:
+        return {"goal": np.array([1.0, 2.0])}
+
+    with config(Described, env_task_fn=fixed).build() as algo:
+        for _ in range(3):
+            algo.train()
+        assert algo.env_runner_group.foreach_env(lambda env: len(env.given)) == [[1, 1]]
+
+
+def test_sub_envs_and_states_have_tasks_of_their_own() -> None:
+    task = {"size": 1}
+    with config(Described, env_task_fn=None).build() as algo:
+        algo.env_runner_group.foreach_env_runner("set_tasks", kwargs={"tasks": [task]})
+        state = algo.get_state()
+        algo.env_runner_group.foreach_env(lambda env: env.level.update(size=env.level["size"] + 1))
+        assert levels(algo) == [[{"size": 2}] * 2] and task == {"size": 1}
+        for _ in range(2):
+            algo.set_state(state)
+            assert levels(algo) == [[{"size": 1}] * 2]
+            algo.env_runner_group.foreach_env(lambda env: env.level.update(size=3))
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_sub_env_that_fails_wholly_keeps_its_last_known_task(vectorization: str) -> None:
+    class Gone(Levels):
+        num_steps = 0
+
+        def get_task(self) -> Any:
+            if self.num_steps < 0:
+                raise OSError("the simulator is gone")
+            return super().get_task()
+
+        def step(self, action: Any) -> Any:
+            self.num_steps += 1
+            if self.num_steps == 5:
+                self.num_steps = -100
+            self.get_task()
+            return super().step(action)
+
+    made = config(Gone, env_task_fn=None).fault_tolerance(restart_failed_sub_environments=True)
+    with made.env_runners(vectorization=vectorization).build() as algo:  # type: ignore[arg-type]
+        algo.env_runner_group.foreach_env_runner("set_tasks", kwargs={"tasks": [7, 8]})
+        algo.train()
+        assert algo.env_runner_group.num_sub_environment_restarts >= 2
+        assert levels(algo) == [[7, 8]]
+
+
 def test_an_env_without_tasks_is_refused_at_build() -> None:
     with pytest.raises(ConfigError, match=r"env 'CountingEnv' takes none: define get_task\(\) and set_task\(task\)"):
         config(CountingEnv).build()
@@ -165,6 +237,13 @@ def test_a_native_vector_env_gives_way_to_single_envs() -> None:
     with config("CartPole-v1", wrappers=[Tasks]).build() as algo:
         algo.train()
         assert levels(algo) == [[1, 1]]
+
+
+def test_a_function_of_the_iteration_is_given_the_finished_ones() -> None:
+    with config(env_task_fn=None, env_reset_fn=lambda training_iteration: {"task": training_iteration}).build() as algo:
+        for iteration in range(3):
+            algo.train()
+            assert levels(algo) == [[iteration] * 2]
 
 
 def test_evaluation_runners_choose_no_tasks() -> None:

@@ -18,6 +18,7 @@ from corral.errors import EnvError
 from corral.metrics.timers import Timers
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
+from corral.runners.runner_state import get_runner_state, set_runner_state, undo_runner_state
 from corral.testing import CountingEnv
 from handmade import MakeRunner
 
@@ -163,6 +164,49 @@ def test_calls_during_a_restart_are_made_before_the_runner_samples() -> None:
         assert see(group) == [[(4, 3)] * 2] * 2
 
 
+@pytest.mark.parametrize("how", ["late", "never fetched"])
+def test_calls_whose_results_nobody_waits_for_count(how: str) -> None:
+    def change(env: Any) -> None:
+        time.sleep(0.05)
+        env.set_task(3)
+
+    with started("process") as group:
+        kill(group, 2)
+        if how == "late":
+            assert group.foreach_env(change, timeout_seconds=0.0) == []
+        else:
+            group.foreach_env_runner_async("foreach_env", kwargs={"fn": change})
+        group.foreach_env(lambda env: None, remote_worker_ids=[1])  # after the late call
+        group.restore_runners()
+        kill(group, 1)
+        await_all(group)
+        assert see(group) == [[(4, 3)] * 2] * 2
+
+
+def test_a_busy_runner_chooses_its_tasks_after_its_fragment(tmp_path: Path) -> None:
+    class Gated(SizedEnv):
+        def __init__(self, config: Any = None) -> None:
+            super().__init__(config)
+            self.open_at_s = time.monotonic() + (10 if config.worker_index == 2 else 0)
+
+        def step(self, action: Any, gate: Path = tmp_path / "gate") -> Any:
+            while not gate.exists() and time.monotonic() < self.open_at_s:
+                time.sleep(0.01)
+            return super().step(action)
+
+    def count(train_results: Any, task_settable_env: Any, env_ctx: Any) -> Any:
+        return task_settable_env.get_task() + train_results["step"]
+
+    with started("process", env=Gated, env_task_fn=count) as group:
+        group.sample_async(SampleRequest(num_timesteps=4))
+        group.choose_tasks({"step": 1})
+        group.choose_tasks({"step": 2})
+        assert not group._runners[2].sampling.future.done()  # type: ignore[union-attr]
+        assert group.foreach_env(lambda env: env.task, remote_worker_ids=[1]) == [[3, 3]]
+        (tmp_path / "gate").touch()
+        assert group.foreach_env(lambda env: env.task) == [[3, 3]] * 2
+
+
 def test_a_chosen_runner_only() -> None:
     with started("local") as group:
         kill(group, 2)
@@ -186,6 +230,15 @@ class TestMakeEnv:
         runner.make_env()
         replacement.set_state(runner.get_state())
         assert replacement.foreach_env(lambda env: env.size) == [9]
+
+    def test_settings_apply_when_the_envs_are_made(self, make_runner: MakeRunner) -> None:
+        runner = make_runner(SizedEnv, env_config={"size": 5})
+        runner.config.environment(env_reset_fn=lambda: {"task": 3})
+        runner.sample(num_timesteps=4)
+        assert runner.foreach_env(lambda env: env.task) == [0] and runner.get_state()["num_episodes"] is None
+        runner.make_env()
+        runner.sample(num_timesteps=4)
+        assert runner.foreach_env(lambda env: env.task) == [3]
 
     def test_other_settings_cannot_change_in_a_runner(self, make_runner: MakeRunner) -> None:
         config = make_runner(SizedEnv).config
@@ -242,3 +295,57 @@ def test_sampling_waits_for_missed_calls() -> None:
         while group.num_healthy_remote_workers < 2 and time.monotonic() < deadline_s:
             group.sample(SampleRequest(num_timesteps=4), Timers())
         assert see(group) == [[(4, 3)] * 2] * 2
+
+
+class Saved(SizedEnv):
+    """Continues from a state, in which the task is not."""
+
+    def get_state(self) -> Any:
+        return {name: value for name, value in super().get_state().items() if name != "task"}
+
+
+class TestState:
+    @pytest.mark.parametrize("env", [Saved, SizedEnv])
+    def test_a_state_that_is_undone_leaves_the_tasks_of_before(self, make_runner: MakeRunner, env: Any) -> None:
+        runner, other = (make_runner(env, num_envs=2) for _ in range(2))
+        for changed, task in ((runner, 1), (other, 5)):
+            changed.set_tasks([task])
+            changed.sample(num_timesteps=4)
+        set_runner_state(runner, get_runner_state(other))
+        assert runner.foreach_env(lambda env: env.task) == [5, 5]
+        undo_runner_state(runner)
+        assert runner.foreach_env(lambda env: env.task) == [1, 1] == runner.host.get_tasks()
+
+    def test_envs_that_continue_have_the_tasks_of_the_state(self, make_runner: MakeRunner) -> None:
+        settings = {"env_reset_fn": lambda training_iteration: {"task": training_iteration}, "num_envs": 2}
+        runner, other = (make_runner(Saved, **settings) for _ in range(2))
+        runner.collect(SampleRequest(num_timesteps=4, training_iteration=7))
+        set_runner_state(other, get_runner_state(runner))
+        assert other.foreach_env(lambda env: env.task) == [7, 7]
+
+    def test_envs_are_made_with_the_settings_of_the_state(self, make_runner: MakeRunner) -> None:
+        runner, other = (make_runner(SizedEnv, num_envs=2) for _ in range(2))
+        grow(runner)
+        set_runner_state(other, get_runner_state(runner))
+        assert other.foreach_env(lambda env: env.size) == [8, 8]
+        undo_runner_state(other)
+        assert other.foreach_env(lambda env: env.size) == [4, 4]
+
+    def test_a_runner_that_is_down_keeps_its_tasks_and_its_number_of_episodes(self) -> None:
+        with started("local", env_reset_fn=lambda: None) as group:
+            group.foreach_env(lambda env: env.set_task(6))
+            group.sample(SampleRequest(num_timesteps=40), Timers())
+            expected = group.foreach_env_runner(lambda runner: runner.host.get_num_episodes())
+            assert min(expected[0]) > 1
+            kill(group, 1)
+            state = group.get_state()
+            assert state["runners"][0]["env"]["envs"] is None
+        for is_killed in (False, True):  # before it has told its state
+            with started("local", env_reset_fn=lambda: None) as group:
+                group.set_state(state)
+                group.finish_set_state()
+                if is_killed:
+                    kill(group, 1)
+                    await_all(group)
+                assert see(group) == [[(4, 6)] * 2] * 2
+                assert group.foreach_env_runner(lambda runner: runner.host.get_num_episodes())[0] == expected[0]

@@ -58,9 +58,13 @@ def check_parts(state: Any, names: Iterable[str], what: str, error: type[Excepti
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal; values that cannot tell, such as lists of arrays, are not."""
+    """Return whether two values are equal, as arrays and in dicts, lists and tuples too; if they cannot tell, no."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if type(one) in (list, tuple) and type(one) is type(other):
+        return len(one) == len(other) and all(map(is_same, one, other))
     try:
-        return one is other or bool(one == other)
+        return one is other or bool(np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other)
     except Exception:
         return False
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.callbacks.callback import Callback
+from corral.core.plain import is_same
 from corral.curriculum.shares import log_shares
 from corral.episodes.rollout import episode_statistics
 from corral.errors import ConfigError
@@ -47,6 +48,9 @@ class LearningProgressSampler(Callback):
                 f"{len(self.tasks)} tasks, slow={slow}, fast={fast} and even={even}."
             )
         self.names = [str(task) for task in self.tasks]
+        self._begin()
+
+    def _begin(self) -> None:
         self.averages = np.full((2, len(self.tasks)), np.nan)  # fast and slow
         self.num_draws = 0
         self.playing: dict[int, list[int]] = {}  # by runner: the task of the running episode of each sub-env
@@ -61,7 +65,8 @@ class LearningProgressSampler(Callback):
         return even if most == 0 else (1 - self.even) * progress / progress.sum() + self.even * even
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """Draw the first tasks."""
+        """Draw the first tasks; an algorithm that was built before with this instance does not count."""
+        self._begin()
         self._draw(algorithm)
 
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
@@ -77,12 +82,13 @@ class LearningProgressSampler(Callback):
         if samples.continues and samples.num_rows:  # a sub-env that the first row only reset began an episode there
             before = self.playing.get(env_runner.worker_index, now)
             playing = np.where(samples.valid[0], before, now).tolist()
+        for row, env_index in samples.broken:  # the sub-env was replaced, and began an episode
+            if not samples.done[:row, env_index].any():
+                playing[env_index] = now[env_index]
         returns: list[list[float]] = [[] for _ in self.tasks]
         ended, _ = episode_statistics(samples, samples.carry)
         for env_index, episode_return in zip(ended.env_indices.tolist(), ended.returns.tolist(), strict=True):
             returns[playing[env_index]].append(episode_return)
-            playing[env_index] = now[env_index]
-        for _, env_index in samples.broken:  # the sub-env was replaced, and began an episode
             playing[env_index] = now[env_index]
         self.playing[env_runner.worker_index] = playing
         for name, values in zip(self.names, returns, strict=True):
@@ -114,16 +120,24 @@ class LearningProgressSampler(Callback):
         algorithm.env_runner_group.foreach_env_runner(draw)
 
     def _index_of(self, task: Any) -> int:
-        if task not in self.tasks:
-            raise ConfigError(f"LearningProgressSampler: get_task() returned {task!r:.80}, which is none of its tasks.")
-        return self.tasks.index(task)
+        for index, known in enumerate(self.tasks):
+            if is_same(task, known):
+                return index
+        raise ConfigError(f"LearningProgressSampler: get_task() returned {task!r:.80}, which is none of its tasks.")
 
     def get_state(self) -> dict[str, Any]:
         """Return the averages, the number of draws, and the tasks of running episodes."""
         playing = {index: list(tasks) for index, tasks in self.playing.items()}
-        return {"averages": self.averages.copy(), "num_draws": self.num_draws, "playing": playing}
+        averages = self.averages.copy()
+        return {"tasks": list(self.names), "averages": averages, "num_draws": self.num_draws, "playing": playing}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of `get_state`."""
+        """Continue from a state of `get_state`.
+
+        Raises:
+            ConfigError: The state is of other tasks.
+        """
+        if state["tasks"] != self.names:
+            raise ConfigError(f"LearningProgressSampler: the state is of the tasks {state['tasks']}, not {self.names}.")
         self.averages, self.num_draws = state["averages"].copy(), state["num_draws"]
         self.playing = {index: list(tasks) for index, tasks in state["playing"].items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from corral.callbacks.callback import Callback
 from corral.curriculum.shares import log_shares
 from corral.errors import ConfigError, nearest
@@ -41,17 +43,21 @@ class ThresholdCurriculum(Callback):
     ) -> None:
         """Begin with the first task."""
         self.tasks, self.metric, self.patience = list(tasks), metric, patience
-        several = isinstance(thresholds, Sequence)
-        self.thresholds = list(thresholds) if isinstance(thresholds, Sequence) else [thresholds] * (len(tasks) - 1)
-        if not self.tasks or patience < 1 or (several and len(self.thresholds) != len(self.tasks) - 1):
+        several, num_changes = np.ndim(thresholds) > 0, len(self.tasks) - 1
+        self.thresholds = np.ravel(thresholds).tolist() * (1 if several else num_changes)
+        if not self.tasks or patience < 1 or (several and len(self.thresholds) != num_changes):
             raise ConfigError(
                 f"ThresholdCurriculum: {len(self.tasks)} tasks need as many thresholds less one, or one number, and a "
                 f"patience of at least 1; got {thresholds!r} and patience={patience}."
             )
+        self._begin()
+
+    def _begin(self) -> None:
         self.index, self.num_reached, self.num_episodes_before = 0, 0, 0
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """Set the first task."""
+        """Set the first task; an algorithm that was built before with this instance does not count."""
+        self._begin()
         self._set_task(algorithm)
 
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
@@ -92,5 +98,14 @@ class ThresholdCurriculum(Callback):
         return {name: getattr(self, name) for name in ("index", "num_reached", "num_episodes_before")}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of `get_state`."""
+        """Continue from a state of `get_state`.
+
+        Raises:
+            ConfigError: There is no task with the index of the state.
+        """
+        if state["index"] >= len(self.tasks):
+            raise ConfigError(
+                f"ThresholdCurriculum: the state is at the task with index {state['index']}, and there are "
+                f"{len(self.tasks)} tasks: give the tasks of the run, and further ones after them."
+            )
         vars(self).update(state)

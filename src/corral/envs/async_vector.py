@@ -169,11 +169,13 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
             with self._timer.installed():
                 return self._timer.call(function, *args, **kwargs)
 
-    def renew(self, seed: int) -> tuple[Any, ...]:
+    def renew(self, seed: int, known_task: bytes) -> tuple[Any, ...]:
         """Restart the env; return its first observation and info, or a tuple with only the exception."""
         try:
             with _portable_errors():
-                self.env, obs, info = restart_env(self.env, self._make, seed=seed, call=self._call)
+                self.env, obs, info = restart_env(
+                    self.env, self._make, seed=seed, call=self._call, known_task=cloudpickle.loads(known_task)
+                )
         except Exception as error:
             error.add_note("".join(traceback.format_exception(error)))
             return (error,)
@@ -423,7 +425,8 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):  # generic only since Gymnasium
             failures[-1].add_note(f"In the process of sub-env {i}:\n{trace}")
         arguments: list[Sequence[Any] | None] = [None] * self.num_envs
         for failure in failures:
-            arguments[failure.env_index] = (self._restarts.next_seed(),)
+            known_task = self._restarts.known_task(failure.env_index)
+            arguments[failure.env_index] = (self._restarts.next_seed(), cloudpickle.dumps(known_task))
         limit_s = None if self._limits.step_timeout_s is None else self._limits.start_timeout_s
         try:
             answers = self._call_each("renew", arguments, limit_s)

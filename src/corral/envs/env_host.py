@@ -18,10 +18,18 @@ from numpy.typing import NDArray
 from corral.core.plain import is_plain, is_same
 from corral.core.seeding import get_global_rngs, get_seeds, make_seeds, set_global_rngs
 from corral.core.spaces import module_observation_space, space_kinds, space_tree
-from corral.core.tree import Tree, map_tree
+from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.env_state import check_env_state, continues, get_env_state, set_env_state, set_surroundings
-from corral.envs.episode_resets import EpisodeReset, EpisodeResets, count_episodes, fill_queue, note_iteration
+from corral.envs.episode_resets import (
+    EpisodeReset,
+    EpisodeResets,
+    call_inside,
+    count_episodes,
+    fill_queue,
+    inside,
+    note_iteration,
+)
 from corral.envs.masked_resets import MaskedResets, infos_by_env
 from corral.envs.step_timeout import StepTimer, can_interrupt, require_signals, sampling
 from corral.envs.sub_envs import (
@@ -131,6 +139,7 @@ class EnvHost:
         self._seeds_of_env = get_seeds(self._seeds)
         self._reset_seed: int | None = self._next_seed()
         self._restarting = None
+        self._reset_fn, self._chooses_resets = config.env_reset_fn, config.chooses_resets
         self._context = EnvContext(config.env_config, self._worker_index, config.num_env_runners)
         self.env = make_vector_env(
             config.env,
@@ -140,7 +149,7 @@ class EnvHost:
             vectorization=config.vectorization,
             autoreset_mode=config.autoreset_mode,
             wrappers=config.wrappers,
-            outermost=partial(EpisodeResets, reset_fn=config.env_reset_fn) if config.chooses_resets else None,
+            outermost=partial(EpisodeResets, reset_fn=self._reset_fn) if self._chooses_resets else None,
             check=not config.disable_env_checking,
             seed=self._reset_seed,
             needs_sub_envs=self._needs_sub_envs or config.env_task_fn is not None,
@@ -227,10 +236,10 @@ class EnvHost:
     def sub_env(self, env_index: int) -> Any:
         """Return a sub-env with its wrappers, or `None` if it is not an object in this process."""
         sub_envs = self._sub_envs()
-        return sub_envs[env_index] if sub_envs else None
+        return inside(sub_envs[env_index]) if sub_envs else None
 
     def _announce_sub_env(self, env_index: int, sub_env: Any) -> None:
-        self._sub_env_created(sub_env, self._context.at(env_index), env_index)
+        self._sub_env_created(inside(sub_env), self._context.at(env_index), env_index)
 
     # Stepping.
 
@@ -271,7 +280,7 @@ class EnvHost:
             EnvError: The env raised an exception, or took too long.
             SampleError: There are reset arguments, and the sub-envs were made without the wrapper that takes them.
         """
-        if resets is not None and not self._config.chooses_resets:
+        if resets is not None and not self._chooses_resets:
             raise SampleError(
                 f"env {self.name!r}: a request for samples gives the arguments of each reset, and the config says "
                 "nothing of it: set env_reset_fn, or for evaluation evaluation_seeds or evaluation_tasks."
@@ -279,7 +288,7 @@ class EnvHost:
         try:
             if self._restarting is not None:
                 self._begin_again(self._restarting)
-            if self._config.chooses_resets:
+            if self._chooses_resets:
                 queues = [list(resets or ())[i :: self.num_envs] for i in range(self.num_envs)]
                 self._foreach_lane(fill_queue, queues)
             obs, infos = self._reset(self._reset_seed)
@@ -295,19 +304,19 @@ class EnvHost:
 
     def note_iteration(self, training_iteration: int | None) -> None:
         """Tell the sub-envs how many iterations the algorithm has finished, where `env_reset_fn` may ask for it."""
-        if self._config.env_reset_fn is not None and training_iteration not in (None, self._iteration):
+        if self._reset_fn is not None and training_iteration not in (None, self._iteration):
             self._foreach_lane(note_iteration, [training_iteration] * self.num_envs)
             self._iteration = training_iteration
 
     def get_num_episodes(self) -> list[int] | None:
         """Return how many episodes began in each sub-env, where `env_reset_fn` is told so; otherwise `None`."""
-        if self._config.env_reset_fn is not None and not self.is_broken:
+        if self._reset_fn is not None and not self.is_broken:
             self._num_episodes = self._foreach_lane(count_episodes, [None] * self.num_envs)
         return self._num_episodes
 
     def set_num_episodes(self, numbers: Sequence[int] | None) -> None:
         """Let `env_reset_fn` count from these numbers on; see `get_num_episodes`."""
-        if numbers is not None and self._config.env_reset_fn is not None and len(numbers) == self.num_envs:
+        if numbers is not None and self._reset_fn is not None and len(numbers) == self.num_envs:
             self._num_episodes = self._foreach_lane(count_episodes, numbers)
 
     def _foreach_lane(self, fn: Callable[..., Any], each: Sequence[Any]) -> list[Any]:
@@ -385,7 +394,7 @@ class EnvHost:
 
     def foreach(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Return `fn(sub_env)` for each sub-env, called in the process of the sub-env; see `foreach_sub_env`."""
-        results = foreach_sub_env(self.env, self.name, fn)
+        results = foreach_sub_env(self.env, self.name, partial(call_inside, fn))
         self.get_tasks()
         return results
 
@@ -395,14 +404,14 @@ class EnvHost:
         Raises:
             CallbackError: `env_task_fn` raised an exception.
         """
-        choose = partial(choose_task, self._config.env_task_fn, train_results)
+        choose = partial(call_inside, partial(choose_task, self._config.env_task_fn, train_results))
         foreach_sub_env(self.env, self.name, choose, [self._context.at(i) for i in range(self.num_envs)])
         self.get_tasks()
 
     def get_tasks(self) -> list[Any] | None:
         """Return the result of `get_task` of each sub-env, or `None` if the sub-envs have no tasks."""
         if self._takes_tasks and not self.is_broken:
-            self._tasks = known_tasks(self.env, self._tasks)
+            self._tasks = self.restarts.known_tasks = known_tasks(self.env, self._tasks)
         return self._tasks
 
     def set_tasks(self, tasks: Sequence[Any] | None, *, needed: bool = False) -> None:
@@ -417,7 +426,8 @@ class EnvHost:
                 "corral.TaskSettableEnv has them, or in a wrapper of each sub-env; a vector env without sub-envs that "
                 "can be reached needs vectorization='sync'."
             )
-        self._tasks = [tasks[i % len(tasks)] for i in range(self.num_envs)] if tasks else None
+        self._tasks = [copy_nested(tasks[i % len(tasks)]) for i in range(self.num_envs)] if tasks else None
+        self.restarts.known_tasks = self._tasks
         self._give_tasks()
 
     def _give_tasks(self) -> None:
@@ -480,6 +490,7 @@ class EnvHost:
             "restarts": self.restarts.get_state(),
             "env_config": self._plain_env_config(),
             "tasks": self._plain_tasks(),
+            "num_episodes": self.get_num_episodes(),
             "same_step": self.is_same_step,
             "envs": envs,
         }
@@ -521,7 +532,7 @@ class EnvHost:
         """Check that a state is whole, without changing anything; raise what the damaged part raises."""
         make_seeds(state["seeds"]).spawn(1)
         copy.copy(self.restarts).set_state(state["restarts"])
-        int(state["num_rows"] + (state["reset_seed"] or 0))
+        int(state["num_rows"] + (state["reset_seed"] or 0) + sum(state.get("num_episodes") or ()))
         if state["tasks"] is not None and not state["tasks"]:
             raise CheckpointError(f"env {self.name!r}: the list of tasks in the state is empty.")
         if not isinstance(state.get("env_config"), dict | None):
@@ -544,6 +555,7 @@ class EnvHost:
             Exception: Exception of `set_state` of an env.
         """
         self._close_replaced()
+        self.get_tasks()
         before, restarts, seeds_before = dict(vars(self)), self.restarts.get_state(), get_seeds(self._seeds)
         settings, env_config = self.changed_settings, state.get("env_config")
         kept = {name: value for name, value in settings.items() if name != "env_config"}
@@ -558,14 +570,13 @@ class EnvHost:
             self.restarts.set_state(restarts)
             if is_replaced:
                 self._seeds = make_seeds(seeds_before)
-            if is_replaced or not continuing:
                 return
-            if envs_before is None:  # they were not reset yet, and the same seeds make them again
+            if continuing and envs_before is None:  # they were not reset yet, and the same seeds make them again
                 self._seeds = make_seeds(self._seeds_of_env)
                 self.make()
-                return
-            self._each(_set_env_state, envs_before)
-            self._resume(resets_next[1])
+            self._give_tasks()
+            if continuing and envs_before is not None:
+                self._continue(envs_before, resets_next[1])
 
         self._undo = undo
         if is_replaced:
@@ -578,6 +589,7 @@ class EnvHost:
         if state["tasks"] is not None:
             self.set_tasks(state["tasks"])
         self._seeds, self._reset_seed, self._restarting = seeds, None, None
+        self.set_num_episodes(state.get("num_episodes"))
         if state["envs"] is None:
             self._reset_seed = self._next_seed() if state["reset_seed"] is None else int(state["reset_seed"])
             return state["reset_seed"] is not None
@@ -586,8 +598,7 @@ class EnvHost:
             return False
         self._reset_seed = self._next_seed()
         self.reset()  # so that wrappers and processes are ready; everything that it changes is then set
-        self._each(_set_env_state, state["envs"])
-        self._resume(resets_next[0])
+        self._continue(state["envs"], resets_next[0])
         self._seeds = make_seeds(state["seeds"])  # envs that continue draw no seed
         return True
 
@@ -598,7 +609,11 @@ class EnvHost:
         except Exception:
             return None
 
-    def _resume(self, resets_next: NDArray[np.bool_]) -> None:
+    def _continue(self, states: Sequence[Mapping[str, Any]], resets_next: NDArray[np.bool_]) -> None:
+        """Let the envs, which were just reset, continue from states."""
+        self._each(_set_env_state, states)
+        if self._reset_fn is not None:  # the reset may have set other tasks
+            self._give_tasks()
         if isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv)) and not self.is_same_step:
             self.env.resume(resets_next)
 

@@ -89,6 +89,10 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
             raise AttributeError(name)
         return getattr(self.env, name)
 
+    def set_wrapper_attr(self, name: str, value: Any, **kwargs: Any) -> bool:
+        """Set an attribute of the wrapped env, where reading it finds it."""
+        return bool(self.env.set_wrapper_attr(name, value, **kwargs))
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the next episode, with its own arguments where it has any.
 
@@ -199,6 +203,16 @@ def reset_fn_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 # Functions that are called in the process of a sub-env, which may be this one.
+
+
+def inside(env: Any) -> Any:
+    """Return the sub-env as the user made it, which user code is given: what it writes must not stay in the wrapper."""
+    return env.env if isinstance(env, EpisodeResets) else env
+
+
+def call_inside(fn: Callable[..., Any], env: Any, *args: Any) -> Any:
+    """Return `fn(sub_env, *args)` with the sub-env as the user made it."""
+    return fn(inside(env), *args)
 
 
 def fill_queue(env: gym.Env[Any, Any], resets: Iterable[EpisodeReset]) -> None:

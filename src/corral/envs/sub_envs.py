@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
+from corral.core.tree import copy_nested
 from corral.envs.checks import check_obs
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.step_timeout import StepOverdue, StepTimer, limited
@@ -53,6 +54,7 @@ class Restarts:
 
     Attributes:
         num_restarts: Restarts of sub-envs so far.
+        known_tasks: Last known tasks of the sub-envs, or `None` if they have none.
     """
 
     def __init__(
@@ -67,7 +69,12 @@ class Restarts:
         self.call = call_directly if timer is None else timer.call
         self.paused: Callable[[], AbstractContextManager[None]] = nullcontext if timer is None else timer.paused
         self.num_restarts = 0
+        self.known_tasks: Sequence[Any] | None = None
         self._latest: dict[int, tuple[int, int]] = {}  # row of the sub-env's latest failure, and how many in a row
+
+    def known_task(self, env_index: int) -> Any:
+        """Return the last known task of a sub-env, or `None`."""
+        return self.known_tasks[env_index] if self.known_tasks else None
 
     def get_state(self) -> dict[str, Any]:
         """Return the counts."""
@@ -119,6 +126,7 @@ def restart_env(
     seed: int,
     call: Callable[..., Any] = call_directly,
     created: Callable[[gym.Env[Any, Any]], None] = lambda env: None,
+    known_task: Any = None,
 ) -> tuple[gym.Env[Any, Any], Any, dict[str, Any]]:
     """Replace a failed sub-env: close it, make a new one, give the new one the same task, and reset it.
 
@@ -130,6 +138,7 @@ def restart_env(
         seed: Seed of the first reset; further attempts use the next numbers.
         call: Function that calls the methods of the env, within a time limit if there is one.
         created: Function that is called with the new sub-env before its reset.
+        known_task: Last known task of the old sub-env, in case it cannot return its task any more.
 
     Returns:
         The new sub-env, and the observation and info of its reset.
@@ -138,6 +147,7 @@ def restart_env(
         Exception: Exception of the last attempt.
     """
     task = _quietly("return its task", call, task_of, old)
+    task = known_task if task is None else task
     _quietly("be closed", call, old.close)
     for attempt in range(MAX_FAILURES):
         new = None
@@ -258,7 +268,7 @@ def known_tasks(env: VectorEnv[Any, Any, Any], before: list[Any] | None) -> list
     """Return the tasks of all sub-envs, or the tasks known before, if the sub-envs fail to answer."""
     try:
         with limited(CLOSE_LIMIT_S, "the limit of get_task()"):
-            return foreach_sub_env(env, "", task_of)
+            return [copy_nested(task) for task in foreach_sub_env(env, "", task_of)]  # an env may change its task
     except Exception:
         log.warning("The sub-envs of a vector env that failed could not return their tasks.", exc_info=True)
         return before

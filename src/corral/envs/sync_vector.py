@@ -143,7 +143,12 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
             try:
                 seed = restarts.next_seed()
                 _, env_obs, info = restart_env(
-                    self.envs[i], partial(make, i), seed=seed, call=restarts.call, created=created
+                    self.envs[i],
+                    partial(make, i),
+                    seed=seed,
+                    call=restarts.call,
+                    created=created,
+                    known_task=restarts.known_task(i),
                 )
             except CallbackError:
                 raise

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 
 from corral.core.plain import is_same
+from corral.core.tree import copy_nested
 from corral.errors import CallbackError
 
 
@@ -56,10 +57,11 @@ def choose_task(fn: Callable[..., Any], train_results: Mapping[str, Any], env: g
     settable: Any = env
     while not hasattr(settable, "get_task"):  # wrappers of Gymnasium do not have the attributes of the env inside
         settable = settable.env
+    before = copy_nested(settable.get_task())  # the function may change the task in place, and return it
     try:
         task = fn(train_results, settable, context)
     except Exception as error:
         where = f"sub-env {context.vector_index} of runner {context.worker_index}"
         raise CallbackError(f"env_task_fn, {where}: {type(error).__name__}: {error}") from error
-    if not is_same(task, task_of(env)):
+    if not is_same(task, before):
         set_task(env, task)

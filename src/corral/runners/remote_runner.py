@@ -326,6 +326,8 @@ class RemoteRunner:
             self.state["environment"] = {"env_config": state["env"]["env_config"]}
         if state["env"]["tasks"] is not None:
             self.state["tasks"] = state["env"]["tasks"]
+        if state["env"].get("num_episodes") is not None:
+            self.state["num_episodes"] = state["env"]["num_episodes"]
 
     def call(self, round_of_calls: RoundOfCalls) -> PendingUserCall:
         """Call a method of the runner by name, or a function with the runner."""

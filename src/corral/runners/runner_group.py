@@ -96,6 +96,7 @@ class EnvRunnerGroup:
         self._logged: list[tuple[int, Parts, dict[str, float]]] = []
         self._embedded_call: PendingSample | None = None  # of `ask`, until `take_replies`
         self._calls: list[PendingUserCall] = []  # of foreach_env_runner_async
+        self._unnoted: list[PendingUserCall] = []  # calls whose effect on their runner is not known yet
         self._task_calls: list[PendingUserCall] = []  # of choose_tasks, in runners that were busy
         self._stopped = False
         self._spare_states: list[dict[str, Any]] = []  # states of runners of a restored run, beyond the runners here
@@ -265,6 +266,8 @@ class EnvRunnerGroup:
             CorralError: The group was stopped.
         """
         self._check_running()
+        for call in [call for call in self._unnoted if call.future.done()]:
+            self._note(call)
         restarted = [runner.index for runner in self._runners.values() if self._continue_restart(runner)]
         if restarted:
             log.info("Ready again: env runners %s.", restarted)
@@ -781,25 +784,36 @@ class EnvRunnerGroup:
         calls = RoundOfCalls((fn, dict(kwargs or {})))
         # What nobody receives may have been meant to change the envs.
         calls.note(missed_by=[self._runners[i] for i in chosen if i not in healthy], changes_envs=not reached)
-        return [self._runners[i].call(calls) for i in reached]
+        made = [self._runners[i].call(calls) for i in reached]
+        self._unnoted += made
+        return made
 
     def _results(self, calls: Iterable[PendingUserCall]) -> list[tuple[int, Any]]:
-        """Return index and result of calls that are done, and note the failure of runners that died."""
+        """Return index and result of calls that are done and reached their runners."""
         results = []
         for call in calls:
-            runner, error = call.runner, call.future.exception()
-            if isinstance(error, WorkerDiedError):
-                call.round.note(missed_by=[runner])
-                if runner.failure is None and runner.handle is call.handle:  # not restarted since
-                    self._fail(runner, error)
-            elif error is not None:
+            self._note(call)
+            error = call.future.exception()
+            if error is None:
+                results.append((call.runner.index, call.future.result()[0]))
+            elif not isinstance(error, WorkerDiedError):
                 raise error
-            else:
-                result, state, changes_envs = call.future.result()
-                runner.note_state(state, call.asked_s)
-                call.round.note(changes_envs=changes_envs)
-                results.append((runner.index, result))
         return results
+
+    def _note(self, call: PendingUserCall) -> None:
+        """Note once what a call that is done did to its runner, whether or not somebody waits for its result."""
+        if not any(other is call for other in self._unnoted):
+            return
+        self._unnoted = [other for other in self._unnoted if other is not call]
+        runner, error = call.runner, call.future.exception()
+        if isinstance(error, WorkerDiedError):
+            call.round.note(missed_by=[runner])
+            if runner.failure is None and runner.handle is call.handle:  # not restarted since
+                self._fail(runner, error)
+        elif error is None:
+            _, state, changes_envs = call.future.result()
+            runner.note_state(state, call.asked_s)
+            call.round.note(changes_envs=changes_envs)
 
     def known_tasks(self) -> list[Any]:
         """Return the tasks of all sub-envs, as runners of the engine last reported them; no runner is waited for."""

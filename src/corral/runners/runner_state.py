@@ -82,6 +82,7 @@ def make_runner_state(config: AlgorithmConfig, worker_index: int, num_restarts: 
             **env,
             "env_config": env_config if is_plain(env_config) else None,
             "tasks": tasks if is_plain(tasks) else None,
+            "num_episodes": known.get("num_episodes"),
             "same_step": False,
             "restarts": {"num_restarts": 0, "latest": []},
         },
