@@ -45,3 +45,9 @@ def test_wrong_values_are_refused_at_the_call(settings: dict[str, Any], message:
 
 def test_seeds_may_be_a_range() -> None:
     assert PPOConfig().evaluation(evaluation_seeds=range(3)).evaluation_seeds == [0, 1, 2]
+
+
+def test_parallel_evaluation_without_an_interval_is_said_to_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "corral"):
+        PPOConfig().environment("CartPole-v1").evaluation(evaluation_parallel_to_training=True).validate()
+    assert "no effect without evaluation_interval" in caplog.text

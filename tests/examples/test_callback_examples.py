@@ -122,7 +122,8 @@ def test_evaluation_runners_are_told_apart() -> None:
     assert training["return"] > 0 and evaluation["return"] > 0
 
 
-@pytest.mark.parametrize("backdate", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backdate", [True, False])
 def test_backdated_rewards_are_learned_from(backdate: bool) -> None:
     last = load("backdated_rewards").main(backdate=backdate, num_iterations=15)[-1]
     # By chance 7, at best 14: paid late, the reward says nothing about the action it is paid after. What is learned

@@ -35,8 +35,8 @@ def level() -> tuple[int, int, int]:
 @pytest.mark.parametrize(
     "engine",
     [
-        pytest.param("local", marks=pytest.mark.slow),
-        "process",
+        "local",
+        pytest.param("process", marks=pytest.mark.slow),
         pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow]),
     ],
     indirect=True,

@@ -61,6 +61,7 @@ def test_a_frozen_runner_is_replaced_while_the_others_continue(
     assert wait_until_gone(pids(record)) == set()
 
 
+@pytest.mark.slow
 def test_a_runner_alone_that_hangs_without_a_step_timeout_does_not_hold_up_training(record: Path) -> None:
     with config("process", record, num_env_runners=1).build() as algo:
         (record / "hang-1").touch()

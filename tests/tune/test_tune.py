@@ -61,7 +61,8 @@ def notes(directory: Path, what: str) -> list[str]:
     return (directory / what).read_text().split()
 
 
-@pytest.mark.parametrize("lrs", [[1e-3, 3e-3], pytest.param([1e-3, 2e-3, 3e-3, 4e-3], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lrs", [[1e-3, 3e-3], [1e-3, 2e-3, 3e-3, 4e-3]])
 def test_of_several_trials_one_is_killed_and_goes_on(lrs: list[float], tmp_path: Path) -> None:
     corral.tune.register()
     env_config = {"notes": str(tmp_path), "doomed_lr": 3e-3}

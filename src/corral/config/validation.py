@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,8 @@ from corral.modules.module import ActorCritic, Module
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+
+log = logging.getLogger("corral")
 
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 
@@ -93,6 +96,17 @@ def _validate_evaluation(config: AlgorithmConfig) -> None:
     """Refuse settings of evaluation that contradict each other or the other settings, or could have no effect."""
     if config.in_evaluation:
         raise ConfigError("in_evaluation=True is set by the code that makes evaluation runners: leave it out.")
+    _validate_overrides(config)
+    _validate_parallel_evaluation(config)
+    if config.custom_evaluation_function is not None:
+        _validate_custom_evaluation(config)
+    _validate_reset_arguments(config)
+    if config.evaluation_num_videos and find_spec("av") is None:
+        raise ConfigError("evaluation_num_videos needs av: run `pip install 'corral[play]'`.")
+
+
+def _validate_overrides(config: AlgorithmConfig) -> None:
+    """Refuse overrides that evaluation runners never read, or that contradict each other."""
     homes = {name: group for group, names in config.group_fields().items() for name in names}
     for name, value in config.overrides(**config.evaluation_config).items():
         group = homes[name]
@@ -107,6 +121,10 @@ def _validate_evaluation(config: AlgorithmConfig) -> None:
             _validate_sampling(config.for_evaluation())
         except ConfigError as error:
             raise ConfigError(f"evaluation_config: {error}") from error
+
+
+def _validate_parallel_evaluation(config: AlgorithmConfig) -> None:
+    """Refuse settings that contradict evaluation parallel to training; warn where it would have no effect."""
     is_local = not TRAITS[engine_for(config.engine_name)].own_process
     if config.evaluation_duration == "auto" and not config.evaluation_parallel_to_training:
         raise ConfigError(
@@ -118,11 +136,10 @@ def _validate_evaluation(config: AlgorithmConfig) -> None:
             "evaluation_parallel_to_training=True with engine_name='local' runs evaluation envs in a thread, where "
             "env_step_timeout_s cannot interrupt them: use engine_name='process', or leave env_step_timeout_s unset."
         )
-    if config.custom_evaluation_function is not None:
-        _validate_custom_evaluation(config)
-    _validate_reset_arguments(config)
-    if config.evaluation_num_videos and find_spec("av") is None:
-        raise ConfigError("evaluation_num_videos needs av: run `pip install 'corral[play]'`.")
+    if config.evaluation_parallel_to_training and config.evaluation_interval is None:
+        log.warning(
+            "evaluation_parallel_to_training=True has no effect without evaluation_interval: no round is played."
+        )
 
 
 def _validate_reset_arguments(config: AlgorithmConfig) -> None:

@@ -29,6 +29,7 @@ from corral.envs.episode_resets import (
     fill_queue,
     inside,
     note_iteration,
+    take_videos,
 )
 from corral.envs.masked_resets import MaskedResets, infos_by_env
 from corral.envs.step_timeout import StepTimer, can_interrupt, require_signals, sampling
@@ -44,6 +45,7 @@ from corral.envs.sub_envs import (
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.tasks import choose_task, set_task
 from corral.envs.vector import EnvContext, env_name, make_vector_env
+from corral.envs.videos import Video
 from corral.errors import CheckpointError, ConfigError, EnvError, SampleError, SubEnvError
 
 if TYPE_CHECKING:
@@ -318,6 +320,10 @@ class EnvHost:
         """Let `env_reset_fn` count from these numbers on; see `get_num_episodes`."""
         if numbers is not None and self._reset_fn is not None and len(numbers) == self.num_envs:
             self._num_episodes = self._foreach_lane(count_episodes, numbers)
+
+    def take_videos(self) -> list[dict[int, Video]]:
+        """Return the videos of each sub-env by the place of the episode in the last `resets`; it then has none."""
+        return foreach_sub_env(self.env, self.name, take_videos)
 
     def _foreach_lane(self, fn: Callable[..., Any], each: Sequence[Any]) -> list[Any]:
         """Return `fn(wrapper, one)` for the wrapper of each sub-env that chooses its reset arguments."""

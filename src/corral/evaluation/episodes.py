@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from corral.envs.episode_resets import EpisodeReset, take_videos
+from corral.envs.episode_resets import EpisodeReset
 from corral.envs.videos import Video
 from corral.episodes.rollout import Rollout
 from corral.runners.runner import EnvRunner
@@ -116,7 +116,7 @@ def describe_with_videos(runner: EnvRunner, rollout: Rollout) -> PlayedEpisodes:
         return played
     videos = {
         env_index + place * runner.num_envs: video
-        for env_index, found in enumerate(runner.foreach_env(take_videos))
+        for env_index, found in enumerate(runner.host.take_videos())
         for place, video in found.items()
     }
     pairs = zip(played.episodes, played.positions, strict=True)
