@@ -335,6 +335,7 @@ def python(code: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 def test_a_users_algorithm_is_restored_in_a_new_process(tmp_path: Path) -> None:
     write_my_algo(tmp_path)
     train = f"""

@@ -62,6 +62,7 @@ def test_a_running_average_is_that_of_all_rows() -> None:
     np.testing.assert_allclose(variance, rows.var(axis=0))
 
 
+@pytest.mark.slow
 def test_central_hyperparameter(form: Form) -> None:
     weights, arrived = load("central_hyperparameter").main(engine=form, num_env_runners=2, num_iterations=6)
     used, chosen = zip(*weights, strict=True)

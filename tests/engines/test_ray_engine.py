@@ -185,6 +185,7 @@ print(ray.is_initialized())
 """
 
 
+@pytest.mark.slow
 def test_the_last_engine_ends_the_runtime_that_the_first_started() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(

@@ -191,7 +191,7 @@ class TestCalls:
 class TestTimestepsOfFragmentsThatNobodyWaitsFor:
     """A schedule goes by the env steps of all runners, and continues from one fragment to the next."""
 
-    @pytest.mark.parametrize("engine", ["local", "process"])
+    @pytest.mark.parametrize("engine", ["local", pytest.param("process", marks=pytest.mark.slow)])
     def test_a_schedule_continues(self, engine: str) -> None:
         made = DQNConfig().environment(GatedEnv, disable_env_checking=True).engine(engine).debugging(seed=0)
         made.env_runners(num_env_runners=2, num_envs_per_env_runner=1)
