@@ -197,7 +197,8 @@ class _Play:
                 break
             else:
                 is_anybody_left = self.group.lost_because() is None and len(self.out) < self.num_runners
-                time.sleep(POLL_S if is_anybody_left else 0.0)
+                if is_anybody_left:
+                    self.group.wait_for_restart(POLL_S)
         return self.result(None if is_anybody_left else self.group.lost_because() or self.error)
 
     def hand_out(self) -> None:

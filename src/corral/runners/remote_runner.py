@@ -285,10 +285,8 @@ class RemoteRunner:
     def ask(self, request: SampleRequest, timeout_s: float | None = None) -> None:
         """Ask for a fragment; the runner counts as hung after the limit of the group, or after `timeout_s` if less."""
         limits_s = self.limits.limit_s(request.unit, request.num_wanted), timeout_s
-        start, limit_s = (
-            time.perf_counter(),
-            min((limit_s for limit_s in limits_s if limit_s is not None), default=None),
-        )
+        limit_s = min((limit_s for limit_s in limits_s if limit_s is not None), default=None)
+        start = time.perf_counter()
         try:
             future = self.handle.call(sample_and_report, request, timeout_s=limit_s)
         except BaseException as error:  # an interrupt, while a runner of the local engine samples in this process

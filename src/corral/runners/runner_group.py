@@ -465,14 +465,19 @@ class EnvRunnerGroup:
 
     def _await_restart(self, deadline_s: float) -> None:
         """Wait until a runner is ready again, when all have failed: one that starts, or one whose restart is due."""
-        while not self.restore_runners() and (now := time.perf_counter()) < deadline_s:
-            starting = [runner.starting for runner in self._runners.values() if runner.starting is not None]
-            due_s = [runner.restart_at_s for runner in self._runners.values() if runner.restart_at_s is not None]
-            timeout_s = max(0.0, min([deadline_s, *due_s]) - now)
-            if starting:
-                wait(starting, timeout_s, FIRST_COMPLETED)
-            else:
-                time.sleep(timeout_s)
+        while not self.restore_runners() and (left_s := deadline_s - time.perf_counter()) > 0:
+            self.wait_for_restart(left_s)
+
+    def wait_for_restart(self, timeout_s: float) -> None:
+        """Wait at most so long until `restore_runners` can take the next step of a restart: a start is over, or due."""
+        starting = [runner.starting for runner in self._runners.values() if runner.starting is not None]
+        due_s = [runner.restart_at_s for runner in self._runners.values() if runner.restart_at_s is not None]
+        now = time.perf_counter()
+        timeout_s = max(0.0, min([timeout_s, *(at_s - now for at_s in due_s)]))
+        if starting:
+            wait(starting, timeout_s, FIRST_COMPLETED)
+        else:
+            time.sleep(timeout_s)
 
     def _report_late(self) -> None:
         """Log the runners whose fragments have been late for `sample_timeout_s`, each fragment once."""
