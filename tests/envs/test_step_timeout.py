@@ -19,6 +19,7 @@ import pytest
 
 import faulty
 from corral import coordination
+from corral.envs.step_timeout import limited
 from corral.errors import ConfigError, EnvError, EnvTimeoutError
 from corral.runners.runner import EnvRunner
 from corral.testing import CountingEnv
@@ -107,6 +108,45 @@ class TestInterrupted:
     def test_a_slow_callback_is_no_slow_step(self, make_runner: MakeRunner) -> None:
         runner = make_hanging(make_runner, on_episode_step=lambda: time.sleep(1.5 * LIMIT_S))
         assert runner.sample(num_timesteps=1).num_env_steps == 1
+
+
+@pytest.fixture
+def ring_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send the signal while the timer is being stopped, which is when it may always come."""
+    set_timer = signal.setitimer
+
+    def set_timer_late(which: int, seconds: float, interval: float = 0.0) -> tuple[float, float]:
+        before = set_timer(which, seconds, interval)
+        if seconds == 0 and callable(signal.getsignal(signal.SIGALRM)):
+            signal.raise_signal(signal.SIGALRM)
+        return before
+
+    monkeypatch.setattr(signal, "setitimer", set_timer_late)
+
+
+@pytest.mark.usefixtures("ring_late")
+class TestLateSignals:
+    """A timer that is set when its handler is gone ends the process."""
+
+    def test_none_is_set_after_a_sample(self, make_runner: MakeRunner) -> None:
+        make_hanging(make_runner).sample(num_timesteps=3)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+        assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+    def test_the_limit_of_the_outer_sample_holds(self, make_runner: MakeRunner) -> None:
+        inner = make_hanging(make_runner)
+        outer = make_hanging(make_runner, step_faults=[2], on_episode_step=lambda: inner.sample(num_timesteps=1))
+        with pytest.raises(EnvTimeoutError, match="step 1: "):
+            outer.sample(num_timesteps=9)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+    def test_a_block_that_ends_as_its_time_ends(self) -> None:
+        with pytest.raises(EnvTimeoutError), limited(10.0, "the limit") as _:
+            timer = signal.getsignal(signal.SIGALRM).__self__  # type: ignore[union-attr]
+            timer._deadline_s = 0.0  # the signal that follows is one of an overdue call
+            signal.raise_signal(signal.SIGALRM)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+        assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
 
 class TestNested:

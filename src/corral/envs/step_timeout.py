@@ -75,6 +75,7 @@ class StepTimer:
         self._interval_s = min(max(timeout_s, 0.05), 1.0)
         self.is_armed = False
         self.num_calls = 0
+        self._is_installed = False
         self._deadline_s = 0.0
 
     @contextmanager
@@ -89,13 +90,21 @@ class StepTimer:
         previous_delay_s, previous_interval_s = signal.setitimer(signal.ITIMER_REAL, 0)
         previous = signal.signal(signal.SIGALRM, self._ring)
         try:
-            signal.setitimer(signal.ITIMER_REAL, self._next_ring_s())
-            yield
+            try:
+                self._is_installed = True
+                signal.setitimer(signal.ITIMER_REAL, self._next_ring_s())
+                yield
+            finally:
+                self.is_armed = False  # until here, the handler may raise
         finally:
-            self.is_armed = False
+            # A signal may come now. Its handler must not set the timer again: the timer would ring after the previous
+            # handler is back, and that may be the one that ends the process.
+            self._is_installed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous or signal.SIG_DFL)
-            if previous_delay_s:
+            outer = getattr(previous, "__self__", None)
+            self._is_installed = outer is self
+            if previous_delay_s or isinstance(outer, StepTimer):  # the outer timer may just have rung
                 left_s = previous_delay_s - (time.monotonic() - began_s)
                 signal.setitimer(signal.ITIMER_REAL, max(left_s, 1e-3), previous_interval_s)
 
@@ -138,6 +147,8 @@ class StepTimer:
         return min(self.timeout_s, left_s if left_s > 0 else _OVERDUE_INTERVAL_S)
 
     def _ring(self, _: int, frame: FrameType | None) -> None:
+        if not self._is_installed:
+            return
         left_s = self._deadline_s - time.monotonic() if self.is_armed else self._next_ring_s()
         if left_s > 0:
             signal.setitimer(signal.ITIMER_REAL, max(left_s, 1e-3))
@@ -197,12 +208,12 @@ def limited(timeout_s: float | None, limit: str = "env_step_timeout_s") -> Itera
         yield
         return
     timer = StepTimer(timeout_s, limit)
-    with timer.installed():
-        try:
+    try:
+        with timer.installed():
             timer._arm()
             yield
-        except StepOverdue as overdue:
-            raise EnvTimeoutError(str(overdue)) from overdue
+    except StepOverdue as overdue:
+        raise EnvTimeoutError(str(overdue)) from overdue
 
 
 @contextmanager
