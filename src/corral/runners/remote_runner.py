@@ -215,6 +215,11 @@ class RemoteRunner:
         return self.starting is None and self.failure is None
 
     @property
+    def is_healthy(self) -> bool:
+        """Whether it can take requests, and its worker runs."""
+        return self.ready and self.handle.alive()
+
+    @property
     def is_lost(self) -> bool:
         """Whether it failed, and will not be restarted."""
         return self.starting is None and self.failure is not None and self.restart_at_s is None
@@ -277,7 +282,7 @@ class RemoteRunner:
 
     def make_up_for(self, call: UserCall) -> None:
         """Make a call that did not reach the runner, as soon as the runner is ready."""
-        if self.ready and self.handle.alive():
+        if self.is_healthy:
             self.handle.call(call_runner, *call)
         elif self.failure is None or self.starting is not None or self.restart_at_s is not None:
             self.missed.append(call)

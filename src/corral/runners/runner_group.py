@@ -23,9 +23,7 @@ from corral.runners.remote_runner import (
     COUNTS,
     Costs,
     PendingSample,
-    PendingUserCall,
     RemoteRunner,
-    RoundOfCalls,
 )
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.restarts import NOT_FAULTS, note_failure
@@ -38,6 +36,7 @@ from corral.runners.runner_state import (
     undo_runner_state,
 )
 from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
+from corral.runners.user_calls import UserCalls
 from corral.runners.worker_calls import call_directly, sample_and_report
 
 log = logging.getLogger("corral")
@@ -95,9 +94,6 @@ class EnvRunnerGroup:
         # What came with fragments: index of the runner, metrics and seconds.
         self._logged: list[tuple[int, Parts, dict[str, float]]] = []
         self._embedded_call: PendingSample | None = None  # of `ask`, until `take_replies`
-        self._calls: list[PendingUserCall] = []  # of foreach_env_runner_async
-        self._unnoted: list[PendingUserCall] = []  # calls whose effect on their runner is not known yet
-        self._task_calls: list[PendingUserCall] = []  # of choose_tasks, in runners that were busy
         self._stopped = False
         self._spare_states: list[dict[str, Any]] = []  # states of runners of a restored run, beyond the runners here
         self._restored_envs: list[dict[str, Any]] = []  # what a restored state says of the envs of each runner
@@ -105,6 +101,7 @@ class EnvRunnerGroup:
         self._known_before: dict[int, dict[str, Any]] = {}
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
         self._runners = {index: RemoteRunner(index, config, engine, limits) for index in indices}
+        self._user_calls = UserCalls(self._runners, self._fail)
         try:
             if not self._runners:
                 self.local_env_runner = EnvRunner(config, makes_module=False)
@@ -167,7 +164,7 @@ class EnvRunnerGroup:
     @property
     def healthy_worker_ids(self) -> list[int]:
         """Indices of the engine's runners that can answer requests."""
-        return [index for index, runner in self._runners.items() if runner.ready and runner.handle.alive()]
+        return [index for index, runner in self._runners.items() if runner.is_healthy]
 
     @property
     def worker_indices(self) -> list[int]:
@@ -266,8 +263,7 @@ class EnvRunnerGroup:
             CorralError: The group was stopped.
         """
         self._check_running()
-        for call in [call for call in self._unnoted if call.future.done()]:
-            self._note(call)
+        self._user_calls.note_done()
         restarted = [runner.index for runner in self._runners.values() if self._continue_restart(runner)]
         if restarted:
             log.info("Ready again: env runners %s.", restarted)
@@ -730,13 +726,13 @@ class EnvRunnerGroup:
         results = []
         if local_env_runner and self.local_env_runner is not None:
             results.append(call_directly(self.local_env_runner, fn, kwargs or {}))
-        calls = self._call(fn, kwargs, remote_worker_ids)
+        calls = self._user_calls.begin(fn, kwargs, remote_worker_ids)
         wait([call.future for call in calls], timeout_seconds)
         done = [call for call in calls if call.future.done()]
         if len(done) < len(calls):
             names = ", ".join(call.runner.name for call in calls if call not in done)
             log.warning("foreach_env_runner: no result within %s s from %s.", timeout_seconds, names)
-        results += [result for _, result in self._results(done)]
+        results += [result for _, result in self._user_calls.take_results(done)]
         return results
 
     def foreach_env(self, fn: Callable[[Any], Any], **selection: Any) -> list[list[Any]]:
@@ -759,9 +755,7 @@ class EnvRunnerGroup:
         Returns:
             The number of runners that were called.
         """
-        calls = self._call(fn, kwargs, remote_worker_ids)
-        self._calls += calls
-        return len(calls)
+        return self._user_calls.begin_fetched(fn, kwargs, remote_worker_ids)
 
     def fetch_ready(self, timeout_seconds: float = 0.0) -> list[tuple[int, Any]]:
         """Return the results of `foreach_env_runner_async` that have arrived: pairs of a runner's index and its result.
@@ -772,53 +766,7 @@ class EnvRunnerGroup:
         Raises:
             Exception: Exception that the function raised.
         """
-        wait([call.future for call in self._calls], timeout_seconds, FIRST_COMPLETED)
-        done = [call for call in self._calls if call.future.done()]
-        self._calls = [call for call in self._calls if call not in done]
-        return self._results(done)
-
-    def _call(
-        self, fn: str | Callable[..., Any], kwargs: Mapping[str, Any] | None, ids: Iterable[int] | None
-    ) -> list[PendingUserCall]:
-        healthy = self.healthy_worker_ids
-        chosen = [*self._runners] if ids is None else list(ids)
-        unknown = sorted(set(chosen) - self._runners.keys())
-        if unknown:
-            raise ValueError(f"remote_worker_ids: this group has no runners {unknown}; it has {[*self._runners]}.")
-        reached = [i for i in chosen if i in healthy]
-        calls = RoundOfCalls((fn, dict(kwargs or {})))
-        # What nobody receives may have been meant to change the envs.
-        calls.note(missed_by=[self._runners[i] for i in chosen if i not in healthy], changes_envs=not reached)
-        made = [self._runners[i].call(calls) for i in reached]
-        self._unnoted += made
-        return made
-
-    def _results(self, calls: Iterable[PendingUserCall]) -> list[tuple[int, Any]]:
-        """Return index and result of calls that are done and reached their runners."""
-        results = []
-        for call in calls:
-            self._note(call)
-            error = call.future.exception()
-            if error is None:
-                results.append((call.runner.index, call.future.result()[0]))
-            elif not isinstance(error, WorkerDiedError):
-                raise error
-        return results
-
-    def _note(self, call: PendingUserCall) -> None:
-        """Note once what a call that is done did to its runner, whether or not somebody waits for its result."""
-        if not any(other is call for other in self._unnoted):
-            return
-        self._unnoted = [other for other in self._unnoted if other is not call]
-        runner, error = call.runner, call.future.exception()
-        if isinstance(error, WorkerDiedError):
-            call.round.note(missed_by=[runner])
-            if runner.failure is None and runner.handle is call.handle:  # not restarted since
-                self._fail(runner, error)
-        elif error is None:
-            _, state, changes_envs = call.future.result()
-            runner.note_state(state, call.asked_s)
-            call.round.note(changes_envs=changes_envs)
+        return self._user_calls.fetch_ready(timeout_seconds)
 
     def known_tasks(self) -> list[Any]:
         """Return the tasks of all sub-envs, as runners of the engine last reported them; no runner is waited for."""
@@ -836,12 +784,8 @@ class EnvRunnerGroup:
         """
         if self.local_env_runner is not None:
             self.local_env_runner.choose_tasks(train_results)
-            return
-        self._task_calls += self._call("choose_tasks", {"train_results": train_results}, None)
-        wait([call.future for call in self._task_calls if call.runner.sampling is None])
-        done = [call for call in self._task_calls if call.future.done()]
-        self._task_calls = [call for call in self._task_calls if call not in done]
-        self._results(done)
+        else:
+            self._user_calls.choose_tasks(train_results)
 
     def stop(self) -> None:
         """Close all envs and end all workers, also if Ctrl-C interrupts it. Nothing can be sampled afterwards."""
