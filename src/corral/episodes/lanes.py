@@ -46,7 +46,7 @@ class LaneRollout(Rollout):
 class MultiAgentRollout(Rollout):
     """The env steps of one `sample()` call of an env with several agents, and the rollouts of their modules.
 
-    The columns are the columns of the env: `rewards` (the sum over the agents), `terminated` and `truncated` (of the whole
+    The columns belong to the env: `rewards` (the sum over the agents), `terminated` and `truncated` (of the whole
     episode), `valid` and `row_times_s`. Observations and actions are in the rollouts of the modules.
 
     Attributes:
