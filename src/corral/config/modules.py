@@ -31,8 +31,8 @@ def specs_of_agents(config: AlgorithmConfig, seats: Seats) -> dict[str, ModuleSp
         own = config.for_module(module_id)
         given = config.policies[module_id]
         block = block_of_module(config, seats, module_id, agents)
-        observation_space = given.get("observation_space") or (block and block.observation_space)
-        action_space = given.get("action_space") or (block and block.action_space)
+        observation_space = given.get("observation_space", None if block is None else block.observation_space)
+        action_space = given.get("action_space", None if block is None else block.action_space)
         if observation_space is None or action_space is None:
             raise ConfigError(
                 f"multi_agent: no agent was mapped to module {module_id!r} in {NUM_TRIALS} trials, and the agents have "

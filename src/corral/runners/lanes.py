@@ -205,7 +205,7 @@ class Lanes:
             lambda leaf: np.append(leaf, np.zeros((num_envs, *leaf.shape[1:]), leaf.dtype), 0), self.obs
         )
         fresh = EpisodeCarry.fresh(num_envs, 0.0)
-        totals = {name: np.append(getattr(self._carry, name), getattr(fresh, name)) for name in CARRY}
+        totals: dict[str, Any] = {name: np.append(getattr(self._carry, name), getattr(fresh, name)) for name in CARRY}
         self._carry = replace(self._carry, **totals)
         written = self.rollout
         self.rollout = larger = self._allocate(written.capacity)

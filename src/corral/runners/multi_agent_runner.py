@@ -25,7 +25,9 @@ from corral.runners.runner import EnvRunner, fill_logp
 from corral.runners.sample_modes import SampleMode, num_valid
 
 if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
     from corral.envs.episode_resets import EpisodeReset
+    from corral.envs.seats import SeatBlock
     from corral.modules.spec import ModuleSpec
 
 
@@ -51,7 +53,9 @@ class MultiAgentEnvRunner(EnvRunner):
         config, self._seats = self.config, self.env.single_observation_space.seats  # type: ignore[attr-defined]
         self._mapping = make_mapping(config)
         agents_of = agents_of_modules(config, self._seats)
-        self.actors, self.lanes, self._blocks, self._configs = {}, {}, {}, {}
+        self.actors, self.lanes = {}, {}
+        self._blocks: dict[str, SeatBlock] = {}
+        self._configs: dict[str, AlgorithmConfig] = {}
         for module_id, spec in module_specs.items():
             block = block_of_module(config, self._seats, module_id, agents_of[module_id])
             if block is None:  # no agent of this env has the module
@@ -69,8 +73,8 @@ class MultiAgentEnvRunner(EnvRunner):
                 action_space=actor.action_space,
                 distribution=actor.distribution,
             )
-        self._block_of_seat = [block for block in self._seats.blocks for _ in block.agents]
-        self._actions = create_empty_array(self.env.single_action_space, self.num_envs, np.zeros)
+        self._block_of_seat: list[SeatBlock] = [block for block in self._seats.blocks for _ in block.agents]
+        self._actions: Any = create_empty_array(self.env.single_action_space, self.num_envs, np.zeros)
         self._forget_seats()
         self._log_agent_counts({}, 0)  # now, so that user code cannot take the names
         self._log_agent_returns([])
@@ -95,6 +99,13 @@ class MultiAgentEnvRunner(EnvRunner):
     def _set_exploration_weights(self, weights: Mapping[str, Any]) -> None:
         for module_id, arrays in weights.items():
             self.actors[module_id].exploration.set_weights(arrays)
+
+    def _get_exploration_state(self) -> dict[str, Any]:
+        return {module_id: actor.exploration.get_state() for module_id, actor in self.actors.items()}
+
+    def _set_exploration_state(self, state: Mapping[str, Any]) -> None:
+        for module_id, own in state.items():
+            self.actors[module_id].exploration.set_state(own)
 
     # Sampling.
 
@@ -230,7 +241,7 @@ class MultiAgentEnvRunner(EnvRunner):
             except ConfigError as error:
                 raise ConfigError(f"env {self.host.name!r}, sub-env {env_index}: {error}") from error
             block = self._block_of_seat[seat]
-            if self._blocks.get(module_id) is not block:
+            if self._blocks.get(module_id, self._seats) is not block:
                 raise ConfigError(
                     f"env {self.host.name!r}, sub-env {env_index}: policy_mapping_fn returned {module_id!r} for agent "
                     f"{agent!r}, and this module is made for other spaces than {block.observation_space} and "
@@ -291,8 +302,9 @@ class MultiAgentEnvRunner(EnvRunner):
         self._log_agent_returns(ended for ended in self._ended if valid[ended[0], ended[1]])
 
     def _log_agent_counts(self, steps: Mapping[str, int], num_agent_steps: int) -> None:
-        counts = {("num_module_steps_sampled", module_id): steps.get(module_id, 0) for module_id in self.lanes}
-        for key, count in {("num_agent_steps_sampled",): num_agent_steps, **counts}.items():
+        counts: dict[tuple[str, ...], int] = {("num_agent_steps_sampled",): num_agent_steps}
+        counts |= {("num_module_steps_sampled", module_id): steps.get(module_id, 0) for module_id in self.lanes}
+        for key, count in counts.items():
             self.metrics.log_reserved(key, [count], reduce="sum")
             lifetime = (f"{key[0]}_lifetime", *key[1:])
             self.metrics.log_reserved(lifetime, [count], reduce="lifetime_sum")

@@ -670,7 +670,7 @@ class EnvRunner:
             "environment": self.host.changed_settings,
             "tasks": self.host.get_tasks(),
             "num_episodes": self.host.get_num_episodes(),
-            "exploration": self.exploration.get_state(),
+            "exploration": self._get_exploration_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -679,12 +679,18 @@ class EnvRunner:
             "num_env_steps_sampled_lifetime", self.num_env_steps_sampled_lifetime
         )
         if state.get("exploration"):
-            self.exploration.set_state(state["exploration"])
+            self._set_exploration_state(state["exploration"])
         if self.host.change_settings(state.get("environment", {})):
             self.make_env()
         if "tasks" in state:
             self.host.set_tasks(state["tasks"])
         self.host.set_num_episodes(state.get("num_episodes"))
+
+    def _get_exploration_state(self) -> dict[str, Any]:
+        return self.exploration.get_state()
+
+    def _set_exploration_state(self, state: Mapping[str, Any]) -> None:
+        self.exploration.set_state(state)
 
     def recover(self) -> None:
         """Prepare for the next `sample` after an exception: make a new vector env with the tasks of the old one.
