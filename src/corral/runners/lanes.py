@@ -100,7 +100,9 @@ class Lanes:
         if before is not None and len(lanes):
             rows = self._clock[lanes]
             for name, column in before.columns.items():
-                if name in rollout.columns and name != "row_times_s":
+                if name not in rollout.columns:
+                    rollout.add_column(name, column[0])
+                if name != "row_times_s":
                     map_tree(lambda new, old: _put(new, 0, lanes, old[rows, lanes]), rollout[name], column)
         self._clock[:] = 0
 

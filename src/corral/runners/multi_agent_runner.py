@@ -203,9 +203,9 @@ class MultiAgentEnvRunner(EnvRunner):
         observed = obs["observed"].astype(np.bool_)
         rewards, over = obs["rewards"], terminated | truncated
         agent_over = obs["terminated"].astype(np.bool_), obs["truncated"].astype(np.bool_)
+        self._returns += rewards
         if (new := observed & (self._module_of < 0)).any():
             self._map(rollout, new)
-        self._returns += rewards
         for module_id, lanes in self.lanes.items():
             block = self._blocks[module_id]
             part = slice(block.start, block.stop)
