@@ -12,11 +12,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.spaces import space_tree
+from corral.core.spaces import space_tree, split_actions
 from corral.core.tree import Tree, map_tree
 from corral.envs.checks import bad_values, mismatch, warn_if_cast
-from corral.envs.multi_agent_env import AgentID
-from corral.envs.seats import ALL, COMMON, SeatBlock, Seats, SeatsSpace
+from corral.envs.multi_agent_env import ALL, COMMON, AgentID
+from corral.envs.seats import SeatBlock, Seats, SeatsSpace
 from corral.errors import EnvError
 
 MAX_KEY_SETS = 256
@@ -29,13 +29,14 @@ FIELDS = ("observations", "rewards", "terminateds", "truncateds", "infos")
 class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
     """Wrapper of a multi-agent env that has one seat for each possible agent, in arrays of fixed shapes.
 
-    Observations are those of `SeatsSpace`. They are in arrays that the next `reset` or `step` overwrites. The reward is
-    the sum over all agents. The flags are the env's own ones under `"__all__"`; if all agents that have appeared have
-    ended, the episode has ended too. Infos are `{"agents": infos by agent id, "common": info under "__common__"}`, or
-    empty.
+    The observation space is a `SeatsSpace`. Observations are in arrays that the next `reset` or `step` overwrites. The
+    reward is the sum over all agents. The flags are the env's flags under `"__all__"`; if all agents that have appeared
+    have ended, the episode has ended too. Infos are `{"agents": infos by agent id, "common": info under "__common__"}`,
+    or empty.
 
-    Actions are arrays `[B, ...]` for each block of seats. The env receives only the actions of the agents that have to
-    act: those that received an observation in the last `reset` or `step`, and have not ended.
+    Actions are arrays `[B, ...]` for each block of seats; an action of a `Tuple` space is one flat row. The env
+    receives only the actions of the agents that have to act: they received an observation in the latest `reset` or
+    `step`, and have not ended.
 
     Args:
         env: A `MultiAgentEnv`, or a wrapper around one.
@@ -240,7 +241,9 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
         """Return the actions of the agents that have to act."""
         given: dict[AgentID, Any] = {}
         for i, agents, index in self._acting.parts:
-            given.update(zip(agents, action[self._names[i]][index], strict=True))
+            rows = action[self._names[i]][index]
+            parts = self.seats.blocks[i].action_parts
+            given.update(zip(agents, split_actions(parts, rows) if parts else rows, strict=True))
         return given
 
 
