@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,11 @@ Played = dict[tuple[int, Any], list[tuple[float, ...]]]
 
 
 def make(logs: dict[int, Log], mapping: Any = None, policies: Any = ("shared",), **settings: Any) -> Any:
+    count = itertools.count()
+
     def make_env(config: Any) -> RandomAgents:
         env = RandomAgents(config)
+        env.number = 1e4 * next(count)
         logs.setdefault(config.vector_index, env.log)  # of the first env, if it fails and another takes its place
         return env
 
@@ -132,15 +136,7 @@ def test_whole_episodes_hold_no_step_of_others(mode: str) -> None:
 
 def test_a_sub_env_that_fails_costs_what_was_open() -> None:
     logs: dict[int, Log] = {}
-    made: list[int] = []
-
-    def mapping(agent: str, episode: Any) -> str:
-        made.append(episode.env_index)
-        return "shared"
-
-    runner = make(
-        logs, mapping, restart_failed_sub_environments=True, env_config={"fails_at": 20}, policies=("shared",)
-    )
+    runner = make(logs, restart_failed_sub_environments=True, env_config={"fails_at": 20})
     before = dict(logs)
     rollouts: list[Rollout] = [runner.sample(num_timesteps=30) for _ in range(6)]
     assert runner.num_sub_env_restarts >= 3
