@@ -131,3 +131,9 @@ def test_a_task_for_sub_envs_without_tasks_names_the_vector_env(make_runner: Mak
     runner = make_runner(by_mask(), num_envs=None, disable_env_checking=True, env_reset_fn=lambda: {"task": 3})
     with pytest.raises(EnvError, match="has the task 3, and SyncVectorEnv has no methods get_task and set_task"):
         runner.sample(num_timesteps=1)
+
+
+def test_evaluation_plays_its_tasks() -> None:
+    config = PPOConfig().environment(by_mask(Leveled)).evaluation(evaluation_tasks=[1, 4], evaluation_duration=6)
+    with config.build() as algo:
+        assert [found["num_episodes"] for found in algo.evaluate()["by_task"].values()] == [3, 3]

@@ -68,7 +68,7 @@ def _validate_sampling(config: AlgorithmConfig) -> None:
 
 # Settings that evaluation_config can change, by group, because evaluation runners read them; `()` is the whole group.
 _OF_EVALUATION: Mapping[str, tuple[str, ...]] = {
-    "environment": (),
+    "environment": ("env", "env_config", "wrappers", "env_reset_fn", "disable_env_checking"),
     "env_runners": (
         *("num_envs_per_env_runner", "vectorization", "autoreset_mode", "explore", "num_cpus_per_env_runner"),
         *("num_gpus_per_env_runner", "custom_resources_per_env_runner"),
@@ -83,6 +83,7 @@ _OF_EVALUATION: Mapping[str, tuple[str, ...]] = {
 
 # What to do with other settings, by setting or by group.
 _INSTEAD = {
+    "env_task_fn": "set evaluation(evaluation_tasks=...), or an env_reset_fn",
     "num_env_runners": "set evaluation(evaluation_num_env_runners=...)",
     "sample_timeout_s": "set evaluation(evaluation_sample_timeout_s=...)",
     "batch_mode": "evaluation plays whole episodes: set evaluation(evaluation_duration_unit=...)",

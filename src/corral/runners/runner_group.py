@@ -135,11 +135,11 @@ class EnvRunnerGroup:
         """
         observation_space, action_space, self.num_envs = description
         self.module_spec = module_spec or self._config.module_spec(observation_space, action_space)
-        for what, here, expected in (
-            ("observations", space_kinds(observation_space), space_kinds(self.module_spec.observation_space)),
-            ("actions", action_space, self.module_spec.action_space),
+        for what, here, expected, kinds in (
+            ("observations", observation_space, self.module_spec.observation_space, space_kinds),
+            ("actions", action_space, self.module_spec.action_space, lambda space: space),
         ):
-            if here != expected:
+            if kinds(here) != kinds(expected):
                 raise ConfigError(
                     f"env {env_name(self._config.env)!r} has {what} of {here}, and the module is made for {expected}: "
                     "evaluation needs an env with the spaces of the training env. Change the env or the env_config in "
