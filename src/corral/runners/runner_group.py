@@ -811,11 +811,11 @@ def _check_spaces(here: ModuleSpec, spec: ModuleSpec, env: str) -> None:
     Raises:
         ConfigError: The spaces differ; the bounds of observations may.
     """
-    for what, given, expected in (
-        ("observations", space_kinds(here.observation_space), space_kinds(spec.observation_space)),
-        ("actions", here.action_space, spec.action_space),
+    for what, given, expected, kinds in (
+        ("observations", here.observation_space, spec.observation_space, space_kinds),
+        ("actions", here.action_space, spec.action_space, lambda space: space),
     ):
-        if given != expected:
+        if kinds(given) != kinds(expected):
             raise ConfigError(
                 f"env {env!r} has {what} of {given}, and the module is made for {expected}: evaluation needs an env "
                 "with the spaces of the training env. Change the env or the env_config in evaluation_config."
