@@ -230,7 +230,7 @@ def test_envs_are_taken_as_they_are(env: Any, vectorization: str) -> None:
 
 def test_ids_of_its_registry() -> None:
     if not hasattr(pettingzoo, "make"):
-        pytest.skip("before version 1.26, PettingZoo has no ids")
+        pytest.skip("this version of PettingZoo has no ids")
     context = EnvContext({"env_type": "aec", "id": "classic/rps-v2", "num_actions": 5})
     made = make_vector_env("pettingzoo:make", context, num_envs=1)
     assert made.single_action_space["block_0"].nvec.tolist() == [5, 5]  # type: ignore[index]
