@@ -6,7 +6,7 @@ fills. The action opens the row; the next observation of the agent, or its end, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from corral.core.spaces import space_tree
 from corral.core.tree import Tree, map_tree
 from corral.episodes.lanes import LaneRollout
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
 
 CARRY = ("returns", "lengths", "start_times_s", "counts")
@@ -88,6 +89,74 @@ class Lanes:
         if self._is_whole:
             return seats.reshape(len(self), *seats.shape[2:])
         return seats[self.envs, self.places]
+
+    # State, between two rollouts.
+
+    def get_state(self) -> dict[str, Any]:
+        """Return a copy of what the next rollout continues from, with the columns `[K, ...]` of the open steps."""
+        lanes = np.flatnonzero(self._is_open)
+        columns = self.rollout.columns if len(lanes) else {}
+        return {
+            "envs": self.envs.copy(),
+            "places": self.places.copy(),
+            "obs": map_tree(np.copy, self.obs),
+            "is_open": self._is_open.copy(),
+            "acts": self.acts.copy(),
+            "is_used": self.is_used.copy(),
+            "early_rewards": self._early_rewards.copy(),
+            "open_steps": {
+                name: map_tree(lambda leaf: leaf[self._clock[lanes], lanes], column)
+                for name, column in columns.items()
+                if name != "row_times_s"
+            },
+            "returns": self._carry.returns.copy(),
+            "lengths": self._carry.lengths.copy(),
+            "counts": self._carry.counts.copy(),
+            "id_prefix": self._carry.id_prefix,
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Check a state, without changing anything.
+
+        Raises:
+            CheckpointError: It is of other envs, agents or observations.
+        """
+        shape, num_lanes = self._lane_at.shape, len(state["envs"])
+        seats = state["envs"], state["places"]
+        if any(((part < 0) | (part >= size)).any() for part, size in zip(seats, shape, strict=True)):
+            raise CheckpointError(f"a runner has {shape[0]} sub-envs and {shape[1]} agents, and its state has others.")
+        for name, dtype in (("is_open", "bool"), ("acts", "bool"), ("is_used", "bool"), ("returns", "float64")):
+            if state[name].shape != (num_lanes,) or state[name].dtype != dtype:
+                raise CheckpointError(f"{name} of the agents of a runner are {state[name].dtype}{state[name].shape}.")
+
+        def check(here: NDArray[Any], leaf: NDArray[Any]) -> None:
+            if leaf.shape != (num_lanes, *here.shape[1:]) or leaf.dtype != here.dtype:
+                raise CheckpointError(f"the observations of agents of a runner are {leaf.dtype}{leaf.shape}.")
+
+        map_tree(check, self.obs, state["obs"])
+
+    def missing_places(self, state: Mapping[str, Any]) -> list[int]:
+        """Return the places of a state for which there are no lanes here."""
+        return [place for place in np.unique(state["places"]).tolist() if not self.has(place)]
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; `add` has made lanes for all of its places."""
+        self.forget(state["id_prefix"])
+        lanes = self._lane_at[state["envs"], state["places"]]
+        self.obs = map_tree(np.copy, self.obs)
+        map_tree(lambda here, saved: here.__setitem__(lanes, saved), self.obs, state["obs"])
+        self._is_open[lanes], self.acts[lanes], self.is_used[lanes] = (
+            state[name] for name in ("is_open", "acts", "is_used")
+        )
+        self._early_rewards[lanes] = state["early_rewards"]
+        for name in ("returns", "lengths", "counts"):
+            getattr(self._carry, name)[lanes] = state[name]
+        self.rollout = self._allocate(1)
+        is_open = lanes[state["is_open"]]
+        for name, column in state["open_steps"].items():
+            if name not in self.rollout:
+                self.rollout.add_column(name, column)
+            map_tree(lambda here, saved: _put(here, 0, is_open, saved), self.rollout[name], column)
 
     # A rollout.
 

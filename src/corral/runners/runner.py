@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import make_dispatcher
 from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.plain import is_plain
 from corral.core.seeding import id_prefix, runner_seeds, seed_everything
-from corral.core.tree import map_tree
+from corral.core.tree import copy_nested, map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
 from corral.envs.step_timeout import SampleOverdue, limited
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos, split_infos
 from corral.episodes.rollout import EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
-from corral.errors import SubEnvError, WeightsError, nearest
+from corral.errors import CheckpointError, SubEnvError, WeightsError, nearest
 from corral.exploration.base import overrides_method
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
@@ -685,6 +686,39 @@ class EnvRunner:
         if "tasks" in state:
             self.host.set_tasks(state["tasks"])
         self.host.set_num_episodes(state.get("num_episodes"))
+
+    # The part of `get_runner_state` that depends on the kind of runner: what the next rollout continues from.
+
+    def get_unfinished(self) -> dict[str, Any]:
+        """Return the last observations, and their infos if a checkpoint can hold them."""
+        infos = self._last_infos
+        known = None if infos is None else [infos.of_lanes, infos.final]
+        return {
+            "obs": map_tree(np.copy, self._last_obs),
+            "infos": copy_nested(known) if is_plain(known) else None,
+        }
+
+    def check_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Check a state of `get_unfinished`, without changing anything.
+
+        Raises:
+            CheckpointError: The observations are of another env.
+        """
+
+        def check(space: Any, leaf: Any) -> None:
+            if leaf.shape != (self.num_envs, *space.shape) or leaf.dtype != space.dtype:
+                raise CheckpointError(f"the last observations of a runner are {leaf.dtype}{leaf.shape}.")
+
+        map_tree(check, self.host.space, state["obs"])
+
+    def set_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_unfinished`."""
+        self._last_obs = map_tree(np.copy, state["obs"])
+        self._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
+
+    def keep_unfinished(self) -> Callable[[], None]:
+        """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
+        return lambda: None
 
     def _get_exploration_state(self) -> dict[str, Any]:
         return self.exploration.get_state()
