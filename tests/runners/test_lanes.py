@@ -14,6 +14,7 @@ from corral.checkpoint.codec import decode, encode
 from corral.episodes.lanes import LaneRollout, MultiAgentRollout
 from corral.episodes.rollout import Rollout
 from corral.errors import CheckpointError
+from corral.modules.heuristic import HeuristicModule, RandomModule
 from corral.runners.make_runner import make_runner
 from corral.runners.runner_state import check_runner_state, get_runner_state, set_runner_state, undo_runner_state
 from random_agents import Experience, Log, RandomAgents
@@ -205,3 +206,24 @@ def assert_same(one: MultiAgentRollout, other: MultiAgentRollout) -> None:
         assert part.env_rows.tolist() == other.modules[module_id].env_rows.tolist()
         for name, column in part.columns.items():
             np.testing.assert_array_equal(column, other.modules[module_id].columns[name], err_msg=name)
+
+
+class LowestOfSeen(HeuristicModule):
+    """Plays the number that it has just seen, by its remainder."""
+
+    def choose_actions(self, obs: Any, rng: np.random.Generator) -> Any:
+        return obs[:, 0].astype(np.int64) % 3
+
+
+@pytest.mark.parametrize("explore", [True, False])
+def test_rules_choose_the_actions_of_their_agents(explore: bool) -> None:
+    policies = {"rules": {"module_class": LowestOfSeen}, "random": {"module_class": RandomModule}, "net": {}}
+    runner = make({}, lambda agent, episode: {"a0": "rules", "a1": "random"}.get(agent, "net"), policies)
+    rollout = runner.sample(num_timesteps=600, explore=explore)
+    rules = rollout.modules["rules"]
+    np.testing.assert_array_equal(rules.actions[rules.valid], rules.obs[:-1, :, 0][rules.valid].astype(int) % 3)
+    at_random = rollout.modules["random"]
+    counts = np.bincount(at_random.actions[at_random.valid].astype(int), minlength=3)
+    assert counts.min() > 0.6 * counts.mean()
+    wild = runner.sample(num_timesteps=300, random_actions=True).modules["rules"]
+    assert len(np.unique(wild.actions[wild.valid] - wild.obs[:-1, :, 0][wild.valid].astype(int) % 3)) > 1

@@ -93,6 +93,7 @@ class MultiAgentEnvRunner(EnvRunner):
         return {
             ("exploration", module_id, name): value
             for module_id, actor in self.actors.items()
+            if not actor.is_heuristic
             for name, value in actor.exploration.get_metrics(self._timestep).items()
         }
 
@@ -236,15 +237,9 @@ class MultiAgentEnvRunner(EnvRunner):
     def _act(self, module_id: str, lanes: Lanes, row: int, timestep: int, explore: bool, random_actions: bool) -> None:
         """Choose the actions of the lanes that act, and put them into the actions for the vector env."""
         actor, block = self.actors[module_id], self._blocks[module_id]
-        actor.row_distribution.inputs = outputs = actor.inference(lanes.obs)
-        actor.row_distribution.obs = lanes.obs
-        if random_actions:
-            actions, logp = actor.row_distribution.random(), None
-        else:
-            actions, logp = actor.exploration.get_exploration_action(
-                action_distribution=actor.row_distribution, timestep=timestep, explore=explore
-            )
-        actions = np.asarray(actions)
+        actions, outputs, logp = actor.choose(
+            lanes.obs, timestep=timestep, explore=explore, random_actions=random_actions
+        )
         acting = lanes.act(row, actions, outputs, logp)
         env_actions, seats = actor.distribution.to_env(actions), self._actions[block.name]
         seats[lanes.envs[acting], lanes.places[acting]] = env_actions[acting]
