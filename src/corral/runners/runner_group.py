@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.interrupts import interrupts_deferred
 from corral.core.spaces import space_kinds
 from corral.core.tree import leaves
@@ -135,6 +136,7 @@ class EnvRunnerGroup:
         """
         observation_space, action_space, self.num_envs = description
         self.module_spec = module_spec or self._config.module_spec(observation_space, action_space)
+        self.module_specs, self.num_agents = {DEFAULT_MODULE_ID: self.module_spec}, 1
         for what, here, expected in (
             ("observations", space_kinds(observation_space), space_kinds(self.module_spec.observation_space)),
             ("actions", action_space, self.module_spec.action_space),
