@@ -219,7 +219,7 @@ def _validate_device(device: str) -> None:
         raise ConfigError(f"device={device!r}, but torch finds no CUDA device here; use 'auto' or 'cpu'.")
 
 
-# Groups of the settings that can differ for a module, and those of their settings that are the same for all modules.
+# Groups of the settings that can differ for a module, and the settings in them that are the same for all modules.
 _OF_MODULES = ("training", "exploration", "rl_module")
 _SHARED = frozenset({"store_buffer_in_checkpoints"})
 

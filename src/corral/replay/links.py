@@ -28,7 +28,7 @@ class GridLinks:
         return flat + self.num_lanes
 
     def window(self, flat: Positions, num_steps: int) -> Positions:
-        """Return the entries and those after them, `[num_steps, B]`."""
+        """Return the entries and the entries after them, `[num_steps, B]`."""
         return flat + (np.arange(num_steps) * self.num_lanes)[:, None]
 
     def stack(self, flat: Positions, ages: NDArray[Any], num_frames: int) -> Positions:
@@ -69,7 +69,7 @@ class LaneLinks(GridLinks):
         return found
 
     def window(self, flat: Positions, num_steps: int) -> Positions:
-        """Return the rows and those after them, `[num_steps, B]`."""
+        """Return the rows and the rows after them, `[num_steps, B]`."""
         steps = np.empty((num_steps, len(flat)), np.int64)
         steps[0] = flat
         for step in range(1, num_steps):
@@ -90,7 +90,7 @@ class LaneLinks(GridLinks):
 
         Args:
             positions: Position of each row of each lane, `[M, L]`.
-            present: Which of them are rows, bool `[M, L]`; those of a lane are consecutive.
+            present: Which of them are rows, bool `[M, L]`; the rows of a lane are consecutive.
             joined: Whether the first row of a lane was there before, bool `[L]`.
         """
         both = present[:-1] & present[1:]
