@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from corral.callbacks.callback import Callback as Callback
     from corral.callbacks.callback import make_multi_callbacks as make_multi_callbacks
     from corral.config.config import AlgorithmConfig as AlgorithmConfig
+    from corral.envs.agent_copies import make_multi_agent as make_multi_agent
     from corral.envs.episode_resets import EpisodeReset as EpisodeReset
+    from corral.envs.multi_agent_env import MultiAgentEnv as MultiAgentEnv
     from corral.envs.tasks import TaskSettableEnv as TaskSettableEnv
     from corral.envs.vector import EnvContext as EnvContext
     from corral.episodes.episode import SingleAgentEpisode as SingleAgentEpisode
@@ -51,6 +53,7 @@ _HOMES = {
     "Exploration": "corral.exploration.base",
     "HeuristicModule": "corral.modules.heuristic",
     "Module": "corral.modules.module",
+    "MultiAgentEnv": "corral.envs.multi_agent_env",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
     "Policy": "corral.policies.policy",
@@ -63,6 +66,7 @@ _HOMES = {
     "TaskSettableEnv": "corral.envs.tasks",
     "evaluate_policy": "corral.policies.evaluate",
     "load_policy": "corral.policies.policy",
+    "make_multi_agent": "corral.envs.agent_copies",
     "make_multi_callbacks": "corral.callbacks.callback",
     "register_algorithm": "corral.algorithms.registry",
     "summary": "corral.metrics.summary",

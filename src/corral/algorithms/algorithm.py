@@ -26,7 +26,7 @@ from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
-from corral.config.validation import optimizer_class, reconfigured, round_size
+from corral.config.validation import optimizer_class, reconfigured, round_size, warn_of_mistakes
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
 from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
 from corral.core.interrupts import interrupts_deferred
@@ -154,6 +154,7 @@ class Algorithm(metaclass=_WithHints):
         """
         config = config.copy()
         config.validate()
+        warn_of_mistakes(config)  # not in `validate`, which the command line calls once more
         if config.seed is None:
             config.seed = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
         self._use_config(config)

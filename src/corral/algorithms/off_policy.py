@@ -115,7 +115,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.setup_modules()
 
     def setup_modules(self) -> None:
-        """Make a replay buffer for each module that learns now and has none, and drop the buffers of removed modules."""
+        """Make a replay buffer for each module that learns now and has none; drop the buffers of removed modules."""
         for module_id in self.replay_buffers.keys() - set(self.module_ids):
             self.replay_buffers.pop(module_id).close()
             self._update_credit.pop(module_id, None)

@@ -13,9 +13,9 @@ from corral.config.settings import EvaluationSettings
 from corral.core.settings import check_values, import_path, same_value
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
-from corral.envs.episode_resets import reset_fn_arguments
+from corral.envs.episode_resets import RESET_FN_ARGUMENTS, reset_fn_arguments
 from corral.envs.vector import resolve_env
-from corral.errors import ConfigError, nearest
+from corral.errors import ConfigError, nearest, nearest_name
 from corral.exploration import check_exploration
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import ActorCritic, Module
@@ -70,7 +70,7 @@ def _validate_sampling(config: AlgorithmConfig) -> None:
 
 # Settings that evaluation_config can change, by group, because evaluation runners read them; `()` is the whole group.
 _OF_EVALUATION: Mapping[str, tuple[str, ...]] = {
-    "environment": (),
+    "environment": ("env", "env_config", "wrappers", "env_reset_fn", "disable_env_checking"),
     "env_runners": (
         *("num_envs_per_env_runner", "vectorization", "autoreset_mode", "explore", "num_cpus_per_env_runner"),
         *("num_gpus_per_env_runner", "custom_resources_per_env_runner"),
@@ -85,6 +85,7 @@ _OF_EVALUATION: Mapping[str, tuple[str, ...]] = {
 
 # What to do with other settings, by setting or by group.
 _INSTEAD = {
+    "env_task_fn": "set evaluation(evaluation_tasks=...), or an env_reset_fn",
     "num_env_runners": "set evaluation(evaluation_num_env_runners=...)",
     "sample_timeout_s": "set evaluation(evaluation_sample_timeout_s=...)",
     "batch_mode": "evaluation plays whole episodes: set evaluation(evaluation_duration_unit=...)",
@@ -126,7 +127,7 @@ def _validate_overrides(config: AlgorithmConfig) -> None:
 
 
 def _validate_parallel_evaluation(config: AlgorithmConfig) -> None:
-    """Refuse settings that contradict evaluation parallel to training; warn where it would have no effect."""
+    """Refuse settings that contradict evaluation parallel to training."""
     is_local = not TRAITS[engine_for(config.engine_name)].own_process
     if config.evaluation_duration == "auto" and not config.evaluation_parallel_to_training:
         raise ConfigError(
@@ -137,10 +138,6 @@ def _validate_parallel_evaluation(config: AlgorithmConfig) -> None:
         raise ConfigError(
             "evaluation_parallel_to_training=True with engine_name='local' runs evaluation envs in a thread, where "
             "env_step_timeout_s cannot interrupt them: use engine_name='process', or leave env_step_timeout_s unset."
-        )
-    if config.evaluation_parallel_to_training and config.evaluation_interval is None:
-        log.warning(
-            "evaluation_parallel_to_training=True has no effect without evaluation_interval: no round is played."
         )
 
 
@@ -202,10 +199,27 @@ def _validate_env_functions(config: AlgorithmConfig) -> None:
     if config.env_task_fn is not None:
         try:
             inspect.signature(config.env_task_fn).bind({}, None, None)
+        except ValueError as error:
+            raise ConfigError(
+                f"env_task_fn: the signature of {config.env_task_fn!r} is unknown ({error}): wrap it in a lambda."
+            ) from error
         except TypeError as error:
             raise ConfigError(
                 f"environment: env_task_fn is called as fn(train_results, task_settable_env, env_ctx), and {error}."
             ) from None
+
+
+def warn_of_mistakes(config: AlgorithmConfig) -> None:
+    """Warn of settings that are allowed and most likely a mistake."""
+    if config.evaluation_parallel_to_training and config.evaluation_interval is None:
+        log.warning(
+            "evaluation_parallel_to_training=True has no effect without evaluation_interval: no round is played."
+        )
+    names = () if config.env_reset_fn is None else inspect.signature(config.env_reset_fn).parameters
+    for name in names:
+        near = nearest_name(name, RESET_FN_ARGUMENTS)
+        if name not in RESET_FN_ARGUMENTS and near is not None:
+            log.warning("env_reset_fn is not given %r, which keeps its default. Did you mean %r?", name, near)
 
 
 def _validate_device(device: str) -> None:

@@ -1,0 +1,107 @@
+"""A module in a runner, with all that chooses its actions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.core.tree import Tree
+from corral.exploration import RowDistribution, make_exploration
+from corral.modules.distributions import module_action_space
+from corral.modules.heuristic import HeuristicModule
+from corral.modules.inference import Inference
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
+    from corral.modules.spec import ModuleSpec
+
+Choices = tuple[NDArray[Any], NDArray[np.float32], Any]
+
+
+class Actor:
+    """A runner's own copy of a module, and the exploration that chooses actions with it.
+
+    Attributes:
+        module: The module.
+        inference: Computes the outputs of the policy.
+        distribution: Action distribution of the module.
+        exploration: Chooses actions.
+        row_distribution: What the exploration is given for one row.
+        action_space: Space of one module action.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        spec: ModuleSpec,
+        *,
+        action_space: Any,
+        num_rows: int,
+        worker_index: int,
+        rng: np.random.Generator,
+    ) -> None:
+        """Make the module and the exploration.
+
+        Args:
+            config: Settings of the module.
+            spec: What the module is built from.
+            action_space: Action space of one sub-env, or of one agent.
+            num_rows: Number of observations for which actions are chosen at once: sub-envs, or lanes.
+            worker_index: Index of the runner.
+            rng: Generator of the runner for all actions.
+
+        Raises:
+            ConfigError: The module or the exploration does not fit the spaces.
+        """
+        self.module = spec.build()
+        self.inference = Inference(self.module)
+        self.distribution = self.module.distribution
+        self.action_space = module_action_space(action_space)
+        self._env_action_space, self._worker_index, self._rng = action_space, worker_index, rng
+        self.row_distribution = RowDistribution(self.distribution, rng)
+        self.make_exploration(config, num_rows)
+
+    @property
+    def is_heuristic(self) -> bool:
+        """Whether the module chooses actions by rules, without exploration."""
+        return isinstance(self.module, HeuristicModule)
+
+    def choose(self, obs: Tree, *, timestep: int, explore: bool, random_actions: bool) -> Choices:
+        """Return module actions, outputs of the policy, and log-probabilities where the outputs do not give them.
+
+        Args:
+            obs: Observations, a tree of `[B, ...]`; B is the number of rows that the exploration was made for.
+            timestep: Env steps of all runners so far.
+            explore: Whether to explore.
+            random_actions: Whether to draw actions uniformly from the action space instead.
+
+        Returns:
+            Actions `[B, ...]`, outputs float32 `[B, D]`, and `None` or log-probabilities `[B]`.
+        """
+        if isinstance(self.module, HeuristicModule) and not random_actions:
+            actions = np.asarray(self.module.choose_actions(obs, self._rng), self.distribution.action_dtype)
+            return actions, np.zeros((len(actions), self.distribution.num_inputs), np.float32), np.zeros(len(actions))
+        row = self.row_distribution
+        row.obs, row.inputs = obs, self._no_outputs if self.is_heuristic else self.inference(obs)
+        if random_actions:
+            return row.random(), row.inputs, None
+        actions, logp = self.exploration.get_exploration_action(
+            action_distribution=row, timestep=timestep, explore=explore
+        )
+        return np.asarray(actions), row.inputs, logp
+
+    def make_exploration(self, config: AlgorithmConfig, num_rows: int) -> None:
+        """Make the exploration, which begins anew, for `num_rows` observations at once."""
+        self._no_outputs = np.zeros((num_rows, self.distribution.num_inputs), np.float32)
+        self.exploration = make_exploration(
+            config,
+            self._env_action_space,
+            model=self.module,
+            inference=self.inference,
+            num_workers=config.num_env_runners,
+            worker_index=self._worker_index,
+            num_envs=num_rows,
+            rng=self._rng,
+        )
