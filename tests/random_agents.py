@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,3 +126,11 @@ class RandomAgents(MultiAgentEnv):
             if agent in obs or agent in outcomes:
                 step.next_obs = self.seen[agent]
                 del self.open[agent]
+
+    _KEPT = ("rng", "number", "episode", "num_steps", "t", "dead", "seen", "open", "early", "totals", "to_act")
+
+    def get_state(self) -> dict[str, Any]:
+        return {"pickled": np.frombuffer(pickle.dumps({name: getattr(self, name) for name in self._KEPT}), np.uint8)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        vars(self).update(pickle.loads(state["pickled"].tobytes()))

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from corral.episodes.episode import SingleAgentEpisode as SingleAgentEpisode
     from corral.exploration.base import Exploration as Exploration
     from corral.metrics.summary import summary as summary
+    from corral.modules.heuristic import HeuristicModule as HeuristicModule
+    from corral.modules.heuristic import RandomModule as RandomModule
     from corral.modules.module import Module as Module
     from corral.policies.evaluate import PolicyEvaluation as PolicyEvaluation
     from corral.policies.evaluate import evaluate_policy as evaluate_policy
@@ -49,12 +51,14 @@ _HOMES = {
     "EnvContext": "corral.envs.vector",
     "EpisodeReset": "corral.envs.episode_resets",
     "Exploration": "corral.exploration.base",
+    "HeuristicModule": "corral.modules.heuristic",
     "Module": "corral.modules.module",
     "MultiAgentEnv": "corral.envs.multi_agent_env",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
     "Policy": "corral.policies.policy",
     "PolicyEvaluation": "corral.policies.evaluate",
+    "RandomModule": "corral.modules.heuristic",
     "SAC": "corral.algorithms.sac",
     "SACConfig": "corral.algorithms.sac",
     "SampleRequest": "corral.runners.requests",

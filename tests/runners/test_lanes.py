@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 from corral import PPOConfig
+from corral.checkpoint.codec import decode, encode
 from corral.episodes.lanes import LaneRollout, MultiAgentRollout
 from corral.episodes.rollout import Rollout
+from corral.errors import CheckpointError
+from corral.modules.heuristic import HeuristicModule, RandomModule
 from corral.runners.make_runner import make_runner
+from corral.runners.runner_state import check_runner_state, get_runner_state, set_runner_state, undo_runner_state
 from random_agents import Experience, Log, RandomAgents
 
 Played = dict[tuple[int, Any], list[tuple[float, ...]]]
@@ -161,3 +165,65 @@ def test_a_mapping_may_use_lanes_that_no_trial_showed() -> None:
     assert len(runner.lanes["other"]) == num_lanes + 3
     assert played(rollouts) == {key: steps for key, steps in expected(logs).items() if steps}
     assert all(isinstance(part, LaneRollout) for rollout in rollouts for part in rollout.modules.values())
+
+
+@pytest.mark.parametrize("way", ["shared", "changing", "kinds"])
+@pytest.mark.parametrize("num_timesteps", [4, 31])
+def test_a_runner_continues_exactly_from_its_state(way: str, num_timesteps: int) -> None:
+    """Steps whose outcome is not known, agents that wait, and episodes with several modules go on in another runner."""
+    runner = make({}, **WAYS[way])
+    for _ in range(4):
+        runner.sample(num_timesteps=num_timesteps)
+        state = decoded(get_runner_state(runner))
+        other = make({}, **WAYS[way])
+        other.sample(num_timesteps=13)  # what it has done before is forgotten
+        check_runner_state(other, state)
+        assert set_runner_state(other, state)["num_envs_continued"] == 3
+        expected_next = [other.sample(num_timesteps=num_timesteps) for _ in range(3)]
+        other = make({}, **WAYS[way])
+        set_runner_state(other, state)
+        undo_runner_state(other)
+        set_runner_state(other, state)
+        for rollout in expected_next:
+            assert_same(rollout, other.sample(num_timesteps=num_timesteps))
+        assert_same(expected_next[0], runner.sample(num_timesteps=num_timesteps))
+
+
+def test_a_state_of_other_agents_is_refused() -> None:
+    runner, other = make({}), make({}, env_config={"num_agents": 3})
+    runner.sample(num_timesteps=9)
+    with pytest.raises(CheckpointError, match=r"agents|observations"):
+        check_runner_state(other, get_runner_state(runner))
+
+
+def decoded(state: Any) -> Any:
+    return decode(encode(state))
+
+
+def assert_same(one: MultiAgentRollout, other: MultiAgentRollout) -> None:
+    assert one.modules.keys() == other.modules.keys() and one.num_agent_steps == other.num_agent_steps
+    for module_id, part in one.modules.items():
+        assert part.env_rows.tolist() == other.modules[module_id].env_rows.tolist()
+        for name, column in part.columns.items():
+            np.testing.assert_array_equal(column, other.modules[module_id].columns[name], err_msg=name)
+
+
+class LowestOfSeen(HeuristicModule):
+    """Plays the number that it has just seen, by its remainder."""
+
+    def choose_actions(self, obs: Any, rng: np.random.Generator) -> Any:
+        return obs[:, 0].astype(np.int64) % 3
+
+
+@pytest.mark.parametrize("explore", [True, False])
+def test_rules_choose_the_actions_of_their_agents(explore: bool) -> None:
+    policies = {"rules": {"module_class": LowestOfSeen}, "random": {"module_class": RandomModule}, "net": {}}
+    runner = make({}, lambda agent, episode: {"a0": "rules", "a1": "random"}.get(agent, "net"), policies)
+    rollout = runner.sample(num_timesteps=600, explore=explore)
+    rules = rollout.modules["rules"]
+    np.testing.assert_array_equal(rules.actions[rules.valid], rules.obs[:-1, :, 0][rules.valid].astype(int) % 3)
+    at_random = rollout.modules["random"]
+    counts = np.bincount(at_random.actions[at_random.valid].astype(int), minlength=3)
+    assert counts.min() > 0.6 * counts.mean()
+    wild = runner.sample(num_timesteps=300, random_actions=True).modules["rules"]
+    assert len(np.unique(wild.actions[wild.valid] - wild.obs[:-1, :, 0][wild.valid].astype(int) % 3)) > 1

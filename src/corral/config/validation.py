@@ -17,6 +17,7 @@ from corral.envs.episode_resets import RESET_FN_ARGUMENTS, reset_fn_arguments
 from corral.envs.vector import resolve_env
 from corral.errors import ConfigError, nearest, nearest_name
 from corral.exploration import check_exploration
+from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import ActorCritic, Module
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def validate(config: AlgorithmConfig) -> None:
     _validate_evaluation(config)
     _validate_optimizer(config)
     _validate_device(config.device)
+    _validate_modules(config)
 
 
 def _validate_sampling(config: AlgorithmConfig) -> None:
@@ -231,6 +233,61 @@ def _validate_device(device: str) -> None:
         raise ConfigError(f"device={device!r}, but torch finds no CUDA device here; use 'auto' or 'cpu'.")
 
 
+# Groups of the settings that can differ for a module, and the settings in them that are the same for all modules.
+_OF_MODULES = ("training", "exploration", "rl_module")
+_SHARED = frozenset({"store_buffer_in_checkpoints"})
+
+
+def _validate_modules(config: AlgorithmConfig) -> None:
+    """Refuse modules that do not exist, and settings of modules that contradict each other or differ in vain."""
+    overrides = config.algorithm_config_overrides_per_module
+    if not config.is_multi_agent:
+        for name in ("policy_mapping_fn", "policies_to_train", "algorithm_config_overrides_per_module"):
+            if value := getattr(config, name):
+                raise ConfigError(f"multi_agent: {name}={value!r:.80} needs policies={{...}}, the ids of the modules.")
+        return
+    chosen = config.policies_to_train
+    named = [*overrides, *(chosen if isinstance(chosen, (list, tuple)) else ())]
+    for module_id in named:
+        if module_id not in config.policies:
+            raise ConfigError(f"multi_agent: there is no module {module_id!r}. {nearest(module_id, config.policies)}")
+    for module_id in config.policies:
+        try:
+            _validate_overrides_of_module(config, overrides.get(module_id, {}))
+            _validate_module_alone(config, module_id)
+        except ConfigError as error:
+            raise ConfigError(f"module {module_id!r}: {error}") from error
+
+
+def _validate_overrides_of_module(config: AlgorithmConfig, settings: Mapping[str, Any]) -> None:
+    homes = {name: group for group, names in config.group_fields().items() for name in names}
+    shared = _SHARED | ({"train_batch_size_per_learner"} if config.ON_POLICY else set())
+    for name, value in config.overrides(**settings).items():
+        if homes[name] not in _OF_MODULES or name in shared:
+            raise ConfigError(
+                f"algorithm_config_overrides_per_module: {name}={value!r:.80} is the same for all modules: set it "
+                f"with .{homes[name]}({name}=...)."
+            )
+
+
+def _validate_module_alone(config: AlgorithmConfig, module_id: str) -> None:
+    """Validate the config of one module, if it has settings of its own."""
+    given, own = config.policies[module_id], config.for_module(module_id)
+    trains = config.trains(module_id)
+    if config.policies_to_train is not None and trains and not _has_network(own):
+        raise ConfigError(
+            f"{own.module_class.__name__} chooses actions by rules, so it cannot learn: leave the module out of "
+            "policies_to_train."
+        )
+    if given or module_id in config.algorithm_config_overrides_per_module:
+        alone = {"policies": {module_id: {}}, "policies_to_train": [module_id] if trains else []}
+        own.copy(**alone, policy_mapping_fn=None, algorithm_config_overrides_per_module={}).validate()
+
+
+def _has_network(config: AlgorithmConfig) -> bool:
+    return not (inspect.isclass(config.module_class) and issubclass(config.module_class, HeuristicModule))
+
+
 def _validate_optimizer(config: AlgorithmConfig) -> None:
     import torch
 
@@ -312,12 +369,20 @@ def reconfigured(config: ConfigT, settings: Mapping[str, Any], *, fixed: Collect
 
 def _validate_module(config: AlgorithmConfig) -> None:
     base, module_class = config.default_module_class, config.module_class or config.default_module_class
-    own = Module if base is ActorCritic else base  # required base of a user's class
+    learns = _has_network(config) and any(map(config.trains, config.module_ids))
+    own = Module if base is ActorCritic or not learns else base  # required base of a user's class
+    if not _has_network(config):
+        own = HeuristicModule
+        if not config.is_multi_agent:
+            raise ConfigError(
+                f"rl_module: {module_class.__name__} chooses actions by rules and cannot learn: give it to a module of "
+                "an env with several agents, with .multi_agent(policies={...})."
+            )
     if not (inspect.isclass(module_class) and issubclass(module_class, own)):
         name = "corral.Module" if own is Module else f"{own.__module__}.{own.__name__}"
         raise ConfigError(f"rl_module: module_class must be a subclass of {name}, got {module_class!r}.")
     for method in own.MUST_DEFINE:
-        if getattr(module_class, method) is getattr(Module, method, None):
+        if getattr(module_class, method) is getattr(own, method, None):
             raise ConfigError(f"rl_module: {module_class.__name__} must define {method}(self, obs).")
     if module_class is base and base.CONFIG is not None:
         base.CONFIG.parse(config.model_config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from corral.envs.sub_envs import original
 from corral.episodes.episode import SingleAgentEpisode
 from corral.episodes.lanes import MultiAgentRollout
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
-from corral.errors import ConfigError
+from corral.errors import CheckpointError, ConfigError
 from corral.runners.actor import Actor
 from corral.runners.lanes import Lanes
 from corral.runners.runner import EnvRunner, fill_logp
@@ -93,6 +93,7 @@ class MultiAgentEnvRunner(EnvRunner):
         return {
             ("exploration", module_id, name): value
             for module_id, actor in self.actors.items()
+            if not actor.is_heuristic
             for name, value in actor.exploration.get_metrics(self._timestep).items()
         }
 
@@ -106,6 +107,57 @@ class MultiAgentEnvRunner(EnvRunner):
     def _set_exploration_state(self, state: Mapping[str, Any]) -> None:
         for module_id, own in state.items():
             self.actors[module_id].exploration.set_state(own)
+
+    # State.
+
+    def get_unfinished(self) -> dict[str, Any]:
+        """Return the lanes, and which module acts for each seat in the current episodes."""
+        return {
+            "lanes": {module_id: lanes.get_state() for module_id, lanes in self.lanes.items()},
+            "modules": [[self._name_of(index) for index in row] for row in self._module_of.tolist()],
+            "seat_returns": self._returns.copy(),
+        }
+
+    def check_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Check a state of `get_unfinished`, without changing anything.
+
+        Raises:
+            CheckpointError: It is of other agents or modules.
+        """
+        shape = self._returns.shape
+        if state["seat_returns"].shape != shape or [len(row) for row in state["modules"]] != [shape[1]] * shape[0]:
+            raise CheckpointError(f"the unfinished episodes of a runner are not of {shape[1]} agents.")
+        used = {module_id for row in state["modules"] for module_id in row} - {None}
+        if unknown := sorted(used - self.lanes.keys()):
+            raise CheckpointError(f"modules {unknown} act in unfinished episodes of a runner that has no such modules.")
+        for module_id, part in state["lanes"].items():
+            if module_id in self.lanes:
+                self.lanes[module_id].check_state(part)
+
+    def set_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_unfinished`."""
+        self._forget_seats()
+        self._returns = state["seat_returns"].copy()
+        index_of = {module_id: index for index, module_id in enumerate(self.lanes)}
+        self._module_of = np.array([[index_of.get(name, -1) for name in row] for row in state["modules"]])
+        for module_id, lanes in self.lanes.items():
+            if module_id in state["lanes"]:
+                for place in lanes.missing_places(state["lanes"][module_id]):
+                    self._add_lanes(module_id, place, self._blocks[module_id].agents[place])
+                lanes.set_state(state["lanes"][module_id])
+
+    def keep_unfinished(self) -> Callable[[], None]:
+        """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
+        kept = [(lanes, dict(vars(lanes))) for lanes in self.lanes.values()]
+
+        def undo() -> None:
+            for lanes, attributes in kept:
+                vars(lanes).update(attributes)
+
+        return undo
+
+    def _name_of(self, index: int) -> str | None:
+        return list(self.lanes)[index] if index >= 0 else None
 
     # Sampling.
 
@@ -185,14 +237,9 @@ class MultiAgentEnvRunner(EnvRunner):
     def _act(self, module_id: str, lanes: Lanes, row: int, timestep: int, explore: bool, random_actions: bool) -> None:
         """Choose the actions of the lanes that act, and put them into the actions for the vector env."""
         actor, block = self.actors[module_id], self._blocks[module_id]
-        actor.row_distribution.inputs = outputs = actor.inference(lanes.obs)
-        actor.row_distribution.obs = lanes.obs
-        if random_actions:
-            actions, logp = actor.row_distribution.random(), None
-        else:
-            actions, logp = actor.exploration.get_exploration_action(
-                action_distribution=actor.row_distribution, timestep=timestep, explore=explore
-            )
+        actions, outputs, logp = actor.choose(
+            lanes.obs, lanes.begins, timestep=timestep, explore=explore, random_actions=random_actions
+        )
         actions = np.asarray(actions)
         acting = lanes.act(row, actions, outputs, logp)
         env_actions, seats = actor.distribution.to_env(actions), self._actions[block.name]
