@@ -208,6 +208,7 @@ class TestSeats:
         ("changes", "message"),
         [
             ({"possible_agents": ["a", "a"]}, "agent 'a' is in possible_agents twice"),
+            ({"possible_agents": ["1", "a", 1]}, "agent 1 is in possible_agents twice, as a string or an integer"),
             ({"possible_agents": ["a", ("b", 1)]}, r"agent \('b', 1\): an agent id must be a string or an integer"),
             ({"possible_agents": ["a", True]}, "agent True: an agent id must be"),
             ({"possible_agents": ["a", "__all__"]}, "agent '__all__': an agent id must be"),
