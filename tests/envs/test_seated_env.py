@@ -261,7 +261,8 @@ class TestEnds:
         assert act(env)[0]["observed"].tolist() == [1, 1]
 
     def test_a_reset_in_the_middle_of_an_episode_forgets_who_joined(self) -> None:
-        steps = [(see("a", "b"), {}, {"__all__": False}, {}, {}), (see("b"), {}, {"a": True, "__all__": False}, {}, {})]
+        steps = [(see("a", "b"), {}, {"__all__": False}, {}, {})] * 2
+        steps[1] = (see("a", "b"), {}, {"a": True, "__all__": False}, {}, {})
         env = SeatedEnv(Scripted([(see("a", "b"), {})] * 2, steps))
         env.reset()
         act(env)
