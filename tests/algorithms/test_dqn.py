@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from corral import DQNConfig
 from corral.algorithms.dqn import DQN, c51_loss, dqn_loss, projected
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError
 from corral.learners import numpy_q_learning
 from corral.learners.losses import Batch
-from corral.modules.module import DEFAULT_MODULE_ID
 from corral.modules.q_module import DuelingHead, NoisyLinear, QModule
 from corral.testing import CountingEnv, IdentityEnv, TimeLimitCorridor
 

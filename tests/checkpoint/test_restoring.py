@@ -17,9 +17,9 @@ import torch
 
 from corral import DQN, PPO, Algorithm, Callback, DQNConfig, PPOConfig
 from corral.checkpoint import read_checkpoint, write_checkpoint
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.errors import CheckpointError, ConfigError
 from corral.learners.settings import UpdateSettings
-from corral.modules.module import DEFAULT_MODULE_ID
 from corral.testing import CountingEnv, IdentityEnv
 from user_files import MY_ALGO, SMALL, write_my_algo
 

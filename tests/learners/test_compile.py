@@ -14,10 +14,11 @@ from learner_cases import LossResult, make_learner, regression, squares, update
 from torch import Tensor
 
 from corral import AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.errors import LossError
 from corral.learners import losses, numpy_q_learning
 from corral.learners.losses import Batch
-from corral.modules.module import DEFAULT_MODULE_ID, ActorCritic, Module
+from corral.modules.module import ActorCritic, Module
 from corral.testing import IdentityEnv
 
 

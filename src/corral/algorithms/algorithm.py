@@ -28,6 +28,7 @@ from corral.checkpoint import Checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
 from corral.config.validation import reconfigured, round_size
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.interrupts import interrupts_deferred
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
@@ -43,7 +44,7 @@ from corral.metrics.logger import MetricsLogger
 from corral.metrics.result import merge_nested, plain_numbers
 from corral.metrics.timers import Timers, timer_results
 from corral.modules.layers import Layers
-from corral.modules.module import DEFAULT_MODULE_ID, Module
+from corral.modules.module import Module
 from corral.modules.threads import limit_threads, num_threads_for
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.tree import Tree
 from corral.exploration import RowDistribution, make_exploration
 from corral.learners.learner_group import LearnerGroup
 from corral.modules.distributions import FloatArray
-from corral.modules.module import DEFAULT_MODULE_ID
 from corral.modules.spec import check_module
 from corral.policies.policy import Policy
 

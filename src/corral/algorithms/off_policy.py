@@ -16,12 +16,12 @@ from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.algorithm_state import all_or_nothing, restore_last
 from corral.config.config import AlgorithmConfig
 from corral.core.columns import describe
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.schedules import schedule_value
 from corral.core.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from corral.errors import ConfigError, LossError
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
-from corral.modules.module import DEFAULT_MODULE_ID
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
 
 log = logging.getLogger("corral")

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
 from corral.config.config import AlgorithmConfig
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.returns import gae
 from corral.core.schedules import Schedule, schedule_value
 from corral.core.settings import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, Probability
@@ -27,7 +28,7 @@ from corral.episodes.rollout import Rollout, level_added_columns
 from corral.errors import ConfigError
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
-from corral.modules.module import DEFAULT_MODULE_ID, Module
+from corral.modules.module import Module
 
 if TYPE_CHECKING:
     from corral.config.setter_types import PPOTrainingArgs

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, learner_metrics
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.schedules import schedule_value
 from corral.core.settings import NonNegativeSchedule, PositiveFloat
 from corral.learners.losses import Batch, Loss
 from corral.modules.distributions import categorical_logp
-from corral.modules.module import DEFAULT_MODULE_ID, Module
+from corral.modules.module import Module
 from corral.modules.sac_module import SACModule
 from corral.replay import ReplayConfig
 

@@ -16,12 +16,12 @@ from corral.checkpoint.large_arrays import join_arrays, split_arrays
 from corral.checkpoint.places import Location
 from corral.checkpoint.settings import call_with, config_of, of_script, unnamed
 from corral.config.validation import optimizer_class
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.settings import import_path, names_script, path_of
 from corral.envs.vector import resolve_env
 from corral.errors import CheckpointError, ConfigError
 from corral.exploration.base import acts_by_module
 from corral.loggers.run import plain, run_name
-from corral.modules.module import DEFAULT_MODULE_ID
 from corral.policies.description import policy_description
 
 if TYPE_CHECKING:

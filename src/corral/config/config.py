@@ -29,6 +29,7 @@ from corral.config.settings import (
     ExplorationSettings,
     FaultToleranceSettings,
     LearnersSettings,
+    MultiAgentSettings,
     ReportingSettings,
     RLModuleSettings,
     TrainingSettings,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         ExplorationArgs,
         FaultToleranceArgs,
         LearnersArgs,
+        MultiAgentArgs,
         ReportingArgs,
         RLModuleArgs,
     )
@@ -66,6 +68,7 @@ class AlgorithmConfig(
     CheckpointingSettings,
     ReportingSettings,
     FaultToleranceSettings,
+    MultiAgentSettings,
     EvaluationSettings,
     CallbacksSettings,
     LearnersSettings,
@@ -139,6 +142,10 @@ class AlgorithmConfig(
     def evaluation(self, **settings: Unpack[EvaluationArgs]) -> Self:
         """Set how to evaluate; see `EvaluationSettings`."""
         return self._set("evaluation", settings)
+
+    def multi_agent(self, **settings: Unpack[MultiAgentArgs]) -> Self:
+        """Set the modules of several agents, and which agent has which; see `MultiAgentSettings`."""
+        return self._set("multi_agent", settings)
 
     def fault_tolerance(self, **settings: Unpack[FaultToleranceArgs]) -> Self:
         """Set what happens when a runner or an env fails; see `FaultToleranceSettings`."""
@@ -473,6 +480,31 @@ class AlgorithmConfig(
             EnvError: The env cannot be made, or does not match its spaces.
         """
         return self.algo_class(self)
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """Whether the env has several agents, whose modules are set with `.multi_agent(...)`."""
+        return bool(self.policies)
+
+    @property
+    def module_ids(self) -> list[str]:
+        """Ids of all modules."""
+        from corral.core.ids import DEFAULT_MODULE_ID
+
+        return list(self.policies) or [DEFAULT_MODULE_ID]
+
+    def for_module(self, module_id: str) -> Self:
+        """Return a frozen copy with the settings of one module in place of those that all modules have in common."""
+        own = {name: part for name, part in self.policies.get(module_id, {}).items() if part is not None}
+        own = {name: own[name] for name in ("module_class", "model_config") if name in own}
+        return self.copy(**own, **self.algorithm_config_overrides_per_module.get(module_id, {})).freeze()
+
+    def trains(self, module_id: str) -> bool:
+        """Return whether `policies_to_train` includes a module; a module without weights does not learn anyway."""
+        chosen = self.policies_to_train
+        if callable(chosen):
+            return bool(chosen(module_id))
+        return chosen is None or module_id in chosen
 
     def module_spec(self, observation_space: Any, action_space: Any) -> ModuleSpec:
         """Return the spec of the module for these spaces; `spec.build()` makes a module."""

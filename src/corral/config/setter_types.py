@@ -103,6 +103,16 @@ class EvaluationArgs(TypedDict, total=False):
     custom_eval_function: Any
 
 
+class MultiAgentArgs(TypedDict, total=False):
+    """Settings of `.multi_agent(...)`; see `MultiAgentSettings`."""
+
+    policies: Mapping[str, Mapping[str, Any]]
+    policy_mapping_fn: Any
+    policies_to_train: Any
+    count_steps_by: Literal["env_steps", "agent_steps"]
+    algorithm_config_overrides_per_module: Mapping[str, Mapping[str, Any]]
+
+
 class FaultToleranceArgs(TypedDict, total=False):
     """Settings of `.fault_tolerance(...)`; see `FaultToleranceSettings`."""
 

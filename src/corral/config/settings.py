@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from corral.core.ids import ALL_MODULES
 from corral.core.settings import (
     Importable,
     NonNegativeFloat,
@@ -15,6 +17,8 @@ from corral.core.settings import (
     PositiveFloat,
     PositiveInt,
     Probability,
+    check_names,
+    imported,
     same_value,
 )
 
@@ -263,6 +267,60 @@ class EvaluationSettings:
     in_evaluation: bool = False
 
 
+_POLICY_SETTINGS = ("module_class", "model_config", "observation_space", "action_space")
+
+
+def _policies(value: Any) -> Any:
+    """Return settings by module id from what a user may give: ids alone, or ids with settings or `None`."""
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} is one id: give a set or a dict of ids, such as {{{value!r}}}")
+    if not isinstance(value, Mapping):
+        value = dict.fromkeys(sorted(value) if isinstance(value, Set) else value)
+    found: dict[str, dict[str, Any]] = {}
+    for module_id, settings in value.items():
+        if not isinstance(module_id, str) or not module_id or "/" in module_id or module_id == ALL_MODULES:
+            raise ValueError(f"{module_id!r} is no module id: ids are strings without a slash, not {ALL_MODULES!r}")
+        if not isinstance(settings, Mapping | None):
+            raise ValueError(f"policy {module_id!r} must have a dict of settings or None, and has {settings!r:.80}")
+        check_names(f"policies: {module_id!r}", settings or {}, _POLICY_SETTINGS)
+        found[module_id] = {name: imported(part) for name, part in (settings or {}).items()}
+    return found
+
+
+def _to_train(value: Any) -> Any:
+    value = imported(value) if isinstance(value, str) and ":" in value else value
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} is one id: give a list of ids, such as [{value!r}]")
+    return sorted(value) if isinstance(value, Set) else value
+
+
+@dataclass(kw_only=True)
+class MultiAgentSettings:
+    """Settings of several agents.
+
+    Attributes:
+        policies: The modules that choose actions: a set or list of module ids, or a dict of settings by module id, any
+            of `module_class`, `model_config`, `observation_space` and `action_space`. What is not given is as in the
+            whole config, and the spaces are the spaces of the agents. Empty if there is one agent.
+        policy_mapping_fn: Function `(agent_id, episode)` that returns the id of the module that chooses the actions of
+            an agent, called once in each episode, when the agent is first observed. It may also take `worker`, which
+            is the runner. `None` needs no function: with one module all agents share it; with several, each agent has
+            the module whose id is the agent's.
+        policies_to_train: Ids of the modules that learn, or a function `(module_id)` that says whether a module does.
+            `None` is all modules that have weights.
+        count_steps_by: What the batch sizes of training count: `"env_steps"`, in which several agents may act, or
+            `"agent_steps"`.
+        algorithm_config_overrides_per_module: Settings of `.training(...)` and `.exploration(...)` that differ for a
+            module, by module id, as in `{"main": {"lr": 1e-4}}`.
+    """
+
+    policies: Annotated[dict[str, dict[str, Any]], BeforeValidator(_policies)] = field(default_factory=dict)
+    policy_mapping_fn: Importable = None
+    policies_to_train: Annotated[Any, BeforeValidator(_to_train)] = None
+    count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
+    algorithm_config_overrides_per_module: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
 @dataclass(kw_only=True)
 class FaultToleranceSettings:
     """Settings for failures of runners and envs.
@@ -379,6 +437,7 @@ GROUPS: dict[str, type] = {
     "learners": LearnersSettings,
     "callbacks": CallbacksSettings,
     "evaluation": EvaluationSettings,
+    "multi_agent": MultiAgentSettings,
     "fault_tolerance": FaultToleranceSettings,
     "reporting": ReportingSettings,
     "checkpointing": CheckpointingSettings,

@@ -112,7 +112,8 @@ def _missing_name(module_name: str, owner: Any, name: str) -> str:
     return f"{module_name!r} has no {name!r}. {nearest(name, [n for n in vars(owner) if not n.startswith('_')])}"
 
 
-def _imported(value: Any) -> Any:
+def imported(value: Any) -> Any:
+    """Return what a string names as an import path, and anything else as it is."""
     return import_path(value) if isinstance(value, str) else value
 
 
@@ -177,7 +178,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 NonNegativeSchedule = Annotated[Schedule, AfterValidator(ScheduleBounds())]
-Importable = Annotated[Any, BeforeValidator(_imported)]
+Importable = Annotated[Any, BeforeValidator(imported)]
 """Anything; a string is an import path."""
 
 

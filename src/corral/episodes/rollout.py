@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.columns import describe, empty_column
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.tree import Tree, map_tree
 from corral.episodes.episode import Notes, SingleAgentEpisode
 from corral.episodes.infos import NotSent, check_sent, stacked, value_at
@@ -147,6 +148,10 @@ class Rollout(StepColumns):
         done: NDArray[np.bool_] = self.terminated | self.truncated
         return done
 
+    def by_module(self) -> dict[str, Rollout]:
+        """Return the rollouts of the modules, by module id: with a single agent, this one."""
+        return {DEFAULT_MODULE_ID: self}
+
     def set_logp(self, row: int, logp: Any) -> None:
         """Set the log-probability `[N]` of the actions of a row, if it differs from the policy's distribution."""
         if "logp" not in self.columns:
@@ -248,6 +253,15 @@ class Rollout(StepColumns):
         if self.valid.all():
             return map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
         return map_tree(lambda leaf: leaf[self.valid], column)
+
+
+def group_by_module(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
+    """Return the rollouts of each module, by module id, in the order in which they are given."""
+    found: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        for module_id, part in rollout.by_module().items():
+            found.setdefault(module_id, []).append(part)
+    return found
 
 
 def level_added_columns(rollouts: Sequence[Rollout]) -> None:

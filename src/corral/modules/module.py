@@ -18,8 +18,6 @@ from corral.core.tree import Tree, leaves
 from corral.modules.distributions import DiagGaussian, action_distribution
 from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, Flat, is_image, orthogonal
 
-DEFAULT_MODULE_ID = "default_policy"
-
 
 @dataclass
 class NetworkConfig:

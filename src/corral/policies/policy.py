@@ -11,13 +11,14 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree
 from corral.envs.checks import mismatch
 from corral.errors import CheckpointError, ObservationError
 from corral.modules.distributions import FloatArray
 from corral.modules.inference import Inference
-from corral.modules.module import DEFAULT_MODULE_ID, Module
+from corral.modules.module import Module
 from corral.policies.description import described_spec
 
 if TYPE_CHECKING:

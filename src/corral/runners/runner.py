@@ -13,6 +13,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import make_dispatcher
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.seeding import id_prefix, runner_seeds, seed_everything
 from corral.core.tree import map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
@@ -28,7 +29,7 @@ from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
 from corral.modules.distributions import ActionDistribution, module_action_space
 from corral.modules.inference import Inference
-from corral.modules.module import DEFAULT_MODULE_ID, Module
+from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest

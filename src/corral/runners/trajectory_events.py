@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from corral.callbacks.dispatch import Dispatcher
+from corral.core.ids import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from corral.core.tree import map_tree
 from corral.episodes.rollout import Rollout
 from corral.episodes.trajectories import TrajectoryBatch
-from corral.modules.module import DEFAULT_MODULE_ID, Module
+from corral.modules.module import Module
 
 if TYPE_CHECKING:
     from corral.runners.runner import EnvRunner
-
-DEFAULT_AGENT_ID = "default_agent"
 
 
 def postprocess_trajectories(rollout: Rollout, callbacks: Dispatcher, runner: EnvRunner, module: Module) -> None:
