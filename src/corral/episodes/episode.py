@@ -84,6 +84,8 @@ class SingleAgentEpisode:
 
     observation_space: spaces.Space[Any] | None
     action_space: spaces.Space[Any] | None
+    agent_id: AgentID | None
+    module_id: str | None
 
     # Construction.
 
@@ -155,8 +157,7 @@ class SingleAgentEpisode:
         self.is_terminated = self.is_truncated = False
         self.notes: Notes = ({}, {})
         self.observation_space = self.action_space = None
-        self.agent_id: AgentID | None = None
-        self.module_id: str | None = None
+        self.agent_id = self.module_id = None
         self._first = 0  # row of the oldest step, lookback included
         self._start: int | None = None  # row of index 0
         self._stop: int | None = None  # row past the last; None follows the columns as they grow
