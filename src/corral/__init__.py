@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from corral.callbacks.callback import make_multi_callbacks as make_multi_callbacks
     from corral.config.config import AlgorithmConfig as AlgorithmConfig
     from corral.envs.episode_resets import EpisodeReset as EpisodeReset
+    from corral.envs.multi_agent_env import MultiAgentEnv as MultiAgentEnv
     from corral.envs.tasks import TaskSettableEnv as TaskSettableEnv
     from corral.envs.vector import EnvContext as EnvContext
     from corral.episodes.episode import SingleAgentEpisode as SingleAgentEpisode
@@ -49,6 +50,7 @@ _HOMES = {
     "EpisodeReset": "corral.envs.episode_resets",
     "Exploration": "corral.exploration.base",
     "Module": "corral.modules.module",
+    "MultiAgentEnv": "corral.envs.multi_agent_env",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
     "Policy": "corral.policies.policy",

@@ -177,7 +177,7 @@ class Algorithm(metaclass=_WithHints):
             self.env_runner_group.on_recreated = self._announce_recreated
             log.info("Engine: %s.", self.env_runner_group.engine_name)
             self.round_size = round_size(config, self.env_runner_group.num_envs)
-            spec = self.env_runner_group.module_spec
+            spec = self.env_runner_group.module_specs[DEFAULT_MODULE_ID]
             self._policy = DriverPolicy(config, spec, self.env_runner_group.num_envs)  # which checks the module
             self.exploration = self._policy.exploration
             module = spec.build()

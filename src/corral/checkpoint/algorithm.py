@@ -77,7 +77,7 @@ def describe_algorithm(algorithm: Algorithm, *, with_buffer: bool = True) -> dic
 
 def describe_policies(algorithm: Algorithm) -> dict[str, dict[str, Any]]:
     """Return the descriptions of an algorithm's policies by module id."""
-    spec = algorithm.env_runner_group.module_spec
+    spec = algorithm.env_runner_group.module_specs[DEFAULT_MODULE_ID]
     return {DEFAULT_MODULE_ID: policy_description(spec, acts_by_module=acts_by_module(algorithm.exploration))}
 
 

@@ -518,6 +518,18 @@ class AlgorithmConfig(
             self.seed or 0,
         )
 
+    def module_specs(self, observation_space: Any, action_space: Any) -> dict[str, ModuleSpec]:
+        """Return the specs of all modules by module id, for the spaces of an env as its vector env has them.
+
+        Raises:
+            ConfigError: The spaces of a module with several agents are not known, or not the spaces of its agents.
+        """
+        from corral.config.modules import specs_of_agents
+
+        if self.is_multi_agent:
+            return specs_of_agents(self, observation_space.seats)
+        return {self.module_ids[0]: self.module_spec(observation_space, action_space)}
+
     def validate(self) -> None:
         """Refuse contradictions before anything starts.
 

@@ -1,4 +1,7 @@
-"""Ids of modules and agents that have a fixed meaning."""
+"""Ids of agents and modules; some have a fixed meaning."""
+
+AgentID = str | int
+"""Id of an agent in an env."""
 
 DEFAULT_MODULE_ID = "default_policy"
 """Id of the module of a single agent."""

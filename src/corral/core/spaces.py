@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from corral.core.tree import Tree, named_leaves
 
+SUPPORTED_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
 
 def space_tree(space: spaces.Space[Any]) -> Tree:
     """Return a space as a tree of plain spaces, nested like the observations of the space."""
@@ -18,6 +20,23 @@ def space_tree(space: spaces.Space[Any]) -> Tree:
     if isinstance(space, spaces.Tuple):
         return tuple(space_tree(part) for part in space.spaces)
     return space
+
+
+def unsupported(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> str | None:
+    """Return which of the spaces of an agent modules do not support, and what to use instead, or `None`."""
+    for path, leaf in named_leaves(space_tree(observation_space), "observation_space"):
+        if not isinstance(leaf, SUPPORTED_LEAVES):
+            return (
+                f"unsupported observation space {leaf} at {path}; use Box, Discrete, MultiDiscrete, MultiBinary, or a "
+                "Dict or Tuple of these spaces"
+            )
+    is_float_box = isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
+    if not isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)) and not is_float_box:
+        return (
+            f"unsupported action space {action_space}; use Discrete, MultiDiscrete, MultiBinary or a floating-point "
+            "Box (flatten a Dict or Tuple with gymnasium.wrappers)"
+        )
+    return None
 
 
 def module_observation_space(space: spaces.Space[Any]) -> spaces.Space[Any]:

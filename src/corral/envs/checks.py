@@ -12,16 +12,15 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.spaces import space_tree
+from corral.core.spaces import space_tree, unsupported
 from corral.core.tree import Tree, leaves, map_tree, named_leaves
+from corral.envs.seats import SeatsSpace
 from corral.errors import EnvError
 
 if TYPE_CHECKING:
     from corral.episodes.rollout import Rollout
 
 log = logging.getLogger("corral")
-
-SUPPORTED_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def check_env(env: gym.Env[Any, Any], name: str) -> None:
@@ -81,20 +80,11 @@ def check_spaces(env: Any, name: str, prefix: str = "") -> None:
         space = getattr(env, prefix + field, None)
         if not isinstance(space, spaces.Space):
             raise EnvError(f"env {name!r}: {prefix}{field} must be a gymnasium space, got {_short(space)}.")
-    observation_space = getattr(env, prefix + "observation_space")
-    for path, leaf in named_leaves(space_tree(observation_space), "observation_space"):
-        if not isinstance(leaf, SUPPORTED_LEAVES):
-            raise EnvError(
-                f"env {name!r}: unsupported observation space {leaf} at {path}; use Box, Discrete, MultiDiscrete, "
-                "MultiBinary, or a Dict or Tuple of these spaces."
-            )
-    action_space = getattr(env, prefix + "action_space")
-    is_float_box = isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
-    if not isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)) and not is_float_box:
-        raise EnvError(
-            f"env {name!r}: unsupported action space {action_space}; use Discrete, MultiDiscrete, MultiBinary or a "
-            "floating-point Box (flatten a Dict or Tuple with gymnasium.wrappers)."
-        )
+    observation_space, action_space = (getattr(env, f"{prefix}{kind}_space") for kind in ("observation", "action"))
+    if isinstance(observation_space, SeatsSpace):  # the spaces of each agent were checked when the seats were made
+        return
+    if problem := unsupported(observation_space, action_space):
+        raise EnvError(f"env {name!r}: {problem}.")
 
 
 @cache

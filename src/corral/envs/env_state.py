@@ -22,6 +22,7 @@ from corral.core.seeding import check_bits, get_rng, set_rng
 from corral.core.tree import copy_nested
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.masked_resets import MaskedResets
+from corral.envs.seated_env import SeatedEnv
 from corral.errors import CheckpointError
 
 log = logging.getLogger("corral")
@@ -52,6 +53,7 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
         *("episode_count", "episode_returns", "episode_lengths"),
         *("time_queue", "return_queue", "length_queue"),
     ),
+    "SeatedEnv": ("seat_state",),
     "StickyAction": ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
     "TimeAwareObservation": ("timesteps",),
     "TimeLimit": ("_elapsed_steps",),
@@ -168,7 +170,7 @@ def _split(env: Any) -> tuple[Sequence[Any], Any]:
 
 def _wrapper_state(layer: Any) -> dict[str, Any] | None:
     """Return the state of a wrapper, or `None` if the wrapper is not known."""
-    is_known = isinstance(layer, (EpisodeResets, MaskedResets)) or type(layer).__module__.startswith(
+    is_known = isinstance(layer, (EpisodeResets, MaskedResets, SeatedEnv)) or type(layer).__module__.startswith(
         "gymnasium.wrappers"
     )
     if not is_known or type(layer).__name__ not in WRAPPERS:

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.envs.seated_env import SeatedEnv
 from corral.envs.tasks import has_tasks, set_task
 from corral.envs.videos import Recording, Video
 from corral.errors import CallbackError, ConfigError, EnvError, nearest
@@ -207,7 +208,9 @@ def reset_fn_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def inside(env: Any) -> Any:
     """Return the sub-env as the user made it, which user code is given: what it writes must not stay in the wrapper."""
-    return env.env if isinstance(env, EpisodeResets) else env
+    while isinstance(env, (EpisodeResets, SeatedEnv)):
+        env = env.env
+    return env
 
 
 def call_inside(fn: Callable[..., Any], env: Any, *args: Any) -> Any:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import check_obs
+from corral.envs.seats import SeatsSpace
 from corral.envs.step_timeout import StepOverdue
 from corral.envs.sub_envs import Restarts, problem_of, restart_env, restart_error
 from corral.errors import CallbackError, SubEnvError
@@ -49,6 +50,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         """Make the sub-envs."""
         super().__init__(env_fns, autoreset_mode=autoreset_mode)
         self._make, self._restarts = make, restarts
+        self._has_seats = isinstance(self.single_observation_space, SeatsSpace)
         self._make_obs = map_tree(
             lambda space: partial(np.empty, (self.num_envs, *space.shape), space.dtype),
             space_tree(self.single_observation_space),
@@ -84,6 +86,8 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
         pending = self._autoreset_envs.tolist()
         num_steps = 0
+        if isinstance(actions, dict):
+            actions = [dict(zip(actions, rows, strict=True)) for rows in zip(*actions.values(), strict=True)]
         try:
             for i, env in enumerate(self.envs):
                 method = "reset" if pending[i] and not same_step else "step"
@@ -170,5 +174,6 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
                 check_obs(self.single_observation_space, obs)
             columns[i] = obs
             return
-        check_obs(self.single_observation_space, obs)
+        if not self._has_seats:  # a seated env has checked what its arrays hold
+            check_obs(self.single_observation_space, obs)
         map_tree(lambda column, leaf: np.copyto(column[i, ...], leaf, casting="same_kind"), columns, obs)

@@ -21,6 +21,8 @@ from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
 from corral.envs.checks import check_env, check_spaces, mismatch, warn_if_cast
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.masked_resets import MaskedResets
+from corral.envs.multi_agent_env import MultiAgentEnv
+from corral.envs.seated_env import SeatedEnv
 from corral.envs.step_timeout import limited
 from corral.envs.sub_envs import AbsentSubEnvs, Restarts, close_quietly
 from corral.envs.sync_vector import SyncVectorEnv
@@ -324,10 +326,19 @@ def _make_one(
         if isinstance(made, gym.Env):
             for wrapper in wrappers:
                 made = wrapper(made)
+            if isinstance(made.unwrapped, MultiAgentEnv):
+                made = _seated(made, name)
             made = made if outermost is None else outermost(made, context)
     if not isinstance(made, (gym.Env, VectorEnv)):
         raise EnvError(f"env {name!r}: expected a gymnasium Env or VectorEnv, got {type(made).__name__}.")
     return made
+
+
+def _seated(env: gym.Env[Any, Any], name: str) -> SeatedEnv:
+    try:
+        return SeatedEnv(env, name)
+    except EnvError as error:
+        raise EnvError(f"env {name!r}: {error}.") from error
 
 
 def _refuse_contradictions(

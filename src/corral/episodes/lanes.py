@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.ids import AgentID
 from corral.core.tree import Tree
 from corral.episodes.rollout import Rollout
-
-AgentID = str | int
 
 
 class LaneRollout(Rollout):

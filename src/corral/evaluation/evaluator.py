@@ -118,7 +118,7 @@ class Evaluator:
         self._shares_process = not config.num_env_runners or not engine.traits.own_process
         try:
             with self._own_generators():
-                group = EnvRunnerGroup(config, engine, self._algorithm.env_runner_group.module_spec)
+                group = EnvRunnerGroup(config, engine, self._algorithm.env_runner_group.module_specs)
         except EnvError as error:
             if self._settings.evaluation_num_videos and "unexpected keyword argument 'render_mode'" in str(error):
                 raise self._without_images(str(error).rstrip(".")) from error

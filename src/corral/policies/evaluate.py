@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.spaces import module_observation_space, space_kinds
 from corral.core.tree import Tree, map_tree
 from corral.envs.env_state import warn_of_statistics
@@ -240,7 +241,7 @@ def _acting(policy: Any, env: VectorEnv[Any, Any, Any], name: str, explore: bool
         check_spaces_fit(policy, *given, name)
         return partial(policy.batch, explore=explore)
     if hasattr(policy, "compute_actions"):
-        check_spaces_fit(policy.env_runner_group.module_spec, *given, name)
+        check_spaces_fit(policy.env_runner_group.module_specs[DEFAULT_MODULE_ID], *given, name)
         return partial(policy.compute_actions, explore=explore)
     if not callable(policy):
         raise ConfigError(f"evaluate_policy: {policy!r:.80} is no policy, no algorithm and no function.")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from corral.engines import Engine, WorkerHandle
 from corral.engines.base import resources_of_runner
 from corral.engines.call_limits import CallLimits
+from corral.runners.make_runner import make_runner
 from corral.runners.requests import SampleReply, SampleRequest
-from corral.runners.runner import EnvRunner
 from corral.runners.worker_calls import UserCall, call_runner, repeat_calls, restore_runner, sample_and_report
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class RemoteRunner:
         config: Config that the runner is made from.
         engine: Engine that runs it.
         limits: Time limits of calls, shared by all runners of the group.
-        module_spec: Spec of its module; `None` until the driver has made the spec and calls `make_module`.
+        module_specs: Specs of its modules; `None` until the driver has made the specs and calls `make_modules`.
         handle: Handle of the worker.
         sampling: Call for a fragment that the runner has not answered yet, if any.
         syncs: Calls that sent weights to it.
@@ -181,7 +181,7 @@ class RemoteRunner:
     config: AlgorithmConfig
     engine: Engine
     limits: CallLimits
-    module_spec: ModuleSpec | None = None
+    module_specs: Mapping[str, ModuleSpec] | None = None
     handle: WorkerHandle = field(init=False)
     sampling: PendingSample | None = None
     starting: Future[Any] | None = None
@@ -228,13 +228,13 @@ class RemoteRunner:
         """Start a worker for the runner, and return before it is ready."""
         config = self.config
         factory = partial(
-            EnvRunner,
+            make_runner,
             config,
             self.index,
             num_restarts=self.num_restarts,
             own_process=self.engine.traits.own_process,
-            module_spec=self.module_spec,
-            makes_module=self.module_spec is not None,
+            module_specs=self.module_specs,
+            makes_modules=self.module_specs is not None,
         )
         self._counted = (0, 0, 0)
         self.weights_version = -1
@@ -246,10 +246,10 @@ class RemoteRunner:
         self.start()
         self.starting = self.handle.call("describe_env")
 
-    def begin_make_module(self, module_spec: ModuleSpec) -> None:
-        """Let the runner make its module, now and whenever it is restarted."""
-        self.module_spec = module_spec
-        self.starting = self.handle.call("make_module", module_spec)
+    def begin_make_modules(self, module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Let the runner make its modules, now and whenever it is restarted."""
+        self.module_specs = module_specs
+        self.starting = self.handle.call("make_modules", module_specs)
 
     def begin_restart(self, weights: Any, version: int) -> None:
         """Restart the runner: in its worker after a first failure that the worker survived, else in a new worker."""

@@ -23,14 +23,13 @@ from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos, split_infos
 from corral.episodes.rollout import EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
 from corral.errors import SubEnvError, WeightsError, nearest
-from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
-from corral.modules.distributions import ActionDistribution, module_action_space
-from corral.modules.inference import Inference
+from corral.modules.distributions import ActionDistribution
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
+from corral.runners.actor import Actor
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest
 from corral.runners.sample_modes import SampleMode, make_mode, num_taken, num_valid
@@ -49,7 +48,8 @@ class EnvRunner:
     Attributes:
         config: The runner's own copy of the config, in which settings of `environment` can change before `make_env`.
         host: Host of the envs, which makes, steps and restarts them.
-        module: This runner's own copy of the module.
+        actors: Copies of the modules with what chooses their actions, by module id.
+        module: This runner's own copy of the module, if there is one agent.
         worker_index: 0 for the embedded runner, 1 and up for others.
         metrics: Logger that callbacks receive; aggregated into `result["env_runners"]`.
         weights_version: Version of the weights that choose the actions.
@@ -62,6 +62,7 @@ class EnvRunner:
     """
 
     module: Module
+    actors: dict[str, Actor]
     weight_receivers: dict[str, Callable[[Mapping[str, Any]], None]]
 
     def __init__(
@@ -71,8 +72,8 @@ class EnvRunner:
         *,
         num_restarts: int = 0,
         own_process: bool = False,
-        module_spec: ModuleSpec | None = None,
-        makes_module: bool = True,
+        module_specs: Mapping[str, ModuleSpec] | None = None,
+        makes_modules: bool = True,
     ) -> None:
         """Make the env and the module.
 
@@ -82,9 +83,9 @@ class EnvRunner:
             num_restarts: How many runners this one replaces, one after another; each draws its own random numbers.
             own_process: Whether this process is the runner's alone: its global generators get seeds, and it may be
                 ended where `env_step_timeout_s` cannot interrupt the env.
-            module_spec: Spec of the module; `None` is the spec that the config and the spaces of this env give.
-            makes_module: Whether to make the module now. Otherwise `make_module` comes later, when the driver has made
-                the spec for all runners from the spaces that `describe_env` returned.
+            module_specs: Specs of the modules by module id; `None` is what the config and the spaces of this env give.
+            makes_modules: Whether to make the modules now. Otherwise `make_modules` comes later, when the driver has
+                made the specs for all runners from the spaces that `describe_env` returned.
 
         Raises:
             ConfigError: The env id is unknown, or a setting contradicts the env or the thread.
@@ -134,40 +135,44 @@ class EnvRunner:
         self._num_resets = 0  # resets of all envs; each gives the ids of episodes another prefix
         self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
         self._resetting = np.zeros(self.num_envs, np.bool_)  # sub-envs that the next row only resets
-        if makes_module:
+        if makes_modules:
             try:
-                self.make_module(module_spec or config.module_spec(*self.describe_env()[:2]))
+                self.make_modules(module_specs or config.module_specs(*self.describe_env()[:2]))
             except BaseException:
                 self.host.close()
                 raise
 
-    def make_module(self, module_spec: ModuleSpec) -> None:
-        """Make this runner's copy of the module, and the exploration that chooses actions with it.
+    def make_modules(self, module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Make this runner's copies of the modules, by module id, and the explorations that choose actions with them.
 
         Raises:
-            ConfigError: The module or the exploration does not fit the spaces.
+            ConfigError: A module or an exploration does not fit the spaces.
         """
-        config = self.config
-        self.module = module_spec.build()
-        self.inference = Inference(self.module)
-        self._distribution = self.module.distribution
-        self._module_action_space = module_action_space(self.env.single_action_space)
-        self._num_threads = num_threads_for(self.module, config.num_threads)
-        self.exploration = make_exploration(
-            config,
-            self.env.single_action_space,
-            model=self.module,
-            inference=self.inference,
-            num_workers=config.num_env_runners,
-            worker_index=self.worker_index,
-            num_envs=self.num_envs,
-            rng=self._rng,
-        )
-        for name in self.exploration.get_metrics(0):  # now, so that user code cannot take the names
+        self._make_actors(module_specs)
+        actors = list(self.actors.values())
+        self._num_threads = num_threads_for(actors[0].module, self.config.num_threads)
+        for name in self._exploration_metrics():  # now, so that user code cannot take the names
             self.metrics.log_reserved(name, [], reduce="mean", window=1)
         self.weight_receivers["modules"] = self._set_module_weights
-        self.weight_receivers["exploration"] = self.exploration.set_weights
-        self._row_distribution = RowDistribution(self._distribution, self._rng)
+        self.weight_receivers["exploration"] = self._set_exploration_weights
+
+    def _make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
+        action_space = self.env.single_action_space
+        actor = Actor(
+            self.config,
+            module_specs[DEFAULT_MODULE_ID],
+            action_space=action_space,
+            num_rows=self.num_envs,
+            worker_index=self.worker_index,
+            rng=self._rng,
+        )
+        self.actors = {DEFAULT_MODULE_ID: actor}
+        self.module, self.inference, self.exploration = actor.module, actor.inference, actor.exploration
+        self._distribution, self._row_distribution = actor.distribution, actor.row_distribution
+
+    def _exploration_metrics(self) -> dict[Any, float]:
+        """Return the numbers of the explorations, by their keys in the result."""
+        return dict(self.exploration.get_metrics(self._timestep))
 
     def make_env(self) -> None:
         """Make a vector env, which replaces the current one, and fire `on_environment_created`.
@@ -290,7 +295,8 @@ class EnvRunner:
         rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
         whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
         mode = make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
-        self.inference.begin_sample(explore, self._rng)
+        for actor in self.actors.values():
+            actor.inference.begin_sample(explore, self._rng)
         self._rollout, resetting = rollout, self._resetting
         num_counted = 0, 0  # env steps and episodes of this rollout in the metrics
         is_cut = False  # by the time limit of the request
@@ -332,7 +338,7 @@ class EnvRunner:
         rollout.weights_version = self.weights_version
         rollout.worker_index = self.worker_index
         rollout.observation_space = self.host.observation_space
-        rollout.action_space = self._module_action_space
+        rollout.action_space = self.actors[DEFAULT_MODULE_ID].action_space
         rollout.carry = self._carry
         return rollout
 
@@ -361,11 +367,7 @@ class EnvRunner:
 
     def _reset(self, rollout: Rollout, resets: Sequence[EpisodeReset] | None) -> None:
         """Reset all sub-envs, and write the first observations into row 0."""
-        # After an exception the last carry may not count all episodes, so new episodes get ids with a new prefix.
-        prefix = f"{self._id_prefix}{self._num_resets:06x}"
-        self._num_resets += 1
-        self._carry = EpisodeCarry.fresh(self.host.num_envs, time.perf_counter(), prefix)
-        rollout.carry = self._carry
+        self._carry = rollout.carry = EpisodeCarry.fresh(self.host.num_envs, time.perf_counter(), self._next_prefix())
         if self._events is None and self._callbacks.subscribed(*EPISODE_EVENTS):
             self._events = EpisodeEvents(self, self._callbacks, same_step=self.host.is_same_step)
         if self._events is not None:
@@ -383,12 +385,29 @@ class EnvRunner:
             with self.timers.time("callbacks"):
                 self._events.start_all(rollout)
 
-    def _continue(self, rollout: Rollout) -> None:
-        """Continue where the last rollout stopped: its last row is the first row of this one."""
+    def _next_prefix(self) -> str:
+        """Return the prefix of the ids of the episodes from the next reset on.
+
+        After an exception the last carry may not count all episodes, so every reset has another prefix.
+        """
+        prefix = f"{self._id_prefix}{self._num_resets:06x}"
+        self._num_resets += 1
+        return prefix
+
+    def _resume_carry(self, rollout: Rollout) -> float:
+        """Continue the totals of the unfinished episodes, and return the seconds since the last rollout.
+
+        This time belongs to no episode, but to the learner, for instance.
+        """
         rollout.continues = True
-        paused_s = time.perf_counter() - self._last_time_s  # of no episode: the learner's, for instance
+        paused_s = time.perf_counter() - self._last_time_s
         self._carry = replace(self._carry, start_times_s=self._carry.start_times_s + paused_s)
         rollout.carry = self._carry
+        return paused_s
+
+    def _continue(self, rollout: Rollout) -> None:
+        """Continue where the last rollout stopped: its last row is the first row of this one."""
+        paused_s = self._resume_carry(rollout)
         map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, self._last_obs)
         if self._last_infos is not None:
             rollout.info_rows[0] = self._last_infos
@@ -511,19 +530,27 @@ class EnvRunner:
             self._needs_reset = whole_episodes
             self.host.num_rows += rollout.num_rows
             self._last_num_rows = rollout.num_rows
-            self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
             self._last_time_s = float(rollout.row_times_s[-1])
-            self._last_infos = rollout.info_rows.get(rollout.num_rows)
-        _fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
+            self._keep_last_row(rollout)
+        self._finish_actions(rollout, explore)
         self.last_statistics, self._carry = episode_statistics(rollout, self._carry)
         num_episodes = len(self.last_statistics.returns)
         if num_episodes:
             self._log_episodes(self.last_statistics)
-        self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
-        for name, value in self.exploration.get_metrics(self._timestep).items():
+        for name, value in self._exploration_metrics().items():
             self.metrics.log_reserved(name, [value], reduce="mean", window=1)
         self.timers.seconds["storage"] += time.perf_counter() - tic
         return num_episodes
+
+    def _keep_last_row(self, rollout: Rollout) -> None:
+        """Keep what the next rollout begins with, if it continues."""
+        self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
+        self._last_infos = rollout.info_rows.get(rollout.num_rows)
+
+    def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
+        """Complete what the modules and explorations know of the actions of a rollout."""
+        fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
+        self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
 
     def _log_counts(self, num_env_steps: int, num_episodes: int) -> None:
         """Count the steps and the episodes of a rollout, or with negative numbers, of a rollout that was lost."""
@@ -550,9 +577,11 @@ class EnvRunner:
 
     def _check_actions(self, rollout: Rollout, *events: str) -> None:
         """Refuse actions that only a callback of one of these events can have written."""
-        if self._callbacks.subscribed(*events):
-            actions = rollout.actions[: rollout.num_rows]
-            self._callbacks.check_actions(actions, self._module_action_space, *events)
+        if not self._callbacks.subscribed(*events):
+            return
+        for module_id, part in rollout.by_module().items():
+            space = self.actors[module_id].action_space
+            self._callbacks.check_actions(part.actions[: part.num_rows], space, *events)
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
         """Set the weights of modules, by module id and parameter name, and note their version."""
@@ -580,7 +609,11 @@ class EnvRunner:
         self.weights_version = version
 
     def _set_module_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
-        self.inference.load_weights(weights[DEFAULT_MODULE_ID])
+        for module_id, actor in self.actors.items():
+            actor.inference.load_weights(weights[module_id])
+
+    def _set_exploration_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        self.exploration.set_weights(weights)
 
     def get_metrics(self) -> tuple[Parts, dict[str, float], int]:
         """Return metrics and seconds of the timers since the last call, and the number of callback errors so far."""
@@ -637,7 +670,7 @@ class EnvRunner:
             "environment": self.host.changed_settings,
             "tasks": self.host.get_tasks(),
             "num_episodes": self.host.get_num_episodes(),
-            "exploration": self.exploration.get_state(),
+            "exploration": self._get_exploration_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -646,12 +679,18 @@ class EnvRunner:
             "num_env_steps_sampled_lifetime", self.num_env_steps_sampled_lifetime
         )
         if state.get("exploration"):
-            self.exploration.set_state(state["exploration"])
+            self._set_exploration_state(state["exploration"])
         if self.host.change_settings(state.get("environment", {})):
             self.make_env()
         if "tasks" in state:
             self.host.set_tasks(state["tasks"])
         self.host.set_num_episodes(state.get("num_episodes"))
+
+    def _get_exploration_state(self) -> dict[str, Any]:
+        return self.exploration.get_state()
+
+    def _set_exploration_state(self, state: Mapping[str, Any]) -> None:
+        self.exploration.set_state(state)
 
     def recover(self) -> None:
         """Prepare for the next `sample` after an exception: make a new vector env with the tasks of the old one.
@@ -678,7 +717,7 @@ class EnvRunner:
         self.host.close()
 
 
-def _fill_logp(rollout: Rollout, distribution: ActionDistribution, *, needed: bool) -> None:
+def fill_logp(rollout: Rollout, distribution: ActionDistribution, *, needed: bool) -> None:
     """Fill the column `logp`, where the exploration gave none, from the outputs of the policy.
 
     Args:

@@ -19,6 +19,7 @@ from corral.episodes.rollout import Rollout
 from corral.errors import CheckpointError, ConfigError, CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
+from corral.runners.make_runner import make_runner
 from corral.runners.remote_runner import (
     COUNTS,
     Costs,
@@ -59,20 +60,22 @@ class EnvRunnerGroup:
     Attributes:
         local_env_runner: The embedded runner, or `None`.
         engine_name: Name of the engine; `"embedded"` if there is only the embedded runner.
-        module_spec: Spec of the module, the same object for all runners and for their replacements.
+        module_specs: Specs of the modules by module id, the same object for all runners and for their replacements.
         num_envs: Sub-envs of one runner.
         on_recreated: Function that is called with the indices of runners that were restarted, before they sample.
         num_failures: Failures of runners so far.
     """
 
-    def __init__(self, config: AlgorithmConfig, engine: Engine, module_spec: ModuleSpec | None = None) -> None:
+    def __init__(
+        self, config: AlgorithmConfig, engine: Engine, module_specs: Mapping[str, ModuleSpec] | None = None
+    ) -> None:
         """Start the runners, all at once, and wait until they are ready.
 
         Args:
             config: Settings of the runners.
             engine: Engine that runs them, if there are any besides the embedded one. Its owner stops it.
-            module_spec: Spec of the module of all runners; `None` is the spec that the config and the spaces of the
-                first runner's env give.
+            module_specs: Specs of the modules of all runners by module id; `None` is what the config and the spaces of
+                the first runner's env give.
 
         Raises:
             ConfigError: An env setting is wrong.
@@ -104,47 +107,40 @@ class EnvRunnerGroup:
         self._user_calls = UserCalls(self._runners, self._fail)
         try:
             if not self._runners:
-                self.local_env_runner = EnvRunner(config, makes_module=False)
-                self._describe(self.local_env_runner.describe_env(), module_spec)
-                self.local_env_runner.make_module(self.module_spec)
+                self.local_env_runner = make_runner(config, makes_modules=False)
+                self._describe(self.local_env_runner.describe_env(), module_specs)
+                self.local_env_runner.make_modules(self.module_specs)
                 return
-            self._start_runners(module_spec)
+            self._start_runners(module_specs)
         except BaseException:
             self.stop()
             raise
 
-    def _start_runners(self, module_spec: ModuleSpec | None) -> None:
+    def _start_runners(self, module_specs: Mapping[str, ModuleSpec] | None) -> None:
         """Start all runners of the engine at once, and wait; a failure at the very start ends the run."""
         runners = self._runners.values()
         for runner in runners:
             runner.begin_start()
         deadline_s = time.perf_counter() + self._config.start_timeout_s
         descriptions = [self._await_start(runner, deadline_s) for runner in runners]
-        self._describe(descriptions[0], module_spec)
+        self._describe(descriptions[0], module_specs)
         for runner in runners:
-            runner.begin_make_module(self.module_spec)
+            runner.begin_make_modules(self.module_specs)
         for runner in runners:
             self._await_start(runner, deadline_s)
             runner.starting = None
 
-    def _describe(self, description: tuple[Any, Any, int], module_spec: ModuleSpec | None) -> None:
+    def _describe(self, description: tuple[Any, Any, int], module_specs: Mapping[str, ModuleSpec] | None) -> None:
         """Note what `EnvRunner.describe_env` returned, and make the spec of the module from it if there is none yet.
 
         Raises:
             ConfigError: The env has other spaces than the spec.
         """
         observation_space, action_space, self.num_envs = description
-        self.module_spec = module_spec or self._config.module_spec(observation_space, action_space)
-        for what, here, expected in (
-            ("observations", space_kinds(observation_space), space_kinds(self.module_spec.observation_space)),
-            ("actions", action_space, self.module_spec.action_space),
-        ):
-            if here != expected:
-                raise ConfigError(
-                    f"env {env_name(self._config.env)!r} has {what} of {here}, and the module is made for {expected}: "
-                    "evaluation needs an env with the spaces of the training env. Change the env or the env_config in "
-                    "evaluation_config."
-                )
+        found = self._config.module_specs(observation_space, action_space)
+        self.module_specs = module_specs or found
+        for module_id, spec in self.module_specs.items():
+            _check_spaces(found[module_id], spec, env_name(self._config.env))
 
     def _await_start(self, runner: RemoteRunner, deadline_s: float) -> Any:
         """Return the result of a step of a runner's start, or raise if it takes too long."""
@@ -807,6 +803,23 @@ class EnvRunnerGroup:
             with interrupts_deferred():
                 for runner in runners:
                     runner.handle.kill()
+
+
+def _check_spaces(here: ModuleSpec, spec: ModuleSpec, env: str) -> None:
+    """Refuse an env whose spaces are not the spaces of a module.
+
+    Raises:
+        ConfigError: The spaces differ; the bounds of observations may.
+    """
+    for what, given, expected in (
+        ("observations", space_kinds(here.observation_space), space_kinds(spec.observation_space)),
+        ("actions", here.action_space, spec.action_space),
+    ):
+        if given != expected:
+            raise ConfigError(
+                f"env {env!r} has {what} of {given}, and the module is made for {expected}: evaluation needs an env "
+                "with the spaces of the training env. Change the env or the env_config in evaluation_config."
+            )
 
 
 def _rounds(fragments: Sequence[tuple[int, Parts]]) -> list[list[Parts]]:

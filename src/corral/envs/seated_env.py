@@ -1,0 +1,350 @@
+"""The wrapper that gives a multi-agent env the arrays of a single env: one row for each possible agent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, map_tree
+from corral.envs.checks import bad_values, mismatch, warn_if_cast
+from corral.envs.multi_agent_env import AgentID
+from corral.envs.seats import ALL, COMMON, SeatBlock, Seats, SeatsSpace
+from corral.errors import EnvError
+
+MAX_KEY_SETS = 256
+"""Sets of agents whose seats are kept; more come up only if agents are drawn at random."""
+
+FIELDS = ("observations", "rewards", "terminateds", "truncateds", "infos")
+
+
+class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
+    """Wrapper of a multi-agent env that has one seat for each possible agent, in arrays of fixed shapes.
+
+    Observations are those of `SeatsSpace`. They are in arrays that the next `reset` or `step` overwrites. The reward is
+    the sum over all agents. The flags are the env's own ones under `"__all__"`; if all agents that have appeared have
+    ended, the episode has ended too. Infos are `{"agents": infos by agent id, "common": info under "__common__"}`, or
+    empty.
+
+    Actions are arrays `[B, ...]` for each block of seats. The env receives only the actions of the agents that have to
+    act: those that received an observation in the last `reset` or `step`, and have not ended.
+
+    Args:
+        env: A `MultiAgentEnv`, or a wrapper around one.
+        name: Name of the env in warnings.
+
+    Attributes:
+        acting: Whether each agent has to act in the next step, bool `[A]`.
+        joined: Whether each agent was observed in this episode, bool `[A]`.
+        ended: Whether the episode of each agent has ended, bool `[A]`.
+
+    Raises:
+        EnvError: An agent has no space, or its id is not allowed. `reset` and `step` raise it for everything that does
+            not fit: unknown agents, agents that have ended, observations outside their spaces, rewards that are no
+            finite numbers, a missing `"__all__"`, and no agent that can act.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], name: str = "") -> None:
+        """Find the seats."""
+        super().__init__(env)
+        self.seats = Seats.of(env)
+        self.observation_space, self.action_space = SeatsSpace(self.seats), self.seats.action_space
+        self._name = name
+        self._seat_of = {agent: seat for seat, agent in enumerate(self.seats.agents)}
+        self._known: dict[tuple[Any, ...], _Present] = {}
+        self._known_flags: set[tuple[Any, ...]] = set()
+        num_seats = len(self.seats.agents)
+        self._blocks = [_BlockRows(block, name) for block in self.seats.blocks]
+        self._rewards = np.zeros(num_seats)
+        self._flags = {field: np.zeros(num_seats, np.int8) for field in ("observed", "terminated", "truncated")}
+        self._obs = {
+            "obs": {block.name: rows.columns for block, rows in zip(self.seats.blocks, self._blocks, strict=True)},
+            "rewards": self._rewards,
+            **self._flags,
+        }
+        self.acting, self.joined, self.ended = (np.zeros(num_seats, np.bool_) for _ in range(3))
+        self._any_ended = False
+        self._observed = self._acting = self._find_seats((), "observations")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; return the observations of all seats and the infos."""
+        returned: Any = self.env.reset(seed=seed, options=options)
+        if not (
+            isinstance(returned, tuple) and len(returned) == 2 and all(isinstance(part, dict) for part in returned)
+        ):
+            raise EnvError(f"reset() must return (observations, infos), two dicts by agent id, got {returned!r:.80}")
+        obs, infos = returned
+        self.joined[:], self.ended[:] = False, False
+        self._any_ended = False
+        self._rewards[:] = 0.0
+        self._flags["terminated"][:], self._flags["truncated"][:] = 0, 0
+        self._write_obs(obs)
+        self._choose_acting(obs)
+        return self._obs, _joined_infos(infos)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the env with the actions of the agents that have to act; return the arrays of all seats."""
+        returned: Any = self.env.step(self._agent_actions(action))
+        obs, rewards, terminateds, truncateds, infos = _five_dicts(returned)
+        reward = self._write_rewards(rewards)
+        self._write_obs(obs)
+        ends = self._write_ends("terminated", terminateds) | self._write_ends("truncated", truncateds)
+        terminated, truncated = bool(terminateds.get(ALL, False)), bool(truncateds.get(ALL, False))
+        if ends or self._any_ended:
+            self.ended |= (self._flags["terminated"] | self._flags["truncated"]).view(np.bool_)
+            self._any_ended = True
+            if not (terminated or truncated) and bool((self.ended >= self.joined).all()):
+                terminated = bool(self._flags["terminated"].any())
+                truncated = not terminated
+        if terminated or truncated:
+            self._acting = self._find_seats((), "observations")
+            self.acting[:] = False
+        else:
+            if ALL not in terminateds and ALL not in truncateds:
+                raise EnvError(
+                    f"terminateds must tell under the key {ALL!r} whether the episode has ended for all agents"
+                )
+            self._choose_acting(obs)
+        return self._obs, reward, terminated, truncated, _joined_infos(infos)
+
+    def _find_seats(self, agents: tuple[Any, ...], field: str) -> _Present:
+        """Return the seats of agents, which are the keys of a field.
+
+        Raises:
+            EnvError: An agent is unknown.
+        """
+        if (present := self._known.get(agents)) is not None:
+            return present
+        self._refuse_unknown(agents, field)
+        if len(self._known) >= MAX_KEY_SETS:
+            self._known.clear()
+        parts = []
+        for i, block in enumerate(self.seats.blocks):
+            inside = set(agents).intersection(block.agents)
+            chosen = tuple(agent for agent in block.agents if agent in inside)
+            rows = np.array([self._seat_of[agent] - block.start for agent in chosen], np.intp)
+            if chosen:
+                parts.append((i, chosen, slice(None) if len(chosen) == len(block.agents) else rows))
+        seats = np.array([self._seat_of[agent] for agent in agents], np.intp)
+        is_present = np.zeros(len(self.seats.agents), np.bool_)
+        is_present[seats] = True
+        self._known[agents] = found = _Present(seats, is_present, tuple(parts))
+        return found
+
+    def _refuse_unknown(self, agents: tuple[Any, ...], field: str) -> None:
+        if unknown := [agent for agent in agents if agent not in self._seat_of]:
+            raise EnvError(
+                f"{field} have agent {unknown[0]!r}, which is not in possible_agents {[*self.seats.agents]!r:.200}"
+            )
+
+    # From the env.
+
+    def _write_obs(self, obs: dict[Any, Any]) -> None:
+        """Write the observations of a step, before its ends are known."""
+        present = self._find_seats(tuple(obs), "observations")
+        if self._any_ended and (present.mask & self.ended).any():
+            agent = next(agent for agent in obs if self.ended[self._seat_of[agent]])
+            raise EnvError(f"agent {agent!r} has an observation, and its episode has ended in an earlier step")
+        if present is not self._observed:
+            for rows in self._blocks:
+                rows.blank()
+            self._flags["observed"][:] = present.mask
+            self._observed = present
+        self.joined |= present.mask
+        for i, agents, index in present.parts:
+            self._blocks[i].write(agents, index, [obs[agent] for agent in agents])
+
+    def _write_rewards(self, rewards: dict[Any, Any]) -> float:
+        """Write the rewards of a step; return their sum."""
+        present = self._find_seats(tuple(rewards), "rewards")
+        self._rewards[:] = 0.0
+        try:
+            values = np.array([*rewards.values()], np.float64)
+            self._rewards[present.seats] = values
+            total = float(values.sum())
+            is_right = values.ndim == 1 and math.isfinite(total)
+        except (TypeError, ValueError):
+            is_right = False
+        if not is_right:
+            _refuse_rewards(rewards)
+        if self._any_ended and self._rewards[self.ended].any():
+            seat = int(np.flatnonzero(self.ended & (self._rewards != 0))[0])
+            raise EnvError(
+                f"agent {self.seats.agents[seat]!r} has reward {self._rewards[seat]}, and its episode has ended in an "
+                "earlier step"
+            )
+        return total
+
+    def _write_ends(self, field: str, flags: dict[Any, Any]) -> bool:
+        """Write which agents end in this step; return whether any of them does."""
+        if (keys := tuple(flags)) not in self._known_flags:
+            self._refuse_unknown(tuple(key for key in keys if key != ALL), f"{field}s")
+            if len(self._known_flags) >= MAX_KEY_SETS:
+                self._known_flags.clear()
+            self._known_flags.add(keys)
+        column = self._flags[field]
+        column[:] = 0
+        try:
+            if not any(flags.values()):
+                return False
+            for agent, flag in flags.items():
+                if flag and agent != ALL:
+                    column[self._seat_of[agent]] = 1
+        except ValueError as error:  # the truth value of an array
+            raise EnvError(f"{field}s must be bools by agent id, got {flags!r:.200}") from error
+        column[self.ended] = 0  # those ended in an earlier step
+        return bool(column.any())
+
+    def _choose_acting(self, obs: dict[Any, Any]) -> None:
+        """Note which agents have to act in the next step of an episode that goes on.
+
+        Raises:
+            EnvError: No agent has to act.
+        """
+        self._acting = self._observed
+        if self._any_ended:
+            acting = tuple(agent for agent in obs if not self.ended[self._seat_of[agent]])
+            self._acting = self._find_seats(acting, "observations")
+        if not self._acting.parts:
+            raise EnvError(
+                "no agent can act, because no agent that continues received an observation, and the episode has not "
+                f"ended: return the observations of the agents that act next, or set {ALL!r}"
+            )
+        self.acting[:] = self._acting.mask
+
+    @property
+    def seat_state(self) -> dict[str, Any]:
+        """Which agents have to act, have joined and have ended, to continue the episode in another process."""
+        return {"acting": self.acting, "joined": self.joined, "ended": self.ended}
+
+    @seat_state.setter
+    def seat_state(self, state: dict[str, Any]) -> None:
+        self.acting, self.joined, self.ended = (state[name].copy() for name in ("acting", "joined", "ended"))
+        self._any_ended = bool(self.ended.any())
+        acting = tuple(agent for agent, acts in zip(self.seats.agents, self.acting, strict=True) if acts)
+        self._acting = self._find_seats(acting, "observations")
+
+    # To the env.
+
+    def _agent_actions(self, action: dict[str, Any]) -> dict[AgentID, Any]:
+        """Return the actions of the agents that have to act."""
+        given: dict[AgentID, Any] = {}
+        for i, agents, index in self._acting.parts:
+            given.update(zip(agents, action[self.seats.blocks[i].name][index], strict=True))
+        return given
+
+
+@dataclass(frozen=True)
+class _Present:
+    """Seats of the agents that are the keys of a dict.
+
+    Attributes:
+        seats: Seats in the order of the keys, int `[K]`.
+        mask: Which seats these are, bool `[A]`.
+        parts: For each block with one of the agents: index of the block, the agents in the order of their seats, and
+            the index of their rows in the block.
+    """
+
+    seats: NDArray[np.intp]
+    mask: NDArray[np.bool_]
+    parts: tuple[tuple[int, tuple[AgentID, ...], Any], ...]
+
+
+class _BlockRows:
+    """Columns `[B, ...]` with the observations of the agents of one block."""
+
+    def __init__(self, block: SeatBlock, name: str) -> None:
+        self._space, self._tree, self._name = block.observation_space, space_tree(block.observation_space), name
+        num_seats = len(block.agents)
+        self._blank = map_tree(lambda leaf: _blank_rows(leaf, num_seats), self._tree)
+        self.columns = map_tree(np.copy, self._blank)
+        self._is_cast = False
+
+    def blank(self) -> None:
+        map_tree(np.copyto, self.columns, self._blank)
+
+    def write(self, agents: Sequence[AgentID], index: Any, values: list[Any]) -> None:
+        """Write the observations of agents to rows.
+
+        Raises:
+            EnvError: An observation does not fit its space.
+        """
+        try:
+            if self._write(self._tree, self.columns, index, values):
+                return
+        except (TypeError, ValueError, KeyError, IndexError):  # the check finds out what it was
+            pass
+        for agent, value in zip(agents, values, strict=True):
+            if problem := mismatch(self._tree, value, f"observation of agent {agent!r}"):
+                raise EnvError(problem)
+        rows = range(len(agents)) if isinstance(index, slice) else index
+        for row, value in zip(rows, values, strict=True):
+            map_tree(lambda column, leaf, row=row: np.copyto(column[row, ...], leaf, "unsafe"), self.columns, value)
+
+    def _write(self, space: Tree, column: Tree, index: Any, values: list[Any]) -> bool:
+        """Write observations that fit without a doubt; otherwise return False."""
+        if not isinstance(column, np.ndarray):
+            keys = space if isinstance(space, dict) else range(len(space))
+            kind, num_keys = type(space), len(space)
+            return all(isinstance(value, kind) and len(value) == num_keys for value in values) and all(
+                self._write(space[key], column[key], index, [value[key] for value in values]) for key in keys
+            )
+        rows = np.array(values)
+        if rows.dtype != column.dtype:
+            if not (column.dtype.kind == "f" and np.can_cast(rows.dtype, column.dtype, "same_kind")):
+                return False
+            if not self._is_cast:
+                self._is_cast = True
+                warn_if_cast(self._name, space, values[0])
+        if rows.shape[1:] != column.shape[1:]:
+            return False
+        column[index] = rows
+        return _are_finite(rows) if column.dtype.kind == "f" else bad_values(space, rows, "") is None
+
+
+def _are_finite(values: NDArray[Any]) -> bool:
+    """Return whether no value is NaN or infinite; values too large for their squares are looked at one by one."""
+    flat = values.reshape(-1)
+    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(values).all())
+
+
+def _blank_rows(space: spaces.Space[Any], num_seats: int) -> NDArray[Any]:
+    """Return rows of the space for agents without an observation: zeros, or the first number of a discrete space."""
+    start = getattr(space, "start", 0)
+    return np.full((num_seats, *(space.shape or ())), start, space.dtype)
+
+
+def _five_dicts(returned: Any) -> tuple[dict[Any, Any], ...]:
+    """Return the five dicts of a step; a time limit of Gymnasium puts one bool in place of the flags of all agents."""
+    if not (isinstance(returned, tuple) and len(returned) == 5):
+        raise EnvError(f"step() must return ({', '.join(FIELDS)}), got {returned!r:.80}")
+    obs, rewards, *flags, infos = returned
+    flags = [{ALL: part} if isinstance(part, (bool, np.bool_)) else part for part in flags]
+    parts = (obs, rewards, *flags, infos)
+    for field, part in zip(FIELDS, parts, strict=True):
+        if not isinstance(part, dict):
+            raise EnvError(f"{field} from step() must be a dict by agent id, got {part!r:.80}")
+    return parts
+
+
+def _refuse_rewards(rewards: dict[Any, Any]) -> None:
+    for agent, reward in rewards.items():
+        is_number = isinstance(reward, (int, float, np.number, np.bool_, np.ndarray)) and np.ndim(reward) == 0
+        if not is_number or not math.isfinite(reward):
+            raise EnvError(f"reward of agent {agent!r} must be one finite number, got {reward!r:.80}")
+    raise EnvError(f"rewards must be finite numbers by agent id, got {rewards!r:.200}")
+
+
+def _joined_infos(infos: dict[Any, Any]) -> dict[str, Any]:
+    """Return the infos of one step under the keys of a seated env; without any info the dict is empty."""
+    if not any(infos.values()):
+        return {}
+    agents = {agent: info for agent, info in infos.items() if info and agent != COMMON}
+    return {"agents": agents, "common": infos.get(COMMON)}

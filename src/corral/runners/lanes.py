@@ -1,0 +1,316 @@
+"""The lanes of one module in a runner: the agents that the module acts for, and the rollout that their steps fill.
+
+All functions work on arrays over the lanes. A lane has a clock of its own: the row of the rollout that its next action
+fills. The action opens the row; the next observation of the agent, or its end, closes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.core.ids import AgentID
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, map_tree
+from corral.episodes.lanes import LaneRollout
+from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.modules.distributions import ActionDistribution
+
+CARRY = ("returns", "lengths", "start_times_s", "counts")
+
+
+class Lanes:
+    """The seats of one block that one module may act for, one lane for each of them in each sub-env.
+
+    Args:
+        places: Places of the agents in the block of seats, int64 `[K]`; there are L = N * K lanes, ordered by sub-env.
+        agents: Ids of these agents.
+        num_envs: Number of sub-envs N.
+        block_size: Number of seats in the block.
+        observation_space: Space of one observation, as the module gets it.
+        action_space: Space of one module action.
+        distribution: Action distribution of the module.
+
+    Attributes:
+        envs: Index of the sub-env of each lane, int64 `[L]`.
+        places: Place of each lane's agent in the block, int64 `[L]`.
+        agents: Agent of each lane, L ids.
+        obs: Latest observation of each lane, a tree of `[L, ...]`.
+        acts: Whether the agent has to act in the next env step, bool `[L]`.
+        space_tree: Space of one observation, a tree of plain spaces.
+        is_used: Whether the module acts for the agent in the current episode, bool `[L]`.
+        rollout: The rollout that is being written.
+    """
+
+    rollout: LaneRollout
+
+    def __init__(
+        self,
+        places: NDArray[np.int64],
+        agents: Sequence[AgentID],
+        *,
+        num_envs: int,
+        block_size: int,
+        observation_space: Any,
+        action_space: Any,
+        distribution: ActionDistribution,
+    ) -> None:
+        """Make the lanes, none of them in use."""
+        self.envs, self.places = np.repeat(np.arange(num_envs), len(places)), np.tile(places, num_envs)
+        self.agents = list(agents) * num_envs
+        self._lane_at = np.full((num_envs, block_size), -1)
+        self._lane_at[self.envs, self.places] = np.arange(len(self))
+        self._is_whole = len(places) == block_size  # then the lanes are the seats of the block, in their order
+        self._space, self._action_space, self._distribution = observation_space, action_space, distribution
+        self.space_tree = space_tree(observation_space)
+        self.obs: Tree = map_tree(lambda leaf: np.zeros((len(self), *leaf.shape), leaf.dtype), self.space_tree)
+        self._carry = EpisodeCarry.fresh(len(self), 0.0)
+        self.forget("")
+
+    def __len__(self) -> int:
+        """Return the number of lanes L."""
+        return len(self.envs)
+
+    def forget(self, id_prefix: str) -> None:
+        """Forget all episodes, before the envs are reset."""
+        num_lanes = len(self)
+        self._clock = np.zeros(num_lanes, np.int64)
+        self._is_open, self.acts, self.is_used = (np.zeros(num_lanes, np.bool_) for _ in range(3))
+        self._early_rewards = np.zeros(num_lanes)  # before the first action of the episode
+        self._carry = EpisodeCarry.fresh(num_lanes, 0.0, id_prefix)
+
+    def of_seats(self, seats: NDArray[Any]) -> NDArray[Any]:
+        """Return the entries of the lanes, `[L, ...]`, of an array over the block, `[N, B, ...]`."""
+        if self._is_whole:
+            return seats.reshape(len(self), *seats.shape[2:])
+        return seats[self.envs, self.places]
+
+    # A rollout.
+
+    def begin(self, num_rows: int, parent: Rollout) -> None:
+        """Begin a rollout with room for `num_rows` env steps; steps that are open become its first rows."""
+        before, lanes = getattr(self, "rollout", None), np.flatnonzero(self._is_open)
+        self.rollout = rollout = self._allocate(num_rows + 2)
+        self._describe(rollout, parent)
+        rollout.carry, rollout.notes = self._carry, {}
+        if before is not None and len(lanes):
+            rows = self._clock[lanes]
+            for name, column in before.columns.items():
+                if name in rollout.columns and name != "row_times_s":
+                    map_tree(lambda new, old: _put(new, 0, lanes, old[rows, lanes]), rollout[name], column)
+        self._clock[:] = 0
+
+    def _allocate(self, num_rows: int) -> LaneRollout:
+        shape, distribution = (num_rows, len(self)), self._distribution
+        # Zeros, because rows that no lane fills are computed with, though they count nowhere.
+        columns: dict[str, Tree] = {
+            "obs": map_tree(lambda leaf: np.zeros((num_rows + 1, *leaf.shape), leaf.dtype), self.obs),
+            "actions": np.zeros((*shape, *distribution.action_shape), distribution.action_dtype),
+            "rewards": np.zeros(shape),
+            **{name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated", "valid")},
+            "dist_inputs": np.zeros((*shape, distribution.num_inputs), np.float32),
+            "row_times_s": np.zeros(num_rows),
+        }
+        rollout = LaneRollout(columns)
+        rollout.env_rows = np.full(shape, -1)
+        return rollout
+
+    def _make_room(self) -> None:
+        """Give the rollout room for one more step and the row after it."""
+        rollout = self.rollout
+        if (latest := int(self._clock.max())) + 2 > rollout.capacity:
+            larger = self._allocate(2 * rollout.capacity + 2)
+            for name, column in rollout.columns.items():
+                if name not in larger.columns:
+                    larger.add_column(name, column[0])
+                map_tree(lambda new, old: np.copyto(new[: len(old)], old), larger[name], column)
+            larger.env_rows[: len(rollout.env_rows)] = rollout.env_rows
+            rollout.columns, rollout.env_rows = larger.columns, larger.env_rows
+            assert latest + 2 <= rollout.capacity
+
+    def finish(self, parent: Rollout, *, keep: bool) -> LaneRollout:
+        """Return the rollout, complete except for `logp`.
+
+        Args:
+            parent: The rollout of the env steps, whose `valid` says which of them count.
+            keep: Whether the next rollout continues the episodes.
+        """
+        rollout = self.rollout
+        waiting = np.flatnonzero(self.acts)
+        map_tree(lambda column, now: _put(column, self._clock[waiting], waiting, now[waiting]), rollout.obs, self.obs)
+        open_lanes = np.flatnonzero(self._is_open)
+        open_steps = rollout if keep and len(open_lanes) else None
+        num_rows = int(self._clock.max(initial=0))
+        done = self._with_rows(rollout, num_rows)
+        known = done.env_rows >= 0
+        done.valid &= ~known | parent.valid[np.maximum(done.env_rows, 0), self.envs]
+        done.env_rows[~done.valid] = -1
+        done.num_env_steps = int(np.count_nonzero(done.valid))
+        if open_steps is None:
+            self._is_open[:] = False
+        _, self._carry = episode_statistics(done, self._carry)
+        return done
+
+    def _with_rows(self, rollout: LaneRollout, num_rows: int) -> LaneRollout:
+        """Return the first rows of a rollout, as a rollout of their own; the open steps stay in `rollout`."""
+        columns = {
+            name: map_tree(lambda leaf, stop=num_rows + (name == "obs"): leaf[:stop], column)
+            for name, column in rollout.columns.items()
+        }
+        done = LaneRollout(columns, num_rows=num_rows)
+        self._describe(done, rollout)
+        done.carry, done.broken, done.env_rows = rollout.carry, rollout.broken, rollout.env_rows[:num_rows]
+        return done
+
+    def _describe(self, rollout: LaneRollout, like: Rollout) -> None:
+        """Set what a rollout says of itself besides columns."""
+        rollout.lane_envs, rollout.lane_agents = self.envs, self.agents
+        rollout.observation_space, rollout.action_space = self._space, self._action_space
+        rollout.worker_index, rollout.weights_version = like.worker_index, like.weights_version
+        rollout.continues, rollout.notes = like.continues, like.notes
+
+    # A step.
+
+    def use(self, env_index: int, place: int, early_reward: float) -> None:
+        """Let the module act for an agent until the end of the episode.
+
+        Args:
+            env_index: Sub-env of the agent.
+            place: Place of the agent in the block.
+            early_reward: Rewards that the agent got in the episode before it was first observed.
+        """
+        lane = self._lane_at[env_index, place]
+        self.is_used[lane], self._early_rewards[lane] = True, early_reward
+
+    def has(self, place: int) -> bool:
+        """Return whether there are lanes for an agent, by its place in the block."""
+        return bool(self._lane_at[0, place] >= 0)
+
+    def add(self, place: int, agent: AgentID) -> None:
+        """Add lanes for one more agent, one in each sub-env; they come after the other lanes."""
+        num_envs, before = len(self._lane_at), len(self)
+        more = np.zeros(num_envs, np.int64)
+        self._lane_at[:, place] = before + np.arange(num_envs)
+        self._is_whole = False
+        self.envs, self.places = np.append(self.envs, np.arange(num_envs)), np.append(self.places, more + place)
+        self.agents = [*self.agents, *[agent] * num_envs]
+        for name in ("_clock", "_is_open", "acts", "is_used", "_early_rewards"):
+            array = getattr(self, name)
+            setattr(self, name, np.append(array, more.astype(array.dtype)))
+        self.obs = map_tree(
+            lambda leaf: np.append(leaf, np.zeros((num_envs, *leaf.shape[1:]), leaf.dtype), 0), self.obs
+        )
+        fresh = EpisodeCarry.fresh(num_envs, 0.0)
+        totals: dict[str, Any] = {name: np.append(getattr(self._carry, name), getattr(fresh, name)) for name in CARRY}
+        self._carry = replace(self._carry, **totals)
+        written = self.rollout
+        self.rollout = larger = self._allocate(written.capacity)
+        for name, column in written.columns.items():
+            if name not in larger.columns:
+                larger.add_column(name, column[0])
+            map_tree(lambda new, old: _widen(new, old), larger[name], column)
+        larger.env_rows[:, :before] = written.env_rows
+        self._describe(larger, written)
+        larger.carry = self._carry
+
+    def act(self, row: int, actions: NDArray[Any], dist_inputs: NDArray[np.float32], logp: Any) -> NDArray[np.int64]:
+        """Open a step of every lane that acts, and return the lanes, int64 `[K]`.
+
+        Args:
+            row: Row of the env step.
+            actions: Module actions of all lanes, `[L, ...]`.
+            dist_inputs: Outputs of the policy, float32 `[L, D]`.
+            logp: Log-probabilities of the actions, `[L]`, or `None` where the outputs give them.
+        """
+        self._make_room()
+        rollout, lanes = self.rollout, np.flatnonzero(self.acts)
+        rows = self._clock[lanes]
+        map_tree(lambda column, now: _put(column, rows, lanes, now[lanes]), rollout.obs, self.obs)
+        columns = rollout.columns
+        columns["actions"][rows, lanes] = actions[lanes]
+        columns["dist_inputs"][rows, lanes] = dist_inputs[lanes]
+        if logp is not None:
+            if "logp" not in columns:
+                columns["logp"] = np.full(columns["rewards"].shape, np.nan, np.float32)
+            columns["logp"][rows, lanes] = np.asarray(logp)[lanes]
+        columns["rewards"][rows, lanes] = self._early_rewards[lanes]
+        self._early_rewards[lanes] = 0.0
+        rollout.env_rows[rows, lanes] = row
+        self._is_open |= self.acts
+        self.acts = np.zeros(len(self), np.bool_)
+        return lanes
+
+    def take(
+        self,
+        obs: Tree,
+        observed: NDArray[np.bool_],
+        rewards: NDArray[np.float64],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        over: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+    ) -> None:
+        """Take what an env step gave to the seats of the block, all `[N, B, ...]`: close steps, and note who acts next.
+
+        Args:
+            obs: Observations, a tree; only entries of observed seats are used.
+            observed: Whether the agent was observed.
+            rewards: Rewards.
+            terminated: Whether the agent terminated in this step.
+            truncated: Whether the agent was truncated in this step.
+            over: Whether the whole episode terminated, and was truncated, bool `[N]` each.
+        """
+        columns, clock, is_open = self.rollout.columns, self._clock, self._is_open
+        seen = self.of_seats(observed) & self.is_used
+        own = self.of_seats(terminated), self.of_seats(truncated)
+        ends_alone = own[0] | own[1]
+        ends = ends_alone | (over[0] | over[1])[self.envs]
+        lanes = np.flatnonzero(is_open)
+        columns["rewards"][clock[lanes], lanes] += self.of_seats(rewards)[lanes]
+        lanes = np.flatnonzero(is_open & (seen | ends))
+        rows = clock[lanes]
+        columns["valid"][rows, lanes] = True
+        for name, alone, whole in zip(("terminated", "truncated"), own, over, strict=True):
+            columns[name][rows, lanes] = np.where(ends_alone, alone, whole[self.envs])[lanes]
+        clock[lanes] += 1
+        is_open[lanes] = False
+        new = np.flatnonzero(seen)
+        map_tree(lambda latest, seats: _replace(latest, new, self.of_seats(seats)), self.obs, obs)
+        if len(lanes := lanes[ends[lanes]]):  # the row after the last step holds the final observation
+            map_tree(lambda column, now: _put(column, clock[lanes], lanes, now[lanes]), self.rollout.obs, self.obs)
+            clock[lanes] += 1
+        self.acts = seen & ~ends
+        self.is_used &= ~ends
+
+    def drop(self, env_index: int) -> None:
+        """Drop the open steps of a sub-env that failed; what its agents saw last stays in the row, which counts not."""
+        lanes = np.flatnonzero(self._is_open & (self.envs == env_index))
+        self.rollout.env_rows[self._clock[lanes], lanes] = -1
+        self.rollout.broken += zip(self._clock[lanes].tolist(), lanes.tolist(), strict=True)
+        self._clock[lanes] += 1
+        self._is_open[lanes] = False
+        of_env = self.envs == env_index
+        self.is_used &= ~of_env
+        self.acts &= ~of_env
+
+
+def _widen(new: NDArray[Any], old: NDArray[Any]) -> None:
+    """Copy a column into one with more lanes; a column without lanes is only copied."""
+    if old.ndim > 1:
+        new[:, : old.shape[1]] = old
+    else:
+        new[:] = old
+
+
+def _put(column: NDArray[Any], rows: Any, lanes: NDArray[np.int64], values: NDArray[Any]) -> None:
+    column[rows, lanes] = values
+
+
+def _replace(latest: NDArray[Any], lanes: NDArray[np.int64], values: NDArray[Any]) -> None:
+    if len(lanes) == len(latest):
+        np.copyto(latest, values, casting="same_kind")
+    else:
+        latest[lanes] = values[lanes]

@@ -1,0 +1,325 @@
+"""The runner of envs with several agents: it steps one vector env of seats, and fills the lanes of each module."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector.utils import create_empty_array
+from numpy.typing import NDArray
+
+from corral.config.modules import agents_of_modules, block_of_module, make_mapping
+from corral.core.ids import AgentID
+from corral.core.spaces import module_observation_space
+from corral.envs.checks import bad_obs
+from corral.envs.sub_envs import original
+from corral.episodes.episode import SingleAgentEpisode
+from corral.episodes.lanes import MultiAgentRollout
+from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
+from corral.errors import ConfigError
+from corral.runners.actor import Actor
+from corral.runners.lanes import Lanes
+from corral.runners.runner import EnvRunner, fill_logp
+from corral.runners.sample_modes import SampleMode, num_valid
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
+    from corral.envs.episode_resets import EpisodeReset
+    from corral.envs.seats import SeatBlock
+    from corral.modules.spec import ModuleSpec
+
+
+class MultiAgentEnvRunner(EnvRunner):
+    """Steps a vector env of several agents, and records the steps of each agent in the rollout of its module.
+
+    The rollout that it returns is a `MultiAgentRollout`. All work of a step is on arrays over seats or lanes; Python
+    looks at single agents only when an episode begins or ends.
+
+    Attributes:
+        lanes: Lanes of each module, by module id.
+    """
+
+    lanes: dict[str, Lanes]
+
+    def describe_env(self) -> tuple[Any, Any, int]:
+        """Return the spaces of the vector env's seats, and N; see `SeatsSpace`."""
+        return self.env.single_observation_space, self.env.single_action_space, self.num_envs
+
+    # Modules.
+
+    def _make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
+        config, self._seats = self.config, self.env.single_observation_space.seats  # type: ignore[attr-defined]
+        self._mapping = make_mapping(config)
+        agents_of = agents_of_modules(config, self._seats)
+        self.actors, self.lanes = {}, {}
+        self._blocks: dict[str, SeatBlock] = {}
+        self._configs: dict[str, AlgorithmConfig] = {}
+        for module_id, spec in module_specs.items():
+            block = block_of_module(config, self._seats, module_id, agents_of[module_id])
+            if block is None:  # no agent of this env has the module
+                continue
+            agents = [agent for agent in block.agents if agent in agents_of[module_id]] or list(block.agents)
+            self._configs[module_id] = own = config.for_module(module_id)
+            self.actors[module_id] = actor = self._make_actor(own, spec, len(agents))
+            self._blocks[module_id] = block
+            self.lanes[module_id] = Lanes(
+                np.array([block.agents.index(agent) for agent in agents]),
+                agents,
+                num_envs=self.num_envs,
+                block_size=len(block.agents),
+                observation_space=module_observation_space(block.observation_space),
+                action_space=actor.action_space,
+                distribution=actor.distribution,
+            )
+        self._block_of_seat: list[SeatBlock] = [block for block in self._seats.blocks for _ in block.agents]
+        self._actions: Any = create_empty_array(self.env.single_action_space, self.num_envs, np.zeros)
+        self._forget_seats()
+        self._log_agent_counts({}, 0)  # now, so that user code cannot take the names
+        self._log_agent_returns([])
+
+    def _make_actor(self, config: Any, spec: ModuleSpec, num_agents: int) -> Actor:
+        return Actor(
+            config,
+            spec,
+            action_space=spec.action_space,
+            num_rows=self.num_envs * num_agents,
+            worker_index=self.worker_index,
+            rng=self._rng,
+        )
+
+    def _exploration_metrics(self) -> dict[Any, float]:
+        return {
+            ("exploration", module_id, name): value
+            for module_id, actor in self.actors.items()
+            for name, value in actor.exploration.get_metrics(self._timestep).items()
+        }
+
+    def _set_exploration_weights(self, weights: Mapping[str, Any]) -> None:
+        for module_id, arrays in weights.items():
+            self.actors[module_id].exploration.set_weights(arrays)
+
+    def _get_exploration_state(self) -> dict[str, Any]:
+        return {module_id: actor.exploration.get_state() for module_id, actor in self.actors.items()}
+
+    def _set_exploration_state(self, state: Mapping[str, Any]) -> None:
+        for module_id, own in state.items():
+            self.actors[module_id].exploration.set_state(own)
+
+    # Sampling.
+
+    def _allocate(self, num_rows: int) -> Rollout:
+        rollout = MultiAgentRollout.of_steps(num_rows, self.num_envs)
+        rollout.weights_version, rollout.worker_index = self.weights_version, self.worker_index
+        rollout.carry = self._carry
+        self._ended: list[tuple[int, int, NDArray[np.float64], NDArray[np.int64]]] = []
+        return rollout
+
+    def _forget_seats(self) -> None:
+        """Forget which agents take part in the current episodes."""
+        shape = self.num_envs, len(self._seats.agents)
+        self._module_of = np.full(shape, -1)  # index of the module of each seat, -1 before its first observation
+        self._returns = np.zeros(shape)  # of the episodes so far
+        self._episodes: list[Any] = [None] * self.num_envs  # what the mapping is given
+
+    def _begin_lanes(self, rollout: Rollout) -> None:
+        for lanes in self.lanes.values():
+            lanes.begin(rollout.capacity, rollout)
+
+    def _reset(self, rollout: Rollout, resets: Sequence[EpisodeReset] | None) -> None:
+        prefix = self._next_prefix()
+        self._carry = rollout.carry = EpisodeCarry.fresh(self.num_envs, time.perf_counter(), prefix)
+        self._forget_seats()
+        for lanes in self.lanes.values():
+            lanes.forget(prefix)
+        self._begin_lanes(rollout)
+        with self.timers.time("env_step"):
+            obs, _ = self.host.reset(resets)
+        self._resetting, self._begins = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
+        self._carry.start_times_s[:] = time.perf_counter()
+        nobody = np.zeros(self.num_envs, np.bool_)
+        self._take(rollout, obs, nobody, nobody)
+
+    def _continue(self, rollout: Rollout) -> None:
+        self._resume_carry(rollout)
+        self._begin_lanes(rollout)
+
+    def _step_rows(
+        self, rollout: Rollout, num_rows: int, mode: SampleMode, explore: bool, random_actions: bool
+    ) -> None:
+        start, stop = rollout.num_rows, rollout.num_rows + num_rows
+        if stop > rollout.capacity:
+            rollout.resize(max(stop, rollout.capacity * 3 // 2))
+        step, clock, seconds = self.host.step, time.perf_counter, self.timers.seconds
+        timestep, resetting = self._timestep + self._num_samplers * num_valid(rollout), self._resetting
+        for t in range(start, stop):
+            began = clock()
+            for module_id, lanes in self.lanes.items():
+                if lanes.acts.any():
+                    self._act(module_id, lanes, t, timestep, explore, random_actions)
+            timestep += self._num_samplers * (self.num_envs - int(np.count_nonzero(resetting)))
+            inferred = clock()
+            num_broken = len(rollout.broken)
+            try:
+                obs, rollout.rewards[t], terminated, truncated, _ = step(self._actions)
+            except Exception as error:
+                raise self.host.error("step", t, error) from original(error)
+            rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
+            stepped = clock()
+            rollout.terminated[t], rollout.truncated[t] = terminated, truncated
+            for _, env_index in rollout.broken[num_broken:]:
+                self._drop(env_index)
+            self._take(rollout, obs, terminated, truncated)
+            resetting = terminated | truncated
+            rollout.row_times_s[t] = after = clock()
+            seconds["inference"] += inferred - began
+            seconds["env_step"] += stepped - inferred
+            seconds["storage"] += after - stepped
+        mode.settle(rollout, self._resetting, same_step=False)
+        self._resetting = resetting
+        if not np.isfinite(rollout.rewards[start:stop]).all():
+            row, env_index = np.argwhere(~np.isfinite(rollout.rewards[start:stop]))[0].tolist()
+            raise self.host.bad_value(start + row, env_index, f"reward is {rollout.rewards[start + row, env_index]}")
+
+    def _act(self, module_id: str, lanes: Lanes, row: int, timestep: int, explore: bool, random_actions: bool) -> None:
+        """Choose the actions of the lanes that act, and put them into the actions for the vector env."""
+        actor, block = self.actors[module_id], self._blocks[module_id]
+        actor.row_distribution.inputs = outputs = actor.inference(lanes.obs)
+        actor.row_distribution.obs = lanes.obs
+        if random_actions:
+            actions, logp = actor.row_distribution.random(), None
+        else:
+            actions, logp = actor.exploration.get_exploration_action(
+                action_distribution=actor.row_distribution, timestep=timestep, explore=explore
+            )
+        actions = np.asarray(actions)
+        acting = lanes.act(row, actions, outputs, logp)
+        env_actions, seats = actor.distribution.to_env(actions), self._actions[block.name]
+        seats[lanes.envs[acting], lanes.places[acting]] = env_actions[acting]
+
+    def _take(self, rollout: Rollout, obs: Any, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]) -> None:
+        """Give what the vector env returned to the lanes, after mapping the agents that were observed first."""
+        observed = obs["observed"].astype(np.bool_)
+        rewards, over = obs["rewards"], terminated | truncated
+        agent_over = obs["terminated"].astype(np.bool_), obs["truncated"].astype(np.bool_)
+        if (new := observed & (self._module_of < 0)).any():
+            self._map(rollout, new)
+        self._returns += rewards
+        for module_id, lanes in self.lanes.items():
+            block = self._blocks[module_id]
+            part = slice(block.start, block.stop)
+            lanes.take(
+                obs["obs"][block.name],
+                observed[:, part],
+                rewards[:, part],
+                agent_over[0][:, part],
+                agent_over[1][:, part],
+                (terminated, truncated),
+            )
+        for i in np.flatnonzero(over).tolist():
+            self._ended.append((rollout.num_rows - 1, i, self._returns[i].copy(), self._module_of[i].copy()))
+            self._end_episode(i)
+
+    def _end_episode(self, env_index: int) -> None:
+        self._module_of[env_index], self._returns[env_index] = -1, 0.0
+        self._episodes[env_index] = None
+
+    def _drop(self, env_index: int) -> None:
+        """Forget the episode of a sub-env that failed."""
+        for lanes in self.lanes.values():
+            lanes.drop(env_index)
+        self._end_episode(env_index)
+
+    def _map(self, rollout: Rollout, new: NDArray[np.bool_]) -> None:
+        """Ask for the modules of agents that were observed for the first time in their episodes, bool `[N, A]`."""
+        module_ids = list(self.lanes)
+        for env_index, seat in np.argwhere(new).tolist():
+            agent = self._seats.agents[seat]
+            try:
+                module_id = self._mapping(agent, self._episode(rollout, env_index), self)
+            except ConfigError as error:
+                raise ConfigError(f"env {self.host.name!r}, sub-env {env_index}: {error}") from error
+            block = self._block_of_seat[seat]
+            if self._blocks.get(module_id, self._seats) is not block:
+                raise ConfigError(
+                    f"env {self.host.name!r}, sub-env {env_index}: policy_mapping_fn returned {module_id!r} for agent "
+                    f"{agent!r}, and this module is made for other spaces than {block.observation_space} and "
+                    f"{block.action_space}."
+                )
+            lanes, place = self.lanes[module_id], seat - block.start
+            if not lanes.has(place):
+                self._add_lanes(module_id, place, agent)
+            lanes.use(env_index, place, float(self._returns[env_index, seat]))
+            self._module_of[env_index, seat] = module_ids.index(module_id)
+
+    def _episode(self, rollout: Rollout, env_index: int) -> Any:
+        """Return the episode of a sub-env for the mapping, the same one for all agents of the episode."""
+        if self._episodes[env_index] is None:
+            carry = rollout.carry
+            assert carry is not None
+            over = np.count_nonzero((rollout.terminated | rollout.truncated)[: rollout.num_rows, env_index])
+            broken = sum(i == env_index for _, i in rollout.broken)
+            id_ = episode_id(carry.id_prefix, env_index, int(carry.counts[env_index]) + int(over) + broken)
+            self._episodes[env_index] = SingleAgentEpisode.view(id_, env_index, rollout)
+        return self._episodes[env_index]
+
+    def _add_lanes(self, module_id: str, place: int, agent: AgentID) -> None:
+        """Add lanes of an agent to a module that had none for it; the exploration begins anew with more rows."""
+        lanes, actor = self.lanes[module_id], self.actors[module_id]
+        lanes.add(place, agent)
+        actor.make_exploration(self._configs[module_id], len(lanes))
+
+    # The end of a sample.
+
+    def _keep_last_row(self, rollout: Rollout) -> None:
+        """Keep nothing: the lanes hold the latest observations."""
+
+    def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
+        assert isinstance(rollout, MultiAgentRollout)
+        if not rollout.num_rows:
+            return
+        steps = {}
+        for module_id, lanes in self.lanes.items():
+            actor = self.actors[module_id]
+            part = lanes.finish(rollout, keep=not self._needs_reset)
+            if bad := bad_obs(part, lanes.space_tree, 0, part.num_rows + 1):
+                row, lane, problem = min(bad)
+                raise self.host.bad_value(
+                    max(0, int(part.env_rows[max(0, min(row, part.num_rows - 1)), lane])),
+                    int(lanes.envs[lane]),
+                    f"agent {lanes.agents[lane]!r}: {problem}",
+                )
+            steps[module_id] = part.num_env_steps
+            if not part.num_env_steps:
+                continue
+            fill_logp(part, actor.distribution, needed=self.config.ON_POLICY)
+            actor.exploration.end_sample(part, timestep=self._timestep, explore=explore)
+            rollout.modules[module_id] = part
+        rollout.num_agent_steps = sum(steps.values())
+        self._log_agent_counts(steps, rollout.num_agent_steps)
+        valid = rollout.valid
+        self._log_agent_returns(ended for ended in self._ended if valid[ended[0], ended[1]])
+
+    def _log_agent_counts(self, steps: Mapping[str, int], num_agent_steps: int) -> None:
+        counts: dict[tuple[str, ...], int] = {("num_agent_steps_sampled",): num_agent_steps}
+        counts |= {("num_module_steps_sampled", module_id): steps.get(module_id, 0) for module_id in self.lanes}
+        for key, count in counts.items():
+            self.metrics.log_reserved(key, [count], reduce="sum")
+            lifetime = (f"{key[0]}_lifetime", *key[1:])
+            self.metrics.log_reserved(lifetime, [count], reduce="lifetime_sum")
+
+    def _log_agent_returns(self, ended: Iterable[tuple[int, int, NDArray[np.float64], NDArray[np.int64]]]) -> None:
+        """Log the returns of agents and modules in the episodes that ended; a module's is the sum over its agents."""
+        of_agents: dict[str, list[float]] = {str(agent): [] for agent in self._seats.agents}
+        of_modules: dict[str, list[float]] = {module_id: [] for module_id in self.lanes}
+        names, agents = list(of_modules), list(of_agents)
+        for _, _, returns, modules in ended:
+            for seat in np.flatnonzero(modules >= 0).tolist():
+                of_agents[agents[seat]].append(float(returns[seat]))
+            for index in np.unique(modules[modules >= 0]).tolist():
+                of_modules[names[index]].append(float(returns[modules == index].sum()))
+        window = self.config.metrics_num_episodes_for_smoothing
+        for kind, found in (("agent", of_agents), ("module", of_modules)):
+            for name, values in found.items():
+                self.metrics.log_reserved((f"{kind}_episode_return_mean", name), values, reduce="mean", window=window)
