@@ -21,7 +21,7 @@ from corral.episodes.step_columns import STANDARD_COLUMNS, StepColumns
 from corral.errors import EpisodeError, nearest
 
 if TYPE_CHECKING:
-    from corral.episodes.lanes import AgentID
+    from corral.core.ids import AgentID
 
 Notes = tuple[dict[str, Any], dict[str, list[Any]]]
 """What user code noted on an episode: its custom data, and its temporary data by name."""
@@ -47,7 +47,8 @@ class SingleAgentEpisode:
 
     Attributes:
         id_: Id, the same for all chunks of an episode, and different for every episode of a run.
-        env_index: Index of the sub-env, which is the lane of a runner's episode; 0 for an episode built by hand.
+        env_index: Index of the sub-env, which is the lane of a runner's episode with a single agent; 0 for an episode
+            built by hand.
         t_started: Env steps of the episode before this chunk.
         return_before: Sum of rewards before this chunk.
         owns_data: Whether the episode has its own data; False for a view of a runner's columns.
@@ -236,7 +237,7 @@ class SingleAgentEpisode:
         chunk.notes = self.notes
         chunk.agent_id, chunk.module_id = self.agent_id, self.module_id
         if self._start is not None:
-            self._stop = self._columns.num_rows
+            self._stop = self._end
             chunk._start = 0
             chunk._start_time_s, chunk._last_time_s = self._start_time_s + paused_s, last_time_s + paused_s
             chunk.continue_from(self.t, return_before)
@@ -320,13 +321,18 @@ class SingleAgentEpisode:
         """Number of steps in the lookback buffer."""
         return 0 if self._start is None else self._start - self._first
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """First row and lane of this chunk in its columns."""
+        return self._start or 0, self._lane
+
     def __len__(self) -> int:
         """Return the number of env steps in this chunk, without the lookback."""
         return 0 if self._start is None else self._end - self._start
 
     @property
     def _end(self) -> int:
-        return self._columns.num_rows if self._stop is None else self._stop
+        return self._columns.num_rows_of(self._lane) if self._stop is None else self._stop
 
     def get_return(self) -> float:
         """Return the sum of rewards of the whole episode so far, earlier chunks included."""
@@ -341,7 +347,7 @@ class SingleAgentEpisode:
         """
         last = self._last_time_s
         if not self.owns_data and len(self) and "row_times_s" in self._columns:
-            last = float(self._columns["row_times_s"][self._end - 1])
+            last = self._columns.time_at(self._end - 1, self._lane)
         return last - self._start_time_s
 
     def to_numpy(self) -> Self:
@@ -449,8 +455,7 @@ class SingleAgentEpisode:
             return fill
         if position == num_infos - 1 and len(self):  # the info of the last step, even if a reset took its place
             return self._columns.next_info_at(self._first + position - 1, self._lane)
-        infos = self._columns.info_rows.get(self._first + position)
-        return {} if infos is None else infos.at(self._lane)
+        return self._columns.info_at(self._first + position, self._lane)
 
     @property
     def _extra_names(self) -> list[str]:

@@ -13,18 +13,22 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from corral.core.ids import AgentID
 from corral.core.tree import Tree, leaves, map_tree
 from corral.episodes.episode import Notes, SingleAgentEpisode
 from corral.episodes.infos import check_sent
-from corral.episodes.lanes import AgentID
 from corral.episodes.lookback import Indices, Positions, one_hot, pick, positions
+from corral.episodes.step_columns import STANDARD_COLUMNS
 from corral.errors import EpisodeError, nearest
+
+if TYPE_CHECKING:
+    from corral.episodes.lanes import LaneRollout, MultiAgentRollout
 
 AgentDict = Mapping[AgentID, Any]
 """Values by agent; as flags of an end also under `"__all__"`."""
@@ -77,6 +81,10 @@ class MultiAgentEpisode:
     was not observed since has a hanging action; rewards that it gets meanwhile are added to the reward of this step.
     The step counts when the next observation of the agent has come: before that the getters return it, and no length
     or return counts it.
+
+    A runner's episodes hold no data, as those of a single agent: they read the columns of its rollouts, and an episode
+    that spans several `sample()` calls appears as chunks. A step that an agent has not ended when a chunk ends is the
+    first step of the agent in the next one, and hangs only while the chunk is written.
 
     Getters take indices as the getters of `SingleAgentEpisode` do, and return a dict by agent. With `env_steps=True`
     index i is env step i of this chunk: agents that were not observed at it, or did not act in it, are left out, or
@@ -195,6 +203,98 @@ class MultiAgentEpisode:
         self._early_rewards: dict[AgentID, float] = {}  # of agents that did not act yet; they count in the first step
         self._gone_returns: dict[AgentID, float] = {}  # of agents that ended before this chunk and its lookback
         self._start_time_s = self._last_time_s = 0.0
+        self._rollout: MultiAgentRollout | None = None  # the rollout that a view reads
+        self._lanes: dict[AgentID, LaneRollout] = {}  # rollouts of the modules that it reads
+        self._start = 0  # row of index 0 in it
+        self._stop: int | None = None  # row past the last; None follows the rollout as it grows
+
+    # Views, made and moved on by runners.
+
+    @classmethod
+    def view(cls, id_: str, env_index: int, rollout: MultiAgentRollout) -> Self:
+        """Return a view of one sub-env of a rollout that has not started, and has no agents yet; see `start`."""
+        episode = cls.__new__(cls)
+        episode._clear(id_, env_index)
+        episode._rollout = rollout
+        return episode
+
+    def start(self, row: int, now_s: float) -> None:
+        """Start the view at the row of the rollout whose actions saw the observations of the reset.
+
+        Args:
+            row: The row.
+            now_s: Clock reading at the reset.
+        """
+        self.is_reset, self._start = True, row
+        self._start_time_s = self._last_time_s = now_s
+        for episode in self.agent_episodes.values():
+            episode.start(episode.place[0], now_s)
+
+    def add_view(self, lanes: LaneRollout, lane: int, module_id: str, row: int) -> SingleAgentEpisode:
+        """Add a view of the steps of an agent, and return it.
+
+        Args:
+            lanes: Rollout of its module.
+            lane: Its lane.
+            module_id: Id of its module.
+            row: Row of the lane with its first observation in this chunk.
+        """
+        agent_id = lanes.lane_agents[lane]
+        episode = SingleAgentEpisode.view(agent_episode_id(self.id_, agent_id), lane, lanes)
+        episode.env_index, episode.agent_id, episode.module_id = self.env_index, agent_id, module_id
+        episode.start(row, self._start_time_s)
+        self.agent_episodes[agent_id], self._module_ids[agent_id] = episode, module_id
+        self._lanes[agent_id] = lanes
+        return episode
+
+    def end(self, terminated: bool, truncated: bool, stop: int) -> None:
+        """End the view.
+
+        Args:
+            terminated: Whether its last env step terminated the episode for all agents.
+            truncated: Whether its last env step truncated the episode for all agents.
+            stop: Row after its last env step.
+        """
+        self.is_terminated, self.is_truncated, self._stop = terminated, truncated, stop
+
+    def continue_from(self, t_started: int, return_before: float) -> None:
+        """Set the env steps before this chunk; the rollout says which rewards its agents got before."""
+        self.env_t_started = t_started
+
+    def continued_in(
+        self, rollout: MultiAgentRollout, return_before: float, last_time_s: float, paused_s: float = 0.0
+    ) -> Self:
+        """Return the next chunk, which starts with row 0 of another rollout, without agents; this one is complete.
+
+        Args:
+            rollout: The next rollout, with the same sub-envs.
+            return_before: Sum of rewards of the episode so far; the rollout says whose they are.
+            last_time_s: Clock reading at the end of this chunk's rollout.
+            paused_s: Seconds from then until the next chunk, which do not count in the duration.
+        """
+        chunk = self.view(self.id_, self.env_index, rollout)  # also if user code made this chunk own its data
+        chunk.notes, chunk._module_ids = self.notes, self._module_ids
+        chunk.agent_to_module_mapping_fn = self.agent_to_module_mapping_fn
+        if self.is_reset:
+            chunk.start(0, self._start_time_s + paused_s)
+            chunk._last_time_s, chunk.env_t_started = last_time_s + paused_s, self.env_t
+        if self._rollout is not None:
+            self._stop = self._end
+            for agent_id, episode in self.agent_episodes.items():  # the complete columns, for those being written
+                if (lanes := self._rollout.modules.get(episode.module_id or "")) is not None:
+                    episode._columns = self._lanes[agent_id] = lanes
+        return chunk
+
+    def _own_data(self) -> None:
+        """Copy what a view reads, so that the episode can grow."""
+        if self._rollout is not None:
+            self._times = {agent_id: list(self._obs_times(agent_id)) for agent_id in self.agent_episodes}
+            self._pending = {a: step for a in self.agent_episodes if (step := self._hanging(a)) is not None}
+            self._gone_returns, self._env_t = self._returns_of_gone(), self.env_t
+            self._last_time_s = self._start_time_s + self.get_duration_s()
+            for episode in self.agent_episodes.values():
+                episode._own_data()
+            self._rollout = None
 
     def _begin_at(self, lookback: int) -> None:
         """Make the first env steps the lookback of this chunk."""
@@ -264,6 +364,7 @@ class MultiAgentEpisode:
                 ended was observed or got a reward other than 0.
         """
         self._check_step(observations, actions, rewards)
+        self._own_data()
         infos, outputs = infos or {}, extra_model_outputs or {}
         terminateds, truncateds = terminateds or {}, truncateds or {}
         for agent_id, action in actions.items():
@@ -326,7 +427,20 @@ class MultiAgentEpisode:
     @property
     def env_t(self) -> int:
         """Env steps of the whole episode so far."""
-        return self._env_t
+        if self._rollout is None:
+            return self._env_t
+        return self.env_t_started + (self._end - self._start if self.is_reset else 0)
+
+    @property
+    def t(self) -> int:
+        """Env steps of the whole episode so far, as `env_t`."""
+        return self.env_t
+
+    @property
+    def _end(self) -> int:
+        """Row after the last env step of a view."""
+        assert self._rollout is not None
+        return self._rollout.num_rows if self._stop is None else self._stop
 
     @property
     def agent_t_started(self) -> dict[AgentID, int]:
@@ -380,13 +494,27 @@ class MultiAgentEpisode:
 
     def get_agent_returns(self, include_hanging_rewards: bool = False) -> dict[AgentID, float]:
         """Return the sums of rewards by agent, also of agents that ended before this chunk; see `get_return`."""
-        returns = self._gone_returns | {agent: episode.get_return() for agent, episode in self.agent_episodes.items()}
+        returns = self._returns_of_gone()
+        returns |= {agent_id: episode.get_return() for agent_id, episode in self.agent_episodes.items()}
         if include_hanging_rewards:
-            hanging = {agent_id: step.reward for agent_id, step in self._pending.items()}
+            steps = {agent_id: self._hanging(agent_id) for agent_id in self.agent_episodes}
+            hanging = {agent_id: step.reward for agent_id, step in steps.items() if step is not None}
             for part in (hanging, self._early_rewards):
                 for agent_id, reward in part.items():
                     returns[agent_id] = returns.get(agent_id, 0.0) + reward
         return returns
+
+    def _returns_of_gone(self) -> dict[AgentID, float]:
+        """Return the rewards of agents that have no episode here; in a view also of one that waits all the time."""
+        carry = None if self._rollout is None else self._rollout.seat_carry
+        if carry is None or not self.env_t_started or self._start:
+            return dict(self._gone_returns)
+        returns, module_ids = carry.returns[self.env_index].tolist(), carry.module_ids[self.env_index]
+        gone = {}
+        for agent_id, module_id, value in zip(carry.agents, module_ids, returns, strict=True):
+            if module_id is not None and agent_id not in self.agent_episodes:
+                self._module_ids[agent_id], gone[agent_id] = module_id, value
+        return gone
 
     def get_module_returns(self, include_hanging_rewards: bool = False) -> dict[str, float]:
         """Return the sums of rewards by module, over its agents; see `get_return`."""
@@ -416,13 +544,20 @@ class MultiAgentEpisode:
 
     def get_duration_s(self) -> float:
         """Return the seconds from the reset to the latest env step; 0 if the episode was built from data."""
-        return self._last_time_s - self._start_time_s
+        last_s = self._last_time_s
+        if self._rollout is not None and len(self):
+            last_s = float(self._rollout.row_times_s[self._end - 1])
+        return last_s - self._start_time_s
 
     def module_for(self, agent_id: AgentID) -> str:
         """Return the id of the module that chooses the actions of an agent, the same in the whole episode."""
         if agent_id not in self._module_ids:
             self._module_ids[agent_id] = self.agent_to_module_mapping_fn(agent_id, self)
         return self._module_ids[agent_id]
+
+    def set_module(self, agent_id: AgentID, module_id: str) -> None:
+        """Set the id of the module of an agent, of which `agent_to_module_mapping_fn` is then not asked."""
+        self._module_ids[agent_id] = module_id
 
     def validate(self) -> None:
         """Check that the episode was reset, and that each agent has an env step for each observation.
@@ -554,11 +689,27 @@ class MultiAgentEpisode:
 
     def _hanging(self, agent_id: AgentID) -> PendingStep | None:
         """Return the step that an agent has begun and not ended, or `None`."""
-        return self._pending.get(agent_id)
+        if self._rollout is None:
+            return self._pending.get(agent_id)
+        episode, lanes = self.agent_episodes[agent_id], self._lanes[agent_id]
+        lane = episode.place[1]
+        if episode.is_done or not lanes.waits[lane]:
+            return None
+        step = {
+            name: map_tree(lambda leaf: leaf[lanes.lane_rows[lane], lane], column)
+            for name, column in lanes.columns.items()
+            if name not in STANDARD_COLUMNS or name in ("actions", "rewards", "dist_inputs")
+        }
+        return PendingStep(step.pop("actions"), reward=float(step.pop("rewards")), outputs=step)
 
     def _obs_times(self, agent_id: AgentID) -> Sequence[int]:
         """Return the env step of each observation of an agent, its lookback included."""
-        return self._times[agent_id]
+        if self._rollout is None:
+            return self._times[agent_id]
+        first, lane = (episode := self.agent_episodes[agent_id]).place
+        rows = self._lanes[agent_id].obs_rows[first : first + len(episode) + 1, lane]
+        times: list[int] = (rows + (self.env_t_started - self._start)).tolist()
+        return times
 
     # What getters read: the data of an agent, its lookback and a hanging step included, as a tree of `[E, ...]`.
 
@@ -798,6 +949,7 @@ class MultiAgentEpisode:
             raise EpisodeError(
                 f"episode {self.id_} continues at env step {self.env_t}, but the chunk begins at {other.env_t_started}."
             )
+        self._own_data()
         for agent_id in other.agent_episodes:
             self._concat_agent(agent_id, other)
         self._module_ids = other._module_ids | self._module_ids
@@ -816,7 +968,7 @@ class MultiAgentEpisode:
             self.agent_episodes[agent_id] = _part(theirs, skip, skip, skip + len(theirs))
             self._times[agent_id] = times[skip:]
         elif not mine.is_done:
-            if self._times[agent_id][-1] < times[skip]:  # a step that hangs here, and ended in the chunk
+            if theirs.t_started == mine.t + 1:  # a step that hangs here, and ended in the chunk
                 first, info = theirs.get_observations(0), theirs.get_infos(0)
                 ends = theirs.is_terminated, theirs.is_truncated
                 self._complete(agent_id, first, info, *(ends if not len(theirs) else (False, False)))
