@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
-from agent_steps import AGENTS, Played, build, module_of, play, reference
 
+from agent_steps import AGENTS, Played, build, module_of, play, reference, same
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from handmade import plain
 
@@ -146,12 +145,3 @@ def test_built_from_lists(seed: int) -> None:
         assert same(found, whole.get_observations(agent_ids=agent))
         found = episode.get_rewards(every, agent, neg_index_as_lookback=True)
         assert same(found, whole.get_rewards(agent_ids=agent))
-
-
-def same(a: Any, b: Any) -> bool:
-    """Return whether nested dicts and lists of arrays are equal."""
-    if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(np.array_equal(a, b))

@@ -205,6 +205,7 @@ class MultiAgentEpisode:
         self._start_time_s = self._last_time_s = 0.0
         self._rollout: MultiAgentRollout | None = None  # the rollout that a view reads
         self._lanes: dict[AgentID, LaneRollout] = {}  # rollouts of the modules that it reads
+        self._return_before = 0.0
         self._start = 0  # row of index 0 in it
         self._stop: int | None = None  # row past the last; None follows the rollout as it grows
 
@@ -258,8 +259,8 @@ class MultiAgentEpisode:
         self.is_terminated, self.is_truncated, self._stop = terminated, truncated, stop
 
     def continue_from(self, t_started: int, return_before: float) -> None:
-        """Set the env steps before this chunk; the rollout says which rewards its agents got before."""
-        self.env_t_started = t_started
+        """Set the env steps before this chunk, and the sum of the rewards of all agents, hanging ones included."""
+        self.env_t_started, self._return_before = t_started, return_before
 
     def continued_in(
         self, rollout: MultiAgentRollout, return_before: float, last_time_s: float, paused_s: float = 0.0
@@ -268,7 +269,7 @@ class MultiAgentEpisode:
 
         Args:
             rollout: The next rollout, with the same sub-envs.
-            return_before: Sum of rewards of the episode so far; the rollout says whose they are.
+            return_before: Sum of the rewards of all agents in the episode so far.
             last_time_s: Clock reading at the end of this chunk's rollout.
             paused_s: Seconds from then until the next chunk, which do not count in the duration.
         """
@@ -277,7 +278,8 @@ class MultiAgentEpisode:
         chunk.agent_to_module_mapping_fn = self.agent_to_module_mapping_fn
         if self.is_reset:
             chunk.start(0, self._start_time_s + paused_s)
-            chunk._last_time_s, chunk.env_t_started = last_time_s + paused_s, self.env_t
+            chunk._last_time_s = last_time_s + paused_s
+            chunk.continue_from(self.env_t, return_before)
         if self._rollout is not None:
             self._stop = self._end
             for agent_id, episode in self.agent_episodes.items():  # the complete columns, for those being written
@@ -490,10 +492,16 @@ class MultiAgentEpisode:
             include_hanging_rewards: Whether to count the rewards of steps that hang, and those that agents got before
                 their first action.
         """
+        if include_hanging_rewards and self._rollout is not None:
+            rewards = self._rollout.rewards[self._start : self._end, self.env_index] if self.is_reset else np.zeros(0)
+            return self._return_before + float(rewards.sum())
         return float(sum(self.get_agent_returns(include_hanging_rewards).values()))
 
     def get_agent_returns(self, include_hanging_rewards: bool = False) -> dict[AgentID, float]:
-        """Return the sums of rewards by agent, also of agents that ended before this chunk; see `get_return`."""
+        """Return the sums of rewards by agent, also of agents that ended before this chunk; see `get_return`.
+
+        A runner's episode does not know whose rewards before a first action are; only `get_return` counts them.
+        """
         returns = self._returns_of_gone()
         returns |= {agent_id: episode.get_return() for agent_id, episode in self.agent_episodes.items()}
         if include_hanging_rewards:

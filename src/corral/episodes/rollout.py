@@ -193,7 +193,7 @@ class Rollout(StepColumns):
     def _step_infos(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """Yield row, lane and info of the steps that may have one."""
         for row, infos in self.info_rows.items():
-            if row:  # row 0 came with a reset, or with the last step of the rollout before
+            if row > 0:  # row 0 came with a reset, or with the last step of the rollout before
                 yield from ((row - 1, n, infos.of_step(n)) for n in infos.of_lanes if self.valid[row - 1, n])
 
     def episodes(self) -> list[Any]:

@@ -15,6 +15,7 @@ from corral.core.ids import AgentID
 from corral.core.spaces import module_observation_space
 from corral.envs.checks import bad_obs
 from corral.envs.sub_envs import original
+from corral.episodes.infos import Infos
 from corral.episodes.lanes import MultiAgentRollout, SeatCarry
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
@@ -79,6 +80,7 @@ class MultiAgentEnvRunner(EnvRunner):
         self._block_of_seat: list[SeatBlock] = [block for block in self._seats.blocks for _ in block.agents]
         self._actions: Any = create_empty_array(self.env.single_action_space, self.num_envs, np.zeros)
         self._forget_seats()
+        self._last_info_rows: dict[int, Infos] = {}
         self._log_agent_counts({}, 0)  # now, so that user code cannot take the names
         self._log_agent_returns([])
 
@@ -160,8 +162,10 @@ class MultiAgentEnvRunner(EnvRunner):
         paused_s = self._resume_carry(rollout)
         self._episodes = [None] * self.num_envs  # they would keep the last rollout
         self._begin_lanes(rollout)
-        if self._last_infos is not None:
-            rollout.info_rows[0] = self._last_infos
+        oldest = min(int(lanes.rollout.obs_rows[0].min(initial=0)) for lanes in self.lanes.values())
+        for row, infos in self._last_info_rows.items():  # also of observations of agents that wait since then
+            if row - self._last_num_rows >= oldest:
+                rollout.info_rows[row - self._last_num_rows] = infos
         if self._events is not None:
             self._events.continue_all(rollout, paused_s)
 
@@ -321,7 +325,7 @@ class MultiAgentEnvRunner(EnvRunner):
 
     def _keep_last_row(self, rollout: Rollout) -> None:
         """Keep the infos; the lanes hold the latest observations."""
-        self._last_infos = rollout.info_rows.get(rollout.num_rows)
+        self._last_info_rows = rollout.info_rows
 
     def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
         assert isinstance(rollout, MultiAgentRollout)

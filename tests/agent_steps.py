@@ -144,3 +144,12 @@ def reference(played: Played, stop: int | None = None) -> dict[Any, AgentSteps]:
                 found.hanging = None
                 found.ended = ended
     return {agent: found for agent, found in agents.items() if found.obs}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Return whether nested dicts and lists of arrays are equal."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(np.array_equal(a, b))
