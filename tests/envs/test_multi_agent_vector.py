@@ -198,6 +198,16 @@ class TestFailures:
         with pytest.raises(EnvError, match="env 'Spaceless': agent 'black' has no action space"):
             make_vector_env(Spaceless, EnvContext({}), num_envs=1, check=False)
 
+    def test_envs_that_are_no_multi_agent_env_are_told_to_be_one(self) -> None:
+        class Foreign(gym.Env[Any, Any]):
+            possible_agents = ("a", "b")
+            observation_space = action_space = None  # type: ignore[assignment]
+
+        with pytest.raises(EnvError, match=r"observation_space must be .* Several agents need a corral\.MultiAgentEnv"):
+            make_vector_env(Foreign, EnvContext({}), num_envs=1)
+        with pytest.raises(EnvError, match=r"expected .* a corral\.MultiAgentEnv or an env of PettingZoo, got dict"):
+            make_vector_env(lambda: {}, EnvContext({}), num_envs=1)
+
     def test_observations_that_lose_precision_are_reported(self, caplog: pytest.LogCaptureFixture) -> None:
         class Doubles(Turns):
             def _see(self) -> dict[str, Any]:

@@ -338,7 +338,10 @@ def make_one(
                     made = SeatedEnv(made, name)
             made = made if outermost is None else outermost(made, context)
     if not isinstance(made, (gym.Env, VectorEnv)):
-        raise EnvError(f"env {name!r}: expected a gymnasium Env or VectorEnv, got {type(made).__name__}.")
+        raise EnvError(
+            f"env {name!r}: expected a gymnasium Env or VectorEnv, a corral.MultiAgentEnv or an env of PettingZoo, got "
+            f"{type(made).__name__}."
+        )
     return made
 
 
