@@ -40,6 +40,7 @@ from corral.runners.runner_group import EnvRunnerGroup
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
     from corral.callbacks.dispatch import Dispatcher
+    from corral.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
 NAN = float("nan")
@@ -135,6 +136,12 @@ class Evaluator:
             group.finish_set_state()
             self._runner_states, self._rngs = None, restored_rngs  # as before making the envs, which may draw
         return group
+
+    def set_modules(self, config: AlgorithmConfig) -> None:
+        """Use the modules of a config from the next round on."""
+        self._settings = config
+        if self.group is not None:
+            self.group.set_modules(config, self._algorithm.env_runner_group.module_specs)
 
     @property
     def _takes_tasks_of_training(self) -> bool:
