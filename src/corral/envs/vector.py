@@ -328,21 +328,25 @@ def make_one(
                 made = gym.make(resolved, disable_env_checker=True, **context)
         else:
             made = _call_factory(resolved, context)
-        made = from_pettingzoo(made)
+        with _named(name):
+            made = from_pettingzoo(made)
         if isinstance(made, gym.Env):
             for wrapper in wrappers:
                 made = wrapper(made)
             if isinstance(made.unwrapped, MultiAgentEnv):
-                made = _seated(made, name)
+                with _named(name):
+                    made = SeatedEnv(made, name)
             made = made if outermost is None else outermost(made, context)
     if not isinstance(made, (gym.Env, VectorEnv)):
         raise EnvError(f"env {name!r}: expected a gymnasium Env or VectorEnv, got {type(made).__name__}.")
     return made
 
 
-def _seated(env: gym.Env[Any, Any], name: str) -> SeatedEnv:
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Put the name of an env into the errors that are found in it before it has seats."""
     try:
-        return SeatedEnv(env, name)
+        yield
     except EnvError as error:
         raise EnvError(f"env {name!r}: {error}.") from error
 

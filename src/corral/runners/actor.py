@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from corral.core.tree import Tree
 from corral.exploration import RowDistribution, make_exploration
+from corral.exploration.base import overrides_method
 from corral.modules.distributions import module_action_space
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.inference import Inference
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
     from corral.modules.spec import ModuleSpec
 
-Choices = tuple[NDArray[Any], NDArray[np.float32], Any]
+Choices = tuple[Any, NDArray[np.float32], Any]
 
 
 class Actor:
@@ -68,11 +69,14 @@ class Actor:
         """Whether the module chooses actions by rules, without exploration."""
         return isinstance(self.module, HeuristicModule)
 
-    def choose(self, obs: Tree, *, timestep: int, explore: bool, random_actions: bool) -> Choices:
+    def choose(
+        self, obs: Tree, begins: NDArray[np.bool_], *, timestep: int, explore: bool, random_actions: bool
+    ) -> Choices:
         """Return module actions, outputs of the policy, and log-probabilities where the outputs do not give them.
 
         Args:
             obs: Observations, a tree of `[B, ...]`; B is the number of rows that the exploration was made for.
+            begins: Where episodes begin, bool `[B]`.
             timestep: Env steps of all runners so far.
             explore: Whether to explore.
             random_actions: Whether to draw actions uniformly from the action space instead.
@@ -84,13 +88,15 @@ class Actor:
             actions = np.asarray(self.module.choose_actions(obs, self._rng), self.distribution.action_dtype)
             return actions, np.zeros((len(actions), self.distribution.num_inputs), np.float32), np.zeros(len(actions))
         row = self.row_distribution
+        if self._sees_begins and not random_actions:
+            self.exploration.begin_episodes(begins, timestep=timestep, explore=explore)
         row.obs, row.inputs = obs, self._no_outputs if self.is_heuristic else self.inference(obs)
         if random_actions:
             return row.random(), row.inputs, None
         actions, logp = self.exploration.get_exploration_action(
             action_distribution=row, timestep=timestep, explore=explore
         )
-        return np.asarray(actions), row.inputs, logp
+        return actions, row.inputs, logp
 
     def make_exploration(self, config: AlgorithmConfig, num_rows: int) -> None:
         """Make the exploration, which begins anew, for `num_rows` observations at once."""
@@ -105,3 +111,4 @@ class Actor:
             num_envs=num_rows,
             rng=self._rng,
         )
+        self._sees_begins = overrides_method(self.exploration, "begin_episodes")

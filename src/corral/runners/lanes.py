@@ -44,6 +44,7 @@ class Lanes:
         acts: Whether the agent has to act in the next env step, bool `[L]`.
         space_tree: Space of one observation, a tree of plain spaces.
         is_used: Whether the module acts for the agent in the current episode, bool `[L]`.
+        begins: Whether the agent has not acted yet in its episode, bool `[L]`.
         rollout: The rollout that is being written.
     """
 
@@ -80,7 +81,7 @@ class Lanes:
         """Forget all episodes, before the envs are reset."""
         num_lanes = len(self)
         self._clock = np.zeros(num_lanes, np.int64)
-        self._is_open, self.acts, self.is_used = (np.zeros(num_lanes, np.bool_) for _ in range(3))
+        self._is_open, self.acts, self.is_used, self.begins = (np.zeros(num_lanes, np.bool_) for _ in range(4))
         self._early_rewards = np.zeros(num_lanes)  # before the first action of the episode
         self._carry = EpisodeCarry.fresh(num_lanes, 0.0, id_prefix)
 
@@ -103,6 +104,7 @@ class Lanes:
             "is_open": self._is_open.copy(),
             "acts": self.acts.copy(),
             "is_used": self.is_used.copy(),
+            "begins": self.begins.copy(),
             "early_rewards": self._early_rewards.copy(),
             "open_steps": {
                 name: map_tree(lambda leaf: leaf[self._clock[lanes], lanes], column)
@@ -145,8 +147,8 @@ class Lanes:
         lanes = self._lane_at[state["envs"], state["places"]]
         self.obs = map_tree(np.copy, self.obs)
         map_tree(lambda here, saved: here.__setitem__(lanes, saved), self.obs, state["obs"])
-        self._is_open[lanes], self.acts[lanes], self.is_used[lanes] = (
-            state[name] for name in ("is_open", "acts", "is_used")
+        self._is_open[lanes], self.acts[lanes], self.is_used[lanes], self.begins[lanes] = (
+            state[name] for name in ("is_open", "acts", "is_used", "begins")
         )
         self._early_rewards[lanes] = state["early_rewards"]
         for name in ("returns", "lengths", "counts"):
@@ -217,8 +219,11 @@ class Lanes:
         open_steps = rollout if keep and len(open_lanes) else None
         num_rows = int(self._clock.max(initial=0))
         done = self._with_rows(rollout, num_rows)
-        known = done.env_rows >= 0
-        done.valid &= ~known | parent.valid[np.maximum(done.env_rows, 0), self.envs]
+        known, last_row = (
+            done.env_rows >= 0,
+            max(0, parent.num_rows - 1),
+        )  # an action may wait for a step that was cut off
+        done.valid &= ~known | parent.valid[done.env_rows.clip(0, last_row), self.envs]
         done.env_rows[~done.valid] = -1
         done.num_env_steps = int(np.count_nonzero(done.valid))
         if open_steps is None:
@@ -255,7 +260,7 @@ class Lanes:
             early_reward: Rewards that the agent got in the episode before it was first observed.
         """
         lane = self._lane_at[env_index, place]
-        self.is_used[lane], self._early_rewards[lane] = True, early_reward
+        self.is_used[lane], self.begins[lane], self._early_rewards[lane] = True, True, early_reward
 
     def has(self, place: int) -> bool:
         """Return whether there are lanes for an agent, by its place in the block."""
@@ -269,7 +274,7 @@ class Lanes:
         self._is_whole = False
         self.envs, self.places = np.append(self.envs, np.arange(num_envs)), np.append(self.places, more + place)
         self.agents = [*self.agents, *[agent] * num_envs]
-        for name in ("_clock", "_is_open", "acts", "is_used", "_early_rewards"):
+        for name in ("_clock", "_is_open", "acts", "is_used", "begins", "_early_rewards"):
             array = getattr(self, name)
             setattr(self, name, np.append(array, more.astype(array.dtype)))
         self.obs = map_tree(
@@ -312,6 +317,7 @@ class Lanes:
         self._early_rewards[lanes] = 0.0
         rollout.env_rows[rows, lanes] = row
         self._is_open |= self.acts
+        self.begins &= ~self.acts
         self.acts = np.zeros(len(self), np.bool_)
         return lanes
 

@@ -238,8 +238,9 @@ class MultiAgentEnvRunner(EnvRunner):
         """Choose the actions of the lanes that act, and put them into the actions for the vector env."""
         actor, block = self.actors[module_id], self._blocks[module_id]
         actions, outputs, logp = actor.choose(
-            lanes.obs, timestep=timestep, explore=explore, random_actions=random_actions
+            lanes.obs, lanes.begins, timestep=timestep, explore=explore, random_actions=random_actions
         )
+        actions = np.asarray(actions)
         acting = lanes.act(row, actions, outputs, logp)
         env_actions, seats = actor.distribution.to_env(actions), self._actions[block.name]
         seats[lanes.envs[acting], lanes.places[acting]] = env_actions[acting]

@@ -24,7 +24,6 @@ from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos, split_infos
 from corral.episodes.rollout import EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
 from corral.errors import CheckpointError, SubEnvError, WeightsError, nearest
-from corral.exploration.base import overrides_method
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
 from corral.modules.distributions import ActionDistribution
@@ -427,15 +426,8 @@ class EnvRunner:
         start, stop = rollout.num_rows, rollout.num_rows + num_rows
         if stop > rollout.capacity:
             rollout.resize(max(stop, rollout.capacity * 3 // 2))
-        step, infer, events, clock, seconds = (
-            self.host.step,
-            self.inference,
-            self._events,
-            time.perf_counter,
-            self.timers.seconds,
-        )
-        row_distribution, to_env = self._row_distribution, self._distribution.to_env
-        choose = self.exploration.get_exploration_action
+        step, events, clock, seconds = self.host.step, self._events, time.perf_counter, self.timers.seconds
+        choose, to_env = self.actors[DEFAULT_MODULE_ID].choose, self._distribution.to_env
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
         timestep = self._timestep + self._num_samplers * num_valid(rollout)
         begins, resetting = self._begins, self._resetting
@@ -447,25 +439,19 @@ class EnvRunner:
         )
         single_leaf, looks_at_infos = isinstance(obs, np.ndarray), self.host.is_same_step or self._keeps_infos
         num_envs, same_step = self.host.num_envs, self.host.is_same_step
-        sees_begins = overrides_method(self.exploration, "begin_episodes") and not random_actions
         inference_s = env_step_s = storage_s = 0.0
         now = clock()
         for t in range(start, stop):
             row = obs[t] if single_leaf else map_tree(lambda column, t=t: column[t], obs)
-            if sees_begins:
-                self.exploration.begin_episodes(begins, timestep=timestep, explore=explore)
             try:
-                dist_inputs[t] = outputs = infer(row)
+                actions[t], dist_inputs[t], logp = choose(
+                    row, begins, timestep=timestep, explore=explore, random_actions=random_actions
+                )
             except Exception:
                 self._check_block(rollout, start, t)  # a bad value of the env may be why the module raised
                 raise
-            row_distribution.inputs, row_distribution.obs = outputs, row
-            if random_actions:
-                actions[t] = row_distribution.random()
-            else:
-                actions[t], logp = choose(action_distribution=row_distribution, timestep=timestep, explore=explore)
-                if logp is not None:
-                    rollout.set_logp(t, logp)
+            if logp is not None:
+                rollout.set_logp(t, logp)
             timestep += self._num_samplers * (num_envs - int(np.count_nonzero(resetting)))
             inferred = clock()
             try:
