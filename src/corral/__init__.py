@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from corral.envs.tasks import TaskSettableEnv as TaskSettableEnv
     from corral.envs.vector import EnvContext as EnvContext
     from corral.episodes.episode import SingleAgentEpisode as SingleAgentEpisode
+    from corral.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from corral.exploration.base import Exploration as Exploration
     from corral.metrics.summary import summary as summary
     from corral.modules.heuristic import HeuristicModule as HeuristicModule
@@ -62,6 +63,7 @@ _HOMES = {
     "SAC": "corral.algorithms.sac",
     "SACConfig": "corral.algorithms.sac",
     "SampleRequest": "corral.runners.requests",
+    "MultiAgentEpisode": "corral.episodes.multi_agent_episode",
     "SingleAgentEpisode": "corral.episodes.episode",
     "TaskSettableEnv": "corral.envs.tasks",
     "evaluate_policy": "corral.policies.evaluate",

@@ -9,7 +9,7 @@ import copy
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from gymnasium import spaces
@@ -19,6 +19,9 @@ from corral.episodes.infos import NotSent, check_sent
 from corral.episodes.lookback import Indices, one_hot, overwrite, pick, positions
 from corral.episodes.step_columns import STANDARD_COLUMNS, StepColumns
 from corral.errors import EpisodeError, nearest
+
+if TYPE_CHECKING:
+    from corral.core.ids import AgentID
 
 Notes = tuple[dict[str, Any], dict[str, list[Any]]]
 """What user code noted on an episode: its custom data, and its temporary data by name."""
@@ -44,7 +47,8 @@ class SingleAgentEpisode:
 
     Attributes:
         id_: Id, the same for all chunks of an episode, and different for every episode of a run.
-        env_index: Index of the sub-env, which is the lane of a runner's episode; 0 for an episode built by hand.
+        env_index: Index of the sub-env, which is the lane of a runner's episode with a single agent; 0 for an episode
+            built by hand.
         t_started: Env steps of the episode before this chunk.
         return_before: Sum of rewards before this chunk.
         owns_data: Whether the episode has its own data; False for a view of a runner's columns.
@@ -53,6 +57,8 @@ class SingleAgentEpisode:
         notes: `custom_data` and the temporary data; the chunks of a runner's episode share them.
         observation_space: Space of one observation, if known.
         action_space: Space of one module action, if known.
+        agent_id: Id of the agent, if the episode is the part of one agent in an episode of several.
+        module_id: Id of the module that chooses the actions of this agent.
     """
 
     __slots__ = (
@@ -64,10 +70,12 @@ class SingleAgentEpisode:
         "_start_time_s",
         "_stop",
         "action_space",
+        "agent_id",
         "env_index",
         "id_",
         "is_terminated",
         "is_truncated",
+        "module_id",
         "notes",
         "observation_space",
         "owns_data",
@@ -77,6 +85,8 @@ class SingleAgentEpisode:
 
     observation_space: spaces.Space[Any] | None
     action_space: spaces.Space[Any] | None
+    agent_id: AgentID | None
+    module_id: str | None
 
     # Construction.
 
@@ -95,6 +105,8 @@ class SingleAgentEpisode:
         extra_model_outputs: Mapping[str, Sequence[Any]] | None = None,
         t_started: int | None = None,
         len_lookback_buffer: int | str = "auto",
+        agent_id: AgentID | None = None,
+        module_id: str | None = None,
     ) -> None:
         """Build an episode by hand, from the steps so far or without steps.
 
@@ -112,11 +124,14 @@ class SingleAgentEpisode:
             t_started: Env steps before the chunk, the lookback included; `None` is 0.
             len_lookback_buffer: Number of the first steps that are from before this chunk, at most all of them;
                 `"auto"` is all of them.
+            agent_id: Id of the agent; `None` is the only one.
+            module_id: Id of the module of the agent.
 
         Raises:
             EpisodeError: The lengths do not fit together.
         """
         self._clear(id_ or uuid.uuid4().hex, 0, StepColumns({}))
+        self.agent_id, self.module_id = agent_id, module_id
         self.observation_space, self.action_space = observation_space, action_space
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
         self.t_started = t_started or 0
@@ -143,6 +158,7 @@ class SingleAgentEpisode:
         self.is_terminated = self.is_truncated = False
         self.notes: Notes = ({}, {})
         self.observation_space = self.action_space = None
+        self.agent_id = self.module_id = None
         self._first = 0  # row of the oldest step, lookback included
         self._start: int | None = None  # row of index 0
         self._stop: int | None = None  # row past the last; None follows the columns as they grow
@@ -219,8 +235,9 @@ class SingleAgentEpisode:
         """
         chunk = self.view(self.id_, self.env_index, columns)  # also if user code made this chunk own its data
         chunk.notes = self.notes
+        chunk.agent_id, chunk.module_id = self.agent_id, self.module_id
         if self._start is not None:
-            self._stop = self._columns.num_rows
+            self._stop = self._end
             chunk._start = 0
             chunk._start_time_s, chunk._last_time_s = self._start_time_s + paused_s, last_time_s + paused_s
             chunk.continue_from(self.t, return_before)
@@ -304,13 +321,18 @@ class SingleAgentEpisode:
         """Number of steps in the lookback buffer."""
         return 0 if self._start is None else self._start - self._first
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """First row and lane of this chunk in its columns."""
+        return self._start or 0, self._lane
+
     def __len__(self) -> int:
         """Return the number of env steps in this chunk, without the lookback."""
         return 0 if self._start is None else self._end - self._start
 
     @property
     def _end(self) -> int:
-        return self._columns.num_rows if self._stop is None else self._stop
+        return self._columns.num_rows_of(self._lane) if self._stop is None else self._stop
 
     def get_return(self) -> float:
         """Return the sum of rewards of the whole episode so far, earlier chunks included."""
@@ -325,7 +347,7 @@ class SingleAgentEpisode:
         """
         last = self._last_time_s
         if not self.owns_data and len(self) and "row_times_s" in self._columns:
-            last = float(self._columns["row_times_s"][self._end - 1])
+            last = self._columns.time_at(self._end - 1, self._lane)
         return last - self._start_time_s
 
     def to_numpy(self) -> Self:
@@ -433,8 +455,7 @@ class SingleAgentEpisode:
             return fill
         if position == num_infos - 1 and len(self):  # the info of the last step, even if a reset took its place
             return self._columns.next_info_at(self._first + position - 1, self._lane)
-        infos = self._columns.info_rows.get(self._first + position)
-        return {} if infos is None else infos.at(self._lane)
+        return self._columns.info_at(self._first + position, self._lane)
 
     @property
     def _extra_names(self) -> list[str]:
@@ -576,7 +597,7 @@ class SingleAgentEpisode:
         part._adopt(columns, self._infos(first, stop + 1), start - first)
         if isinstance(self._columns.info_rows, NotSent):
             part._columns.info_rows = self._columns.info_rows
-        part.env_index = self.env_index
+        part.env_index, part.agent_id, part.module_id = self.env_index, self.agent_id, self.module_id
         # Lists of temporary data grow with the episode, so their entries are not copied.
         part.notes = copy.deepcopy(self.notes[0]), copy.copy(self.notes[1])
         for key, values in self.notes[1].items():
@@ -648,6 +669,8 @@ class SingleAgentEpisode:
     def get_state(self) -> dict[str, Any]:
         """Return all but the spaces as dicts, lists, numbers, strings and arrays; `custom_data` is copied as it is."""
         state = {name: getattr(self, name) for name in _PLAIN_STATE}
+        if self.agent_id is not None:
+            state |= {"agent_id": self.agent_id, "module_id": self.module_id}
         if self.is_reset:
             state["columns"] = {name: map_tree(np.copy, column) for name, column in self._all_columns().items()}
             state["infos"] = self._infos()
@@ -657,7 +680,7 @@ class SingleAgentEpisode:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Return an episode with a state that `get_state` returned; it owns its data."""
-        episode = cls(state["id_"])
+        episode = cls(state["id_"], agent_id=state.get("agent_id"), module_id=state.get("module_id"))
         if "columns" in state:
             columns = {name: map_tree(np.copy, column) for name, column in state["columns"].items()}
             episode._adopt(columns, state["infos"], state["len_lookback"])

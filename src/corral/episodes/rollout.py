@@ -181,14 +181,7 @@ class Rollout(StepColumns):
         """
         check_sent(self.info_rows)
         keys = (key,) if isinstance(key, str) else key
-        found = [
-            (row - 1, n, value)
-            for row, infos in self.info_rows.items()
-            if row  # row 0 came with a reset, or with the last step of the rollout before
-            for n in infos.of_lanes
-            if self.valid[row - 1, n]
-            for value in value_at(infos.of_step(n), keys)
-        ]
+        found = [(row, n, value) for row, n, info in self._step_infos() for value in value_at(info, keys)]
         if not found:
             return np.full((self.num_rows, self.num_envs), default)
         rows, envs, values = zip(*found, strict=True)
@@ -197,36 +190,59 @@ class Rollout(StepColumns):
         column[rows, envs] = entries
         return column
 
-    def episodes(self) -> list[SingleAgentEpisode]:
+    def _step_infos(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """Yield row, lane and info of the steps that may have one."""
+        for row, infos in self.info_rows.items():
+            if row > 0:  # row 0 came with a reset, or with the last step of the rollout before
+                yield from ((row - 1, n, infos.of_step(n)) for n in infos.of_lanes if self.valid[row - 1, n])
+
+    def episodes(self) -> list[Any]:
         """Return views of the episodes, or chunks of them, in this complete rollout: by sub-env, then by time.
 
-        Each has the notes that callbacks made on it in `custom_data`. Notes made now are there in the next call, too.
+        They are `SingleAgentEpisode`s, or `MultiAgentEpisode`s in a rollout of env steps of several agents. Each has
+        the notes that callbacks made on it in `custom_data`. Notes made now are there in the next call, too.
         """
         return [episode for _, episode in self.chunks()]
 
-    def chunks(self) -> list[tuple[int, SingleAgentEpisode]]:
-        """Return the episodes as `episodes` does, each in a pair with its first row."""
+    def spans(self) -> list[tuple[int, int, int, int]]:
+        """Return lane, first row, row after the last and number of earlier episodes of each episode or chunk here.
+
+        They are in the order of lanes, then of time.
+        """
         valid = self.valid
         linked = np.zeros_like(valid)  # whether a row continues the episode of the row before it
         linked[1:] = valid[:-1] & ~self.done[:-1] & valid[1:]
         last = valid.copy()
         last[:-1] &= ~linked[1:]
         over, _ = _over(self)
-        ended = np.cumsum(over, axis=0)
-        carry, found = self.carry or EpisodeCarry.fresh(self.num_envs, 0.0), []
-        for (n, start), (_, stop) in zip(
-            np.argwhere((valid & ~linked).T).tolist(), np.argwhere(last.T).tolist(), strict=True
-        ):
-            count = int(carry.counts[n]) + (int(ended[start - 1, n]) if start else 0)
-            episode = SingleAgentEpisode.view(episode_id(carry.id_prefix, n, count), n, self)
+        ended, carry = np.cumsum(over, axis=0), self._begun()
+        firsts, lasts = np.argwhere((valid & ~linked).T).tolist(), np.argwhere(last.T).tolist()
+        return [
+            (n, start, stop + 1, int(carry.counts[n]) + (int(ended[start - 1, n]) if start else 0))
+            for (n, start), (_, stop) in zip(firsts, lasts, strict=True)
+        ]
+
+    def _begun(self) -> EpisodeCarry:
+        """Return the totals of the unfinished episodes when the rollout began."""
+        return self.carry or EpisodeCarry.fresh(self.num_envs, 0.0)
+
+    def chunks(self) -> list[tuple[int, Any]]:
+        """Return the episodes as `episodes` does, each in a pair with its first row."""
+        carry, found = self._begun(), []
+        for n, start, stop, count in self.spans():
+            episode = self._view(episode_id(carry.id_prefix, n, count), n)
             unsent = isinstance(self.notes, NotSent)
             episode.notes = (NotSent(), NotSent()) if unsent else self.notes.setdefault((start, n), episode.notes)
             episode.start(start, float(self.row_times_s[start - 1] if start else carry.start_times_s[n]))
             if start == 0:
                 episode.continue_from(int(carry.lengths[n]), float(carry.returns[n]))
-            episode.end(bool(self.terminated[stop, n]), bool(self.truncated[stop, n]), stop + 1)
+            episode.end(bool(self.terminated[stop - 1, n]), bool(self.truncated[stop - 1, n]), stop)
             found.append((start, episode))
         return found
+
+    def _view(self, id_: str, env_index: int) -> Any:
+        """Return a view of one sub-env that has not started."""
+        return SingleAgentEpisode.view(id_, env_index, self)
 
     # Batches.
 

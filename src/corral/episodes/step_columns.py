@@ -146,6 +146,14 @@ class StepColumns:
         """Return the number of rows written so far."""
         return self.num_rows
 
+    def num_rows_of(self, lane: int) -> int:
+        """Return the number of rows of a lane written so far."""
+        return self.num_rows
+
+    def time_at(self, row: int, lane: int) -> float:
+        """Return the clock reading at the end of a step."""
+        return float(self.columns["row_times_s"][row])
+
     def resize(self, capacity: int) -> None:
         """Give the columns room for `capacity` rows, and keep the rows written so far."""
         if capacity == self.capacity:
@@ -177,6 +185,11 @@ class StepColumns:
         if (row, lane) in self.final_obs:
             return self.final_obs[row, lane]
         return map_tree(lambda column: column[row + 1, lane], self.obs)
+
+    def info_at(self, row: int, lane: int) -> dict[str, Any]:
+        """Return the info that came with an observation."""
+        infos = self.info_rows.get(row)
+        return {} if infos is None else infos.at(lane)
 
     def next_info_at(self, row: int, lane: int) -> dict[str, Any]:
         """Return the info that a step gave."""

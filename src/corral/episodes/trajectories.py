@@ -23,10 +23,11 @@ class TrajectoryBatch(Columns):
     the info dict of each step.
     """
 
-    def __init__(self, rollout: Rollout, episode: SingleAgentEpisode, start: int) -> None:
-        """Take views of the rows of the episode, the first of which is `start`."""
+    def __init__(self, rollout: Rollout, episode: SingleAgentEpisode) -> None:
+        """Take views of the rows of an episode of the rollout."""
         self._rollout, self._episode = rollout, episode
-        self._rows = slice(start, start + len(episode)), episode.env_index
+        start, lane = episode.place
+        self._rows = slice(start, start + len(episode)), lane
         super().__init__({name: self._view(name) for name in rollout.columns if name not in _HIDDEN}, len(episode))
 
     def _view(self, name: str) -> Tree:

@@ -34,17 +34,20 @@ class EpisodeEvents:
         same_step: Whether the vector env resets in the step that ends an episode.
     """
 
+    episode_class: type[Any] = SingleAgentEpisode
+    rollout_class: type[Rollout] = Rollout
+
     def __init__(self, runner: EnvRunner, callbacks: Dispatcher, *, same_step: bool) -> None:
         """Bind the arguments that never change."""
         self._same_step = same_step
         self._host = runner.host
-        self._episodes: list[SingleAgentEpisode] = []
+        self._episodes: list[Any] = []
         self._counts = [0] * runner.num_envs  # episodes of the sub-env before the current one
         self._waiting: set[int] = set()  # sub-envs whose next row is only a reset
         self._every_row = callbacks.subscribed("on_episode_step")
         # Chunks keep their rollouts in memory, so they are kept only if a subscriber asks for them.
         self._keeps_chunks = callbacks.wanted("on_episode_end", "prev_episode_chunks")
-        self._chunks: list[list[SingleAgentEpisode]] = [[] for _ in range(runner.num_envs)]
+        self._chunks: list[list[Any]] = [[] for _ in range(runner.num_envs)]
         # The arguments are dicts that stay; a new episode is put into them. A step then only makes the call.
         self._calls: dict[str, list[list[BoundCall]]] = {event: [] for event in EPISODE_EVENTS}
         self._arguments: list[list[dict[str, Any]]] = []
@@ -56,7 +59,7 @@ class EpisodeEvents:
                 "metrics_logger": runner.metrics,
                 "env": runner.env,
                 "sub_environment": runner.host.sub_env(i),
-                "rl_module": runner.module,
+                "rl_module": runner.rl_module,
                 "env_index": i,
             }
             self._arguments.append([arguments])
@@ -76,9 +79,13 @@ class EpisodeEvents:
             except Exception as error:
                 raise callback_error(event, function, error, self._episodes[env_index]) from error
 
+    def _view(self, id_: str, env_index: int, rollout: Rollout) -> Any:
+        """Return a view of an episode that has not started."""
+        return SingleAgentEpisode.view(id_, env_index, rollout)
+
     def _create(self, env_index: int, rollout: Rollout) -> None:
         id_ = episode_id(self._id_prefix, env_index, self._counts[env_index])
-        self._episodes[env_index] = episode = SingleAgentEpisode.view(id_, env_index, rollout)
+        self._episodes[env_index] = episode = self._view(id_, env_index, rollout)
         self._put(env_index, "episode", episode)
         self._put(env_index, "sub_environment", self._host.sub_env(env_index))
         if self._keeps_chunks:
@@ -98,7 +105,7 @@ class EpisodeEvents:
         self._waiting = set()
         num_envs = len(self._arguments)
         self._enter(rollout)
-        self._episodes = [None] * num_envs  # type: ignore[list-item]  # filled on the next line
+        self._episodes = [None] * num_envs
         for i in range(num_envs):
             self._create(i, rollout)
 
@@ -133,7 +140,7 @@ class EpisodeEvents:
             "episodes": [self._episode_state(i, episode) for i, episode in enumerate(self._episodes)],
         }
 
-    def _episode_state(self, env_index: int, episode: SingleAgentEpisode) -> dict[str, Any]:
+    def _episode_state(self, env_index: int, episode: Any) -> dict[str, Any]:
         custom, temporary = (_plain_part(notes) for notes in episode.notes)
         chunks = [*self._chunks[env_index], *([episode] if self._keeps_chunks and len(episode) else [])]
         return {
@@ -154,13 +161,13 @@ class EpisodeEvents:
             now_s: Clock reading at which the rollout before ended.
         """
         num_envs = len(self._arguments)
-        before = Rollout({"rewards": np.zeros((0, num_envs)), "row_times_s": np.array([now_s])})
+        before = self.rollout_class({"rewards": np.zeros((0, num_envs)), "row_times_s": np.array([now_s])})
         before.carry = carry
         self._enter(before)
         self._waiting = {int(i) for i in state["waiting"]}
         self._episodes = []
         for i, saved in zip(range(num_envs), state["episodes"], strict=True):
-            episode = SingleAgentEpisode.view(saved["id"], i, before)
+            episode = self._view(saved["id"], i, before)
             custom, temporary = saved["notes"]
             episode.notes = dict(custom), dict(temporary)
             if saved["is_reset"]:
@@ -170,7 +177,7 @@ class EpisodeEvents:
             self._episodes.append(episode)
             self._put(i, "episode", episode)
             if self._keeps_chunks:
-                self._chunks[i] = [SingleAgentEpisode.from_state(chunk) for chunk in saved["chunks"]]
+                self._chunks[i] = [self.episode_class.from_state(chunk) for chunk in saved["chunks"]]
                 for chunk in self._chunks[i]:
                     chunk.notes = episode.notes
                 self._put(i, "prev_episode_chunks", self._chunks[i])
@@ -227,9 +234,10 @@ def _plain_part(notes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: copy_nested(value) for name, value in notes.items() if is_plain(value)}
 
 
-def _plain_chunk(chunk: SingleAgentEpisode) -> dict[str, Any]:
+def _plain_chunk(chunk: Any) -> dict[str, Any]:
     """Return the state of a chunk without its notes, which it shares with its episode, and with plain infos only."""
     state = {**chunk.get_state(), "custom_data": {}, "temporary_data": {}}
-    if "infos" in state:
-        state["infos"] = [_plain_part(info) for info in state["infos"]]
+    for part in [state, *(agent["episode"] for agent in state.get("agents", ()))]:
+        if "infos" in part:
+            part["infos"] = [_plain_part(info) for info in part["infos"]]
     return state

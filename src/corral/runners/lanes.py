@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from corral.core.ids import AgentID
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, map_tree
-from corral.episodes.lanes import LaneRollout
-from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.episodes.lanes import LaneRollout, MultiAgentRollout
+from corral.episodes.rollout import EpisodeCarry, episode_statistics
 from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
 
@@ -83,6 +83,7 @@ class Lanes:
         self._clock = np.zeros(num_lanes, np.int64)
         self._is_open, self.acts, self.is_used, self.begins = (np.zeros(num_lanes, np.bool_) for _ in range(4))
         self._early_rewards = np.zeros(num_lanes)  # before the first action of the episode
+        self._open_rows = np.full(num_lanes, -1)  # where the next rollout has the observations of the open steps
         self._carry = EpisodeCarry.fresh(num_lanes, 0.0, id_prefix)
 
     def of_seats(self, seats: NDArray[Any]) -> NDArray[Any]:
@@ -106,6 +107,7 @@ class Lanes:
             "is_used": self.is_used.copy(),
             "begins": self.begins.copy(),
             "early_rewards": self._early_rewards.copy(),
+            "open_rows": self._open_rows.copy(),
             "open_steps": {
                 name: map_tree(lambda leaf: leaf[self._clock[lanes], lanes], column)
                 for name, column in columns.items()
@@ -150,7 +152,7 @@ class Lanes:
         self._is_open[lanes], self.acts[lanes], self.is_used[lanes], self.begins[lanes] = (
             state[name] for name in ("is_open", "acts", "is_used", "begins")
         )
-        self._early_rewards[lanes] = state["early_rewards"]
+        self._early_rewards[lanes], self._open_rows[lanes] = state["early_rewards"], state["open_rows"]
         for name in ("returns", "lengths", "counts"):
             getattr(self._carry, name)[lanes] = state[name]
         self.rollout = self._allocate(1)
@@ -162,12 +164,14 @@ class Lanes:
 
     # A rollout.
 
-    def begin(self, num_rows: int, parent: Rollout) -> None:
+    def begin(self, num_rows: int, parent: MultiAgentRollout) -> None:
         """Begin a rollout with room for `num_rows` env steps; steps that are open become its first rows."""
         before, lanes = getattr(self, "rollout", None), np.flatnonzero(self._is_open)
         self.rollout = rollout = self._allocate(num_rows + 2)
         self._describe(rollout, parent)
-        rollout.carry, rollout.notes = self._carry, {}
+        rollout.carry = self._carry
+        map_tree(lambda column, now: np.copyto(column[0], now), rollout.obs, self.obs)
+        rollout.obs_rows[0] = 0
         if before is not None and len(lanes):
             rows = self._clock[lanes]
             for name, column in before.columns.items():
@@ -175,6 +179,7 @@ class Lanes:
                     rollout.add_column(name, column[0])
                 if name != "row_times_s":
                     map_tree(lambda new, old: _put(new, 0, lanes, old[rows, lanes]), rollout[name], column)
+            rollout.obs_rows[0, lanes] = self._open_rows[lanes]
         self._clock[:] = 0
 
     def _allocate(self, num_rows: int) -> LaneRollout:
@@ -188,9 +193,7 @@ class Lanes:
             "dist_inputs": np.zeros((*shape, distribution.num_inputs), np.float32),
             "row_times_s": np.zeros(num_rows),
         }
-        rollout = LaneRollout(columns)
-        rollout.env_rows = np.full(shape, -1)
-        return rollout
+        return LaneRollout(columns)
 
     def _make_room(self) -> None:
         """Give the rollout room for one more step and the row after it."""
@@ -201,11 +204,11 @@ class Lanes:
                 if name not in larger.columns:
                     larger.add_column(name, column[0])
                 map_tree(lambda new, old: np.copyto(new[: len(old)], old), larger[name], column)
-            larger.env_rows[: len(rollout.env_rows)] = rollout.env_rows
-            rollout.columns, rollout.env_rows = larger.columns, larger.env_rows
+            larger.obs_rows[: len(rollout.obs_rows)] = rollout.obs_rows
+            rollout.columns, rollout.obs_rows = larger.columns, larger.obs_rows
             assert latest + 2 <= rollout.capacity
 
-    def finish(self, parent: Rollout, *, keep: bool) -> LaneRollout:
+    def finish(self, parent: MultiAgentRollout, *, keep: bool) -> LaneRollout:
         """Return the rollout, complete except for `logp`.
 
         Args:
@@ -213,18 +216,13 @@ class Lanes:
             keep: Whether the next rollout continues the episodes.
         """
         rollout = self.rollout
-        waiting = np.flatnonzero(self.acts)
-        map_tree(lambda column, now: _put(column, self._clock[waiting], waiting, now[waiting]), rollout.obs, self.obs)
         open_lanes = np.flatnonzero(self._is_open)
         open_steps = rollout if keep and len(open_lanes) else None
         num_rows = int(self._clock.max(initial=0))
         done = self._with_rows(rollout, num_rows)
-        known, last_row = (
-            done.env_rows >= 0,
-            max(0, parent.num_rows - 1),
-        )  # an action may wait for a step that was cut off
-        done.valid &= ~known | parent.valid[done.env_rows.clip(0, last_row), self.envs]
-        done.env_rows[~done.valid] = -1
+        acted = done.obs_rows[:-1]
+        done.valid &= (acted < 0) | parent.valid[np.clip(acted, 0, parent.num_rows - 1), self.envs]
+        self._open_rows[open_lanes] = rollout.obs_rows[self._clock[open_lanes], open_lanes] - parent.num_rows
         done.num_env_steps = int(np.count_nonzero(done.valid))
         if open_steps is None:
             self._is_open[:] = False
@@ -238,16 +236,19 @@ class Lanes:
             for name, column in rollout.columns.items()
         }
         done = LaneRollout(columns, num_rows=num_rows)
-        self._describe(done, rollout)
-        done.carry, done.broken, done.env_rows = rollout.carry, rollout.broken, rollout.env_rows[:num_rows]
+        self._describe(done, rollout.parent)
+        done.carry, done.broken, done.obs_rows = rollout.carry, rollout.broken, rollout.obs_rows[: num_rows + 1]
+        done.lane_rows, done.waits = self._clock.copy(), np.zeros(len(self), np.bool_)
+        rollout.lane_rows, rollout.waits = done.lane_rows, done.waits  # the next rollout uses the arrays again
         return done
 
-    def _describe(self, rollout: LaneRollout, like: Rollout) -> None:
+    def _describe(self, rollout: LaneRollout, parent: MultiAgentRollout) -> None:
         """Set what a rollout says of itself besides columns."""
         rollout.lane_envs, rollout.lane_agents = self.envs, self.agents
+        rollout.lane_rows, rollout.waits = self._clock, self._is_open
         rollout.observation_space, rollout.action_space = self._space, self._action_space
-        rollout.worker_index, rollout.weights_version = like.worker_index, like.weights_version
-        rollout.continues, rollout.notes = like.continues, like.notes
+        rollout.worker_index, rollout.weights_version = parent.worker_index, parent.weights_version
+        rollout.continues, rollout.parent, rollout.info_rows = parent.continues, parent, parent.info_rows
 
     # A step.
 
@@ -274,7 +275,7 @@ class Lanes:
         self._is_whole = False
         self.envs, self.places = np.append(self.envs, np.arange(num_envs)), np.append(self.places, more + place)
         self.agents = [*self.agents, *[agent] * num_envs]
-        for name in ("_clock", "_is_open", "acts", "is_used", "begins", "_early_rewards"):
+        for name in ("_clock", "_is_open", "acts", "is_used", "begins", "_early_rewards", "_open_rows"):
             array = getattr(self, name)
             setattr(self, name, np.append(array, more.astype(array.dtype)))
         self.obs = map_tree(
@@ -284,20 +285,20 @@ class Lanes:
         totals: dict[str, Any] = {name: np.append(getattr(self._carry, name), getattr(fresh, name)) for name in CARRY}
         self._carry = replace(self._carry, **totals)
         written = self.rollout
-        self.rollout = larger = self._allocate(written.capacity)
+        larger = self._allocate(written.capacity)
         for name, column in written.columns.items():
             if name not in larger.columns:
                 larger.add_column(name, column[0])
             map_tree(lambda new, old: _widen(new, old), larger[name], column)
-        larger.env_rows[:, :before] = written.env_rows
-        self._describe(larger, written)
-        larger.carry = self._carry
+        larger.obs_rows[:, :before] = written.obs_rows
+        written.columns, written.obs_rows = larger.columns, larger.obs_rows
+        self._describe(written, written.parent)
+        written.carry = self._carry
 
-    def act(self, row: int, actions: NDArray[Any], dist_inputs: NDArray[np.float32], logp: Any) -> NDArray[np.int64]:
+    def act(self, actions: NDArray[Any], dist_inputs: NDArray[np.float32], logp: Any) -> NDArray[np.int64]:
         """Open a step of every lane that acts, and return the lanes, int64 `[K]`.
 
         Args:
-            row: Row of the env step.
             actions: Module actions of all lanes, `[L, ...]`.
             dist_inputs: Outputs of the policy, float32 `[L, D]`.
             logp: Log-probabilities of the actions, `[L]`, or `None` where the outputs give them.
@@ -305,7 +306,6 @@ class Lanes:
         self._make_room()
         rollout, lanes = self.rollout, np.flatnonzero(self.acts)
         rows = self._clock[lanes]
-        map_tree(lambda column, now: _put(column, rows, lanes, now[lanes]), rollout.obs, self.obs)
         columns = rollout.columns
         columns["actions"][rows, lanes] = actions[lanes]
         columns["dist_inputs"][rows, lanes] = dist_inputs[lanes]
@@ -315,7 +315,6 @@ class Lanes:
             columns["logp"][rows, lanes] = np.asarray(logp)[lanes]
         columns["rewards"][rows, lanes] = self._early_rewards[lanes]
         self._early_rewards[lanes] = 0.0
-        rollout.env_rows[rows, lanes] = row
         self._is_open |= self.acts
         self.begins &= ~self.acts
         self.acts = np.zeros(len(self), np.bool_)
@@ -347,7 +346,8 @@ class Lanes:
         ends = ends_alone | (over[0] | over[1])[self.envs]
         lanes = np.flatnonzero(is_open)
         columns["rewards"][clock[lanes], lanes] += self.of_seats(rewards)[lanes]
-        lanes = np.flatnonzero(is_open & (seen | ends))
+        closes = is_open & (seen | ends)
+        lanes = np.flatnonzero(closes)
         rows = clock[lanes]
         columns["valid"][rows, lanes] = True
         for name, alone, whole in zip(("terminated", "truncated"), own, over, strict=True):
@@ -356,16 +356,16 @@ class Lanes:
         is_open[lanes] = False
         new = np.flatnonzero(seen)
         map_tree(lambda latest, seats: _replace(latest, new, self.of_seats(seats)), self.obs, obs)
-        if len(lanes := lanes[ends[lanes]]):  # the row after the last step holds the final observation
-            map_tree(lambda column, now: _put(column, clock[lanes], lanes, now[lanes]), self.rollout.obs, self.obs)
-            clock[lanes] += 1
+        new = np.flatnonzero(seen | closes)  # an agent that ended unobserved has its last observation as the final one
+        map_tree(lambda column, now: _put(column, clock[new], new, now[new]), self.rollout.obs, self.obs)
+        self.rollout.obs_rows[clock[new], new] = self.rollout.parent.num_rows
+        clock[lanes[ends[lanes]]] += 1  # the row after the last step holds only the final observation
         self.acts = seen & ~ends
         self.is_used &= ~ends
 
     def drop(self, env_index: int) -> None:
         """Drop the open steps of a sub-env that failed; what its agents saw last stays in the row, which counts not."""
         lanes = np.flatnonzero(self._is_open & (self.envs == env_index))
-        self.rollout.env_rows[self._clock[lanes], lanes] = -1
         self.rollout.broken += zip(self._clock[lanes].tolist(), lanes.tolist(), strict=True)
         self._clock[lanes] += 1
         self._is_open[lanes] = False

@@ -15,12 +15,15 @@ from corral.core.ids import AgentID
 from corral.core.spaces import module_observation_space
 from corral.envs.checks import bad_obs
 from corral.envs.sub_envs import original
-from corral.episodes.episode import SingleAgentEpisode
-from corral.episodes.lanes import MultiAgentRollout
+from corral.episodes.infos import Infos
+from corral.episodes.lanes import MultiAgentRollout, SeatCarry
+from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
 from corral.errors import CheckpointError, ConfigError
 from corral.runners.actor import Actor
+from corral.runners.episode_events import EPISODE_EVENTS
 from corral.runners.lanes import Lanes
+from corral.runners.multi_agent_events import MultiAgentEvents
 from corral.runners.runner import EnvRunner, fill_logp
 from corral.runners.sample_modes import SampleMode, num_valid
 
@@ -42,6 +45,7 @@ class MultiAgentEnvRunner(EnvRunner):
     """
 
     lanes: dict[str, Lanes]
+    _events: MultiAgentEvents | None
 
     def describe_env(self) -> tuple[Any, Any, int]:
         """Return the spaces of the vector env's seats, and N; see `SeatsSpace`."""
@@ -76,6 +80,7 @@ class MultiAgentEnvRunner(EnvRunner):
         self._block_of_seat: list[SeatBlock] = [block for block in self._seats.blocks for _ in block.agents]
         self._actions: Any = create_empty_array(self.env.single_action_space, self.num_envs, np.zeros)
         self._forget_seats()
+        self._last_info_rows: dict[int, Infos] = {}
         self._log_agent_counts({}, 0)  # now, so that user code cannot take the names
         self._log_agent_returns([])
 
@@ -173,9 +178,12 @@ class MultiAgentEnvRunner(EnvRunner):
         shape = self.num_envs, len(self._seats.agents)
         self._module_of = np.full(shape, -1)  # index of the module of each seat, -1 before its first observation
         self._returns = np.zeros(shape)  # of the episodes so far
-        self._episodes: list[Any] = [None] * self.num_envs  # what the mapping is given
+        self._episodes: list[MultiAgentEpisode | None] = [None] * self.num_envs  # what the mapping is given
 
     def _begin_lanes(self, rollout: Rollout) -> None:
+        assert isinstance(rollout, MultiAgentRollout)
+        module_ids = np.array([*self.lanes, None], object)[self._module_of]
+        rollout.seat_carry = SeatCarry(self._seats.agents, self._returns.copy(), module_ids)
         for lanes in self.lanes.values():
             lanes.begin(rollout.capacity, rollout)
 
@@ -186,16 +194,41 @@ class MultiAgentEnvRunner(EnvRunner):
         for lanes in self.lanes.values():
             lanes.forget(prefix)
         self._begin_lanes(rollout)
+        if self._events is None and self._callbacks.subscribed(*EPISODE_EVENTS):
+            self._events = self.make_events()
+        if self._events is not None:
+            with self.timers.time("callbacks"):
+                self._events.create_all(rollout)
         with self.timers.time("env_step"):
-            obs, _ = self.host.reset(resets)
+            obs, infos = self.host.reset(resets)
+        self._keep_infos(rollout, 0, infos, None)
         self._resetting, self._begins = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
         self._carry.start_times_s[:] = time.perf_counter()
         nobody = np.zeros(self.num_envs, np.bool_)
         self._take(rollout, obs, nobody, nobody)
+        if self._events is not None:
+            with self.timers.time("callbacks"):
+                self._events.start_all(rollout)
 
     def _continue(self, rollout: Rollout) -> None:
-        self._resume_carry(rollout)
+        paused_s = self._resume_carry(rollout)
+        self._episodes = [None] * self.num_envs  # they would keep the last rollout
         self._begin_lanes(rollout)
+        oldest = min(int(lanes.rollout.obs_rows[0].min(initial=0)) for lanes in self.lanes.values())
+        for row, infos in self._last_info_rows.items():  # also of observations of agents that wait since then
+            if row - self._last_num_rows >= oldest:
+                rollout.info_rows[row - self._last_num_rows] = infos
+        if self._events is not None:
+            self._events.continue_all(rollout, paused_s)
+
+    def make_events(self) -> MultiAgentEvents:
+        """Return what fires the events of the episodes of this runner."""
+        return MultiAgentEvents(self, self._callbacks)
+
+    @property
+    def rl_module(self) -> Any:
+        """The modules by id, as callbacks receive them."""
+        return {module_id: actor.module for module_id, actor in self.actors.items()}
 
     def _step_rows(
         self, rollout: Rollout, num_rows: int, mode: SampleMode, explore: bool, random_actions: bool
@@ -214,7 +247,7 @@ class MultiAgentEnvRunner(EnvRunner):
             inferred = clock()
             num_broken = len(rollout.broken)
             try:
-                obs, rollout.rewards[t], terminated, truncated, _ = step(self._actions)
+                obs, rollout.rewards[t], terminated, truncated, infos = step(self._actions)
             except Exception as error:
                 raise self.host.error("step", t, error) from original(error)
             rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
@@ -222,12 +255,16 @@ class MultiAgentEnvRunner(EnvRunner):
             rollout.terminated[t], rollout.truncated[t] = terminated, truncated
             for _, env_index in rollout.broken[num_broken:]:
                 self._drop(env_index)
+            self._keep_infos(rollout, t + 1, infos, None)
             self._take(rollout, obs, terminated, truncated)
             resetting = terminated | truncated
             rollout.row_times_s[t] = after = clock()
             seconds["inference"] += inferred - began
             seconds["env_step"] += stepped - inferred
             seconds["storage"] += after - stepped
+            if self._events is not None:
+                self._events.fire_row(rollout, t, mode.playing)
+                seconds["callbacks"] += clock() - after
         mode.settle(rollout, self._resetting, same_step=False)
         self._resetting = resetting
         if not np.isfinite(rollout.rewards[start:stop]).all():
@@ -241,7 +278,7 @@ class MultiAgentEnvRunner(EnvRunner):
             lanes.obs, lanes.begins, timestep=timestep, explore=explore, random_actions=random_actions
         )
         actions = np.asarray(actions)
-        acting = lanes.act(row, actions, outputs, logp)
+        acting = lanes.act(actions, outputs, logp)
         env_actions, seats = actor.distribution.to_env(actions), self._actions[block.name]
         seats[lanes.envs[acting], lanes.places[acting]] = env_actions[acting]
 
@@ -251,7 +288,8 @@ class MultiAgentEnvRunner(EnvRunner):
         rewards, over = obs["rewards"], terminated | truncated
         agent_over = obs["terminated"].astype(np.bool_), obs["truncated"].astype(np.bool_)
         self._returns += rewards
-        if (new := observed & (self._module_of < 0)).any():
+        ends = agent_over[0] | agent_over[1] | over[:, None]  # who ends with the first observation takes no step
+        if (new := observed & (self._module_of < 0) & ~ends).any():
             self._map(rollout, new)
         for module_id, lanes in self.lanes.items():
             block = self._blocks[module_id]
@@ -284,7 +322,7 @@ class MultiAgentEnvRunner(EnvRunner):
         for env_index, seat in np.argwhere(new).tolist():
             agent = self._seats.agents[seat]
             try:
-                module_id = self._mapping(agent, self._episode(rollout, env_index), self)
+                module_id = self._episode(rollout, env_index).module_for(agent)
             except ConfigError as error:
                 raise ConfigError(f"env {self.host.name!r}, sub-env {env_index}: {error}") from error
             block = self._block_of_seat[seat]
@@ -300,16 +338,29 @@ class MultiAgentEnvRunner(EnvRunner):
             lanes.use(env_index, place, float(self._returns[env_index, seat]))
             self._module_of[env_index, seat] = module_ids.index(module_id)
 
-    def _episode(self, rollout: Rollout, env_index: int) -> Any:
+    def _episode(self, rollout: Rollout, env_index: int) -> MultiAgentEpisode:
         """Return the episode of a sub-env for the mapping, the same one for all agents of the episode."""
-        if self._episodes[env_index] is None:
+        if (episode := self._episodes[env_index]) is None:
             carry = rollout.carry
             assert carry is not None
             over = np.count_nonzero((rollout.terminated | rollout.truncated)[: rollout.num_rows, env_index])
             broken = sum(i == env_index for _, i in rollout.broken)
             id_ = episode_id(carry.id_prefix, env_index, int(carry.counts[env_index]) + int(over) + broken)
-            self._episodes[env_index] = SingleAgentEpisode.view(id_, env_index, rollout)
-        return self._episodes[env_index]
+            episode = None if self._events is None else self._events.episode(env_index)
+            if episode is None or episode.id_ != id_:  # that of the callbacks is of an env that failed
+                episode = self.make_episode(id_, env_index, rollout)
+            self._episodes[env_index] = episode
+        return episode
+
+    def make_episode(self, id_: str, env_index: int, rollout: Rollout) -> MultiAgentEpisode:
+        """Return a view of an episode that knows the modules of the agents that take part already."""
+        assert isinstance(rollout, MultiAgentRollout)
+        episode = MultiAgentEpisode.view(id_, env_index, rollout)
+        episode.agent_to_module_mapping_fn = lambda agent, episode: self._mapping(agent, episode, self)
+        module_ids, modules = list(self.lanes), self._module_of[env_index]
+        for seat in np.flatnonzero(modules >= 0).tolist():
+            episode.set_module(self._seats.agents[seat], module_ids[modules[seat]])
+        return episode
 
     def _add_lanes(self, module_id: str, place: int, agent: AgentID) -> None:
         """Add lanes of an agent to a module that had none for it; the exploration begins anew with more rows."""
@@ -320,7 +371,8 @@ class MultiAgentEnvRunner(EnvRunner):
     # The end of a sample.
 
     def _keep_last_row(self, rollout: Rollout) -> None:
-        """Keep nothing: the lanes hold the latest observations."""
+        """Keep the infos; the lanes hold the latest observations."""
+        self._last_info_rows = rollout.info_rows
 
     def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
         assert isinstance(rollout, MultiAgentRollout)
@@ -333,7 +385,7 @@ class MultiAgentEnvRunner(EnvRunner):
             if bad := bad_obs(part, lanes.space_tree, 0, part.num_rows + 1):
                 row, lane, problem = min(bad)
                 raise self.host.bad_value(
-                    max(0, int(part.env_rows[max(0, min(row, part.num_rows - 1)), lane])),
+                    max(0, int(part.obs_rows[row, lane]) - 1),
                     int(lanes.envs[lane]),
                     f"agent {lanes.agents[lane]!r}: {problem}",
                 )

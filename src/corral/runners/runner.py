@@ -217,6 +217,11 @@ class EnvRunner:
         if self._rollout is not None and failure.method == "step":
             self._rollout.broken.append((row, failure.env_index))
 
+    @property
+    def rl_module(self) -> Any:
+        """The module, as callbacks receive it; with several agents a dict of modules by id."""
+        return self.module
+
     # The envs.
 
     @property
@@ -316,7 +321,7 @@ class EnvRunner:
             self._log_counts(*num_counted)
             with self.timers.time("callbacks"):
                 if self._callbacks.subscribed("on_postprocess_trajectory"):
-                    postprocess_trajectories(rollout, self._callbacks, self, self.module)
+                    postprocess_trajectories(rollout, self._callbacks, self)
                     self._check_actions(rollout, "on_postprocess_trajectory")
                 self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
                 self._check_actions(rollout, "on_sample_end")
@@ -369,7 +374,7 @@ class EnvRunner:
         """Reset all sub-envs, and write the first observations into row 0."""
         self._carry = rollout.carry = EpisodeCarry.fresh(self.host.num_envs, time.perf_counter(), self._next_prefix())
         if self._events is None and self._callbacks.subscribed(*EPISODE_EVENTS):
-            self._events = EpisodeEvents(self, self._callbacks, same_step=self.host.is_same_step)
+            self._events = self.make_events()
         if self._events is not None:
             with self.timers.time("callbacks"):
                 self._events.create_all(rollout)
@@ -384,6 +389,10 @@ class EnvRunner:
         if self._events is not None:
             with self.timers.time("callbacks"):
                 self._events.start_all(rollout)
+
+    def make_events(self) -> EpisodeEvents:
+        """Return what fires the events of the episodes of this runner."""
+        return EpisodeEvents(self, self._callbacks, same_step=self.host.is_same_step)
 
     def _next_prefix(self) -> str:
         """Return the prefix of the ids of the episodes from the next reset on.

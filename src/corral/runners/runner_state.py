@@ -28,7 +28,7 @@ from corral.episodes.rollout import EpisodeCarry
 from corral.errors import CheckpointError
 from corral.exploration.state import check_exploration_state, keep_exploration
 from corral.metrics.logger import check_metrics_state
-from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
+from corral.runners.episode_events import EPISODE_EVENTS
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -241,5 +241,5 @@ def _set_episodes(runner: EnvRunner, state: Mapping[str, Any]) -> None:
     runner._carry = EpisodeCarry(**totals, start_times_s=now - state["ages_s"], id_prefix=state["id_prefix"])
     runner._last_time_s = now
     if state["events"] is not None and runner._callbacks.subscribed(*EPISODE_EVENTS):
-        runner._events = EpisodeEvents(runner, runner._callbacks, same_step=runner.host.is_same_step)
+        runner._events = runner.make_events()
         runner._events.set_state(state["events"], runner._carry, now)

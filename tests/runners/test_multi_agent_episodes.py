@@ -1,0 +1,172 @@
+"""The episodes of a runner of several agents against those that are built by hand from what its envs gave."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_steps import build, module_of, same
+from corral import PPOConfig
+from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.runners.make_runner import make_runner
+from scripted_agents import ScriptedAgents
+
+
+def config(num_envs: int = 3, apart: bool = False, **callbacks: Any) -> PPOConfig:
+    config = PPOConfig().environment(
+        lambda context: ScriptedAgents(100 + context.vector_index, apart=apart), disable_env_checking=True
+    )
+    config.env_runners(num_envs_per_env_runner=num_envs)
+    config.multi_agent(policies={"main", "other"}, policy_mapping_fn=module_of)
+    return config.callbacks(**callbacks).debugging(seed=0)
+
+
+def by_hand(runner: Any) -> dict[int, list[MultiAgentEpisode]]:
+    """Return the episodes that the envs of a runner played, by sub-env, with the actions that they were sent."""
+    found = {}
+    for i, env in enumerate(runner.foreach_env(lambda env: env.unwrapped)):
+        for played in env.episodes:
+            played.outputs = [{} for _ in played.actions]
+        found[i] = [build(played) for played in env.episodes if len(played)]
+    return found
+
+
+def assert_same(found: MultiAgentEpisode, wanted: MultiAgentEpisode) -> None:
+    """Compare an episode with one that was built by hand."""
+    assert (found.env_t, found.is_terminated, found.is_truncated) == (
+        wanted.env_t,
+        wanted.is_terminated,
+        wanted.is_truncated,
+    )
+    ended = {agent for agent, own in wanted.agent_episodes.items() if own.is_done}
+    for agent in ended | found.agent_ids:
+        own, by_hand = found.agent_episodes[agent], wanted.agent_episodes[agent]
+        assert (own.agent_id, own.module_id, own.t) == (agent, module_of(agent), by_hand.t)
+        assert (own.is_terminated, own.is_truncated) == (by_hand.is_terminated, by_hand.is_truncated)
+        assert own.get_return() == by_hand.get_return()
+        for name in ("get_observations", "get_actions", "get_rewards"):
+            assert np.array_equal(getattr(own, name)(), getattr(by_hand, name)()), (name, agent)
+            # What hangs is in the next chunk.
+            for how in ({"env_steps": False}, {"fill": -5}) if wanted.is_done else ():
+                one, other = (getattr(part, name)(agent_ids=agent, **how)[agent] for part in (found, wanted))
+                assert np.array_equal(one, other), (name, agent, how)
+        assert own.get_infos() == by_hand.get_infos()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("num_timesteps", [3, 8, 40])
+def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool) -> None:
+    """Chunks over several rollouts, joined, are what the envs gave; notes are shared."""
+    runner = make_runner(config(apart=apart, on_sample_end=lambda: None).freeze())
+    joined: dict[str, MultiAgentEpisode] = {}
+    of_env: dict[int, list[str]] = defaultdict(list)
+    for _ in range(120 // num_timesteps):
+        rollout = runner.sample(num_timesteps=num_timesteps * 3)
+        assert rollout.num_agent_steps == sum(len(agent) for part in rollout.modules.values() for agent in part)
+        for episode in rollout:
+            episode.validate()
+            agents = [agent for part in rollout.modules.values() for agent in part if agent.id_.startswith(episode.id_)]
+            assert {agent.id_ for agent in agents} == set(episode.agent_episode_ids.values())
+            if episode.id_ in joined:
+                joined[episode.id_].concat_episode(episode)
+            else:
+                joined[episode.id_] = MultiAgentEpisode.from_state(episode.get_state())
+                of_env[episode.env_index].append(episode.id_)
+    hand = by_hand(runner)
+    runner.stop()
+    num_ended = 0
+    for i, ids in of_env.items():
+        assert len(ids) in (len(hand[i]), len(hand[i]) + 1)
+        for id_, wanted in zip(ids, hand[i], strict=False):
+            assert joined[id_].is_done == wanted.is_done
+            assert_same(joined[id_], wanted)
+            if wanted.is_done:
+                num_ended += 1
+                assert joined[id_].get_return() == wanted.get_return()
+                assert joined[id_].get_agent_returns() == wanted.get_agent_returns()
+    assert num_ended > 5
+
+
+class Watching:
+    """Callbacks that compare each live episode with one that is built by hand from what its env gave so far.
+
+    Attributes:
+        trace: Event, sub-env, id and env steps of each call.
+        num_hanging: Number of hanging actions that were seen.
+    """
+
+    def __init__(self) -> None:
+        self.trace: list[tuple[str, int, str, int]] = []
+        self.num_hanging = 0
+
+    def events(self) -> dict[str, Any]:
+        return {
+            "on_episode_created": lambda episode, env_index: self.note("created", episode, env_index),
+            "on_episode_start": lambda episode, env_index: self.note("start", episode, env_index),
+            "on_episode_step": self.check,
+            "on_episode_end": self.check_whole,
+        }
+
+    def note(self, event: str, episode: Any, env_index: int) -> None:
+        self.trace.append((event, env_index, episode.id_, episode.env_t))
+
+    def check(self, episode: Any, env_index: int, env_runner: Any, rl_module: Any) -> None:
+        self.note("step", episode, env_index)
+        assert set(rl_module) == {"main", "other"}
+        wanted = played_so_far(env_runner, env_index)
+        assert (episode.env_t, episode.is_done) == (wanted.env_t, wanted.is_done)
+        assert episode.get_agents_to_act() == wanted.get_agents_to_act()
+        assert episode.get_agents_that_stepped() == wanted.get_agents_that_stepped()
+        for name in ("get_observations", "get_infos", "get_actions", "get_rewards"):
+            assert same(getattr(episode, name)(-1), getattr(wanted, name)(-1))
+        assert all("dist_inputs" in part for part in episode.get_extra_model_outputs(None, -1).values())
+        assert episode.get_return(include_hanging_rewards=True) == wanted.get_return(include_hanging_rewards=True)
+        returns = episode.get_agent_returns(include_hanging_rewards=True)
+        for agent, own in wanted.agent_episodes.items():
+            if len(own) or agent in wanted.get_actions(agent_ids=agent):
+                assert returns[agent] == wanted.get_agent_returns(include_hanging_rewards=True)[agent]
+        assert episode.get_module_returns().keys() <= {"main", "other"}
+        self.num_hanging += len(episode.get_actions(-1).keys() - episode.get_observations(-1).keys())
+        episode.custom_data.setdefault("steps", []).append(episode.env_t)
+
+    def check_whole(self, episode: Any, env_index: int, env_runner: Any, prev_episode_chunks: list[Any]) -> None:
+        self.note("end", episode, env_index)
+        assert episode.custom_data["steps"] == list(range(1, episode.env_t + 1))
+        first, *others = [*prev_episode_chunks, episode]
+        whole = MultiAgentEpisode.from_state(first.get_state())
+        for chunk in others:
+            whole.concat_episode(chunk)
+        assert_same(whole, played_so_far(env_runner, env_index))
+
+
+def played_so_far(runner: Any, env_index: int) -> MultiAgentEpisode:
+    played = runner.env.envs[env_index].unwrapped.episodes[-1]
+    played.outputs = [{} for _ in played.actions]
+    episode: MultiAgentEpisode = build(played)
+    return episode
+
+
+@pytest.mark.parametrize("num_timesteps", [4, 25])
+def test_events_of_the_episodes(num_timesteps: int) -> None:
+    """At each step the episode is what the env gave until then, its chunks in earlier rollouts included."""
+    watching = Watching()
+    runner = make_runner(config(2, **watching.events()).freeze())
+    for _ in range(100 // num_timesteps):
+        runner.sample(num_timesteps=num_timesteps * 2)
+    runner.stop()
+    assert watching.num_hanging > 10
+    for i in range(2):
+        own = [(event, id_, t) for event, env_index, id_, t in watching.trace if env_index == i]
+        ids = list(dict.fromkeys(id_ for _, id_, _ in own))
+        for id_ in ids[:-2]:
+            length = max(t for _, other, t in own if other == id_)
+            assert [(event, t) for event, other, t in own if other == id_] == [
+                ("created", 0),
+                ("start", 0),
+                *(("step", t) for t in range(1, length + 1)),
+                ("end", length),
+            ]
+        assert len(ids) > 4
