@@ -390,15 +390,15 @@ class Algorithm(metaclass=_WithHints):
         """Prepare what the training step keeps for each module; called again when a module was added or removed."""
         return
 
-    def use_modules(self, config: AlgorithmConfig) -> None:
-        """Use a config with other modules from now on."""
+    def use_modules(self, config: AlgorithmConfig, specs: Mapping[str, ModuleSpec]) -> None:
+        """Use a config with other modules in this process and in all runners; forget modules without a spec."""
         self._use_config(config)
-        self._evaluator.set_modules(self.config)
-
-    def forget_module(self, module_id: str) -> None:
-        """Drop the policy, the exploration and the metrics of a module that was removed."""
-        del self._policies[module_id]
-        self.explorations.pop(module_id, None)
+        for module_id in self._policies.keys() - specs.keys():
+            del self._policies[module_id]
+            self.explorations.pop(module_id, None)
+        if specs.keys() != self.env_runner_group.module_specs.keys():
+            self.env_runner_group.set_modules(self.config, specs)
+        self._evaluator.set_modules(self.config, specs)
 
     @property
     def exploration(self) -> Exploration:

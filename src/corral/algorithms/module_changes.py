@@ -14,7 +14,6 @@ from corral.modules.heuristic import HeuristicModule
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
-    from corral.config.config import AlgorithmConfig
     from corral.modules.module import Module
 
 
@@ -45,13 +44,22 @@ def add_module(
         algorithm_config_overrides_per_module={**by_module, **({module_id: dict(overrides)} if overrides else {})},
         **changes,
     )
-    _use_modules(algorithm, changed)
-    spec = algorithm.env_runner_group.module_specs[module_id]
-    module = algorithm.make_module(module_id, spec)
-    learning = None if isinstance(module, HeuristicModule) else algorithm.learning_spec(module_id)
+    changed.validate()
+    specs = algorithm.env_runner_group.specs_with(changed)  # which refuses a mapping or spaces that do not fit
+    algorithm.use_modules(changed, algorithm.env_runner_group.module_specs)
+    try:
+        spec = specs[module_id]
+        module = algorithm.make_module(module_id, spec)
+        learning = None if isinstance(module, HeuristicModule) else algorithm.learning_spec(module_id)
+        if weights is not None:
+            there = {name: value.numpy() for name, value in module.state_dict().items()}
+            _check_weights(module_id, there, weights, f"module {copy_from!r}")
+    except BaseException:
+        algorithm.use_modules(config, algorithm.env_runner_group.module_specs)
+        raise
+    algorithm.use_modules(changed, specs)
     algorithm.learner_group.add_module(module_id, spec, module, learning)
     if weights is not None:
-        _check_weights(module_id, algorithm.learner_group.get_weights()[module_id], weights, f"module {copy_from!r}")
         algorithm.learner_group.set_weights({module_id: weights})
     _finish(algorithm)
     return module
@@ -72,8 +80,8 @@ def remove_module(algorithm: Algorithm, module_id: str, changes: Mapping[str, An
         algorithm_config_overrides_per_module={name: part for name, part in overrides.items() if name != module_id},
         **changes,
     )
-    _use_modules(algorithm, changed)
-    algorithm.forget_module(module_id)
+    changed.validate()
+    algorithm.use_modules(changed, algorithm.env_runner_group.specs_with(changed))
     algorithm.learner_group.remove_module(module_id)
     _finish(algorithm)
 
@@ -101,13 +109,6 @@ def _check_multi_agent(algorithm: Algorithm) -> None:
             "modules can be added and removed where several agents have them: name the modules with "
             ".multi_agent(policies={...}) before building."
         )
-
-
-def _use_modules(algorithm: Algorithm, config: AlgorithmConfig) -> None:
-    """Check a config with other modules, and give it to the algorithm and to its runners."""
-    config.validate()
-    algorithm.env_runner_group.set_modules(config)  # which refuses a mapping or spaces that do not fit
-    algorithm.use_modules(config)
 
 
 def _finish(algorithm: Algorithm) -> None:

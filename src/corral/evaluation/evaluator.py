@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
     from corral.callbacks.dispatch import Dispatcher
     from corral.config.config import AlgorithmConfig
+    from corral.modules.spec import ModuleSpec
 
 log = logging.getLogger("corral")
 NAN = float("nan")
@@ -137,11 +138,11 @@ class Evaluator:
             self._runner_states, self._rngs = None, restored_rngs  # as before making the envs, which may draw
         return group
 
-    def set_modules(self, config: AlgorithmConfig) -> None:
+    def set_modules(self, config: AlgorithmConfig, module_specs: Mapping[str, ModuleSpec]) -> None:
         """Use the modules of a config from the next round on."""
         self._settings = config
-        if self.group is not None:
-            self.group.set_modules(config, self._algorithm.env_runner_group.module_specs)
+        if self.group is not None and module_specs.keys() != self.group.module_specs.keys():
+            self.group.set_modules(config, module_specs)
 
     @property
     def _takes_tasks_of_training(self) -> bool:

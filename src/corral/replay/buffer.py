@@ -270,6 +270,9 @@ class ReplayBuffer:
         links.tails |= dict(
             zip(keys, np.take_along_axis(positions, lengths[None] + num_older, 0)[0].tolist(), strict=True)
         )
+        for row, lane in rollout.broken:  # the sub-env failed: what comes next is another episode
+            if lane in lanes and row >= first + lengths[np.searchsorted(lanes, lane)]:
+                del links.tails[keys[int(np.searchsorted(lanes, lane))]]
         is_step = times[num_older:-1] < lengths
         taken = positions[num_older:-1][is_step] % num_rows
         for name, column in columns.items():
