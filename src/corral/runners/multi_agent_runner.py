@@ -68,7 +68,7 @@ class MultiAgentEnvRunner(EnvRunner):
         self._log_agent_returns([])
 
     def _use_modules(self, module_specs: Mapping[str, ModuleSpec]) -> None:
-        """Make actors and lanes of the modules that have none yet, and drop those of modules without a spec."""
+        """Make actors and lanes of the modules that have none yet, and drop what modules without a spec had."""
         config, actors, lanes = self.config, dict[str, Actor](), dict[str, Lanes]()
         blocks: dict[str, SeatBlock] = {}
         agents_of = agents_of_modules(config, self._seats)

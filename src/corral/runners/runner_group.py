@@ -148,7 +148,7 @@ class EnvRunnerGroup:
     # Modules.
 
     def specs_with(self, config: AlgorithmConfig) -> dict[str, ModuleSpec]:
-        """Return the specs of the modules of a config with other modules: present ones, and those of new modules.
+        """Return the specs of the modules of a config with other modules: present specs, and specs of new modules.
 
         Raises:
             ConfigError: The mapping leads to no module, or the spaces of a module are not known or do not fit.
