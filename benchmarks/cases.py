@@ -205,6 +205,29 @@ def _checkpoints(algorithm: str, what: str) -> Case:
     )
 
 
+def _agents(measure: str, title: str, what: str, budget: float, seconds: float) -> Case:
+    """Returns a case of four agents in each env, for Corral and RLlib."""
+    return Case(
+        name=measure,
+        title=title,
+        what=(
+            f"{what} 8 envs, in each of which four agents have a CartPole-v1 each until its end; the env ends with the "
+            "last of them, and all agents share one module. RLlib steps its own `MultiAgentCartPole`. The unit is one "
+            "action of one agent."
+        ),
+        measure=measure,
+        unit="agent steps/s",
+        value="env_steps_per_s",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral", "rllib"),
+        num_envs=8,
+        seconds=seconds,
+        threads=1,
+        ratio_budgets={"rllib": budget},
+    )
+
+
 CASES = (
     _sampling(1, {}),
     _sampling(8, {"rllib": 8.0}),
@@ -228,6 +251,32 @@ CASES = (
         seconds=4.0,
         threads=1,
         ratio_budgets={"rllib": 6.0, "sb3": 2.2},
+    ),
+    _agents("agents_sampling", "Sampling, four agents", "Agent steps per second without learning:", 12.0, 2.0),
+    _agents(
+        "agents_ppo",
+        "PPO with four agents",
+        "Trained agent steps per second of the whole loop, with the hyperparameters of the case above:",
+        8.0,
+        6.0,
+    ),
+    Case(
+        name="cost_of_seats",
+        title="What an agent costs",
+        what=(
+            "CPU time of one agent step with 64 agents in one env, as a ratio to one step with 64 sub-envs of a single "
+            "agent: the same 64 CartPoles in Python, in which no agent ever ends, and the policy of the sampling cases."
+        ),
+        measure="cost_of_seats",
+        unit="times",
+        value="ratio",
+        digits=2,
+        higher_is_better=False,
+        systems=("corral",),
+        seconds=4.0,
+        threads=1,
+        limit=1.3,
+        has_ratio=False,
     ),
     Case(
         name="ppo_wide",

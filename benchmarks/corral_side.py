@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import agents_side
 import checkpoint_cost
 import cpu_time
 import large_nets
@@ -177,6 +178,9 @@ if __name__ == "__main__":
             "ray_start": runner_groups.ray_start,
             "weight_sync": runner_groups.weight_sync,
             "straggler": runner_groups.straggler,
+            "agents_sampling": agents_side.sampling,
+            "agents_ppo": agents_side.ppo,
+            "cost_of_seats": agents_side.cost_of_seats,
         },
         finish=ray_runtime.stop,
     )

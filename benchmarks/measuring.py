@@ -24,6 +24,8 @@ TARGET_RETURN = 450.0
 STEPS_PER_SAMPLE = 2048
 HIDDEN = [64, 64]
 WIDE = [512, 512]
+# Agents in each env where there are several.
+NUM_AGENTS = 4
 WARMUP_ITERATIONS = 2
 LOG_CALL = 'logger.log_value("x", 1.0, reduce="mean", window=50)'
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -91,13 +93,29 @@ def training_rate(train: Callable[[], int], options: Options) -> Fields:
     return {"env_steps_per_s": steps / seconds, "env_steps": steps}
 
 
-def trainer(algo: Any) -> Callable[[], int]:
-    """Returns a function that does one iteration of an algorithm and says how many env steps that were."""
+def num_env_steps(result: Any) -> int:
+    """Returns the env steps of a run so far."""
+    return int(result["num_env_steps_sampled_lifetime"])
+
+
+def num_agent_steps(result: Any) -> int:
+    """Returns the steps of all agents of a run so far; RLlib counts them by agent."""
+    steps = result["env_runners"]["num_agent_steps_sampled_lifetime"]
+    return int(sum(steps.values()) if isinstance(steps, Mapping) else steps)
+
+
+def trainer(algo: Any, count: Callable[[Any], int] = num_env_steps) -> Callable[[], int]:
+    """Returns a function that does one iteration of an algorithm and says how many steps that were.
+
+    Args:
+        algo: An algorithm of Corral or RLlib.
+        count: Returns the steps so far, given a result.
+    """
     steps_before = 0
 
     def train() -> int:
         nonlocal steps_before
-        lifetime = int(algo.train()["num_env_steps_sampled_lifetime"])
+        lifetime = count(algo.train())
         steps, steps_before = lifetime - steps_before, lifetime
         return steps
 

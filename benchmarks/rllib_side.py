@@ -96,10 +96,43 @@ def group_ppo(options: Options) -> Fields:
     return _ppo(options, num_env_runners=2)
 
 
+def _of_agents(config: Any) -> Any:
+    """Returns a config with four agents in each env, all with one module."""
+    from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
+
+    config.environment(MultiAgentCartPole, env_config={"num_agents": measuring.NUM_AGENTS})
+    config.env_runners(gym_env_vectorize_mode="sync")
+    return config.multi_agent(policies={"shared"}, policy_mapping_fn=lambda agent_id, episode, **kwargs: "shared")
+
+
+def agents_sampling(options: Options) -> Fields:
+    """Agent steps per second of a local MultiAgentEnvRunner."""
+    from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+
+    runner = MultiAgentEnvRunner(config=_of_agents(_config(options, options.num_envs)))
+
+    def sample() -> int:
+        return sum(episode.agent_steps() for episode in runner.sample(num_timesteps=measuring.STEPS_PER_SAMPLE))
+
+    return measuring.sampling_rate(sample, options)
+
+
+def agents_ppo(options: Options) -> Fields:
+    """Trained agent steps per second of PPO with several agents."""
+    ray_runtime.start()
+    config = _of_agents(_ppo_config(options, num_env_runners=0))
+    return measuring.training_rate(measuring.trainer(config.build_algo(), measuring.num_agent_steps), options)
+
+
 def _ppo(options: Options, num_env_runners: int) -> Fields:
     """Trained env steps per second of PPO with so many remote env runners; with 0, in this process."""
     ray_runtime.start()
-    config = _config(options, 8, num_env_runners).training(
+    return measuring.training_rate(measuring.trainer(_ppo_config(options, num_env_runners).build_algo()), options)
+
+
+def _ppo_config(options: Options, num_env_runners: int) -> Any:
+    """Returns a config of PPO at the hyperparameters that all systems share."""
+    return _config(options, 8, num_env_runners).training(
         lr=3e-4,
         train_batch_size_per_learner=2048,
         minibatch_size=256,
@@ -114,7 +147,6 @@ def _ppo(options: Options, num_env_runners: int) -> Fields:
         vf_loss_coeff=0.5,
         vf_clip_param=float("inf"),
     )
-    return measuring.training_rate(measuring.trainer(config.build_algo()), options)
 
 
 def group_sampling(options: Options) -> Fields:
@@ -232,6 +264,8 @@ if __name__ == "__main__":
             "log_value": log_value,
             "group_sampling": group_sampling,
             "group_ppo": group_ppo,
+            "agents_sampling": agents_sampling,
+            "agents_ppo": agents_ppo,
         },
         finish=ray_runtime.stop,
     )

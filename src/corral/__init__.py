@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from corral.callbacks.callback import Callback as Callback
     from corral.callbacks.callback import make_multi_callbacks as make_multi_callbacks
     from corral.config.config import AlgorithmConfig as AlgorithmConfig
+    from corral.envs.agent_copies import make_multi_agent as make_multi_agent
     from corral.envs.episode_resets import EpisodeReset as EpisodeReset
     from corral.envs.multi_agent_env import MultiAgentEnv as MultiAgentEnv
     from corral.envs.tasks import TaskSettableEnv as TaskSettableEnv
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from corral.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from corral.exploration.base import Exploration as Exploration
     from corral.metrics.summary import summary as summary
+    from corral.modules.heuristic import HeuristicModule as HeuristicModule
+    from corral.modules.heuristic import RandomModule as RandomModule
     from corral.modules.module import Module as Module
     from corral.policies.evaluate import PolicyEvaluation as PolicyEvaluation
     from corral.policies.evaluate import evaluate_policy as evaluate_policy
@@ -49,12 +52,14 @@ _HOMES = {
     "EnvContext": "corral.envs.vector",
     "EpisodeReset": "corral.envs.episode_resets",
     "Exploration": "corral.exploration.base",
+    "HeuristicModule": "corral.modules.heuristic",
     "Module": "corral.modules.module",
     "MultiAgentEnv": "corral.envs.multi_agent_env",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
     "Policy": "corral.policies.policy",
     "PolicyEvaluation": "corral.policies.evaluate",
+    "RandomModule": "corral.modules.heuristic",
     "SAC": "corral.algorithms.sac",
     "SACConfig": "corral.algorithms.sac",
     "SampleRequest": "corral.runners.requests",
@@ -63,6 +68,7 @@ _HOMES = {
     "TaskSettableEnv": "corral.envs.tasks",
     "evaluate_policy": "corral.policies.evaluate",
     "load_policy": "corral.policies.policy",
+    "make_multi_agent": "corral.envs.agent_copies",
     "make_multi_callbacks": "corral.callbacks.callback",
     "register_algorithm": "corral.algorithms.registry",
     "summary": "corral.metrics.summary",

@@ -124,6 +124,7 @@ class _Near(NamedTuple):
     distance: int
     is_part: bool
     lacks_end: bool
+    parent_distance: int
     length: int
 
 
@@ -131,15 +132,18 @@ def _near(name: object, known: Iterable[str]) -> Iterator[tuple[_Near, str]]:
     """Yield the known names that are near, and how near they are."""
     if not isinstance(name, str):
         return
+    parent = name.removesuffix(_last_part(name))
     for full in known:
+        found = _distance(parent, full.removesuffix(_last_part(full))) if parent else 0
+        parent_distance = len(full) if found is None else found
         for is_part, written, meant in ((False, name, full), (True, _last_part(name), _last_part(full))):
             written, meant = written.casefold(), meant.casefold()
             if (distance := _distance(written, meant)) is not None:
-                yield _Near(distance, is_part, False, len(full)), full
+                yield _Near(distance, is_part, False, parent_distance, len(full)), full
             # Without its last words, as in `episode_retrun` for `episode_return_mean`.
             for end in range(len(meant) // 2, len(meant)):
                 if meant[end] == "_" and (distance := _distance(written, meant[:end])) is not None:
-                    yield _Near(distance + meant.count("_", end), is_part, True, len(full)), full
+                    yield _Near(distance + meant.count("_", end), is_part, True, parent_distance, len(full)), full
 
 
 def _last_part(path: str) -> str:

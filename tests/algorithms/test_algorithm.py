@@ -127,7 +127,7 @@ def test_stopping_goes_on_when_an_env_cannot_be_closed() -> None:
 
 def test_weights_that_an_update_changed_before_it_failed_reach_the_runner() -> None:
     with small().build() as algorithm:
-        group, learner_loss = algorithm.learner_group, algorithm.make_loss()
+        group, learner_loss = algorithm.learner_group, algorithm.make_loss(algorithm.config)
         calls = 0
 
         def loss(*arguments: Any) -> Any:

@@ -97,7 +97,7 @@ class TestTargets:
     def test_the_loss_has_the_settings_of_the_config(self, double_q: bool, td_error_loss_fn: str) -> None:
         module, batch = tables(self.Q, self.TARGET), make_batch(rewards=[3.0])
         with small_config(double_q=double_q, td_error_loss_fn=td_error_loss_fn).build() as algo:
-            loss, _ = algo.make_loss()(module, batch, {})
+            loss, _ = algo.make_loss(algo.config)(module, batch, {})
         error = 3.0 + 0.5 * (10.0 if double_q else 20.0) - 1.0
         assert loss.item() == pytest.approx(error - 0.5 if td_error_loss_fn == "huber" else error**2)
 
@@ -198,7 +198,7 @@ class TestAtoms:
         batch = make_batch(rewards=[0.0], discounts=[1.0])
         loss, reported = c51_loss(module, batch, {}, double_q=double_q)
         with small_config(num_atoms=3, double_q=double_q).build() as algo:
-            assert algo.make_loss()(module, batch, {})[0].item() == loss.item()
+            assert algo.make_loss(algo.config)(module, batch, {})[0].item() == loss.item()
         probs = [0.5, 0.25, 0.25] if double_q else [0.1, 0.2, 0.7]
         assert loss.item() == pytest.approx(-np.dot(probs, log([0.2, 0.3, 0.5])), rel=1e-5)
         assert reported["qf_mean"].item() == pytest.approx(0.5 - 0.2)

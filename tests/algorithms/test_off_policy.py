@@ -97,7 +97,7 @@ def nested_td_error(*args: Any, **kwargs: Any) -> Any:
 )
 def test_a_loss_that_reports_no_td_error_for_each_row_is_refused(loss: Any, given: str, type: str) -> None:
     class Custom(DQN):
-        def make_loss(self) -> Any:
+        def make_loss(self, config: Any) -> Any:
             return partial(loss, double_q=False, huber=True)
 
     with (

@@ -127,6 +127,7 @@ def test_only_a_really_close_name_is_suggested() -> None:
         ("num_env_workers", ["num_env_runners", "num_learners"], "num_env_runners"),
         ("episode_return_men", ["env_runners/episode_return_mean", "total_loss"], "env_runners/episode_return_mean"),
         ("lr", ["training.lr", "training.gamma"], "training.lr"),
+        ("eval/runner/mean", ["runners/mean", "eval/runners/mean", "eval/runners/min"], "eval/runners/mean"),
         ("x", ["y"], None),
     ],
 )

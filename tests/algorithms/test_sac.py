@@ -223,7 +223,7 @@ def test_the_temperature_rises_where_there_is_too_little_entropy(
 def test_the_loss_has_the_target_entropy_of_the_config(given: Any, aimed_at: float) -> None:
     module, batch = make_module(BOX), tensors(make_batch(BOX))
     with quick(target_entropy=given).build() as algorithm:
-        _, reported = algorithm.make_loss()(module, batch, {})
+        _, reported = algorithm.make_loss(algorithm.config)(module, batch, {})
     surplus = reported["entropy"].item() - aimed_at
     assert reported["alpha_loss"].item() == pytest.approx(math.log(0.3) * surplus, rel=1e-5)
 
@@ -389,7 +389,7 @@ def test_a_state_holds_all_that_updates_go_on_from() -> None:
         rng = np.random.default_rng(5)  # the envs are no part of a state, so both learn from the buffer alone
         found = []
         for _ in range(5):
-            batch = algorithm.prepare_batch(algorithm.local_replay_buffer.sample(32))  # type: ignore[attr-defined]
+            batch = algorithm.prepare_batch("default_policy", algorithm.local_replay_buffer.sample(32))  # type: ignore[attr-defined]
             batch["rewards"] += rng.standard_normal(32, dtype=np.float32)
             update = algorithm.learner_group.update(
                 {"default_policy": batch}, {"default_policy": UpdateSettings(lr=1e-3)}

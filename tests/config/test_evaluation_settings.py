@@ -47,7 +47,11 @@ def test_seeds_may_be_a_range() -> None:
     assert PPOConfig().evaluation(evaluation_seeds=range(3)).evaluation_seeds == [0, 1, 2]
 
 
-def test_parallel_evaluation_without_an_interval_is_said_to_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+def test_parallel_evaluation_without_an_interval_is_said_once_to_have_no_effect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = PPOConfig().environment("CartPole-v1").evaluation(evaluation_parallel_to_training=True)
     with caplog.at_level("WARNING", "corral"):
-        PPOConfig().environment("CartPole-v1").evaluation(evaluation_parallel_to_training=True).validate()
-    assert "no effect without evaluation_interval" in caplog.text
+        config.validate()  # as the command line does
+        config.build().stop()
+    assert caplog.text.count("no effect without evaluation_interval") == 1

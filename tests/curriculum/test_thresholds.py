@@ -63,7 +63,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.env_runner_group = Group()
-        self.config = PPOConfig().reporting(metrics_num_episodes_for_smoothing=10)
+        self.config = PPOConfig().reporting(metrics_num_episodes_for_smoothing=10).evaluation(evaluation_interval=2)
 
 
 def followed(curriculum: ThresholdCurriculum, results: list[dict[str, Any]]) -> list[int]:
@@ -192,8 +192,14 @@ def test_bad_arguments(wrong: Any) -> None:
 
 def test_an_unknown_metric_names_the_nearest() -> None:
     with config(ThresholdCurriculum([1, 2], 1.0, metric="env_runners/episode_return_meann")).build() as algo:
-        with pytest.raises(CallbackError, match="Did you mean 'env_runners/episode_return_mean'"):
+        with pytest.raises(CallbackError, match=r"Did you mean 'env_runners/episode_return_mean'\?$"):
             algo.train()
+
+
+def test_a_metric_of_evaluation_needs_evaluation() -> None:
+    curriculum = ThresholdCurriculum([1, 2], 1.0, metric="evaluation/env_runners/episode_return_mean")
+    with pytest.raises(CallbackError, match=r"metric 'evaluation/env.*: set evaluation\(evaluation_interval=\.\.\.\)"):
+        config(curriculum).build()
 
 
 def test_an_env_without_tasks_is_named_at_build() -> None:

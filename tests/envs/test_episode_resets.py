@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -254,6 +255,22 @@ def test_a_task_for_an_env_without_tasks_is_an_error(make_runner: MakeRunner) ->
 def test_a_function_of_other_arguments_is_refused_at_build(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="env_reset_fn"):
         PPOConfig().environment(NotedEnv, env_reset_fn=wrong).validate()
+
+
+@pytest.mark.parametrize("name", ["env_reset_fn", "env_task_fn"])
+def test_a_function_of_unknown_signature_is_refused_at_build(name: str) -> None:
+    settings: dict[str, Any] = {name: dict}
+    with pytest.raises(ConfigError, match=f"{name}: the signature of <class 'dict'> is unknown.*: wrap it in a lambda"):
+        PPOConfig().environment(NotedEnv, **settings).validate()
+
+
+def test_a_default_whose_name_is_nearly_an_argument_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    make = partial(PPOConfig().environment("CartPole-v1").copy)
+    make().environment(env_reset_fn=lambda episode_index, scale=2: None).build().stop()
+    assert not caplog.messages
+    make().environment(env_reset_fn=lambda episode_indx=0: None).build().stop()
+    (message,) = caplog.messages
+    assert "env_reset_fn is not given 'episode_indx', which keeps its default. Did you mean 'episode_index'?" in message
 
 
 def test_the_wrapper_has_the_attributes_of_the_env() -> None:

@@ -102,3 +102,38 @@ def test_a_reset_that_does_not_read_the_mask_is_an_error(make_runner: MakeRunner
 
     with pytest.raises(EnvError, match="changed other sub-envs than the mask says"):
         make_runner(make, num_envs=None, disable_env_checking=True).sample(num_timesteps=200)
+
+
+class Leveled(Noted):
+    """Has tasks, and notes the task of each reset."""
+
+    task = 0
+
+    def get_task(self) -> int:
+        return self.task
+
+    def set_task(self, task: int) -> None:
+        self.task = task
+        self.noted.append(task)
+
+
+def test_each_episode_of_a_sub_env_has_its_own_task(make_runner: MakeRunner) -> None:
+    def choose(env_index: int, episode_index: int) -> dict[str, int]:
+        return {"task": 10 * env_index + episode_index}
+
+    runner = make_runner(by_mask(Leveled), num_envs=None, disable_env_checking=True, env_reset_fn=choose)
+    runner.collect(SampleRequest(num_episodes=7))
+    tasks = [[task for task in found if isinstance(task, int)] for found in noted(runner)]
+    assert [found[:3] for found in tasks] == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
+
+
+def test_a_task_for_sub_envs_without_tasks_names_the_vector_env(make_runner: MakeRunner) -> None:
+    runner = make_runner(by_mask(), num_envs=None, disable_env_checking=True, env_reset_fn=lambda: {"task": 3})
+    with pytest.raises(EnvError, match="has the task 3, and SyncVectorEnv has no methods get_task and set_task"):
+        runner.sample(num_timesteps=1)
+
+
+def test_evaluation_plays_its_tasks() -> None:
+    config = PPOConfig().environment(by_mask(Leveled)).evaluation(evaluation_tasks=[1, 4], evaluation_duration=6)
+    with config.build() as algo:
+        assert [found["num_episodes"] for found in algo.evaluate()["by_task"].values()] == [3, 3]

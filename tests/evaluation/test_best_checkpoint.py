@@ -11,6 +11,7 @@ import pytest
 from corral import Callback, PPOConfig, evaluate_policy, load_policy
 from corral.checkpoint import read_checkpoint
 from corral.checkpoint.run_checkpoints import best_metric
+from corral.errors import CorralError
 from corral.testing import CountingEnv
 
 SEEDS = [3, 1, 4, 15]
@@ -104,3 +105,19 @@ def test_a_number_of_a_custom_function_may_first_come_with_a_late_round(tmp_path
         result = algo.fit(stop={"evaluation/score": 7.0}, run_dir=tmp_path / "run", progress=False)
     assert result["training_iteration"] == 4
     assert best(tmp_path / "run") == (4, 7.0)
+
+
+@pytest.mark.parametrize("what", ["best_checkpoint_metric", "stop criterion"])
+def test_a_number_of_evaluation_without_evaluation_is_refused_before_a_file_is_written(
+    what: str, tmp_path: Path
+) -> None:
+    name, config = "evaluation/env_runners/episode_return_mean", small(evaluation_interval=None)
+    if what == "best_checkpoint_metric":
+        config.checkpointing(best_checkpoint_metric=name)
+    stop = {name: 3.0} if what == "stop criterion" else {"training_iteration": 1}
+    with (
+        config.build() as algo,
+        pytest.raises(CorralError, match=rf"{what} '{name}' .*: set evaluation\(evaluation_int"),
+    ):
+        algo.fit(stop=stop, run_dir=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()

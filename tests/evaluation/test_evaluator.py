@@ -254,6 +254,7 @@ def test_exploration_schedules_stand_still_during_a_round() -> None:
         ({"evaluation_config": {"rollout_fragment_length": 3}}, "no effect"),
         ({"evaluation_config": {"exploration_config": {"type": "EpsilonGreedy"}}}, "evaluation_config: "),
         ({"evaluation_config": {"env": "NoSuchEnv-v0"}}, "evaluation_config: .*NoSuchEnv"),
+        ({"evaluation_config": {"env_task_fn": lambda a, b, c: 1}}, "env_task_fn=.* no effect.*set evaluation.*tasks"),
         ({"evaluation_duration": "auto"}, "evaluation_parallel_to_training=True"),
         ({"custom_evaluation_function": lambda algorithm: {}}, r"fn\(algorithm, env_runner_group\)"),
         ({"custom_evaluation_function": 3}, "must be a function"),
@@ -289,7 +290,7 @@ def test_an_evaluation_env_with_other_spaces_is_refused_at_build(num_runners: in
     config = small(
         evaluation_config={"env": "CartPole-v1"}, evaluation_interval=1, evaluation_num_env_runners=num_runners
     ).engine("local")
-    with pytest.raises(ConfigError, match=r"'CartPole-v1' has observations of .*4.*2.*evaluation_config"):
+    with pytest.raises(ConfigError, match=r"'CartPole-v1' has observations of Box\(.*4.*2.*evaluation_config"):
         config.build()
 
 

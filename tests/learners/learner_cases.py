@@ -145,7 +145,7 @@ PPO_COEFFICIENTS = {"kl_coeff": 0.1, "entropy_coeff": 0.01}
 def algorithm_loss(name: str) -> Loss:
     """Return the loss of an algorithm with the default settings."""
     config = ALGORITHMS[name][1]
-    return config.algo_class.make_loss(SimpleNamespace(config=config))  # type: ignore[arg-type]
+    return config.algo_class.make_loss(SimpleNamespace(), config)  # type: ignore[arg-type]
 
 
 class DeterministicActorCritic(Module):

@@ -202,3 +202,12 @@ def test_a_panel_says_that_there_was_no_round_yet() -> None:
     console = Console(file=io.StringIO(), width=100)
     console.print(display._panel())
     assert "no round yet" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_panel_leaves_place_on_its_last_line_for_what_a_terminal_writes_on_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    console = Console(width=70, record=True, file=io.StringIO())
+    console.print(Progress(small_ppo(), {}, "panel")._panel())
+    assert {len(line) for line in console.export_text().splitlines()} == {68}  # and two for ^C

@@ -26,25 +26,29 @@ from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
-from corral.config.validation import reconfigured, round_size
+from corral.config.validation import optimizer_class, reconfigured, round_size, warn_of_mistakes
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
-from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
 from corral.core.interrupts import interrupts_deferred
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
 from corral.engines.base import resources_of_workers
 from corral.engines.lazy import LazyEngine
-from corral.errors import ConfigError, CorralError
+from corral.episodes.lanes import count_agent_steps
+from corral.episodes.rollout import group_by_module
+from corral.errors import ConfigError, CorralError, nearest
 from corral.evaluation.evaluator import Evaluator
-from corral.exploration.base import overrides_method
+from corral.exploration.base import Exploration, overrides_method
 from corral.learners.build import make_learner_group
-from corral.learners.losses import Loss
+from corral.learners.losses import Loss, learner_metrics
+from corral.learners.settings import LearningSpec
 from corral.loggers import Logger
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.result import merge_nested, plain_numbers
 from corral.metrics.timers import Timers, timer_results
 from corral.modules.layers import Layers
 from corral.modules.module import Module
+from corral.modules.spec import ModuleSpec
 from corral.modules.threads import limit_threads, num_threads_for
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
@@ -97,6 +101,7 @@ class Algorithm(metaclass=_WithHints):
         env_runner_group: Group of the runners.
         eval_env_runner_group: Group of the evaluation runners, or `None`.
         learner_group: Group of the learners.
+        explorations: Explorations by module id; a module without a network has none.
         weight_providers: Functions that return the parts of the weights that runners need; runners have a receiver for
             each part in `EnvRunner.weight_receivers`.
         training_iteration: Finished calls of `train()`.
@@ -149,6 +154,7 @@ class Algorithm(metaclass=_WithHints):
         """
         config = config.copy()
         config.validate()
+        warn_of_mistakes(config)  # not in `validate`, which the command line calls once more
         if config.seed is None:
             config.seed = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
         self._use_config(config)
@@ -161,6 +167,7 @@ class Algorithm(metaclass=_WithHints):
         self._latest_result: dict[str, Any] = {}
         self.stop_requested: str | None = None
         self.run_dir: Path | None = None
+        self._num_steps_trained = 0  # rows of all gradient steps of the iteration, over all modules
         self._num_exploration_versions = 0  # times that the exploration changed its weights
         self._stopped = False
         self._shown: BaseException | None = None  # the exception that on_exception saw
@@ -177,34 +184,27 @@ class Algorithm(metaclass=_WithHints):
             self.env_runner_group.on_recreated = self._announce_recreated
             log.info("Engine: %s.", self.env_runner_group.engine_name)
             self.round_size = round_size(config, self.env_runner_group.num_envs)
-            spec = self.env_runner_group.module_specs[DEFAULT_MODULE_ID]
-            self._policy = DriverPolicy(config, spec, self.env_runner_group.num_envs)  # which checks the module
-            self.exploration = self._policy.exploration
-            module = spec.build()
-            self._num_threads = num_threads_for(module, config.num_threads)
-            layers = Layers(module)
-            self._callbacks.fire(
-                "on_create_policy", policy_id=DEFAULT_MODULE_ID, policy=module, metrics_logger=self.metrics
-            )
-            layers.check_alike("on_create_policy")  # runners and learners of an engine build the class
-            self.learner_group = make_learner_group(
-                config,
-                {DEFAULT_MODULE_ID: spec},
-                {DEFAULT_MODULE_ID: module},
-                {DEFAULT_MODULE_ID: self.make_loss()},
-                self.engine,
-            )
+            specs = self.env_runner_group.module_specs
+            self._policies: dict[str, DriverPolicy] = {}
+            self.explorations: dict[str, Exploration] = {}
+            modules = {module_id: self.make_module(module_id, spec) for module_id, spec in specs.items()}
+            wanted = [num_threads_for(module, config.num_threads) for module in modules.values()]
+            self._num_threads = None if None in wanted else max(filter(None, wanted))
+            learning = {
+                module_id: self.learning_spec(module_id) for module_id, module in modules.items() if learns(module)
+            }
+            self.learner_group = make_learner_group(config, specs, modules, learning, self.engine)
             self.weight_providers: dict[str, Callable[[], Mapping[str, Any]]] = {
                 "modules": self.learner_group.get_acting_weights,
-                "exploration": self.exploration.get_weights,
+                "exploration": self._exploration_weights,
             }
             self.setup()  # which may add a part to the weights
             self.sync_weights()
             self._evaluator = Evaluator(self, self._callbacks)
             if config.evaluation_interval is not None:
                 self._evaluator.build()
-            for name in self.METRICS:
-                self.metrics.log_reserved(("learners", DEFAULT_MODULE_ID, name), [], reduce="mean")
+            self.reserve_metrics()
+            self._log_steps_trained()
             self._callbacks.fire("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
             self._running = True
             self.timers.take()  # what building took is no part of the first iteration
@@ -219,18 +219,111 @@ class Algorithm(metaclass=_WithHints):
         return
 
     @abstractmethod
-    def make_loss(self) -> Loss:
-        """Return the loss, a pure function; see `corral.learners.learner.Loss`."""
+    def make_loss(self, config: Any) -> Loss:
+        """Return the loss, a pure function; see `corral.learners.losses.Loss`.
+
+        Args:
+            config: Config of the module that learns, see `module_config`; with a single agent, the algorithm's config.
+        """
 
     @abstractmethod
     def training_step(self) -> dict[str, dict[str, float]]:
         """Sample, learn, and hand out the new weights. Return metrics of the learners by module id."""
+
+    # Modules.
+
+    @property
+    def module_ids(self) -> list[str]:
+        """Ids of all modules, those that do not learn included."""
+        return list(self._policies)
+
+    def module_config(self, module_id: str) -> Any:
+        """Return the frozen config of a module: with several agents, with the module's own settings in it."""
+        if not self.config.is_multi_agent:
+            return self.config
+        if module_id not in self._module_configs:
+            self._module_configs[module_id] = self.config.for_module(module_id)
+        return self._module_configs[module_id]
+
+    def trains(self, module_id: str) -> bool:
+        """Return whether a module learns now: it has weights, and `policies_to_train` includes it."""
+        return module_id in self.learner_group.learning_ids and self.config.trains(module_id)
+
+    def group_trained(self, rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
+        """Return the rollouts of each module that learns and took steps, by module id."""
+        grouped = group_by_module(rollouts)
+        return {
+            module_id: grouped[module_id]
+            for module_id in self._policies
+            if module_id in grouped
+            and self.trains(module_id)
+            and any(rollout.num_env_steps for rollout in grouped[module_id])
+        }
+
+    def find_module_id(self, module_id: str | None = None, policy_id: str | None = None) -> str:
+        """Return the id of a module that exists.
+
+        Args:
+            module_id: The id; `None` is the only module, or `default_policy` if there are several.
+            policy_id: Another name of `module_id`.
+
+        Raises:
+            ConfigError: There is no such module, or there are several and no id was given; the message lists them.
+        """
+        ids, given = self.module_ids, module_id if policy_id is None else policy_id
+        if given is None:
+            given = ids[0] if len(ids) == 1 else DEFAULT_MODULE_ID
+            if given not in ids:
+                raise ConfigError(f"module_id: there are several modules, {ids}: give the id of one of them.")
+        if given not in ids:
+            raise ConfigError(f"module_id: there is no module {given!r}. {nearest(given, ids)}")
+        return given
+
+    def make_module(self, module_id: str, spec: ModuleSpec) -> Module:
+        """Return a new module for the learners, and make the policy and the exploration of this process for it."""
+        config = self.module_config(module_id)
+        policy = DriverPolicy(config, module_id, spec, self.env_runner_group.num_envs)  # which checks the module
+        self._policies[module_id] = policy
+        if policy.exploration is not None:
+            self.explorations[module_id] = policy.exploration
+        module = spec.build()
+        layers = Layers(module)
+        self._callbacks.fire("on_create_policy", policy_id=module_id, policy=module, metrics_logger=self.metrics)
+        layers.check_alike("on_create_policy")  # runners and learners of an engine build the class
+        return module
+
+    def learning_spec(self, module_id: str) -> LearningSpec:
+        """Return how a module learns: its loss and its optimizer."""
+        config = self.module_config(module_id)
+        return LearningSpec(self.make_loss(config), optimizer_class(config.optimizer), config.optimizer_config)
+
+    def reserve_metrics(self) -> None:
+        """Put the metrics of the modules that learn into the result, before anything is learned."""
+        for module_id in filter(self.trains, self.module_ids):
+            names = self.METRICS
+            if self.config.is_multi_agent:  # a module may learn nothing at first, because no agent has it
+                names = (*names, *learner_metrics(*self.get_module(module_id).parameter_groups()))
+            for name in dict.fromkeys(names):
+                self.metrics.log_reserved(("learners", module_id, name), [], reduce="mean")
+
+    @property
+    def exploration(self) -> Exploration:
+        """Exploration of the only module; with several modules, see `explorations`."""
+        return self.explorations[self.find_module_id()]
+
+    def _exploration_weights(self) -> Mapping[str, Any]:
+        if not self.config.is_multi_agent:
+            return self.exploration.get_weights()
+        return {name: arrays for name, each in self.explorations.items() if (arrays := each.get_weights())}
 
     # Pieces of a training step.
 
     def log_learner_results(self, results: Mapping[str, Mapping[str, Any]]) -> None:
         """Log the results of an update, by module id; no other metric can have the names of the numbers among them."""
         for module_id, values in results.items():
+            if "num_gradient_steps" in values:
+                rows = values["num_gradient_steps"] * values["module_train_batch_size_mean"]
+                self._num_steps_trained += round(rows)
             for name, value in values.items():
                 key = ("learners", module_id, name)
                 if isinstance(value, (float, int)) or getattr(value, "ndim", None) == 0:
@@ -238,13 +331,23 @@ class Algorithm(metaclass=_WithHints):
                 else:  # from a callback, for instance an array
                     self.metrics.log_dict({name: value}, key=key[:-1], reduce="mean")
 
+    def _log_steps_trained(self) -> None:
+        steps, self._num_steps_trained = self._num_steps_trained, 0
+        units = ("module",) if self.config.is_multi_agent else ("env", "module")
+        for name in [f"num_{unit}_steps_trained" for unit in units]:
+            self.metrics.log_reserved(("learners", ALL_MODULES, name), [steps], reduce="sum")
+            self.metrics.log_reserved(("learners", ALL_MODULES, f"{name}_lifetime"), [steps], reduce="lifetime_sum")
+
     def sample(self, num_timesteps: int) -> list[Rollout]:
-        """Sample at least `num_timesteps` env steps, in rounds of the fragment length if one is set."""
+        """Sample at least `num_timesteps` env steps, in rounds of the fragment length if one is set.
+
+        With `count_steps_by="agent_steps"` it samples at least so many agent steps.
+        """
         rollouts: list[Rollout] = []
-        left = num_timesteps
+        left, by_agent = num_timesteps, self.config.is_multi_agent and self.config.count_steps_by == "agent_steps"
         while left > 0:
             request = SampleRequest(
-                num_timesteps=self.round_size or left,
+                num_timesteps=self.round_size or (self._env_steps_for(left, rollouts) if by_agent else left),
                 timestep=self.num_env_steps_sampled_lifetime,
                 with_infos=self.READS_INFOS,
                 training_iteration=self.training_iteration,
@@ -252,16 +355,31 @@ class Algorithm(metaclass=_WithHints):
             arrived = self.env_runner_group.sample(request, self.timers)
             num_env_steps = sum(rollout.num_env_steps for rollout in arrived)
             self.num_env_steps_sampled_lifetime += num_env_steps  # also if an exception ends the next round
-            left -= num_env_steps
+            left -= count_agent_steps(arrived) if by_agent else num_env_steps
             rollouts += arrived
-        if overrides_method(self.exploration, "learn"):
-            with self.timers.time("exploring"):
-                learned = self.exploration.learn(rollouts, timestep=self.num_env_steps_sampled_lifetime)
-            self.metrics.log_dict(learned, key="exploration", reduce="mean")
-            if overrides_method(self.exploration, "get_weights"):
-                self._num_exploration_versions += 1  # though the learners took no step
-                self.sync_weights()
+        if learning := {name: each for name, each in self.explorations.items() if overrides_method(each, "learn")}:
+            self._let_explorations_learn(learning, group_by_module(rollouts))
         return rollouts
+
+    def _env_steps_for(self, num_agent_steps: int, rollouts: Sequence[Rollout]) -> int:
+        """Return the env steps that take about so many agent steps, but not more, judging by rollouts so far."""
+        agents_per_step = float(self.env_runner_group.num_agents)  # before the first rollout: as if all of them act
+        if steps := count_agent_steps(rollouts):
+            agents_per_step = steps / sum(rollout.num_env_steps for rollout in rollouts)
+        return max(1, int(num_agent_steps / agents_per_step))
+
+    def _let_explorations_learn(
+        self, explorations: Mapping[str, Exploration], rollouts: Mapping[str, list[Rollout]]
+    ) -> None:
+        """Let explorations learn from the rollouts of their modules, and send their weights if they have any."""
+        for module_id, exploration in explorations.items():
+            with self.timers.time("exploring"):
+                learned = exploration.learn(rollouts.get(module_id, []), timestep=self.num_env_steps_sampled_lifetime)
+            key = ("exploration", module_id) if self.config.is_multi_agent else ("exploration",)
+            self.metrics.log_dict(learned, key=key, reduce="mean")
+        if any(overrides_method(exploration, "get_weights") for exploration in explorations.values()):
+            self._num_exploration_versions += 1  # though the learners took no step
+            self.sync_weights()
 
     def sync_weights(self) -> None:
         """Give the runners the parts of the weights from every provider, if the version or the set of parts changed."""
@@ -299,6 +417,7 @@ class Algorithm(metaclass=_WithHints):
             start = time.perf_counter()
             with self._evaluator.during_training():
                 self._repeat_training_step(start)
+            self._log_steps_trained()
             self.env_runner_group.collect_metrics(self.metrics, self.timers)
             self.learner_group.collect_metrics(self.metrics, self.timers)
             result = self._result()
@@ -433,6 +552,7 @@ class Algorithm(metaclass=_WithHints):
     def _use_config(self, config: AlgorithmConfig) -> None:
         """Freeze a config and use it from now on; all results share one dict of its settings."""
         self.config = config.freeze()
+        self._module_configs: dict[str, AlgorithmConfig] = {}
         self._config_dict = config.to_dict()
 
     def fit(
@@ -485,13 +605,16 @@ class Algorithm(metaclass=_WithHints):
     def reconfigure(self, **settings: Any) -> None:
         """Change settings of `training`, such as `lr`, from the next iteration on.
 
+        With several modules, `algorithm_config_overrides_per_module` keeps its effect.
+
         Raises:
             ConfigError: A setting is unknown, contradicts another one, or cannot change after building.
         """
         config = reconfigured(self.config, settings, fixed=self.FIXED_SETTINGS)
         self.round_size = round_size(config, self.env_runner_group.num_envs)
         self._use_config(config)
-        self.learner_group.set_losses({DEFAULT_MODULE_ID: self.make_loss()})
+        losses = {name: self.make_loss(self.module_config(name)) for name in self.learner_group.learning_ids}
+        self.learner_group.set_losses(losses)
 
     # State and checkpoints.
 
@@ -577,33 +700,45 @@ class Algorithm(metaclass=_WithHints):
 
     # Acting.
 
-    def compute_actions(self, obs: Tree, *, explore: bool | None = None) -> Any:
+    def compute_actions(
+        self, obs: Tree, *, explore: bool | None = None, module_id: str | None = None, policy_id: str | None = None
+    ) -> Any:
         """Return the env actions `[B, ...]` for observations, a tree of `[B, ...]`.
 
         Args:
             obs: Observations as the env gives them, stacked on axis 0.
             explore: Whether to explore as the runners do; `None` asks the config, False acts deterministically.
+            module_id: Id of the module that chooses the actions; `None` is the only one.
+            policy_id: Another name of `module_id`.
 
         Raises:
             ObservationError: The observations do not fit the observation space, or hold NaN or infinity.
+            ConfigError: There is no such module, or there are several and none was named.
         """
         explore = self.config.explore if explore is None else explore
-        return self._policy.compute_actions(
+        return self._policies[self.find_module_id(module_id, policy_id)].compute_actions(
             obs, self.learner_group, timestep=self.num_env_steps_sampled_lifetime, explore=explore
         )
 
-    def compute_single_action(self, obs: Tree, *, explore: bool | None = None) -> Any:
+    def compute_single_action(
+        self, obs: Tree, *, explore: bool | None = None, module_id: str | None = None, policy_id: str | None = None
+    ) -> Any:
         """Return the env action for one observation; see `compute_actions`."""
-        self._policy.check_obs(obs)
-        return self.compute_actions(map_tree(lambda leaf: np.asarray(leaf)[None], obs), explore=explore)[0]
+        module_id = self.find_module_id(module_id, policy_id)
+        self._policies[module_id].check_obs(obs)
+        batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
+        return self.compute_actions(batch, explore=explore, module_id=module_id)[0]
 
-    def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> Module:
-        """Return the module that is being trained, on the learner's device.
+    def get_module(self, module_id: str | None = None) -> Module:
+        """Return the module that is being trained, on the learner's device; `None` is the only one.
 
         Weights that are changed in it by hand reach the runners with the next update. With `num_learners` above 0 it is
         a copy that each update overwrites.
+
+        Raises:
+            ConfigError: There is no such module, or there are several and none was named.
         """
-        return self.learner_group.get_module(module_id)
+        return self.learner_group.get_module(self.find_module_id(module_id))
 
     @property
     def num_callback_errors(self) -> int:
@@ -649,3 +784,8 @@ def _end_dropped(engine: LazyEngine) -> None:
     if running := engine.running():
         log.warning("An algorithm was dropped without stop(): its %d worker(s) are ended.", len(running))
     engine.stop()
+
+
+def learns(module: Module) -> bool:
+    """Return whether a module has weights that gradient steps can change."""
+    return any(True for _ in module.parameters())

@@ -37,9 +37,11 @@ def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
         "attributes": {name.lstrip("_"): _plain_attribute(getattr(algorithm, name)) for name in algorithm.STATE},
         "metrics": algorithm.metrics.get_state(),
         "learners": algorithm.learner_group.get_state(),
-        "exploration": copy_nested(algorithm.exploration.get_state()),
+        "exploration": _joined(
+            algorithm, {name: copy_nested(part.get_state()) for name, part in algorithm.explorations.items()}
+        ),
         "runners": group,
-        "policy": algorithm._policy.get_state(),
+        "policy": _joined(algorithm, {name: policy.get_state() for name, policy in algorithm._policies.items()}),
         "callbacks": algorithm._callbacks.get_state(),
         "rngs": get_global_rngs(),
     }
@@ -57,10 +59,12 @@ def set_algorithm_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
     algorithm.learner_group.set_state(state["learners"])
     algorithm.metrics.set_state(state["metrics"])
     for name in algorithm.STATE:
-        _set_attribute(algorithm, name, state["attributes"][name.lstrip("_")])
-    if state["exploration"]:
-        algorithm.exploration.set_state(copy_nested(state["exploration"]))
-    algorithm._policy.set_state(state["policy"])
+        _set_attribute(algorithm, name, _saved_attribute(algorithm, name, state))
+    for module_id, exploration in algorithm.explorations.items():
+        if saved := _of_module(algorithm, state["exploration"], module_id):
+            exploration.set_state(copy_nested(saved))
+    for module_id, policy in algorithm._policies.items():
+        policy.set_state(_of_module(algorithm, state["policy"], module_id))
     set_global_rngs(state["rngs"])
 
 
@@ -69,18 +73,37 @@ def _check_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
     check_parts(state, PARTS, "an algorithm", CheckpointError)
     algorithm.learner_group.check_state(state["learners"])
     for name in algorithm.STATE:
-        _check_attribute(algorithm, name, state["attributes"][name.lstrip("_")])
+        _check_attribute(algorithm, name, _saved_attribute(algorithm, name, state))
     check_metrics_state(state["metrics"])
-    check_exploration_state(algorithm.exploration, state["exploration"])
-    algorithm._policy.check_state(state["policy"])
+    for module_id, exploration in algorithm.explorations.items():
+        check_exploration_state(exploration, _of_module(algorithm, state["exploration"], module_id))
+    for module_id, policy in algorithm._policies.items():
+        policy.check_state(_of_module(algorithm, state["policy"], module_id))
     int(state["callbacks"]["num_errors"])
     check_global_rngs(state["rngs"])
     algorithm.env_runner_group.check_state(state["runners"])
     algorithm._evaluator.check_state(state.get("evaluation"))
 
 
+def _joined(algorithm: Algorithm, states: dict[str, Any]) -> Any:
+    """Return states by module id as a state holds them: with a single agent, the state of the only module."""
+    return states if algorithm.config.is_multi_agent else next(iter(states.values()))
+
+
+def _of_module(algorithm: Algorithm, states: Any, module_id: str) -> Any:
+    """Return the state of a module: the inverse of `_joined`."""
+    return states[module_id] if algorithm.config.is_multi_agent else states
+
+
 def _plain_attribute(value: Any) -> Any:
     return get_rng(value) if isinstance(value, np.random.Generator) else copy_nested(value)
+
+
+def _saved_attribute(algorithm: Algorithm, name: str, state: Mapping[str, Any]) -> Any:
+    """Return an attribute of a state; one number, from when there were no numbers by module, is the only module's."""
+    saved = state["attributes"][name.lstrip("_")]
+    is_number = isinstance(saved, (int, float)) and isinstance(getattr(algorithm, name), dict)
+    return dict.fromkeys(algorithm.module_ids, saved) if is_number else saved
 
 
 def _check_attribute(algorithm: Algorithm, name: str, value: Any) -> None:
@@ -139,8 +162,10 @@ def _make_undo(algorithm: Algorithm) -> Callable[[], None]:
     """Return a function that undoes `set_algorithm_state`."""
     attributes = {name: _plain_attribute(getattr(algorithm, name)) for name in algorithm.STATE}
     metrics, restored = dict(vars(algorithm.metrics)), algorithm._restored
-    learners, undo_exploration = algorithm.learner_group.get_state(), keep_exploration(algorithm.exploration)
-    policy, callbacks, rngs = algorithm._policy.get_state(), algorithm._callbacks.get_state(), get_global_rngs()
+    learners = algorithm.learner_group.get_state()
+    undo_explorations = [keep_exploration(exploration) for exploration in algorithm.explorations.values()]
+    policies = [(policy, policy.get_state()) for policy in algorithm._policies.values()]
+    callbacks, rngs = algorithm._callbacks.get_state(), get_global_rngs()
 
     def undo() -> None:
         vars(algorithm.metrics).update(metrics)
@@ -149,8 +174,10 @@ def _make_undo(algorithm: Algorithm) -> Callable[[], None]:
         algorithm._restored = restored
         with ExitStack() as steps:  # all of them, from the last to the first, whatever one of them raises
             steps.callback(set_global_rngs, rngs)
-            steps.callback(algorithm._policy.set_state, policy)
-            steps.callback(undo_exploration)
+            for policy, before in policies:
+                steps.callback(policy.set_state, before)
+            for undo_exploration in undo_explorations:
+                steps.callback(undo_exploration)
             steps.callback(algorithm.learner_group.set_state, learners)
             steps.callback(algorithm._callbacks.set_state, callbacks)
             steps.callback(algorithm._evaluator.undo_set_state)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, learner_metrics
+from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.schedules import Schedule
 from corral.core.settings import NonNegativeFloat, PositiveInt
 from corral.errors import ConfigError
@@ -104,13 +104,12 @@ class DQN(OffPolicyAlgorithm):
     """Deep Q-networks."""
 
     FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"dueling", "noisy", "sigma0", "num_atoms", "v_min", "v_max"}
-    METRICS = ("qf_mean", "qf_min", "qf_max", *learner_metrics("default"))
+    METRICS = ("qf_mean", "qf_min", "qf_max", *off_policy_metrics("default"))
 
     config: DQNConfig
 
-    def make_loss(self) -> Loss:
-        """Return the loss with this config's constants."""
-        config = self.config
+    def make_loss(self, config: DQNConfig) -> Loss:
+        """Return the loss with a config's constants."""
         if config.num_atoms > 1:
             return partial(c51_loss, double_q=config.double_q)
         huber = config.td_error_loss_fn == "huber"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.seeding import module_seed
 from corral.core.tree import Tree
-from corral.exploration import RowDistribution, make_exploration
+from corral.exploration import Exploration, RowDistribution, make_exploration
 from corral.learners.learner_group import LearnerGroup
 from corral.modules.distributions import FloatArray
+from corral.modules.heuristic import HeuristicModule
 from corral.modules.spec import check_module
 from corral.policies.policy import Policy
 
@@ -22,23 +23,34 @@ class DriverPolicy(Policy):
     """A policy with the newest weights of the learners, whose actions the algorithm's exploration chooses.
 
     Attributes:
-        exploration: Exploration of the algorithm, which also learns from all rollouts.
+        exploration: Exploration of the algorithm, which also learns from all rollouts of the module; `None` for a
+            module without a network.
     """
 
     _CALLS = ("compute_single_action", "compute_actions")
 
-    def __init__(self, config: AlgorithmConfig, spec: ModuleSpec, num_envs: int) -> None:
-        """Make and check the module, and make the exploration; `num_envs` is N of a runner.
+    def __init__(self, config: AlgorithmConfig, module_id: str, spec: ModuleSpec, num_envs: int) -> None:
+        """Make and check the module, and make the exploration.
+
+        Args:
+            config: Config of the module.
+            module_id: Its id.
+            spec: Its spec.
+            num_envs: N of a runner.
 
         Raises:
             ConfigError: A method of the module returns another shape or dtype than it must.
         """
         module = spec.build()
         check_module(module)
-        super().__init__(module, seed=config.seed)
+        super().__init__(module, seed=module_seed(config.seed, module_id))
+        self._module_id = module_id
         self._version = -1
         self._timestep = 0
         self._row = RowDistribution(module.distribution, self._rng)
+        self.exploration: Exploration | None = None
+        if isinstance(module, HeuristicModule):
+            return
         self.exploration = make_exploration(
             config,
             spec.action_space,
@@ -52,12 +64,14 @@ class DriverPolicy(Policy):
     def compute_actions(self, obs: Tree, learners: LearnerGroup, *, timestep: int, explore: bool) -> Any:
         """Return env actions `[B, ...]` for observations, a tree of `[B, ...]`, by the learners' weights."""
         if self._version != learners.weights_version:
-            self._inference.load_weights(learners.get_acting_weights()[DEFAULT_MODULE_ID])
+            self._inference.load_weights(learners.get_acting_weights()[self._module_id])
             self._version = learners.weights_version
         self._timestep = timestep
         return self.batch(obs, explore=explore)
 
     def _choose(self, obs: Tree, inputs: FloatArray, explore: bool) -> Any:
+        if self.exploration is None:
+            return super()._choose(obs, inputs, explore)
         self._row.obs, self._row.inputs = obs, inputs
         actions, _ = self.exploration.get_exploration_action(
             action_distribution=self._row, timestep=self._timestep, explore=explore

@@ -14,13 +14,15 @@ from corral.algorithms.stopping import StopCriteria, criteria_from_file
 from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import describe_policies
 from corral.checkpoint.finding import CHECKPOINTS
-from corral.checkpoint.run_checkpoints import RunCheckpoints, newer_incomplete
-from corral.errors import CheckpointError, ConfigError
+from corral.checkpoint.run_checkpoints import RunCheckpoints, best_metric, newer_incomplete
+from corral.errors import CheckpointError, ConfigError, StopCriterionError
 from corral.loggers import Logger, Run, default_loggers
 from corral.loggers.run import CONFIG_FILE, check_run_to_resume, locked, loggers_of, plain
+from corral.metrics.named_number import check_is_measured
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
+    from corral.config.config import AlgorithmConfig
     from corral.loggers.progress import Progress
 
 log = logging.getLogger("corral")
@@ -47,6 +49,7 @@ def fit(
         check_run_to_resume(Path(resume))
         stop = stop_of_run(resume) if stop is None else stop
     criteria = StopCriteria({} if stop is None else stop, late_keys=late_keys)
+    _check_names(criteria, algorithm.config)
     if loggers is None:
         loggers = default_loggers() if resume is None else loggers_of(Path(resume))
     changes: list[str] = []
@@ -82,6 +85,14 @@ def fit(
         if shown is not None:
             shown.reason = reason
         return result
+
+
+def _check_names(criteria: StopCriteria, config: AlgorithmConfig) -> None:
+    """Refuse numbers of evaluation without evaluation, before a file is written."""
+    for name, criterion in criteria.criteria.items():
+        if not callable(criterion):
+            check_is_measured(name, "stop criterion", config, StopCriterionError)
+    check_is_measured(best_metric(config), "best_checkpoint_metric", config, ConfigError)
 
 
 def _log_last_result(algorithm: Algorithm, run: Run, first_iteration: int) -> None:

@@ -18,9 +18,10 @@ from corral.config.config import AlgorithmConfig
 from corral.core.columns import describe
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.schedules import schedule_value
+from corral.core.seeding import module_seed
 from corral.core.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from corral.errors import ConfigError, LossError
-from corral.learners.losses import Batch
+from corral.learners.losses import Batch, learner_metrics
 from corral.learners.settings import UpdateSettings
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
 
@@ -33,6 +34,9 @@ AUTO_STORE_BYTES = 256_000_000
 @dataclass(kw_only=True)
 class OffPolicyConfig(AlgorithmConfig):
     """Settings of algorithms that learn from a replay buffer.
+
+    With several agents, a step is a step of the module: the steps of all its agents count, and each module that learns
+    has a buffer of its own.
 
     Attributes:
         replay_buffer_config: `type`, `capacity` and other settings of the buffer; see `ReplayConfig`.
@@ -74,15 +78,22 @@ class OffPolicyConfig(AlgorithmConfig):
         return ReplayConfig.parse(self.replay_buffer_config)
 
 
+def off_policy_metrics(*groups: str) -> tuple[str, ...]:
+    """Return what every off-policy update reports besides the loss's own, given the groups of parameters."""
+    return ("td_error_mean", *learner_metrics(*groups))
+
+
 class OffPolicyAlgorithm(Algorithm):
-    """An algorithm that learns from a replay buffer: owns the buffer, and decides when to update module and targets.
+    """An algorithm that learns from replay buffers: owns them, and decides when to update modules and targets.
+
+    Each module that learns has its own buffer, its own credit of updates and its own target network.
 
     Subclasses define `make_loss`, whose loss reports the column `td_error`, and name in `METRICS` what their learners
-    report. They may override `lr` and `prepare_batch`. The module must have a method `update_target(tau)`.
+    report. They may override `lr` and `prepare_batch`. A module that learns must have a method `update_target(tau)`.
 
     Attributes:
-        local_replay_buffer: Replay buffer with `add`, `sample`, `len`, `num_env_steps_added`, `get_state`, `set_state`
-            and `close`.
+        replay_buffers: Replay buffers by module id, each with `add`, `sample`, `len`, `num_env_steps_added`,
+            `get_state`, `set_state` and `close`.
     """
 
     STATE = (*Algorithm.STATE, "_update_credit", "_target_updated_at")
@@ -91,107 +102,138 @@ class OffPolicyAlgorithm(Algorithm):
     config: OffPolicyConfig
 
     def setup(self) -> None:
-        """Make the replay buffer.
+        """Make the replay buffers.
 
         Raises:
-            ConfigError: The module cannot move a target network.
+            ConfigError: A module cannot move a target network.
         """
-        config, module = self.config, self.get_module(DEFAULT_MODULE_ID)
-        if not callable(getattr(module, "update_target", None)):
-            raise ConfigError(
-                f"rl_module: {type(module).__name__} must define update_target(self, tau), which moves its target "
-                "network towards its network."
-            )
-        self._replay_config = config.replay_config
-        self.local_replay_buffer: ReplayBuffer = make_replay_buffer(
-            self._replay_config, num_runners=max(1, config.num_env_runners), seed=config.seed
-        )
+        self.replay_buffers: dict[str, ReplayBuffer] = {}
+        self._replay_configs: dict[str, ReplayConfig] = {}
         self._warned_of_buffer = False
-        self._update_credit = 0.0  # updates that are due but not made yet, in [0, 1)
-        self._target_updated_at = 0  # number of env steps sampled at the last update of the target
+        self._update_credit: dict[str, float] = {}  # updates that are due but not made yet, in [0, 1)
+        self._target_updated_at: dict[str, int] = {}  # env steps sampled at the last update of the target
+        self.setup_modules()
+
+    def setup_modules(self) -> None:
+        """Make a replay buffer for each module that learns now and has none; drop the buffers of removed modules."""
+        for module_id in self.replay_buffers.keys() - set(self.module_ids):
+            self.replay_buffers.pop(module_id).close()
+            self._update_credit.pop(module_id, None)
+            self._target_updated_at.pop(module_id, None)
+        for module_id in filter(self.trains, self.module_ids):
+            if module_id in self.replay_buffers:
+                continue
+            config, module = self.module_config(module_id), self.get_module(module_id)
+            if not callable(getattr(module, "update_target", None)):
+                raise ConfigError(
+                    f"rl_module: {type(module).__name__} must define update_target(self, tau), which moves its target "
+                    "network towards its network."
+                )
+            self._replay_configs[module_id] = config.replay_config
+            self.replay_buffers[module_id] = make_replay_buffer(
+                self._replay_configs[module_id],
+                num_runners=max(1, config.num_env_runners),
+                seed=module_seed(config.seed, module_id),
+            )
+
+    @property
+    def local_replay_buffer(self) -> ReplayBuffer:
+        """The replay buffer of the only module; with several modules, see `replay_buffers`."""
+        return self.replay_buffers[self.find_module_id()]
 
     # What a subclass may override.
 
-    def lr(self) -> float | Mapping[str, float]:
-        """Return the learning rate of the next update, or one learning rate per group of parameters."""
-        return schedule_value(self.config.lr, self.num_env_steps_sampled_lifetime)
+    def lr(self, config: Any) -> float | Mapping[str, float]:
+        """Return the learning rate of the next update of a module, or one learning rate per group of parameters."""
+        return schedule_value(config.lr, self.num_env_steps_sampled_lifetime)
 
-    def prepare_batch(self, batch: Batch) -> Batch:
-        """Return a batch from the buffer in the form that the loss expects."""
+    def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
+        """Return a batch from the buffer of a module in the form that the loss expects."""
         return batch
 
     # The training step.
 
     def training_step(self) -> dict[str, dict[str, Any]]:
-        """Sample a round into the buffer, make the updates that are due, and send the new weights to the runners."""
-        rollouts = self.sample(self.round_size or 1)
+        """Sample a round into the buffers, make the updates that are due, and send the new weights to the runners."""
+        rollouts = self.group_trained(self.sample(self.round_size or 1))
+        if rollouts.keys() - self.replay_buffers.keys():  # `policies_to_train` is a function, and changed its mind
+            self.setup_modules()
         with self.timers.time("replay"):
-            self.local_replay_buffer.add(rollouts)
-        results = self.learn(sum(rollout.num_env_steps for rollout in rollouts))
+            for module_id, parts in rollouts.items():
+                self.replay_buffers[module_id].add(parts)
+        results: dict[str, dict[str, Any]] = {}
+        for module_id, parts in rollouts.items():
+            results |= self.learn(module_id, sum(rollout.num_env_steps for rollout in parts))
         self.sync_weights()
         return results
 
-    def learn(self, num_env_steps: int) -> dict[str, dict[str, Any]]:
-        """Make the updates that are due after a round of sampling.
+    def learn(self, module_id: str, num_env_steps: int) -> dict[str, dict[str, Any]]:
+        """Make the updates of a module that are due after a round of sampling.
 
         Args:
-            num_env_steps: Env steps of the round.
+            module_id: Id of the module.
+            num_env_steps: Steps that the module took in the round: env steps, and with several agents agent steps.
 
         Returns:
             The results of the last update by module id, without columns; empty if no update was due. The results of
             the other updates are logged.
         """
-        config, results = self.config, dict[str, dict[str, Any]]()
-        settings = UpdateSettings.from_config(config, lr=self.lr())
-        for _ in range(self._num_updates_due(num_env_steps)):
+        config, results = self.module_config(module_id), dict[str, dict[str, Any]]()
+        settings, buffer = UpdateSettings.from_config(config, lr=self.lr(config)), self.replay_buffers[module_id]
+        for _ in range(self._num_updates_due(module_id, num_env_steps)):
             self.log_learner_results(results)
             with self.timers.time("replay"):
                 batch = self.prepare_batch(
-                    self.local_replay_buffer.sample(
+                    module_id,
+                    buffer.sample(
                         config.total_train_batch_size,
                         n_step=config.n_step,
                         gamma=config.gamma,
-                        beta=schedule_value(self._replay_config.beta, self.num_env_steps_sampled_lifetime),
-                    )
+                        beta=schedule_value(self._replay_configs[module_id].beta, self.num_env_steps_sampled_lifetime),
+                    ),
                 )
             with self.timers.time("learning"):
-                results = self.learner_group.update({DEFAULT_MODULE_ID: batch}, {DEFAULT_MODULE_ID: settings})
-                self._update_target_if_due()
-            td_errors = _checked_td_errors(results[DEFAULT_MODULE_ID].pop("td_error", None), len(batch["indices"]))
-            if isinstance(self.local_replay_buffer, PrioritizedReplayBuffer):
+                results = self.learner_group.update({module_id: batch}, {module_id: settings})
+                self._update_target_if_due(module_id)
+            td_error = results[module_id].pop("td_error", None)
+            td_errors = _checked_td_errors(module_id, td_error, len(batch["indices"]))
+            if isinstance(buffer, PrioritizedReplayBuffer):
                 with self.timers.time("replay"):
-                    self.local_replay_buffer.update_priorities(batch["indices"], np.abs(td_errors))
-            results[DEFAULT_MODULE_ID]["td_error_mean"] = float(np.mean(td_errors))
+                    buffer.update_priorities(batch["indices"], np.abs(td_errors))
+            results[module_id]["td_error_mean"] = float(np.mean(td_errors))
         return results
 
-    def _num_updates_due(self, num_env_steps: int) -> int:
-        config = self.config
+    def _num_updates_due(self, module_id: str, num_env_steps: int) -> int:
+        config = self.module_config(module_id)
         # Not steps held: rows that only reset a sub-env take room in the ring, so it may never hold so many.
-        buffer = self.local_replay_buffer
+        buffer = self.replay_buffers[module_id]
         if not len(buffer) or buffer.num_env_steps_added < config.num_steps_sampled_before_learning_starts:
             return 0
         if config.training_intensity is None:
             return 1
-        self._update_credit += config.training_intensity * num_env_steps / config.total_train_batch_size
-        num_updates = int(self._update_credit)
-        self._update_credit -= num_updates
+        credit = self._update_credit.get(module_id, 0.0)
+        credit += config.training_intensity * num_env_steps / config.total_train_batch_size
+        num_updates = int(credit)
+        self._update_credit[module_id] = credit - num_updates
         return num_updates
 
-    def _update_target_if_due(self) -> None:
-        steps = self.num_env_steps_sampled_lifetime
-        if steps - self._target_updated_at >= self.config.target_network_update_freq:
-            self._target_updated_at = steps
-            self.learner_group.foreach_module(DEFAULT_MODULE_ID, _update_target, self.config.tau)
+    def _update_target_if_due(self, module_id: str) -> None:
+        steps, config = self.num_env_steps_sampled_lifetime, self.module_config(module_id)
+        if steps - self._target_updated_at.get(module_id, 0) >= config.target_network_update_freq:
+            self._target_updated_at[module_id] = steps
+            self.learner_group.foreach_module(module_id, _update_target, config.tau)
 
     # State, and the end.
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of the state; it includes the buffer as `store_buffer_in_checkpoints` says."""
+        """Return a copy of the state; it includes the buffers as `store_buffer_in_checkpoints` says."""
         state = super().get_state()
         if self._large_arrays != "left_out" and self._stores_buffer():
-            shared = self._large_arrays == "shared" and isinstance(self.local_replay_buffer, ReplayBuffer)
-            settings = {"copy": False} if shared else {}
-            state["replay_buffer"] = self.local_replay_buffer.get_state(**settings)
+            buffers = {}
+            for module_id, buffer in self.replay_buffers.items():
+                shared = self._large_arrays == "shared" and isinstance(buffer, ReplayBuffer)
+                buffers[module_id] = buffer.get_state(**({"copy": False} if shared else {}))
+            state["replay_buffer"] = buffers if self.config.is_multi_agent else buffers[DEFAULT_MODULE_ID]
         return state
 
     def _stores_buffer(self) -> bool:
@@ -199,7 +241,7 @@ class OffPolicyAlgorithm(Algorithm):
         setting = self.config.store_buffer_in_checkpoints
         if setting != "auto":
             return setting
-        num_bytes = getattr(self.local_replay_buffer, "nbytes", 0)
+        num_bytes = sum(getattr(buffer, "nbytes", 0) for buffer in self.replay_buffers.values())
         is_small = num_bytes < AUTO_STORE_BYTES
         if not (is_small or self._warned_of_buffer):
             self._warned_of_buffer = True
@@ -214,17 +256,23 @@ class OffPolicyAlgorithm(Algorithm):
         """Continue from a state; see `Algorithm.set_state`. If it includes no buffer, this buffer stays as it is."""
         with all_or_nothing(self):
             super().set_state(state)
-            if "replay_buffer" in state:  # last, because nobody has room for a copy of the old buffer
-                restore_last(self, partial(self.local_replay_buffer.set_state, state["replay_buffer"]))
+            if "replay_buffer" not in state:
+                return
+            saved = (
+                state["replay_buffer"] if self.config.is_multi_agent else {DEFAULT_MODULE_ID: state["replay_buffer"]}
+            )
+            for module_id, part in saved.items():  # last, because nobody has room for a copy of the old buffers
+                if module_id in self.replay_buffers:  # else it does not learn here
+                    restore_last(self, partial(self.replay_buffers[module_id].set_state, part))
 
     def stop(self) -> None:
-        """Close the envs, end all workers, and release the buffer's memory."""
+        """Close the envs, end all workers, and release the memory of the buffers."""
         super().stop()
-        if hasattr(self, "local_replay_buffer"):  # building may have failed before it
-            self.local_replay_buffer.close()
+        for buffer in getattr(self, "replay_buffers", {}).values():  # building may have failed before it
+            buffer.close()
 
 
-def _checked_td_errors(td_errors: Any, size: int) -> NDArray[Any]:
+def _checked_td_errors(module_id: str, td_errors: Any, size: int) -> NDArray[Any]:
     """Return what a loss reported as `td_error`, if it has one number for each of `size` transitions.
 
     Raises:
@@ -236,7 +284,7 @@ def _checked_td_errors(td_errors: Any, size: int) -> NDArray[Any]:
     if isinstance(td_errors, np.ndarray):
         given = describe(td_errors)
     raise LossError(
-        f"learners/{DEFAULT_MODULE_ID}: the loss must report the column 'td_error', float32[{size}], which holds the "
+        f"learners/{module_id}: the loss must report the column 'td_error', float32[{size}], which holds the "
         f"error of each transition for the priorities of the replay buffer, and it reported {given}: return (loss, "
         '{"td_error": errors.detach(), ...}).'
     )
@@ -244,12 +292,3 @@ def _checked_td_errors(td_errors: Any, size: int) -> NDArray[Any]:
 
 def _update_target(module: Any, tau: float) -> None:
     module.update_target(tau)
-
-
-def learner_metrics(*groups: str) -> tuple[str, ...]:
-    """Return the names that every update reports besides the loss's own, given the names of groups of parameters."""
-    return (
-        *("total_loss", "td_error_mean", "module_train_batch_size_mean", "num_gradient_steps", "num_epochs"),
-        *(f"gradients_{group}_optimizer_global_norm" for group in groups),
-        *(f"{group}_optimizer_learning_rate" for group in groups),
-    )

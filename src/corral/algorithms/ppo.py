@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
 from corral.config.config import AlgorithmConfig
-from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.returns import gae
 from corral.core.schedules import Schedule, schedule_value
 from corral.core.settings import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, Probability
@@ -98,23 +97,26 @@ class PPOConfig(AlgorithmConfig):
 class PPO(Algorithm):
     """Proximal policy optimisation."""
 
+    METRICS = (
+        *("policy_loss", "vf_loss", "entropy", "mean_kl", "clip_fraction", "vf_explained_var"),
+        *("curr_kl_coeff", "curr_entropy_coeff"),
+    )
     STATE = (*Algorithm.STATE, "_kl_coeff")
 
     config: PPOConfig
 
     def setup(self) -> None:
-        """Start the adaptive KL coefficient at its initial value."""
-        self._kl_coeff = schedule_value(self.config.kl_coeff, 0)
+        """Start with no adaptive KL coefficient: each module starts at its initial value when it first learns."""
+        self._kl_coeff: dict[str, float] = {}
 
     def reconfigure(self, **settings: Any) -> None:
-        """Change settings; see `Algorithm.reconfigure`. The adaptive coefficient starts again at a new `kl_coeff`."""
+        """Change settings; see `Algorithm.reconfigure`. The adaptive coefficients start again at a new `kl_coeff`."""
         super().reconfigure(**settings)
         if "kl_coeff" in settings:
-            self._kl_coeff = schedule_value(self.config.kl_coeff, self.num_env_steps_sampled_lifetime)
+            self._kl_coeff.clear()
 
-    def make_loss(self) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
-        """Return the loss with this config's constants."""
-        config = self.config
+    def make_loss(self, config: PPOConfig) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
+        """Return the loss with a config's constants."""
         return partial(
             ppo_loss,
             clip_param=config.clip_param,
@@ -124,42 +126,54 @@ class PPO(Algorithm):
 
     def training_step(self) -> dict[str, dict[str, float]]:
         """Sample a batch, estimate advantages, take the gradient steps, and send the new weights to the runners."""
-        config = self.config
-        rollouts = self.sample(config.total_train_batch_size)
+        rollouts = self.group_trained(self.sample(self.config.total_train_batch_size))
         with self.timers.time("returns"):
-            batch = ppo_batch(
-                rollouts,
-                partial(self.learner_group.values, DEFAULT_MODULE_ID),
-                gamma=config.gamma,
-                lambda_=config.lambda_,
-                normalize_advantages=config.normalize_advantages,
-                for_callbacks=self._callbacks.subscribed("on_learn_on_batch"),
-            )
-        steps = self.num_env_steps_sampled_lifetime
-        if config.kl_target is None:
-            self._kl_coeff = schedule_value(config.kl_coeff, steps)
-        coefficients = {"kl_coeff": self._kl_coeff, "entropy_coeff": schedule_value(config.entropy_coeff, steps)}
+            batches = {module_id: self._batch(module_id, parts) for module_id, parts in rollouts.items()}
+        coefficients = {module_id: self._coefficients(module_id) for module_id in batches}
         with self.timers.time("learning"):
-            settings = UpdateSettings.from_config(
-                config,
-                lr=schedule_value(config.lr, steps),
-                coefficients=coefficients,
-                stop=None if config.target_kl is None else KLStop(KL_STOP * config.target_kl),
-            )
-            results = self.learner_group.update({DEFAULT_MODULE_ID: batch}, {DEFAULT_MODULE_ID: settings})
+            settings = {module_id: self._settings(module_id, numbers) for module_id, numbers in coefficients.items()}
+            results = self.learner_group.update(batches, settings)
         self.sync_weights()
-        metrics = results[DEFAULT_MODULE_ID]
-        metrics["vf_explained_var"] = explained_variance(batch["values"], batch["value_targets"])
-        metrics |= {f"curr_{name}": value for name, value in coefficients.items()}
-        if config.kl_target is not None:
-            metrics["final_kl"] = self._divergence(batch)
-            self._kl_coeff = adapted_kl_coeff(self._kl_coeff, metrics["final_kl"], config.kl_target)
+        for module_id, metrics in results.items():
+            config, batch = self.module_config(module_id), batches[module_id]
+            metrics["vf_explained_var"] = explained_variance(batch["values"], batch["value_targets"])
+            metrics |= {f"curr_{name}": value for name, value in coefficients[module_id].items()}
+            if config.kl_target is not None:
+                metrics["final_kl"] = kl = self._divergence(module_id, batch)
+                self._kl_coeff[module_id] = adapted_kl_coeff(metrics["curr_kl_coeff"], kl, config.kl_target)
         return results
 
-    def _divergence(self, batch: Batch) -> float:
+    def _batch(self, module_id: str, rollouts: Sequence[Rollout]) -> Batch:
+        config = self.module_config(module_id)
+        return ppo_batch(
+            rollouts,
+            partial(self.learner_group.values, module_id),
+            gamma=config.gamma,
+            lambda_=config.lambda_,
+            normalize_advantages=config.normalize_advantages,
+            for_callbacks=self._callbacks.subscribed("on_learn_on_batch"),
+        )
+
+    def _coefficients(self, module_id: str) -> dict[str, float]:
+        config, steps = self.module_config(module_id), self.num_env_steps_sampled_lifetime
+        kl_coeff = schedule_value(config.kl_coeff, steps)
+        if config.kl_target is not None:
+            kl_coeff = self._kl_coeff.get(module_id, kl_coeff)
+        return {"kl_coeff": kl_coeff, "entropy_coeff": schedule_value(config.entropy_coeff, steps)}
+
+    def _settings(self, module_id: str, coefficients: Mapping[str, float]) -> UpdateSettings:
+        config = self.module_config(module_id)
+        return UpdateSettings.from_config(
+            config,
+            lr=schedule_value(config.lr, self.num_env_steps_sampled_lifetime),
+            coefficients=coefficients,
+            stop=None if config.target_kl is None else KLStop(KL_STOP * config.target_kl),
+        )
+
+    def _divergence(self, module_id: str, batch: Batch) -> float:
         """Return the mean KL divergence from the policy that sampled a batch to the policy of now, in nats."""
-        now = self.learner_group.dist_inputs(DEFAULT_MODULE_ID, batch["obs"])
-        distribution = self.get_module(DEFAULT_MODULE_ID).distribution
+        now = self.learner_group.dist_inputs(module_id, batch["obs"])
+        distribution = self.get_module(module_id).distribution
         return float(distribution.kl(torch.from_numpy(batch["dist_inputs"]), torch.from_numpy(now)).mean())
 
 

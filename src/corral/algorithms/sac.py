@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, learner_metrics
-from corral.core.ids import DEFAULT_MODULE_ID
+from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.schedules import schedule_value
 from corral.core.settings import NonNegativeSchedule, PositiveFloat
 from corral.learners.losses import Batch, Loss
@@ -114,7 +113,7 @@ class SAC(OffPolicyAlgorithm):
     FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"twin_q", "initial_alpha"}
     METRICS = (
         *("critic_loss", "actor_loss", "alpha_loss", "alpha", "entropy", "qf_mean", "qf_min", "qf_max"),
-        *learner_metrics("actor", "critic", "alpha"),
+        *off_policy_metrics("actor", "critic", "alpha"),
     )
 
     config: SACConfig
@@ -127,19 +126,19 @@ class SAC(OffPolicyAlgorithm):
             [self.config.seed, 1]
         )  # a seed of its own, so that no other part draws the same noise
 
-    def make_loss(self) -> Loss:
-        """Return the loss with this config's constants."""
-        given = self.config.target_entropy
+    def make_loss(self, config: SACConfig) -> Loss:
+        """Return the loss with a config's constants."""
+        given = config.target_entropy
         target_entropy = None if given == "auto" else given
         return partial(sac_loss, target_entropy=target_entropy)
 
-    def lr(self) -> dict[str, float]:
+    def lr(self, config: SACConfig) -> dict[str, float]:
         """Return the learning rates of actor, critics and temperature."""
-        return self.config.lrs(self.num_env_steps_sampled_lifetime)
+        return config.lrs(self.num_env_steps_sampled_lifetime)
 
-    def prepare_batch(self, batch: Batch) -> Batch:
+    def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Add the columns `noise` and `next_noise`, float32 `[B, d]`, that pick the policy's actions."""
-        distribution = self.get_module(DEFAULT_MODULE_ID).distribution
+        distribution = self.get_module(module_id).distribution
         noise = distribution.noise(self._noise_rng, (2, len(batch["rewards"])))
         return {**batch, "noise": noise[0], "next_noise": noise[1]}
 

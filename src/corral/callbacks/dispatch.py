@@ -191,7 +191,8 @@ def callback_error(event: str, function: Callable[..., Any], error: Exception, e
     if episode is not None:
         where = f" Episode {episode.id_}, sub-env {episode.env_index}, step {episode.t}."
     problem = f"{type(error).__name__}: {str(error).rstrip('.')}" if str(error) else type(error).__name__
-    return CallbackError(f"{event}: callback {callback_name(function)} raised {problem}.{where}")
+    end = "" if problem.endswith("?") else "."
+    return CallbackError(f"{event}: callback {callback_name(function)} raised {problem}{end}{where}")
 
 
 def single(classes: Sequence[Any]) -> Iterator[Any]:

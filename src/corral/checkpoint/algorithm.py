@@ -16,7 +16,6 @@ from corral.checkpoint.large_arrays import join_arrays, split_arrays
 from corral.checkpoint.places import Location
 from corral.checkpoint.settings import call_with, config_of, of_script, unnamed
 from corral.config.validation import optimizer_class
-from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.settings import import_path, names_script, path_of
 from corral.envs.vector import resolve_env
 from corral.errors import CheckpointError, ConfigError
@@ -77,8 +76,13 @@ def describe_algorithm(algorithm: Algorithm, *, with_buffer: bool = True) -> dic
 
 def describe_policies(algorithm: Algorithm) -> dict[str, dict[str, Any]]:
     """Return the descriptions of an algorithm's policies by module id."""
-    spec = algorithm.env_runner_group.module_specs[DEFAULT_MODULE_ID]
-    return {DEFAULT_MODULE_ID: policy_description(spec, acts_by_module=acts_by_module(algorithm.exploration))}
+    explorations = algorithm.explorations
+    return {
+        module_id: policy_description(
+            spec, acts_by_module=module_id not in explorations or acts_by_module(explorations[module_id])
+        )
+        for module_id, spec in algorithm.env_runner_group.module_specs.items()
+    }
 
 
 def _say_what_is_missing(algorithm: Algorithm, missing: dict[str, str], scripted: dict[str, str]) -> None:

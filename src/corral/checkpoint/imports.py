@@ -19,7 +19,7 @@ from corral.errors import CheckpointError, ConfigError
 IMPORTED = frozenset(
     {
         *("algo", "env", "wrappers", "optimizer", "module_class", "callbacks_class", "callback_functions"),
-        *("env_task_fn", "env_reset_fn", "custom_evaluation_function"),
+        *("env_task_fn", "env_reset_fn", "custom_evaluation_function", "policy_mapping_fn", "policies_to_train"),
     }
 )
 """Settings whose strings are read as import paths; their names are unique among all groups."""
@@ -70,6 +70,11 @@ def _import_paths(values: Any) -> Iterator[tuple[str, str]]:
         name = _ALIASES.get(given, given)
         if name == "evaluation_config":
             yield from _import_paths(value)
+        elif name in ("policies", "algorithm_config_overrides_per_module"):
+            for settings in value.values() if isinstance(value, Mapping) else ():
+                yield from _import_paths(settings)
+        elif name == "policies_to_train" and isinstance(value, list):
+            continue  # ids
         elif name == "exploration_config":
             yield from ((name, path) for path in _strings(value) if _is_path(path))
         elif name in IMPORTED:

@@ -6,13 +6,21 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gymnasium import spaces
+
 from corral.checkpoint.imports import IMPORTED, check_imports, import_paths
 from corral.core.settings import path_of
+from corral.core.space_descriptions import is_described
 from corral.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from corral.checkpoint.directory import Checkpoint
     from corral.config.config import AlgorithmConfig
+
+
+_POLICIES = "multi_agent.policies."
+# Beginnings of the places of settings that hold other settings by name.
+_OVERRIDES = ("evaluation.evaluation_config", _POLICIES, "multi_agent.algorithm_config_overrides_per_module.")
 
 
 def unnamed(config: AlgorithmConfig) -> dict[str, str]:
@@ -37,11 +45,13 @@ def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]
             if not isinstance(key, str):
                 yield place, value
             is_kind = place.endswith(".exploration_config") and key == "type"
-            is_override = place == "evaluation.evaluation_config" and key in IMPORTED
+            is_override = place.startswith(_OVERRIDES) and key in IMPORTED
             yield from _unnamed(part, f"{place}.{key}", imported or is_kind or is_override)
     elif isinstance(value, (list, tuple)):
         for index, part in enumerate(value):
             yield from _unnamed(part, f"{place}.{index}", imported)
+    elif place.startswith(_POLICIES) and isinstance(value, spaces.Space) and is_described(value):
+        return
     elif hasattr(value, "__qualname__"):
         if not (imported and _found_by_name(value)):
             yield place, value

@@ -495,9 +495,9 @@ class AlgorithmConfig(
 
     def for_module(self, module_id: str) -> Self:
         """Return a frozen copy with the settings of one module in place of those that all modules have in common."""
-        own = {name: part for name, part in self.policies.get(module_id, {}).items() if part is not None}
-        own = {name: own[name] for name in ("module_class", "model_config") if name in own}
-        return self.copy(**own, **self.algorithm_config_overrides_per_module.get(module_id, {})).freeze()
+        given = self.policies.get(module_id, {})
+        own = {name: given[name] for name in ("module_class", "model_config") if given.get(name) is not None}
+        return self.copy(**{**own, **self.algorithm_config_overrides_per_module.get(module_id, {})}).freeze()
 
     def trains(self, module_id: str) -> bool:
         """Return whether `policies_to_train` includes a module; a module without weights does not learn anyway."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from corral.core.ids import AgentID
+from corral.core.seeding import module_seed
 from corral.core.spaces import module_observation_space, space_kinds
 from corral.episodes.episode import SingleAgentEpisode
 from corral.errors import ConfigError, nearest
@@ -39,7 +41,8 @@ def specs_of_agents(config: AlgorithmConfig, seats: Seats) -> dict[str, ModuleSp
                 f"several kinds of spaces: give its spaces, policies={{{module_id!r}: {{'observation_space': ..., "
                 "'action_space': ...}}."
             )
-        specs[module_id] = own.module_spec(module_observation_space(observation_space), action_space)
+        spec = own.module_spec(module_observation_space(observation_space), action_space)
+        specs[module_id] = replace(spec, seed=module_seed(config.seed, module_id))  # else modules begin alike
     return specs
 
 

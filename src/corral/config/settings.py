@@ -283,8 +283,19 @@ def _policies(value: Any) -> Any:
         if not isinstance(settings, Mapping | None):
             raise ValueError(f"policy {module_id!r} must have a dict of settings or None, and has {settings!r:.80}")
         check_names(f"policies: {module_id!r}", settings or {}, _POLICY_SETTINGS)
-        found[module_id] = {name: imported(part) for name, part in (settings or {}).items()}
+        found[module_id] = {name: _policy_setting(name, part) for name, part in (settings or {}).items()}
     return found
+
+
+def _policy_setting(name: str, value: Any) -> Any:
+    """Return a setting of a module: a class that a string names, and a space that a file describes."""
+    if name == "module_class":
+        return imported(value)
+    if not (name.endswith("_space") and isinstance(value, Mapping)):
+        return value
+    from corral.core.space_descriptions import described_space  # here: it imports gymnasium
+
+    return described_space(value)
 
 
 def _to_train(value: Any) -> Any:

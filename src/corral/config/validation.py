@@ -13,10 +13,11 @@ from corral.config.settings import EvaluationSettings
 from corral.core.settings import check_values, import_path, same_value
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
-from corral.envs.episode_resets import reset_fn_arguments
+from corral.envs.episode_resets import RESET_FN_ARGUMENTS, reset_fn_arguments
 from corral.envs.vector import resolve_env
-from corral.errors import ConfigError, nearest
+from corral.errors import ConfigError, nearest, nearest_name
 from corral.exploration import check_exploration
+from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import ActorCritic, Module
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def validate(config: AlgorithmConfig) -> None:
     _validate_evaluation(config)
     _validate_optimizer(config)
     _validate_device(config.device)
+    _validate_modules(config)
 
 
 def _validate_sampling(config: AlgorithmConfig) -> None:
@@ -68,7 +70,7 @@ def _validate_sampling(config: AlgorithmConfig) -> None:
 
 # Settings that evaluation_config can change, by group, because evaluation runners read them; `()` is the whole group.
 _OF_EVALUATION: Mapping[str, tuple[str, ...]] = {
-    "environment": (),
+    "environment": ("env", "env_config", "wrappers", "env_reset_fn", "disable_env_checking"),
     "env_runners": (
         *("num_envs_per_env_runner", "vectorization", "autoreset_mode", "explore", "num_cpus_per_env_runner"),
         *("num_gpus_per_env_runner", "custom_resources_per_env_runner"),
@@ -83,6 +85,7 @@ _OF_EVALUATION: Mapping[str, tuple[str, ...]] = {
 
 # What to do with other settings, by setting or by group.
 _INSTEAD = {
+    "env_task_fn": "set evaluation(evaluation_tasks=...), or an env_reset_fn",
     "num_env_runners": "set evaluation(evaluation_num_env_runners=...)",
     "sample_timeout_s": "set evaluation(evaluation_sample_timeout_s=...)",
     "batch_mode": "evaluation plays whole episodes: set evaluation(evaluation_duration_unit=...)",
@@ -124,7 +127,7 @@ def _validate_overrides(config: AlgorithmConfig) -> None:
 
 
 def _validate_parallel_evaluation(config: AlgorithmConfig) -> None:
-    """Refuse settings that contradict evaluation parallel to training; warn where it would have no effect."""
+    """Refuse settings that contradict evaluation parallel to training."""
     is_local = not TRAITS[engine_for(config.engine_name)].own_process
     if config.evaluation_duration == "auto" and not config.evaluation_parallel_to_training:
         raise ConfigError(
@@ -135,10 +138,6 @@ def _validate_parallel_evaluation(config: AlgorithmConfig) -> None:
         raise ConfigError(
             "evaluation_parallel_to_training=True with engine_name='local' runs evaluation envs in a thread, where "
             "env_step_timeout_s cannot interrupt them: use engine_name='process', or leave env_step_timeout_s unset."
-        )
-    if config.evaluation_parallel_to_training and config.evaluation_interval is None:
-        log.warning(
-            "evaluation_parallel_to_training=True has no effect without evaluation_interval: no round is played."
         )
 
 
@@ -200,10 +199,27 @@ def _validate_env_functions(config: AlgorithmConfig) -> None:
     if config.env_task_fn is not None:
         try:
             inspect.signature(config.env_task_fn).bind({}, None, None)
+        except ValueError as error:
+            raise ConfigError(
+                f"env_task_fn: the signature of {config.env_task_fn!r} is unknown ({error}): wrap it in a lambda."
+            ) from error
         except TypeError as error:
             raise ConfigError(
                 f"environment: env_task_fn is called as fn(train_results, task_settable_env, env_ctx), and {error}."
             ) from None
+
+
+def warn_of_mistakes(config: AlgorithmConfig) -> None:
+    """Warn of settings that are allowed and most likely a mistake."""
+    if config.evaluation_parallel_to_training and config.evaluation_interval is None:
+        log.warning(
+            "evaluation_parallel_to_training=True has no effect without evaluation_interval: no round is played."
+        )
+    names = () if config.env_reset_fn is None else inspect.signature(config.env_reset_fn).parameters
+    for name in names:
+        near = nearest_name(name, RESET_FN_ARGUMENTS)
+        if name not in RESET_FN_ARGUMENTS and near is not None:
+            log.warning("env_reset_fn is not given %r, which keeps its default. Did you mean %r?", name, near)
 
 
 def _validate_device(device: str) -> None:
@@ -215,6 +231,61 @@ def _validate_device(device: str) -> None:
         raise ConfigError(f"device={device!r} is not a torch device: {error}") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}, but torch finds no CUDA device here; use 'auto' or 'cpu'.")
+
+
+# Groups of the settings that can differ for a module, and the settings in them that are the same for all modules.
+_OF_MODULES = ("training", "exploration", "rl_module")
+_SHARED = frozenset({"store_buffer_in_checkpoints"})
+
+
+def _validate_modules(config: AlgorithmConfig) -> None:
+    """Refuse modules that do not exist, and settings of modules that contradict each other or differ in vain."""
+    overrides = config.algorithm_config_overrides_per_module
+    if not config.is_multi_agent:
+        for name in ("policy_mapping_fn", "policies_to_train", "algorithm_config_overrides_per_module"):
+            if value := getattr(config, name):
+                raise ConfigError(f"multi_agent: {name}={value!r:.80} needs policies={{...}}, the ids of the modules.")
+        return
+    chosen = config.policies_to_train
+    named = [*overrides, *(chosen if isinstance(chosen, (list, tuple)) else ())]
+    for module_id in named:
+        if module_id not in config.policies:
+            raise ConfigError(f"multi_agent: there is no module {module_id!r}. {nearest(module_id, config.policies)}")
+    for module_id in config.policies:
+        try:
+            _validate_overrides_of_module(config, overrides.get(module_id, {}))
+            _validate_module_alone(config, module_id)
+        except ConfigError as error:
+            raise ConfigError(f"module {module_id!r}: {error}") from error
+
+
+def _validate_overrides_of_module(config: AlgorithmConfig, settings: Mapping[str, Any]) -> None:
+    homes = {name: group for group, names in config.group_fields().items() for name in names}
+    shared = _SHARED | ({"train_batch_size_per_learner"} if config.ON_POLICY else set())
+    for name, value in config.overrides(**settings).items():
+        if homes[name] not in _OF_MODULES or name in shared:
+            raise ConfigError(
+                f"algorithm_config_overrides_per_module: {name}={value!r:.80} is the same for all modules: set it "
+                f"with .{homes[name]}({name}=...)."
+            )
+
+
+def _validate_module_alone(config: AlgorithmConfig, module_id: str) -> None:
+    """Validate the config of one module, if it has settings of its own."""
+    given, own = config.policies[module_id], config.for_module(module_id)
+    trains = config.trains(module_id)
+    if config.policies_to_train is not None and trains and not _has_network(own):
+        raise ConfigError(
+            f"{own.module_class.__name__} chooses actions by rules, so it cannot learn: leave the module out of "
+            "policies_to_train."
+        )
+    if given or module_id in config.algorithm_config_overrides_per_module:
+        alone = {"policies": {module_id: {}}, "policies_to_train": [module_id] if trains else []}
+        own.copy(**alone, policy_mapping_fn=None, algorithm_config_overrides_per_module={}).validate()
+
+
+def _has_network(config: AlgorithmConfig) -> bool:
+    return not (inspect.isclass(config.module_class) and issubclass(config.module_class, HeuristicModule))
 
 
 def _validate_optimizer(config: AlgorithmConfig) -> None:
@@ -298,12 +369,20 @@ def reconfigured(config: ConfigT, settings: Mapping[str, Any], *, fixed: Collect
 
 def _validate_module(config: AlgorithmConfig) -> None:
     base, module_class = config.default_module_class, config.module_class or config.default_module_class
-    own = Module if base is ActorCritic else base  # required base of a user's class
+    learns = _has_network(config) and any(map(config.trains, config.module_ids))
+    own = Module if base is ActorCritic or not learns else base  # required base of a user's class
+    if not _has_network(config):
+        own = HeuristicModule
+        if not config.is_multi_agent:
+            raise ConfigError(
+                f"rl_module: {module_class.__name__} chooses actions by rules and cannot learn: give it to a module of "
+                "an env with several agents, with .multi_agent(policies={...})."
+            )
     if not (inspect.isclass(module_class) and issubclass(module_class, own)):
         name = "corral.Module" if own is Module else f"{own.__module__}.{own.__name__}"
         raise ConfigError(f"rl_module: module_class must be a subclass of {name}, got {module_class!r}.")
     for method in own.MUST_DEFINE:
-        if getattr(module_class, method) is getattr(Module, method, None):
+        if getattr(module_class, method) is getattr(own, method, None):
             raise ConfigError(f"rl_module: {module_class.__name__} must define {method}(self, obs).")
     if module_class is base and base.CONFIG is not None:
         base.CONFIG.parse(config.model_config)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.tree import copy_nested
 
 
@@ -17,6 +18,14 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def module_seed(seed: int | None, module_id: str) -> int:
+    """Return the seed of what belongs to one module: the seed of the run for the module of a single agent."""
+    if module_id == DEFAULT_MODULE_ID:
+        return seed or 0
+    entropy = [seed or 0, *module_id.encode()]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0]) >> 1
 
 
 def runner_seeds(seed: int, worker_index: int, num_restarts: int, in_evaluation: bool) -> list[np.random.SeedSequence]:

@@ -44,6 +44,15 @@ def describe_space(space: spaces.Space[Any]) -> dict[str, Any]:
     raise ValueError(f"{space} is neither Box, Discrete, MultiDiscrete nor MultiBinary, nor a Dict or Tuple of these.")
 
 
+def is_described(space: spaces.Space[Any]) -> bool:
+    """Return whether `describe_space` knows the type of a space."""
+    try:
+        describe_space(space)
+    except ValueError:
+        return False
+    return True
+
+
 def described_space(description: Any) -> spaces.Space[Any]:
     """Return the space of a description.
 

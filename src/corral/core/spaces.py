@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -76,3 +78,33 @@ def first_outside(space: spaces.Space[Any], values: NDArray[Any]) -> tuple[int, 
         bad = (values < space.start) | (values >= space.start + sizes)  # type: ignore[attr-defined]
     num_axes = values.ndim - len(space.shape or ())
     return tuple(np.argwhere(bad)[0, :num_axes].tolist()) if bad.any() else None
+
+
+def join_action_spaces(parts: Sequence[spaces.Space[Any]]) -> spaces.Space[Any] | None:
+    """Return one plain space for the actions of several plain spaces, flat and one after another.
+
+    Returns:
+        A `MultiDiscrete`, `MultiBinary` or floating-point `Box` of one axis, or `None` if the parts are of different
+        kinds.
+    """
+    if all(isinstance(part, (spaces.Discrete, spaces.MultiDiscrete)) for part in parts):
+        sizes = [np.ravel(part.n if isinstance(part, spaces.Discrete) else part.nvec) for part in parts]  # type: ignore[attr-defined]
+        starts = [np.ravel(part.start) for part in parts]  # type: ignore[attr-defined]
+        return spaces.MultiDiscrete(np.concatenate(sizes), start=np.concatenate(starts))
+    if all(isinstance(part, spaces.MultiBinary) for part in parts):
+        return spaces.MultiBinary(sum(math.prod(part.shape or ()) for part in parts))
+    if all(isinstance(part, spaces.Box) and part.dtype.kind == "f" for part in parts):
+        low, high = (np.concatenate([np.ravel(getattr(part, name)) for part in parts]) for name in ("low", "high"))
+        return spaces.Box(low, high, dtype=low.dtype.type)
+    return None
+
+
+def split_actions(parts: Sequence[spaces.Space[Any]], actions: NDArray[Any]) -> list[tuple[Any, ...]]:
+    """Return for each of flat actions `[B, D]` of joined spaces a tuple of the actions of the parts."""
+    ends = np.cumsum([math.prod(part.shape or ()) for part in parts])[:-1]
+    columns = np.split(actions, ends, axis=1)
+    shaped = [
+        column.reshape(len(actions), *(part.shape or ())).astype(part.dtype, copy=False)
+        for part, column in zip(parts, columns, strict=True)
+    ]
+    return list(zip(*shaped, strict=True))

@@ -10,6 +10,7 @@ import numpy as np
 from corral.callbacks.callback import Callback
 from corral.curriculum.shares import log_shares
 from corral.errors import ConfigError, nearest
+from corral.metrics.named_number import check_is_measured
 from corral.metrics.result import flat_result
 
 
@@ -57,6 +58,7 @@ class ThresholdCurriculum(Callback):
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         """Set the first task; an algorithm that was built before with this instance does not count."""
+        check_is_measured(self.metric, "ThresholdCurriculum: metric", algorithm.config, ConfigError)
         self._begin()
         self._set_task(algorithm)
 

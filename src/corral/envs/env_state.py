@@ -22,6 +22,8 @@ from corral.core.seeding import check_bits, get_rng, set_rng
 from corral.core.tree import copy_nested
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.masked_resets import MaskedResets
+from corral.envs.multi_agent_env import AgentGroups
+from corral.envs.pettingzoo_env import FromPettingZoo
 from corral.envs.seated_env import SeatedEnv
 from corral.errors import CheckpointError
 
@@ -37,6 +39,7 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
         ),
         (),
     ),
+    **dict.fromkeys(("AgentGroups", "ParallelPettingZooEnv", "PettingZooEnv"), ()),
     "AtariPreprocessing": ("obs_buffer", "lives", "game_over"),
     "Autoreset": ("autoreset",),
     "DelayObservation": ("observation_queue",),
@@ -59,6 +62,7 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
     "TimeLimit": ("_elapsed_steps",),
 }
 """Attributes that make up the state of Gymnasium's wrappers, and of Corral's, by the wrapper's name."""
+OWN_WRAPPERS = (AgentGroups, EpisodeResets, FromPettingZoo, MaskedResets, SeatedEnv)
 
 
 def get_env_state(env: Any, name: str = "") -> dict[str, Any]:
@@ -150,7 +154,7 @@ def warn_of_statistics(env: Any, name: str) -> None:
 def _layers(env: Any) -> Iterator[Any]:
     while True:
         yield env
-        if not isinstance(env, (gym.Wrapper, VectorWrapper)):
+        if not isinstance(env, (gym.Wrapper, VectorWrapper, FromPettingZoo)):
             return
         env = env.env
 
@@ -170,9 +174,7 @@ def _split(env: Any) -> tuple[Sequence[Any], Any]:
 
 def _wrapper_state(layer: Any) -> dict[str, Any] | None:
     """Return the state of a wrapper, or `None` if the wrapper is not known."""
-    is_known = isinstance(layer, (EpisodeResets, MaskedResets, SeatedEnv)) or type(layer).__module__.startswith(
-        "gymnasium.wrappers"
-    )
+    is_known = isinstance(layer, OWN_WRAPPERS) or type(layer).__module__.startswith("gymnasium.wrappers")
     if not is_known or type(layer).__name__ not in WRAPPERS:
         return None
     try:

@@ -108,9 +108,10 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
         chosen = self._taken or self._choose(self.num_episodes - 1)
         if chosen.task is not None:
             if not has_tasks(self.env):
+                owner = getattr(self.env.unwrapped, "vector_env", self.env.unwrapped)
                 raise EnvError(
-                    f"an episode has the task {chosen.task!r:.80}, and {type(self.env.unwrapped).__name__} has no "
-                    "methods get_task and set_task: define them, or use seed and options."
+                    f"an episode has the task {chosen.task!r:.80}, and {type(owner).__name__} has no methods get_task "
+                    "and set_task: define them, or use seed and options."
                 )
             set_task(self.env, deepcopy(chosen.task))  # an env may change what it is given
         found = self.env.reset(
@@ -188,9 +189,14 @@ def reset_fn_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of the arguments that an `env_reset_fn` takes, any subset of `RESET_FN_ARGUMENTS`.
 
     Raises:
-        ConfigError: It needs another argument, or takes one by position only.
+        ConfigError: It needs another argument, or takes one by position only, or its signature is unknown.
     """
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"env_reset_fn: the signature of {function!r} is unknown ({error}): wrap it in a lambda."
+        ) from error
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return RESET_FN_ARGUMENTS
     for parameter in parameters:

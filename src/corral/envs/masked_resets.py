@@ -100,18 +100,24 @@ class MaskedResets(VectorWrapper):
 
 
 class _Lane(gym.Env[Any, Any]):
-    """One sub-env of a vector env, which can be reset, and is stepped with the others."""
+    """One sub-env of a vector env, which can be reset and has tasks, and is stepped with the others."""
 
     def __init__(self, vector_env: VectorEnv[Any, Any, Any], index: int) -> None:
         self.observation_space = vector_env.single_observation_space
         self.action_space = vector_env.single_action_space
-        self._vector_env, self._index = vector_env, index
+        self.vector_env, self._index = vector_env, index
         self.batch: Tree = None  # observations `[N, ...]` of the latest reset
 
+    def __getattr__(self, name: str) -> Any:
+        sub_envs = getattr(self.vector_env.unwrapped, "envs", None) if name in ("get_task", "set_task") else None
+        if sub_envs is None:
+            raise AttributeError(name)
+        return sub_envs[self._index].get_wrapper_attr(name)
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        n, i = self._vector_env.num_envs, self._index
+        n, i = self.vector_env.num_envs, self._index
         seeds: Any = [seed if j == i else None for j in range(n)]
-        obs, infos = self._vector_env.reset(seed=seeds, options={**(options or {}), "reset_mask": np.arange(n) == i})
+        obs, infos = self.vector_env.reset(seed=seeds, options={**(options or {}), "reset_mask": np.arange(n) == i})
         self.batch = obs
         return map_tree(lambda leaf: np.copy(leaf[i]), obs), infos_by_env(infos, n)[i]
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 
+from corral.errors import EnvError
+
 AgentID = str | int
+
+ALL = "__all__"
+"""Key in both dicts of flags: whether the episode has ended for all agents."""
+
+COMMON = "__common__"
+"""Key in infos: the info of no agent in particular."""
 
 
 class MultiAgentEnv(gym.Env[Any, Any]):
@@ -72,6 +80,15 @@ class MultiAgentEnv(gym.Env[Any, Any]):
         """Return the action space of an agent, or `None` if it has none."""
         return _space_of(agent_id, self.action_spaces, self.action_space)
 
+    def with_agent_groups(
+        self,
+        groups: Mapping[AgentID, Sequence[AgentID]],
+        obs_space: gym.Space[Any] | None = None,
+        act_space: gym.Space[Any] | None = None,
+    ) -> AgentGroups:
+        """Return this env with groups of agents that act as one agent; see `AgentGroups`."""
+        return AgentGroups(self, groups, obs_space, act_space)
+
     @property
     def num_agents(self) -> int:
         """Number of agents that are in the env at present."""
@@ -81,6 +98,167 @@ class MultiAgentEnv(gym.Env[Any, Any]):
     def max_num_agents(self) -> int:
         """Number of agents that may ever appear."""
         return len(self.possible_agents)
+
+
+class AgentGroups(gym.Wrapper[Any, Any, Any, Any]):
+    """Wrapper of a multi-agent env in which each group of agents is one agent.
+
+    The observation of a group is a tuple of the observations of its members, and its action a tuple of their actions.
+    Its reward is the sum of their rewards. Its info has the rewards of the members under `"_group_rewards"`, and their
+    infos under `"_group_info"`. Agents outside all groups stay as they are. The members of a group are observed
+    together and end together.
+
+    Args:
+        env: The env.
+        groups: Ids of the members of each group by id of the group, which becomes the id of an agent.
+        obs_space: Observation space of each group; the default is a `Tuple` of the spaces of its members.
+        act_space: Action space of each group; the default is a `Tuple` of the spaces of its members.
+
+    Attributes:
+        possible_agents: Ids of the groups, then of the agents outside all groups.
+        observation_spaces: Observation space of each of these agents.
+        action_spaces: Action space of each of these agents.
+
+    Raises:
+        EnvError: A member is unknown or in two groups, a group is empty, or it has the id of another agent. `reset` and
+            `step` raise it if a member of a group is missing.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        groups: Mapping[AgentID, Sequence[AgentID]],
+        obs_space: gym.Space[Any] | None = None,
+        act_space: gym.Space[Any] | None = None,
+    ) -> None:
+        """Find the agents and their spaces."""
+        super().__init__(env)
+        self.groups = {group: tuple(members) for group, members in groups.items()}
+        agents = possible_agents(env)
+        self._group_of: dict[AgentID, AgentID] = {}
+        for group, members in self.groups.items():
+            for member in members:
+                if member not in agents or member in self._group_of:
+                    where = "in two groups" if member in self._group_of else f"not in possible_agents {agents!r:.200}"
+                    raise EnvError(f"group {group!r} has agent {member!r}, which is {where}")
+                self._group_of[member] = group
+        single = [agent for agent in agents if agent not in self._group_of]
+        for group, members in self.groups.items():
+            if not members or group in single:
+                raise EnvError(f"group {group!r} has " + ("the id of an agent" if members else "no members"))
+        self.possible_agents = [*self.groups, *single]
+        spaces: list[dict[AgentID, gym.Space[Any]]] = []
+        for kind, given in (("observation", obs_space), ("action", act_space)):
+            one = {agent: agent_space(env, kind, agent) for agent in agents}
+            of_groups = {
+                group: given or gym.spaces.Tuple([one[member] for member in members])
+                for group, members in self.groups.items()
+            }
+            spaces.append({agent: of_groups.get(agent) or one[agent] for agent in self.possible_agents})
+        self.observation_spaces, self.action_spaces = spaces
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Begin an episode; see `MultiAgentEnv.reset`."""
+        obs, infos = self.env.reset(seed=seed, options=options)
+        return self._join(self._whole(obs), tuple), self._join(infos, _group_info)
+
+    def step(self, action: dict[Any, Any]) -> tuple[Any, Any, Any, Any, dict[Any, Any]]:
+        """Step the env with the actions of groups and single agents; see `MultiAgentEnv.step`."""
+        actions: dict[AgentID, Any] = {}
+        for agent, value in action.items():
+            members = self.groups.get(agent)
+            actions.update({agent: value} if members is None else zip(members, value, strict=True))
+        returned: Any = self.env.step(actions)
+        obs, rewards, terminateds, truncateds, infos = returned
+        self._whole([member for member in self._group_of if terminateds.get(member) or truncateds.get(member)])
+        infos = self._join(infos, _group_info)
+        for group, values in self._join(rewards, list).items():
+            if group in self.groups:
+                infos.setdefault(group, {})["_group_rewards"] = values
+        return (
+            self._join(self._whole(obs), tuple),
+            self._join(rewards, sum),
+            self._join(terminateds, any),
+            self._join(truncateds, any),
+            infos,
+        )
+
+    def _whole(self, items: Any) -> Any:
+        """Return items, after a check that no member of a group is missing in them.
+
+        Raises:
+            EnvError: A member is missing.
+        """
+        for group, members in self.groups.items():
+            missing = [member for member in members if member not in items]
+            if missing and len(missing) < len(members):
+                raise EnvError(
+                    f"group {group!r}: agent {missing[0]!r} was not observed, or did not end, together with the others"
+                )
+        return items
+
+    def _join(self, items: dict[Any, Any], join: Callable[[list[Any]], Any]) -> dict[Any, Any]:
+        """Return items with one item for each group, made from a list of the items of its members."""
+        joined = {agent: item for agent, item in items.items() if agent not in self._group_of}
+        for group, members in self.groups.items():
+            if parts := [items[member] for member in members if member in items]:
+                joined[group] = join(parts)
+        return joined
+
+
+def _group_info(infos: list[Any]) -> dict[str, Any]:
+    return {"_group_info": infos}
+
+
+def possible_agents(env: gym.Env[Any, Any]) -> list[AgentID]:
+    """Return the ids of the agents of a multi-agent env, from the first of its attributes that names agents.
+
+    Raises:
+        EnvError: There are no agents, or an id is not allowed or occurs twice.
+    """
+    by_agent = _attribute(env, "observation_spaces") or {}
+    agents = list(_attribute(env, "possible_agents") or _attribute(env, "agents") or by_agent)
+    shared = getattr(env.unwrapped, "observation_space", None)
+    if not agents and isinstance(shared, gym.spaces.Dict):
+        agents = list(shared.spaces)
+    if not agents:
+        raise EnvError("there are no agents: set possible_agents to the ids of all agents that may appear")
+    for i, agent in enumerate(agents):
+        if not isinstance(agent, (str, int)) or isinstance(agent, bool) or agent in (ALL, COMMON):
+            raise EnvError(
+                f"agent {agent!r}: an agent id must be a string or an integer, and not {ALL!r} or {COMMON!r}"
+            )
+        if agent in agents[:i]:
+            raise EnvError(f"agent {agent!r} is in possible_agents twice")
+    return agents
+
+
+def _attribute(env: gym.Env[Any, Any], name: str) -> Any:
+    return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+
+
+def agent_space(env: gym.Env[Any, Any], kind: str, agent: AgentID) -> gym.Space[Any]:
+    """Return the `"observation"` or `"action"` space of an agent, from the outermost layer that has such spaces.
+
+    Raises:
+        EnvError: The agent has no space.
+    """
+    layer: Any = env
+    method, attribute = f"get_{kind}_space", f"{kind}_spaces"
+    while isinstance(layer, gym.Wrapper) and not hasattr(layer, method) and not hasattr(layer, attribute):
+        layer = layer.env
+    try:
+        found = getattr(layer, method)(agent) if hasattr(layer, method) else getattr(layer, attribute)[agent]
+    except KeyError:
+        found = None
+    if not isinstance(found, gym.Space):
+        raise EnvError(
+            f"agent {agent!r} has no {kind} space, but {found!r:.80}: set {attribute}[{agent!r}], or one {kind}_space "
+            "that all agents share"
+        )
+    return found
 
 
 def _space_of(

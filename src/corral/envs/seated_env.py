@@ -12,36 +12,37 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.spaces import space_tree
+from corral.core.spaces import space_tree, split_actions
 from corral.core.tree import Tree, map_tree
 from corral.envs.checks import bad_values, mismatch, warn_if_cast
-from corral.envs.multi_agent_env import AgentID
-from corral.envs.seats import ALL, COMMON, SeatBlock, Seats, SeatsSpace
+from corral.envs.multi_agent_env import ALL, COMMON, AgentID
+from corral.envs.seats import SeatBlock, Seats, SeatsSpace
 from corral.errors import EnvError
 
 MAX_KEY_SETS = 256
 """Sets of agents whose seats are kept; more come up only if agents are drawn at random."""
 
+ALL_SEATS = slice(None)
 FIELDS = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
 
 class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
     """Wrapper of a multi-agent env that has one seat for each possible agent, in arrays of fixed shapes.
 
-    Observations are those of `SeatsSpace`. They are in arrays that the next `reset` or `step` overwrites. The reward is
-    the sum over all agents. The flags are the env's own ones under `"__all__"`; if all agents that have appeared have
-    ended, the episode has ended too. Infos are `{"agents": infos by agent id, "common": info under "__common__"}`, or
-    empty.
+    The observation space is a `SeatsSpace`. Observations are in arrays that the next `reset` or `step` overwrites. The
+    reward is the sum over all agents. The flags are the env's flags under `"__all__"`; if all agents that have appeared
+    have ended, the episode has ended too. Infos are `{"agents": infos by agent id, "common": info under "__common__"}`,
+    or empty.
 
-    Actions are arrays `[B, ...]` for each block of seats. The env receives only the actions of the agents that have to
-    act: those that received an observation in the last `reset` or `step`, and have not ended.
+    Actions are arrays `[B, ...]` for each block of seats; an action of a `Tuple` space is one flat row. The env
+    receives only the actions of the agents that have to act: they received an observation in the latest `reset` or
+    `step`, and have not ended.
 
     Args:
         env: A `MultiAgentEnv`, or a wrapper around one.
         name: Name of the env in warnings.
 
     Attributes:
-        acting: Whether each agent has to act in the next step, bool `[A]`.
         joined: Whether each agent was observed in this episode, bool `[A]`.
         ended: Whether the episode of each agent has ended, bool `[A]`.
 
@@ -61,6 +62,7 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._known: dict[tuple[Any, ...], _Present] = {}
         self._known_flags: set[tuple[Any, ...]] = set()
         num_seats = len(self.seats.agents)
+        self._names = [block.name for block in self.seats.blocks]
         self._blocks = [_BlockRows(block, name) for block in self.seats.blocks]
         self._rewards = np.zeros(num_seats)
         self._flags = {field: np.zeros(num_seats, np.int8) for field in ("observed", "terminated", "truncated")}
@@ -69,9 +71,9 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
             "rewards": self._rewards,
             **self._flags,
         }
-        self.acting, self.joined, self.ended = (np.zeros(num_seats, np.bool_) for _ in range(3))
-        self._any_ended = False
-        self._observed = self._acting = self._find_seats((), "observations")
+        self.joined, self.ended = np.zeros(num_seats, np.bool_), np.zeros(num_seats, np.bool_)
+        self._has_ends = False  # whether an agent ended in the latest step
+        self._nobody = self._observed = self._acting = self._find_seats((), "observations")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; return the observations of all seats and the infos."""
@@ -81,36 +83,31 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
         ):
             raise EnvError(f"reset() must return (observations, infos), two dicts by agent id, got {returned!r:.80}")
         obs, infos = returned
-        self.joined[:], self.ended[:] = False, False
-        self._any_ended = False
-        self._rewards[:] = 0.0
-        self._flags["terminated"][:], self._flags["truncated"][:] = 0, 0
+        self.joined[:], self.ended[:], self._rewards[:] = False, False, 0.0
+        self._acting = self._nobody
         self._write_obs(obs)
+        self._write_ends({}, {})
         self._choose_acting(obs)
         return self._obs, _joined_infos(infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the env with the actions of the agents that have to act; return the arrays of all seats."""
-        returned: Any = self.env.step(self._agent_actions(action))
-        obs, rewards, terminateds, truncateds, infos = _five_dicts(returned)
+        obs, rewards, terminateds, truncateds, infos = _five_dicts(self.env.step(self._agent_actions(action)))
         reward = self._write_rewards(rewards)
         self._write_obs(obs)
-        ends = self._write_ends("terminated", terminateds) | self._write_ends("truncated", truncateds)
-        terminated, truncated = bool(terminateds.get(ALL, False)), bool(truncateds.get(ALL, False))
-        if ends or self._any_ended:
-            self.ended |= (self._flags["terminated"] | self._flags["truncated"]).view(np.bool_)
-            self._any_ended = True
-            if not (terminated or truncated) and bool((self.ended >= self.joined).all()):
+        self._write_ends(terminateds, truncateds)
+        terminated, truncated = bool(terminateds.get(ALL)), bool(truncateds.get(ALL))
+        if not (terminated or truncated):
+            if self._has_ends and bool((self.ended >= self.joined).all()):
                 terminated = bool(self._flags["terminated"].any())
                 truncated = not terminated
-        if terminated or truncated:
-            self._acting = self._find_seats((), "observations")
-            self.acting[:] = False
-        else:
-            if ALL not in terminateds and ALL not in truncateds:
+            elif ALL not in terminateds and ALL not in truncateds:
                 raise EnvError(
                     f"terminateds must tell under the key {ALL!r} whether the episode has ended for all agents"
                 )
+        if terminated or truncated:
+            self._acting = self._nobody
+        else:
             self._choose_acting(obs)
         return self._obs, reward, terminated, truncated, _joined_infos(infos)
 
@@ -131,11 +128,11 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
             chosen = tuple(agent for agent in block.agents if agent in inside)
             rows = np.array([self._seat_of[agent] - block.start for agent in chosen], np.intp)
             if chosen:
-                parts.append((i, chosen, slice(None) if len(chosen) == len(block.agents) else rows))
+                parts.append((i, chosen, ALL_SEATS if len(chosen) == len(block.agents) else rows))
         seats = np.array([self._seat_of[agent] for agent in agents], np.intp)
-        is_present = np.zeros(len(self.seats.agents), np.bool_)
-        is_present[seats] = True
-        self._known[agents] = found = _Present(seats, is_present, tuple(parts))
+        mask = np.zeros(len(self.seats.agents), np.bool_)
+        mask[seats] = True
+        self._known[agents] = found = _Present(ALL_SEATS if agents == self.seats.agents else seats, mask, tuple(parts))
         return found
 
     def _refuse_unknown(self, agents: tuple[Any, ...], field: str) -> None:
@@ -149,7 +146,7 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
     def _write_obs(self, obs: dict[Any, Any]) -> None:
         """Write the observations of a step, before its ends are known."""
         present = self._find_seats(tuple(obs), "observations")
-        if self._any_ended and (present.mask & self.ended).any():
+        if present is not self._acting and (present.mask & self.ended).any():  # who has just acted has not ended
             agent = next(agent for agent in obs if self.ended[self._seat_of[agent]])
             raise EnvError(f"agent {agent!r} has an observation, and its episode has ended in an earlier step")
         if present is not self._observed:
@@ -157,59 +154,63 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
                 rows.blank()
             self._flags["observed"][:] = present.mask
             self._observed = present
-        self.joined |= present.mask
+        if present is not self._acting:
+            self.joined |= present.mask
         for i, agents, index in present.parts:
             self._blocks[i].write(agents, index, [obs[agent] for agent in agents])
 
     def _write_rewards(self, rewards: dict[Any, Any]) -> float:
         """Write the rewards of a step; return their sum."""
         present = self._find_seats(tuple(rewards), "rewards")
-        self._rewards[:] = 0.0
+        if present.seats is not ALL_SEATS:
+            self._rewards[:] = 0.0
         try:
-            values = np.array([*rewards.values()], np.float64)
-            self._rewards[present.seats] = values
-            total = float(values.sum())
-            is_right = values.ndim == 1 and math.isfinite(total)
+            self._rewards[present.seats] = [*rewards.values()]
+            total = sum(rewards.values())
+            is_right = isinstance(total, (int, float, np.number)) and math.isfinite(total)
         except (TypeError, ValueError):
             is_right = False
         if not is_right:
             _refuse_rewards(rewards)
-        if self._any_ended and self._rewards[self.ended].any():
+        if present is not self._acting and self._rewards[self.ended].any():
             seat = int(np.flatnonzero(self.ended & (self._rewards != 0))[0])
             raise EnvError(
                 f"agent {self.seats.agents[seat]!r} has reward {self._rewards[seat]}, and its episode has ended in an "
                 "earlier step"
             )
-        return total
+        return float(total)
 
-    def _write_ends(self, field: str, flags: dict[Any, Any]) -> bool:
-        """Write which agents end in this step; return whether any of them does."""
-        if (keys := tuple(flags)) not in self._known_flags:
-            self._refuse_unknown(tuple(key for key in keys if key != ALL), f"{field}s")
-            if len(self._known_flags) >= MAX_KEY_SETS:
-                self._known_flags.clear()
-            self._known_flags.add(keys)
-        column = self._flags[field]
-        column[:] = 0
-        try:
-            if not any(flags.values()):
-                return False
-            for agent, flag in flags.items():
-                if flag and agent != ALL:
-                    column[self._seat_of[agent]] = 1
-        except ValueError as error:  # the truth value of an array
-            raise EnvError(f"{field}s must be bools by agent id, got {flags!r:.200}") from error
-        column[self.ended] = 0  # those ended in an earlier step
-        return bool(column.any())
+    def _write_ends(self, terminateds: dict[Any, Any], truncateds: dict[Any, Any]) -> None:
+        """Write which agents end in this step."""
+        if self._has_ends:
+            self._flags["terminated"][:], self._flags["truncated"][:], self._has_ends = 0, 0, False
+        for field, flags in (("terminated", terminateds), ("truncated", truncateds)):
+            if (keys := tuple(flags)) not in self._known_flags:
+                self._refuse_unknown(tuple(key for key in keys if key != ALL), f"{field}s")
+                if len(self._known_flags) >= MAX_KEY_SETS:
+                    self._known_flags.clear()
+                self._known_flags.add(keys)
+            try:
+                if not any(flags.values()):
+                    continue
+                ends = [self._seat_of[agent] for agent, flag in flags.items() if flag and agent != ALL]
+            except ValueError as error:  # the truth value of an array
+                raise EnvError(f"{field}s must be bools by agent id, got {flags!r:.200}") from error
+            column = self._flags[field]
+            column[ends] = 1
+            column[self.ended] = 0  # in an earlier step
+            self._has_ends = self._has_ends or bool(column.any())
+        if self._has_ends:
+            self.ended |= (self._flags["terminated"] | self._flags["truncated"]).view(np.bool_)
 
     def _choose_acting(self, obs: dict[Any, Any]) -> None:
-        """Note which agents have to act in the next step of an episode that goes on.
+        """Note which agents have to act in the next step of an episode that continues.
 
         Raises:
             EnvError: No agent has to act.
         """
         self._acting = self._observed
-        if self._any_ended:
+        if self._has_ends:
             acting = tuple(agent for agent in obs if not self.ended[self._seat_of[agent]])
             self._acting = self._find_seats(acting, "observations")
         if not self._acting.parts:
@@ -217,7 +218,11 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
                 "no agent can act, because no agent that continues received an observation, and the episode has not "
                 f"ended: return the observations of the agents that act next, or set {ALL!r}"
             )
-        self.acting[:] = self._acting.mask
+
+    @property
+    def acting(self) -> NDArray[np.bool_]:
+        """Whether each agent has to act in the next step, bool `[A]`."""
+        return self._acting.mask
 
     @property
     def seat_state(self) -> dict[str, Any]:
@@ -226,9 +231,8 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     @seat_state.setter
     def seat_state(self, state: dict[str, Any]) -> None:
-        self.acting, self.joined, self.ended = (state[name].copy() for name in ("acting", "joined", "ended"))
-        self._any_ended = bool(self.ended.any())
-        acting = tuple(agent for agent, acts in zip(self.seats.agents, self.acting, strict=True) if acts)
+        self.joined, self.ended = state["joined"].copy(), state["ended"].copy()
+        acting = tuple(agent for agent, acts in zip(self.seats.agents, state["acting"], strict=True) if acts)
         self._acting = self._find_seats(acting, "observations")
 
     # To the env.
@@ -237,7 +241,9 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
         """Return the actions of the agents that have to act."""
         given: dict[AgentID, Any] = {}
         for i, agents, index in self._acting.parts:
-            given.update(zip(agents, action[self.seats.blocks[i].name][index], strict=True))
+            rows = action[self._names[i]][index]
+            parts = self.seats.blocks[i].action_parts
+            given.update(zip(agents, split_actions(parts, rows) if parts else rows, strict=True))
         return given
 
 
@@ -246,13 +252,13 @@ class _Present:
     """Seats of the agents that are the keys of a dict.
 
     Attributes:
-        seats: Seats in the order of the keys, int `[K]`.
+        seats: Seats in the order of the keys, int `[K]`, or `ALL_SEATS`.
         mask: Which seats these are, bool `[A]`.
         parts: For each block with one of the agents: index of the block, the agents in the order of their seats, and
             the index of their rows in the block.
     """
 
-    seats: NDArray[np.intp]
+    seats: NDArray[np.intp] | slice
     mask: NDArray[np.bool_]
     parts: tuple[tuple[int, tuple[AgentID, ...], Any], ...]
 
@@ -306,13 +312,9 @@ class _BlockRows:
         if rows.shape[1:] != column.shape[1:]:
             return False
         column[index] = rows
-        return _are_finite(rows) if column.dtype.kind == "f" else bad_values(space, rows, "") is None
-
-
-def _are_finite(values: NDArray[Any]) -> bool:
-    """Return whether no value is NaN or infinite; values too large for their squares are looked at one by one."""
-    flat = values.reshape(-1)
-    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(values).all())
+        if column.dtype.kind == "f":
+            return bool(np.count_nonzero(np.isfinite(rows)) == rows.size)  # faster than all()
+        return bad_values(space, rows, "") is None
 
 
 def _blank_rows(space: spaces.Space[Any], num_seats: int) -> NDArray[Any]:
@@ -325,13 +327,20 @@ def _five_dicts(returned: Any) -> tuple[dict[Any, Any], ...]:
     """Return the five dicts of a step; a time limit of Gymnasium puts one bool in place of the flags of all agents."""
     if not (isinstance(returned, tuple) and len(returned) == 5):
         raise EnvError(f"step() must return ({', '.join(FIELDS)}), got {returned!r:.80}")
-    obs, rewards, *flags, infos = returned
-    flags = [{ALL: part} if isinstance(part, (bool, np.bool_)) else part for part in flags]
-    parts = (obs, rewards, *flags, infos)
-    for field, part in zip(FIELDS, parts, strict=True):
-        if not isinstance(part, dict):
-            raise EnvError(f"{field} from step() must be a dict by agent id, got {part!r:.80}")
+    obs, rewards, terminateds, truncateds, infos = returned
+    if isinstance(terminateds, (bool, np.bool_)):
+        terminateds = {ALL: terminateds}
+    if isinstance(truncateds, (bool, np.bool_)):
+        truncateds = {ALL: truncateds}
+    parts = obs, rewards, terminateds, truncateds, infos
+    if not all(map(_is_dict, parts)):
+        field, part = next((name, part) for name, part in zip(FIELDS, parts, strict=True) if not _is_dict(part))
+        raise EnvError(f"{field} from step() must be a dict by agent id, got {part!r:.80}")
     return parts
+
+
+def _is_dict(part: Any) -> bool:
+    return isinstance(part, dict)
 
 
 def _refuse_rewards(rewards: dict[Any, Any]) -> None:

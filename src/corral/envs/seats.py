@@ -10,12 +10,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from corral.core.spaces import unsupported
-from corral.envs.multi_agent_env import AgentID
+from corral.core.spaces import join_action_spaces, unsupported
+from corral.envs.multi_agent_env import AgentID, agent_space, possible_agents
 from corral.errors import EnvError
-
-ALL = "__all__"
-COMMON = "__common__"
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,8 @@ class SeatBlock:
         name: Name of the block: `"block_0"`, `"block_1"`, and so on.
         agents: Ids of the agents in the order of their seats.
         observation_space: Observation space of each agent.
-        action_space: Action space of each agent.
+        action_space: Action space of each agent; a `Tuple` space is joined to a plain one.
+        action_parts: Spaces of the parts of an action, where the agents have a `Tuple` space; otherwise empty.
         start: First seat of the block.
         stop: Seat after the last one of the block.
     """
@@ -35,6 +33,7 @@ class SeatBlock:
     agents: tuple[AgentID, ...]
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
+    action_parts: tuple[spaces.Space[Any], ...]
     start: int
     stop: int
 
@@ -62,9 +61,9 @@ class Seats:
             EnvError: There are no agents, an agent id is not allowed or occurs twice, or an agent has no space.
         """
         alike: list[tuple[spaces.Space[Any], spaces.Space[Any], list[AgentID]]] = []
-        for agent in _possible_agents(env):
-            observation_space, action_space = (_space(env, kind, agent) for kind in ("observation", "action"))
-            if problem := unsupported(observation_space, action_space):
+        for agent in possible_agents(env):
+            observation_space, action_space = (agent_space(env, kind, agent) for kind in ("observation", "action"))
+            if problem := unsupported(observation_space, _joined(action_space)):
                 raise EnvError(f"agent {agent!r}: {problem}")
             for block in alike:
                 if block[0] == observation_space and block[1] == action_space:
@@ -76,7 +75,8 @@ class Seats:
         for observation_space, action_space, agents in alike:
             start = blocks[-1].stop if blocks else 0
             name, stop = f"block_{len(blocks)}", start + len(agents)
-            blocks.append(SeatBlock(name, tuple(agents), observation_space, action_space, start, stop))
+            parts = tuple(action_space.spaces) if isinstance(action_space, spaces.Tuple) else ()
+            blocks.append(SeatBlock(name, tuple(agents), observation_space, _joined(action_space), parts, start, stop))
         return cls(tuple(agent for block in blocks for agent in block.agents), tuple(blocks))
 
     @property
@@ -115,44 +115,8 @@ class SeatsSpace(spaces.Dict):
         self.seats = seats
 
 
-def _possible_agents(env: gym.Env[Any, Any]) -> list[AgentID]:
-    """Return the ids of the agents of an env, from the first of its attributes that names agents."""
-    spaces_by_agent = _attribute(env, "observation_spaces") or {}
-    agents = list(_attribute(env, "possible_agents") or _attribute(env, "agents") or spaces_by_agent)
-    shared = _attribute(env, "observation_space")
-    if not agents and isinstance(shared, spaces.Dict):
-        agents = list(shared.spaces)
-    if not agents:
-        raise EnvError("there are no agents: set possible_agents to the ids of all agents that may appear")
-    for i, agent in enumerate(agents):
-        if not isinstance(agent, (str, int)) or isinstance(agent, bool) or agent in (ALL, COMMON):
-            raise EnvError(
-                f"agent {agent!r}: an agent id must be a string or an integer, and not {ALL!r} or {COMMON!r}"
-            )
-        if agent in agents[:i]:
-            raise EnvError(f"agent {agent!r} is in possible_agents twice")
-    return agents
-
-
-def _attribute(env: gym.Env[Any, Any], name: str) -> Any:
-    """Return an attribute of the outermost layer that has it, or `None`; every wrapper has spaces of its own."""
-    owner = env.unwrapped if name == "observation_space" else env
-    return owner.get_wrapper_attr(name) if owner.has_wrapper_attr(name) else None
-
-
-def _space(env: gym.Env[Any, Any], kind: str, agent: AgentID) -> spaces.Space[Any]:
-    """Return the `"observation"` or `"action"` space of an agent, from the outermost layer that has such spaces."""
-    layer: Any = env
-    method, attribute = f"get_{kind}_space", f"{kind}_spaces"
-    while isinstance(layer, gym.Wrapper) and not hasattr(layer, method) and not hasattr(layer, attribute):
-        layer = layer.env
-    try:
-        found = getattr(layer, method)(agent) if hasattr(layer, method) else getattr(layer, attribute)[agent]
-    except KeyError:
-        found = None
-    if not isinstance(found, spaces.Space):
-        raise EnvError(
-            f"agent {agent!r} has no {kind} space, but {found!r:.80}: set {attribute}[{agent!r}], or one {kind}_space "
-            "that all agents share"
-        )
-    return found
+def _joined(action_space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return a `Tuple` space of actions as a plain space where its parts are alike, and any other space unchanged."""
+    if not isinstance(action_space, spaces.Tuple):
+        return action_space
+    return join_action_spaces(action_space.spaces) or action_space

@@ -174,6 +174,17 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
                 check_obs(self.single_observation_space, obs)
             columns[i] = obs
             return
-        if not self._has_seats:  # a seated env has checked what its arrays hold
-            check_obs(self.single_observation_space, obs)
+        if self._has_seats:  # the seated env has checked what its arrays hold
+            _copy_row(columns, i, obs)
+            return
+        check_obs(self.single_observation_space, obs)
         map_tree(lambda column, leaf: np.copyto(column[i, ...], leaf, casting="same_kind"), columns, obs)
+
+
+def _copy_row(columns: Tree, i: int, row: Tree) -> None:
+    """Copy arrays of the right shapes and dtypes to row i of columns; faster than `map_tree`."""
+    for key, part in row.items() if isinstance(row, dict) else enumerate(row):
+        if isinstance(part, np.ndarray):
+            columns[key][i] = part
+        else:
+            _copy_row(columns[key], i, part)

@@ -22,6 +22,7 @@ from corral.envs.checks import check_env, check_spaces, mismatch, warn_if_cast
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.masked_resets import MaskedResets
 from corral.envs.multi_agent_env import MultiAgentEnv
+from corral.envs.pettingzoo_env import from_pettingzoo
 from corral.envs.seated_env import SeatedEnv
 from corral.envs.step_timeout import limited
 from corral.envs.sub_envs import AbsentSubEnvs, Restarts, close_quietly
@@ -215,7 +216,7 @@ def make_vector_env(
                 return native
 
         def make(vector_index: int) -> Any:
-            return _make_one(resolved, name, context.at(vector_index), wrappers, outermost)
+            return make_one(resolved, name, context.at(vector_index), wrappers, outermost)
 
         first = make(0)
         opened.callback(lambda: first.close())
@@ -313,30 +314,39 @@ def _explain_sub_envs(native: VectorEnv[Any, Any, Any], name: str) -> None:
         base.__class__ = type(cls.__name__, (cls,), {"__module__": cls.__module__, "envs": absent})
 
 
-def _make_one(
-    resolved: str | Callable[..., Any], name: str, context: EnvContext, wrappers: Sequence[Any], outermost: Any
+def make_one(
+    resolved: str | Callable[..., Any],
+    name: str,
+    context: EnvContext,
+    wrappers: Sequence[Any] = (),
+    outermost: Any = None,
 ) -> Any:
-    """Return one env with its wrappers, or the ready `VectorEnv` of a factory."""
+    """Return one env with its wrappers, or the ready `VectorEnv` of a factory; a multi-agent env has seats."""
     with _errors_of(name, f"sub-env {context.vector_index} was made with env_config {dict(context)}"):
         if isinstance(resolved, str):
             with _needs_said(resolved):
                 made = gym.make(resolved, disable_env_checker=True, **context)
         else:
             made = _call_factory(resolved, context)
+        with _named(name):
+            made = from_pettingzoo(made)
         if isinstance(made, gym.Env):
             for wrapper in wrappers:
                 made = wrapper(made)
             if isinstance(made.unwrapped, MultiAgentEnv):
-                made = _seated(made, name)
+                with _named(name):
+                    made = SeatedEnv(made, name)
             made = made if outermost is None else outermost(made, context)
     if not isinstance(made, (gym.Env, VectorEnv)):
         raise EnvError(f"env {name!r}: expected a gymnasium Env or VectorEnv, got {type(made).__name__}.")
     return made
 
 
-def _seated(env: gym.Env[Any, Any], name: str) -> SeatedEnv:
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Put the name of an env into the errors that are found in it before it has seats."""
     try:
-        return SeatedEnv(env, name)
+        yield
     except EnvError as error:
         raise EnvError(f"env {name!r}: {error}.") from error
 

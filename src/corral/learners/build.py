@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from corral.callbacks.dispatch import Dispatcher, make_dispatcher
-from corral.config.validation import optimizer_class
 from corral.core.seeding import seed_everything
 from corral.engines.base import Engine, WorkerHandle, resources_of_learner
 from corral.engines.call_limits import CallLimits
 from corral.learners.distributed import LOOPBACK, Peers, learner_device
 from corral.learners.learner import Learner
-from corral.learners.learner_group import LearnerGroup
-from corral.learners.losses import Loss
+from corral.learners.learner_group import LearnerGroup, build_copy, frozen_parameters
 from corral.learners.settings import LearningSpec
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
@@ -29,7 +27,7 @@ def make_learner_group(
     config: AlgorithmConfig,
     specs: Mapping[str, ModuleSpec],
     modules: Mapping[str, Module],
-    losses: Mapping[str, Loss],
+    learning: Mapping[str, LearningSpec],
     engine: Any,
 ) -> LearnerGroup:
     """Build the learners.
@@ -38,7 +36,7 @@ def make_learner_group(
         config: A frozen config; its `seed` is set.
         specs: What the modules are built from, by module id.
         modules: The modules to train, by module id; with `num_learners` above 0, the copies that stay in this process.
-        losses: Losses by module id; a module without an entry does not learn.
+        learning: Losses and optimizers by module id; a module without an entry does not learn.
         engine: The engine that runs the learners, if `num_learners` is above 0.
 
     Raises:
@@ -47,17 +45,14 @@ def make_learner_group(
     """
     assert config.seed is not None
     if not config.num_learners:
-        return LearnerGroup(_make_learner(config, modules, losses, config.seed, callbacks=make_dispatcher(config)))
-    copy = _make_learner(config, modules, losses, config.seed)
+        return LearnerGroup(_make_learner(config, modules, learning, config.seed, callbacks=make_dispatcher(config)))
+    copy = _make_learner(config, modules, learning, config.seed)
     # Learners have no env, so an env that cannot be pickled must not make this fail if the runner is embedded.
     config = config.copy(env=None, env_config={}, wrappers=[]).freeze()
     weights = copy.get_weights()
-    frozen = {
-        module_id: {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
-        for module_id, module in modules.items()
-    }
+    frozen = {module_id: frozen_parameters(module) for module_id, module in modules.items()}
     factories = [
-        partial(_make_worker, config, specs, losses, weights, frozen, rank) for rank in range(config.num_learners)
+        partial(_make_worker, config, specs, learning, weights, frozen, rank) for rank in range(config.num_learners)
     ]
     return LearnerGroup(
         copy,
@@ -92,16 +87,15 @@ def start_learners(
 def _make_learner(
     config: AlgorithmConfig,
     modules: Mapping[str, Module],
-    losses: Mapping[str, Loss],
+    learning: Mapping[str, LearningSpec],
     seed: int,
     *,
     device: str | None = None,
     callbacks: Dispatcher | None = None,
 ) -> Learner:
-    optimizer = optimizer_class(config.optimizer)
     return Learner(
         modules,
-        {module_id: LearningSpec(loss, optimizer, config.optimizer_config) for module_id, loss in losses.items()},
+        learning,
         device=device or config.device,
         num_threads=config.num_threads,
         compile=config.compile,
@@ -113,7 +107,7 @@ def _make_learner(
 def _make_worker(
     config: AlgorithmConfig,
     specs: Mapping[str, ModuleSpec],
-    losses: Mapping[str, Loss],
+    learning: Mapping[str, LearningSpec],
     weights: Mapping[str, dict[str, Any]],
     frozen: Mapping[str, Collection[str]],
     rank: int,
@@ -122,12 +116,9 @@ def _make_worker(
     assert config.seed is not None
     seed = int(np.random.SeedSequence([config.seed, rank]).generate_state(1)[0]) >> 1
     seed_everything(seed)
-    modules = {module_id: spec.build() for module_id, spec in specs.items()}
-    for module_id, module in modules.items():
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(name not in frozen[module_id])  # on_create_policy may have frozen some
+    modules = {module_id: build_copy(spec, frozen[module_id]) for module_id, spec in specs.items()}
     device = learner_device(config.device, rank)
-    learner = _make_learner(config, modules, losses, seed, device=device, callbacks=make_dispatcher(config))
+    learner = _make_learner(config, modules, learning, seed, device=device, callbacks=make_dispatcher(config))
     if config.num_learners > 1:
         learner.peers = Peers(rank, config.num_learners, learner.device)
     learner.set_weights(weights)

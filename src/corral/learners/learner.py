@@ -81,26 +81,42 @@ class Learner:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
-        self.modules = {module_id: module.to(self.device) for module_id, module in modules.items()}
-        self._compile = compile
+        self.modules: dict[str, Module] = {}
+        self._compile, self._num_threads_setting = compile, num_threads
         self._losses: dict[str, Loss] = {}
-        self._optimizers = {
-            module_id: ModuleOptimizer(
-                self.modules[module_id].parameter_groups(), spec.optimizer_class, spec.optimizer_config
-            )
-            for module_id, spec in specs.items()
-        }
-        self._layers = {module_id: Layers(module) for module_id, module in self.modules.items()}
-        self._acting = {module_id: ActingWeights(module) for module_id, module in self.modules.items()}
-        self._num_threads = {
-            module_id: num_threads_for(module, num_threads) for module_id, module in self.modules.items()
-        }
-        self.set_losses({module_id: spec.loss for module_id, spec in specs.items()})
+        self._optimizers: dict[str, ModuleOptimizer] = {}
+        self._layers: dict[str, Layers] = {}
+        self._acting: dict[str, ActingWeights] = {}
+        self._num_threads: dict[str, int | None] = {}
+        for module_id, module in modules.items():
+            self.add_module(module_id, module, specs.get(module_id))
         self.rng = np.random.default_rng(seed)
         self.metrics = MetricsLogger()
         self.callbacks = callbacks or Dispatcher([], {})
         self.callbacks_s = 0.0
         self.peers = peers
+
+    def add_module(self, module_id: str, module: Module, spec: LearningSpec | None) -> None:
+        """Move a module to the device and keep it; without a spec it does not learn."""
+        module = module.to(self.device)
+        if spec is not None:
+            groups = module.parameter_groups()
+            self._optimizers[module_id] = ModuleOptimizer(groups, spec.optimizer_class, spec.optimizer_config)
+            self.set_losses({module_id: spec.loss})
+        self.modules[module_id] = module
+        self._layers[module_id], self._acting[module_id] = Layers(module), ActingWeights(module)
+        self._num_threads[module_id] = num_threads_for(module, self._num_threads_setting)
+
+    def remove_module(self, module_id: str) -> None:
+        """Forget a module, with its loss and its optimizer."""
+        parts = (self.modules, self._losses, self._optimizers, self._layers, self._acting, self._num_threads)
+        for part in parts:
+            part.pop(module_id, None)
+
+    @property
+    def learning_ids(self) -> list[str]:
+        """Ids of the modules that have a loss and an optimizer."""
+        return list(self._optimizers)
 
     def set_losses(self, losses: Mapping[str, Loss]) -> None:
         """Use other losses from the next update on, by module id.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
 from numbers import Real
@@ -23,10 +23,11 @@ from corral.errors import CheckpointError, CorralError, LossError, WorkerDiedErr
 from corral.learners.distributed import LostPeerError, backend_for, gpu_id
 from corral.learners.learner import Learner
 from corral.learners.losses import Batch, Loss
-from corral.learners.settings import UpdateSettings
+from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.metrics.logger import MetricsLogger, Parts, check_metrics_state
 from corral.metrics.timers import Timers
 from corral.modules.module import Module
+from corral.modules.spec import ModuleSpec
 
 if TYPE_CHECKING:
     from corral.engines.base import WorkerHandle
@@ -154,6 +155,35 @@ class LearnerGroup:
             )
             for module_id in batches
         }
+
+    # Modules.
+
+    @property
+    def learning_ids(self) -> list[str]:
+        """Ids of the modules that can learn: they have a loss and an optimizer."""
+        return self._learner.learning_ids
+
+    def add_module(self, module_id: str, spec: ModuleSpec, module: Module, learning: LearningSpec | None) -> None:
+        """Add a module to all learners, and increase `weights_version`.
+
+        Args:
+            module_id: Id that no other module has.
+            spec: What the module is built from, for learners in other processes.
+            module: The module, which the learner of this process keeps.
+            learning: Its loss and its optimizer; `None` if it does not learn.
+        """
+        self._current_learner().add_module(module_id, module, learning)
+        if self._workers:
+            weights = self._learner.get_weights()[module_id]
+            self._call_all(_add_module, module_id, spec, weights, frozen_parameters(module), learning)
+        self.weights_version += 1
+
+    def remove_module(self, module_id: str) -> None:
+        """Remove a module from all learners, with the state of its optimizer, and increase `weights_version`."""
+        self._current_learner().remove_module(module_id)
+        if self._workers:
+            self._call_all(Learner.remove_module, module_id)
+        self.weights_version += 1
 
     def foreach_module(self, module_id: str, fn: Callable[..., None], *args: Any) -> None:
         """Call `fn(module, *args)` on a module in every learner, for example to move targets or freeze parameters."""
@@ -362,6 +392,18 @@ def _update(
     return results, learner.get_weights() if with_weights else None
 
 
+def _add_module(
+    learner: Learner,
+    module_id: str,
+    spec: ModuleSpec,
+    weights: Mapping[str, Any],
+    frozen: Collection[str],
+    learning: LearningSpec | None,
+) -> None:
+    learner.add_module(module_id, build_copy(spec, frozen), learning)
+    learner.set_weights({module_id: weights})
+
+
 def _apply(learner: Learner, module_id: str, fn: Callable[..., None], *args: Any) -> None:
     with torch.no_grad():
         fn(learner.modules[module_id], *args)
@@ -414,6 +456,19 @@ def _call_peers(learner: Learner, method: str, *args: Any) -> Any:
 
 
 # Pure functions.
+
+
+def frozen_parameters(module: Module) -> set[str]:
+    """Return the names of the parameters that do not require gradients."""
+    return {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+
+
+def build_copy(spec: ModuleSpec, frozen: Collection[str]) -> Module:
+    """Return a module of a spec, with the parameters frozen that are frozen in another copy."""
+    module = spec.build()
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name not in frozen)  # on_create_policy may have frozen some
+    return module
 
 
 def _errors(futures: Sequence[Future[Any]]) -> list[BaseException]:

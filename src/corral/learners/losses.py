@@ -26,6 +26,15 @@ OWN_RESULTS = frozenset({"total_loss", "num_gradient_steps", "num_epochs", "modu
 """Names of what every update reports, which a loss cannot report."""
 
 
+def learner_metrics(*groups: str) -> tuple[str, ...]:
+    """Return the names that every update reports besides the loss's own, given the names of groups of parameters."""
+    return (
+        *("total_loss", "module_train_batch_size_mean", "num_gradient_steps", "num_epochs"),
+        *(f"gradients_{group}_optimizer_global_norm" for group in groups),
+        *(f"{group}_optimizer_learning_rate" for group in groups),
+    )
+
+
 def call_loss(
     loss: Loss, module_id: str, module: Module, batch: Batch, coefficients: Mapping[str, float]
 ) -> tuple[Tensor | Mapping[str, Tensor], dict[str, Tensor]]:

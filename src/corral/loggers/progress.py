@@ -160,8 +160,12 @@ class Progress:
         )
 
     def _panel(self) -> Panel:
+        # A terminal writes ^C after the panel: it must find place there, for another line would shift the next panel.
+        return Panel(self._contents(), title=self._title, width=self._console.width - len("^C"))
+
+    def _contents(self) -> Group | Text:
         if self.result is None:
-            return Panel(Text("sampling the first batch ..."), title=self._title)
+            return Text("sampling the first batch ...")
         result, episodes = self.result, self.result["env_runners"]
         steps_per_s = episodes["num_env_steps_sampled"] / result["timers"]["iteration_s"]
         numbers = Table.grid(padding=(0, 2))
@@ -185,16 +189,13 @@ class Progress:
             if result["timers"][f"{part}_share"] >= 0.005
         )
         moved = f"{bottleneck['part']} takes {bottleneck['share']:.0%} of the time; {bottleneck['setting']} moves it"
-        return Panel(
-            Group(
-                numbers,
-                Text(sparkline(self._returns, ASCII_BARS if self._console.options.ascii_only else BARS), style="cyan"),
-                self._progress(),
-                Text(shares, style="dim"),
-                Text(moved, style="dim"),
-                Text(str(self.path), style="dim"),
-            ),
-            title=self._title,
+        return Group(
+            numbers,
+            Text(sparkline(self._returns, ASCII_BARS if self._console.options.ascii_only else BARS), style="cyan"),
+            self._progress(),
+            Text(shares, style="dim"),
+            Text(moved, style="dim"),
+            Text(str(self.path), style="dim"),
         )
 
     def _progress(self) -> Table:

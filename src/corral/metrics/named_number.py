@@ -53,6 +53,19 @@ class NamedNumber:
         return float(value)
 
 
+def check_is_measured(name: str | None, what: str, config: Any, error: type[CorralError]) -> None:
+    """Refuse the name of a number of evaluation if no round is played.
+
+    Raises:
+        CorralError: No round is played; of the class `error`.
+    """
+    if config.evaluation_interval is None and name is not None and name.startswith("evaluation/"):
+        raise error(
+            f"{what} {name!r} does not appear in the result, because no evaluation round is played: set "
+            "evaluation(evaluation_interval=...)."
+        )
+
+
 def find_value(flat: Mapping[str, Any], name: str) -> Any:
     """Return the value of a flat result that a name means, or `None`; see `NamedNumber`."""
     path = ALIASES.get(name, name)

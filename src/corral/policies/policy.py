@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.spaces import space_tree
-from corral.core.tree import Tree, leaves, map_tree
+from corral.core.tree import Tree, leaves, map_tree, num_rows
 from corral.envs.checks import mismatch
 from corral.errors import CheckpointError, ObservationError
 from corral.modules.distributions import FloatArray
+from corral.modules.heuristic import HeuristicModule
 from corral.modules.inference import Inference
 from corral.modules.module import Module
 from corral.policies.description import described_spec
@@ -77,7 +78,7 @@ class Policy:
         self.check_obs(obs, batch=(shape[0] if shape else 1,))
         obs = map_tree(lambda space, leaf: np.asarray(leaf, space.dtype), self._spaces, obs)
         self._inference.begin_sample(explore, self._rng)
-        return self.module.distribution.to_env(np.asarray(self._choose(obs, self._inference(obs), explore)))
+        return self.module.distribution.to_env(np.asarray(self._choose(obs, self._outputs(obs), explore)))
 
     def check_obs(self, obs: Tree, *, batch: tuple[int, ...] = ()) -> None:
         """Check one observation, or observations with the axes `batch` before the axes of the observation space.
@@ -89,9 +90,17 @@ class Policy:
             remedy = "" if batch else " ({} takes one observation, {} takes a batch)".format(*self._CALLS)
             raise ObservationError(f"{problem}{remedy}.")
 
+    def _outputs(self, obs: Tree) -> FloatArray:
+        """Return the policy's outputs `[B, D]`; a module without a network has none, and D is 0."""
+        if isinstance(self.module, HeuristicModule):
+            return np.zeros((num_rows(obs), 0), np.float32)
+        return self._inference(obs)
+
     def _choose(self, obs: Tree, inputs: FloatArray, explore: bool) -> Any:
         """Return module actions `[B, ...]` for observations and the policy's outputs `[B, D]`."""
         distribution = self.module.distribution
+        if isinstance(self.module, HeuristicModule):
+            return self.module.choose_actions(obs, self._rng)
         if not explore:
             return distribution.mode(inputs)
         return distribution.sample(inputs, distribution.noise(self._rng, (len(inputs),)))

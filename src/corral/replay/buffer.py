@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from numpy.typing import NDArray
 from corral.core.columns import check_new_column, describe, empty_column
 from corral.core.returns import n_step_returns
 from corral.core.tree import Tree
+from corral.episodes.lanes import LaneRollout
 from corral.errors import CheckpointError, ColumnError, ConfigError, CorralError
 from corral.replay.frames import MAX_FRAMES
 from corral.replay.layout import Layout
+from corral.replay.links import GridLinks, LaneLinks, lane_keys
 from corral.replay.observations import Arrays, Observations, StackedObservations, array_of
 from corral.replay.storage import Column, Storage, spans
 
@@ -45,6 +48,9 @@ class EmptyReplayBufferError(CorralError, RuntimeError):
 
 class ReplayBuffer:
     """Keeps the latest transitions of runners, and draws uniformly from them, with replacement (Lin 1992).
+
+    Rollouts of several agents have lanes with clocks of their own, which come and go. Their rows are mixed in one ring,
+    in the order of time, and linked to their neighbours in their lane; see `LaneLinks`. All else is the same.
 
     The columns are rings of rows `[R, L, ...]`: time on axis 0, as in rollouts, and lanes on axis 1, which are the
     sub-envs of all runners. The observation that a step led to is in the next row, so each observation is stored once.
@@ -101,6 +107,8 @@ class ReplayBuffer:
         self._columns: dict[str, Column] = {}
         self._added: list[str] = []  # names of columns that user code added
         self._workers: list[int] = []  # the runner of each block of lanes, in the order in which they came
+        self._lanes: LaneLinks | None = None  # if lanes have clocks of their own
+        self._links = GridLinks(0)
         self._written = np.zeros(self.num_runners, np.int64)  # rows ever written to each block, the gap included
         self._num_rows = self._num_lanes = self._num_valid = self.num_env_steps_added = 0
         self._candidates: NDArray[np.int64] | None = None
@@ -138,28 +146,43 @@ class ReplayBuffer:
         for rollout in rollouts if isinstance(rollouts, Sequence) else (rollouts,):
             if not rollout.num_rows:
                 continue
-            if self._layout is not None:
-                self._add(rollout, self._layout)
-                continue
+            was_empty = self._layout is None
             try:
-                self._add(rollout, self._make_columns(Layout.of(rollout)))
+                if isinstance(rollout, LaneRollout):
+                    self._add_lanes(rollout, self._layout or self._make_ring(rollout))
+                else:
+                    self._add(rollout, self._layout or self._make_columns(Layout.of(rollout)))
             except BaseException:
-                self._forget()
+                if was_empty:
+                    self._forget()
                 raise
 
-    def _make_columns(self, layout: Layout) -> Layout:
-        """Make all columns except those that user code adds."""
-        lanes = layout.num_envs * self.num_runners
-        # Besides the transitions: a row for the gap, and the rows whose older frames have been overwritten.
-        rows = -(-self.capacity // lanes) + self.frame_stack
+    def _make_ring(self, rollout: LaneRollout) -> Layout:
+        """Make the columns of one ring, for lanes with clocks of their own."""
+        num_lanes = rollout.num_envs * self.num_runners
+        # Besides the transitions: a row for the tail of each lane, and rows for older frames.
+        num_rows = max(self.capacity, num_lanes) + num_lanes * self.frame_stack
+        return self._make_columns(replace(Layout.of(rollout), num_envs=1), num_rows)
+
+    def _make_columns(self, layout: Layout, num_linked_rows: int | None = None) -> Layout:
+        """Make all columns except those that user code adds; with a number of linked rows, one ring of them."""
         zeros = self._storage.zeros
+        if num_linked_rows is None:
+            lanes = layout.num_envs * self.num_runners
+            # Besides the transitions: a row for the gap, and the rows whose older frames have been overwritten.
+            rows = -(-self.capacity // lanes) + self.frame_stack
+            self._links = GridLinks(lanes)
+        else:
+            lanes, rows = 1, num_linked_rows
+            self._links = self._lanes = LaneLinks(rows, self._storage)
+            self._written = np.zeros(1, np.int64)
         self._columns = {name: Column(zeros((rows, lanes), np.bool_)) for name in ("valid", "terminated", "truncated")}
         self._columns["rewards"] = Column(zeros((rows, lanes), np.float32))
         self._columns["actions"] = Column(zeros((rows, lanes, *layout.actions[1]), layout.actions[0]))
         if self.frame_stack == 1:
-            self._observations = Observations(layout, self._storage, rows, lanes)
+            self._observations = Observations(layout, self._storage, rows, lanes, self._links)
         else:
-            self._observations = StackedObservations(self.frame_stack, layout, self._storage, rows, lanes)
+            self._observations = StackedObservations(self.frame_stack, layout, self._storage, rows, lanes, self._links)
         self._num_rows, self._num_lanes, self._layout = rows, lanes, layout
         return layout
 
@@ -195,6 +218,67 @@ class ReplayBuffer:
         self.num_env_steps_added += num_added
         self._candidates = None
         self._rewritten(where, lanes)
+
+    def _add_lanes(self, rollout: LaneRollout, layout: Layout) -> None:
+        """Store the steps of lanes that have clocks of their own, and the observation after the last step of each.
+
+        This observation has a row of its own, the tail of the lane. If the next rollout continues the lane, the tail
+        becomes the row of its first step.
+        """
+        assert self._observations is not None and self._lanes is not None
+        observations, links, num_rows = self._observations, self._lanes, self._num_rows
+        obs, columns = self._checked(rollout, replace(layout, num_envs=rollout.num_envs))
+        if columns.keys() != self._columns.keys():
+            columns |= self._level_added(columns, (rollout.num_rows, rollout.num_envs))
+        num_added = int(np.count_nonzero(columns["valid"]))
+        lengths = _lengths(columns["valid"])
+        first, lanes = _latest_that_fit(lengths, num_rows, self.frame_stack)
+        lengths = lengths[lanes] - first
+        obs = [leaf[first:, lanes] for leaf in obs]
+        columns = {name: column[first:, lanes] for name, column in columns.items()}
+        keys = lane_keys(rollout.worker_index, rollout.lane_envs[lanes], [rollout.lane_agents[n] for n in lanes])
+
+        tails = np.array([links.tails.get(key, -1) for key in keys], np.int64)
+        if first or not rollout.continues:
+            tails[:] = -1
+        tails = np.where(observations.same_lanes(tails, obs), tails, -1)
+        written, num_older = int(self._written[0]), self.frame_stack - 1
+        oldest = np.where(tails >= 0, observations.oldest_needed(tails), -1)
+        while True:  # a tail that this rollout overwrites is of no use, and its lane then takes more rows
+            count = int((lengths + 1 + num_older).sum()) - (1 + num_older) * int(np.count_nonzero(tails >= 0))
+            lost = (tails >= 0) & (oldest < written + count - num_rows)
+            if not lost.any():
+                break
+            tails[lost] = -1
+        joined = tails >= 0
+        rows = observations.prepare_lanes(obs, lengths, tails)
+        # From here on nothing can fail.
+        times = np.arange(-num_older, len(obs[0]))[:, None]
+        present = (times <= lengths) & ((times >= 0) | ~joined)
+        is_new = present & ((times != 0) | ~joined)
+        positions = np.full(present.shape, -1, np.int64)
+        positions[is_new] = np.arange(written, written + count)
+        positions[num_older, joined] = tails[joined]
+        where = spans(written, written + count, num_rows)
+        stale = self._outdated(where)
+        self._columns["valid"].flat[stale] = False
+        self._num_valid -= len(stale)
+        self._clear(where, slice(0, 1))
+        observations.put_lanes(rows, written, is_new, positions)
+        links.connect(positions, present, joined)
+        links.tails |= dict(
+            zip(keys, np.take_along_axis(positions, lengths[None] + num_older, 0)[0].tolist(), strict=True)
+        )
+        is_step = times[num_older:-1] < lengths
+        taken = positions[num_older:-1][is_step] % num_rows
+        for name, column in columns.items():
+            self._columns[name].flat[taken] = column[is_step]
+        self._written[0] = written + count
+        self._num_valid += int(np.count_nonzero(columns["valid"][is_step]))
+        self.num_env_steps_added += num_added
+        self._candidates = None
+        self._rewritten(where, slice(0, 1))
+        self._revalued(np.concatenate([stale, taken]))
 
     def _checked(self, rollout: Rollout, layout: Layout) -> tuple[Arrays, dict[str, NDArray[Any]]]:
         """Return the leaves of the observations and the other columns to keep, after checking all of them."""
@@ -259,6 +343,20 @@ class ReplayBuffer:
             self._num_valid -= int(np.count_nonzero(valid[span, lanes]))
             valid[span, lanes] = False
 
+    def _outdated(self, where: list[slice]) -> NDArray[np.int64]:
+        """Return the valid rows that need a frame of rows that are about to be overwritten."""
+        assert self._observations is not None
+        if self.frame_stack == 1:
+            return np.empty(0, np.int64)
+        old = np.concatenate([np.arange(span.start, span.stop) for span in where])
+        old = old[old < self._num_rows_in_use]
+        flat = np.unique(self._observations.outdated(old) % self._num_rows)
+        stale: NDArray[np.int64] = flat[self._columns["valid"].flat[flat]]
+        return stale
+
+    def _revalued(self, flat: NDArray[np.int64]) -> None:
+        """Update what depends on rows, by flat index, that became valid or not."""
+
     def _rewritten(self, where: list[slice], lanes: slice) -> None:
         """Update what depends on rows that were written or made invalid."""
 
@@ -301,12 +399,12 @@ class ReplayBuffer:
             last, rewards = flat, columns["rewards"].at(flat)
             num_steps, discounts = np.ones(batch_size, np.int64), np.full(batch_size, gamma, np.float32)
         else:
-            steps = flat + (np.arange(n_step) * self._num_lanes)[:, None]
+            steps = self._links.window(flat, n_step)
             done = columns["terminated"].at(steps) | columns["truncated"].at(steps)
             rewards, num_steps, discounts = n_step_returns(
                 columns["rewards"].at(steps), columns["valid"].at(steps), done, gamma=gamma
             )
-            last = flat + (num_steps - 1) * self._num_lanes
+            last = steps[num_steps - 1, np.arange(batch_size)]
         return {
             "obs": self._observations.at(flat),
             "actions": columns["actions"].at(flat),
@@ -350,7 +448,7 @@ class ReplayBuffer:
     def _stamped(self, flat: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return indices that keep counting past the end of the ring, so that no row ever gets the same ones again."""
         size = self._num_rows * self._num_lanes
-        if self.num_runners == 1:
+        if len(self._written) == 1:
             lap, head = divmod(int(self._written[0]), self._num_rows)
             return flat + size * (lap - (flat >= head * self._num_lanes))
         assert self._layout is not None
@@ -388,6 +486,7 @@ class ReplayBuffer:
                 for name in self._added
             ],
             "obs": self._observations.get_state(num_rows, copy=copy),
+            **({} if self._lanes is None else {"lanes": self._lanes.get_state(num_rows, copy=copy)}),
         }
 
     def _settings(self) -> dict[str, Any]:
@@ -434,7 +533,7 @@ class ReplayBuffer:
             return
         layout = Layout.from_state(state["layout"])
         if self._layout is None:
-            self._make_columns(layout)
+            self._make_columns(layout, *([state["lanes"]["num_rows"]] if "lanes" in state else []))
         elif layout != self._layout:
             raise CheckpointError(
                 f"the state is from a replay buffer with other columns: {layout} instead of {self._layout}. Use the "
@@ -445,7 +544,7 @@ class ReplayBuffer:
     def _load(self, state: Mapping[str, Any]) -> None:
         """Check all of a state, then restore it."""
         assert self._observations is not None
-        rng, written = _rng_of(state["rng"]), np.array(state["written"], np.int64).reshape(self.num_runners)
+        rng, written = _rng_of(state["rng"]), np.array(state["written"], np.int64).reshape(self._written.shape)
         num_rows = min(int(written.max()), self._num_rows)
         num_added, shape, added = int(state["num_env_steps_added"]), (num_rows, self._num_lanes), state["added"]
         specs = {name: (self._columns[name].grid.dtype, self._columns[name].grid.shape[2:]) for name in _OWN}
@@ -454,7 +553,10 @@ class ReplayBuffer:
             name: array_of(state["columns"][name], dtype, (*shape, *entry)) for name, (dtype, entry) in specs.items()
         }
         obs = self._observations.checked_state(state["obs"], num_rows)
+        lanes = None if self._lanes is None else self._lanes.checked_state(state["lanes"], num_rows)
         # From here on nothing can fail.
+        if self._lanes is not None and lanes is not None:
+            self._lanes.set_state(lanes, num_rows)
         for name in self._added:
             del self._columns[name]
         self._added = []
@@ -467,6 +569,23 @@ class ReplayBuffer:
         self._rng, self._written, self._workers = rng, written, list(state["workers"])
         self._num_valid, self._candidates = int(np.count_nonzero(columns["valid"])), None
         self.num_env_steps_added = num_added
+
+
+def _lengths(valid: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the number of rows of each lane up to its last valid one, `[L]`, for `[T, L]`."""
+    lengths: NDArray[np.int64] = np.where(valid.any(0), len(valid) - valid[::-1].argmax(0), 0)
+    return lengths
+
+
+def _latest_that_fit(lengths: NDArray[np.int64], num_rows: int, frame_stack: int) -> tuple[int, NDArray[np.int64]]:
+    """Return the first row of a rollout and the lanes whose steps fit into a ring of `num_rows` rows."""
+    lanes = np.flatnonzero(lengths)
+    rows = (lengths[lanes] > np.arange(lengths.max(initial=0))[:, None])[::-1]  # from the last row on
+    needed = np.cumsum(rows.sum(1)) + np.maximum.accumulate(rows.sum(1)) * frame_stack
+    num_kept = max(1, int(np.count_nonzero(needed <= num_rows)))
+    first = max(0, len(rows) - num_kept)
+    lanes = lanes[lengths[lanes] > first]
+    return first, lanes[-(num_rows // (frame_stack + 1)) :]
 
 
 def _plain_rng(rng: np.random.Generator) -> dict[str, str]:

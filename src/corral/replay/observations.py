@@ -14,6 +14,7 @@ from corral.core.tree import Tree
 from corral.errors import CheckpointError, ColumnError
 from corral.replay.frames import FrameStacks
 from corral.replay.layout import Layout
+from corral.replay.links import GridLinks
 from corral.replay.storage import Column, Storage
 
 Arrays = list[NDArray[Any]]
@@ -48,12 +49,15 @@ class Observations:
         storage: Storage that makes the arrays.
         num_rows: Number of rows R.
         num_lanes: Number of lanes L.
+        links: Where the rows of a lane are; `None` if the lanes are in step.
     """
 
-    def __init__(self, layout: Layout, storage: Storage, num_rows: int, num_lanes: int) -> None:
+    def __init__(
+        self, layout: Layout, storage: Storage, num_rows: int, num_lanes: int, links: GridLinks | None = None
+    ) -> None:
         """Make the columns."""
         self._layout, self._storage, self._shape = layout, storage, (num_rows, num_lanes)
-        self._num_lanes = num_lanes
+        self._num_lanes, self._links = num_lanes, links or GridLinks(num_lanes)
         specs = [(shape, dtype) for (dtype, _), shape in zip(layout.obs, self._entry_shapes(), strict=True)]
         storage.require(sum(num_rows * num_lanes * np.empty(shape, dtype).nbytes for shape, dtype in specs))
         self._columns = [Column(storage.zeros((*self._shape, *shape), dtype)) for shape, dtype in specs]
@@ -142,6 +146,36 @@ class Observations:
             for column, leaf in zip(self._columns, obs, strict=True)
         )
 
+    # Rollouts in, by lanes with clocks of their own.
+
+    def prepare_lanes(self, obs: Arrays, lengths: NDArray[np.int64], tails: NDArray[np.int64]) -> Rows:
+        """Return the observations of lanes as they will be written, with rows for older frames before them.
+
+        Args:
+            obs: Leaves `[T + 1, L, ...]`.
+            lengths: Steps of each lane, `[L]`: it has one observation more.
+            tails: Position of the row that holds observation 0 of a lane already, or -1, `[L]`.
+        """
+        return Rows(obs, [], [])
+
+    def put_lanes(self, rows: Rows, start: int, present: NDArray[np.bool_], positions: NDArray[np.int64]) -> None:
+        """Write the rows of lanes that are present, bool `[M, L]`, at consecutive positions from `start` on."""
+        for column, leaf in zip(self._columns, rows.leaves, strict=True):
+            column.put(start, slice(0, 1), leaf[present][:, None])
+
+    def same_lanes(self, tails: NDArray[np.int64], obs: Arrays) -> NDArray[np.bool_]:
+        """Return which rows, by position `[L]`, hold the first of observations `[T + 1, L, ...]`."""
+        held = [column.at(tails) for column in self._columns]
+        return _all_equal(held, [leaf[0] for leaf in obs])
+
+    def outdated(self, flat: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows, some of them twice, that need a frame of rows that are about to be overwritten."""
+        return np.empty(0, np.int64)
+
+    def oldest_needed(self, flat: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the position of the oldest row that each of the observations of rows needs."""
+        return flat
+
     # Batches out.
 
     def at(self, flat: NDArray[np.int64]) -> Tree:
@@ -150,7 +184,8 @@ class Observations:
 
     def after(self, flat: NDArray[np.int64]) -> Tree:
         """Return the observations that the steps of rows led to, a tree of `[B, ...]`."""
-        below = [column.at(flat + self._num_lanes) for column in self._columns]
+        later = self._links.after(flat)
+        below = [column.at(later) for column in self._columns]
         if self._slots is not None:
             slots = self._slots.at(flat)
             aside = np.flatnonzero(slots >= 0)
@@ -214,11 +249,19 @@ class StackedObservations(Observations):
     Before a stack that does not continue the row above it, k - 1 rows hold its older frames.
     """
 
-    def __init__(self, num_frames: int, layout: Layout, storage: Storage, num_rows: int, num_lanes: int) -> None:
+    def __init__(
+        self,
+        num_frames: int,
+        layout: Layout,
+        storage: Storage,
+        num_rows: int,
+        num_lanes: int,
+        links: GridLinks | None = None,
+    ) -> None:
         """Make the columns."""
         self._frames = FrameStacks(num_frames, layout)
         self._back = np.arange(num_frames - 1, -1, -1)  # number of rows that each frame of a stack is above it
-        super().__init__(layout, storage, num_rows, num_lanes)
+        super().__init__(layout, storage, num_rows, num_lanes, links)
         self._ages = Column(storage.zeros(self._shape, np.uint8))
 
     def _entry_shapes(self) -> list[tuple[int, ...]]:
@@ -267,13 +310,58 @@ class StackedObservations(Observations):
         given = self._frames.front([leaf[0] for leaf in obs], 1)
         return all(mine.tobytes() == leaf.tobytes() for mine, leaf in zip(held, given, strict=True))
 
+    def prepare_lanes(self, obs: Arrays, lengths: NDArray[np.int64], tails: NDArray[np.int64]) -> Rows:
+        """Return the newest frames of stacks and their ages; see `Observations.prepare_lanes`."""
+        num_older, padding = self._frames.num_frames - 1, self._frames.padding
+        shape = (num_older + len(obs[0]), len(lengths))
+        leaves = [np.zeros((*shape, *entry), leaf.dtype) for leaf, entry in zip(obs, self._entry_shapes(), strict=True)]
+        ages = np.zeros(shape, np.uint8)
+        try:
+            for lane, (length, tail) in enumerate(zip(lengths.tolist(), tails.tolist(), strict=True)):
+                own = [leaf[: length + 1, lane : lane + 1] for leaf in obs]
+                rows = self.prepare(own, {}, None if tail < 0 else tail, slice(0, 1))
+                self._frames.padding = rows.padding  # which the next lanes must have too
+                assert rows.ages is not None
+                ages[num_older : num_older + length + 1, lane] = rows.ages[:, 0]
+                for leaf, newest in zip(leaves, rows.leaves, strict=True):
+                    leaf[num_older : num_older + length + 1, lane] = newest[:, 0]
+                for leaf, older in zip(leaves, rows.history, strict=False):
+                    leaf[:num_older, lane] = older[:, 0]
+        finally:
+            found, self._frames.padding = self._frames.padding, padding
+        return Rows(leaves, [], [], ages=ages, padding=found)
+
+    def put_lanes(self, rows: Rows, start: int, present: NDArray[np.bool_], positions: NDArray[np.int64]) -> None:
+        """Write the rows of lanes; see `Observations.put_lanes`."""
+        assert rows.ages is not None
+        super().put_lanes(rows, start, present, positions)
+        self._ages.put(start, slice(0, 1), rows.ages[present][:, None])
+        self._frames.padding = rows.padding
+
+    def same_lanes(self, tails: NDArray[np.int64], obs: Arrays) -> NDArray[np.bool_]:
+        """Return which rows hold the first stacks of lanes; see `Observations.same_lanes`."""
+        return _all_equal(self._stacks(tails), self._frames.front([leaf[0] for leaf in obs], 1))
+
+    def outdated(self, flat: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows that need a frame of rows that are about to be overwritten."""
+        found, current = [], flat
+        for age in range(1, self._frames.num_frames):
+            current = self._links.after(current)
+            found.append(current[self._ages.at(current) >= age])
+        return np.concatenate(found)
+
+    def oldest_needed(self, flat: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the position of the oldest frame of each stack."""
+        oldest: NDArray[np.int64] = self._links.stack(flat, self._ages.at(flat), self._frames.num_frames).min(1)
+        return oldest
+
     def _stacks(self, flat: NDArray[np.int64]) -> Arrays:
         """Return the stacks of rows, leaves `[B, k, ...]`."""
-        ages = self._ages.at(flat)[:, None]
-        rows = flat[:, None] - np.minimum(self._back, ages) * self._num_lanes
+        ages = self._ages.at(flat)
+        rows = self._links.stack(flat, ages, self._frames.num_frames)
         stacks = [column.at(rows) for column in self._columns]
         if self._frames.padding == "zero":
-            before = self._back > ages
+            before = self._back > ages[:, None]
             for stack in stacks:
                 stack[before] = 0
         return stacks
@@ -284,7 +372,7 @@ class StackedObservations(Observations):
 
     def after(self, flat: NDArray[np.int64]) -> Tree:
         """Return the observations that the steps of rows led to, a tree of `[B, ...]`."""
-        below = self._stacks(flat + self._num_lanes)
+        below = self._stacks(self._links.after(flat))
         if self._slots is not None:
             slots = self._slots.at(flat)
             aside = np.flatnonzero(slots >= 0)
@@ -314,6 +402,14 @@ class StackedObservations(Observations):
         super().set_state(state, num_rows)
         self._ages.grid[:num_rows] = state["ages"]
         self._frames.padding = state["padding"]
+
+
+def _all_equal(left: Arrays, right: Arrays) -> NDArray[np.bool_]:
+    """Return by index of axis 0 whether arrays are equal."""
+    equal = np.ones(len(left[0]), np.bool_)
+    for mine, leaf in zip(left, right, strict=True):
+        equal &= (mine == leaf).reshape(len(equal), -1).all(1)
+    return equal
 
 
 def array_of(data: Any, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -61,8 +61,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._tree = SumTree(1)
         self._set_max_priority(1.0)
 
-    def _make_columns(self, layout: Layout) -> Layout:
-        super()._make_columns(layout)
+    def _make_columns(self, layout: Layout, num_linked_rows: int | None = None) -> Layout:
+        super()._make_columns(layout, num_linked_rows)
         self._tree = SumTree(self._num_rows * self._num_lanes)
         return layout
 
@@ -84,6 +84,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         for span in where:
             np.multiply(valid[span, lanes], self._newest, out=leaves[span, lanes])
             self._tree.update_range(span.start * self._num_lanes, span.stop * self._num_lanes)
+
+    def _revalued(self, flat: NDArray[np.int64]) -> None:
+        self._tree.leaves[flat] = self._columns["valid"].flat[flat] * self._newest
+        self._tree.update(flat)
 
     def _draw(self, batch_size: int, beta: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return flat indices and weights: (len * P(i)) ** -beta over the largest of the batch, as in Dopamine."""

@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from corral.core.tree import Tree
 from corral.exploration import RowDistribution, make_exploration
+from corral.exploration.base import overrides_method
 from corral.modules.distributions import module_action_space
+from corral.modules.heuristic import HeuristicModule
 from corral.modules.inference import Inference
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
     from corral.modules.spec import ModuleSpec
+
+Choices = tuple[Any, NDArray[np.float32], Any]
 
 
 class Actor:
@@ -58,8 +64,43 @@ class Actor:
         self.row_distribution = RowDistribution(self.distribution, rng)
         self.make_exploration(config, num_rows)
 
+    @property
+    def is_heuristic(self) -> bool:
+        """Whether the module chooses actions by rules, without exploration."""
+        return isinstance(self.module, HeuristicModule)
+
+    def choose(
+        self, obs: Tree, begins: NDArray[np.bool_], *, timestep: int, explore: bool, random_actions: bool
+    ) -> Choices:
+        """Return module actions, outputs of the policy, and log-probabilities where the outputs do not give them.
+
+        Args:
+            obs: Observations, a tree of `[B, ...]`; B is the number of rows that the exploration was made for.
+            begins: Where episodes begin, bool `[B]`.
+            timestep: Env steps of all runners so far.
+            explore: Whether to explore.
+            random_actions: Whether to draw actions uniformly from the action space instead.
+
+        Returns:
+            Actions `[B, ...]`, outputs float32 `[B, D]`, and `None` or log-probabilities `[B]`.
+        """
+        if isinstance(self.module, HeuristicModule) and not random_actions:
+            actions = np.asarray(self.module.choose_actions(obs, self._rng), self.distribution.action_dtype)
+            return actions, np.zeros((len(actions), self.distribution.num_inputs), np.float32), np.zeros(len(actions))
+        row = self.row_distribution
+        if self._sees_begins and not random_actions:
+            self.exploration.begin_episodes(begins, timestep=timestep, explore=explore)
+        row.obs, row.inputs = obs, self._no_outputs if self.is_heuristic else self.inference(obs)
+        if random_actions:
+            return row.random(), row.inputs, None
+        actions, logp = self.exploration.get_exploration_action(
+            action_distribution=row, timestep=timestep, explore=explore
+        )
+        return actions, row.inputs, logp
+
     def make_exploration(self, config: AlgorithmConfig, num_rows: int) -> None:
         """Make the exploration, which begins anew, for `num_rows` observations at once."""
+        self._no_outputs = np.zeros((num_rows, self.distribution.num_inputs), np.float32)
         self.exploration = make_exploration(
             config,
             self._env_action_space,
@@ -70,3 +111,4 @@ class Actor:
             num_envs=num_rows,
             rng=self._rng,
         )
+        self._sees_begins = overrides_method(self.exploration, "begin_episodes")

@@ -6,7 +6,7 @@ fills. The action opens the row; the next observation of the agent, or its end, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from corral.core.ids import AgentID
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, map_tree
-from corral.episodes.lanes import LaneRollout, MultiAgentRollout
-from corral.episodes.rollout import EpisodeCarry, episode_statistics
+from corral.episodes.lanes import LaneRollout
+from corral.episodes.multi_agent_rollout import MultiAgentRollout
+from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
 
 CARRY = ("returns", "lengths", "start_times_s", "counts")
@@ -43,6 +45,7 @@ class Lanes:
         acts: Whether the agent has to act in the next env step, bool `[L]`.
         space_tree: Space of one observation, a tree of plain spaces.
         is_used: Whether the module acts for the agent in the current episode, bool `[L]`.
+        begins: Whether the agent has not acted yet in its episode, bool `[L]`.
         rollout: The rollout that is being written.
     """
 
@@ -79,7 +82,7 @@ class Lanes:
         """Forget all episodes, before the envs are reset."""
         num_lanes = len(self)
         self._clock = np.zeros(num_lanes, np.int64)
-        self._is_open, self.acts, self.is_used = (np.zeros(num_lanes, np.bool_) for _ in range(3))
+        self._is_open, self.acts, self.is_used, self.begins = (np.zeros(num_lanes, np.bool_) for _ in range(4))
         self._early_rewards = np.zeros(num_lanes)  # before the first action of the episode
         self._open_rows = np.full(num_lanes, -1)  # where the next rollout has the observations of the open steps
         self._carry = EpisodeCarry.fresh(num_lanes, 0.0, id_prefix)
@@ -89,6 +92,76 @@ class Lanes:
         if self._is_whole:
             return seats.reshape(len(self), *seats.shape[2:])
         return seats[self.envs, self.places]
+
+    # State, between two rollouts.
+
+    def get_state(self) -> dict[str, Any]:
+        """Return a copy of what the next rollout continues from, with the columns `[K, ...]` of the open steps."""
+        lanes = np.flatnonzero(self._is_open)
+        columns = self.rollout.columns if len(lanes) else {}
+        return {
+            "envs": self.envs.copy(),
+            "places": self.places.copy(),
+            "obs": map_tree(np.copy, self.obs),
+            "is_open": self._is_open.copy(),
+            "acts": self.acts.copy(),
+            "is_used": self.is_used.copy(),
+            "begins": self.begins.copy(),
+            "early_rewards": self._early_rewards.copy(),
+            "open_rows": self._open_rows.copy(),
+            "open_steps": {
+                name: map_tree(lambda leaf: leaf[self._clock[lanes], lanes], column)
+                for name, column in columns.items()
+                if name != "row_times_s"
+            },
+            "returns": self._carry.returns.copy(),
+            "lengths": self._carry.lengths.copy(),
+            "counts": self._carry.counts.copy(),
+            "id_prefix": self._carry.id_prefix,
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Check a state, without changing anything.
+
+        Raises:
+            CheckpointError: It is of other envs, agents or observations.
+        """
+        shape, num_lanes = self._lane_at.shape, len(state["envs"])
+        seats = state["envs"], state["places"]
+        if any(((part < 0) | (part >= size)).any() for part, size in zip(seats, shape, strict=True)):
+            raise CheckpointError(f"a runner has {shape[0]} sub-envs and {shape[1]} agents, and its state has others.")
+        for name, dtype in (("is_open", "bool"), ("acts", "bool"), ("is_used", "bool"), ("returns", "float64")):
+            if state[name].shape != (num_lanes,) or state[name].dtype != dtype:
+                raise CheckpointError(f"{name} of the agents of a runner are {state[name].dtype}{state[name].shape}.")
+
+        def check(here: NDArray[Any], leaf: NDArray[Any]) -> None:
+            if leaf.shape != (num_lanes, *here.shape[1:]) or leaf.dtype != here.dtype:
+                raise CheckpointError(f"the observations of agents of a runner are {leaf.dtype}{leaf.shape}.")
+
+        map_tree(check, self.obs, state["obs"])
+
+    def missing_places(self, state: Mapping[str, Any]) -> list[int]:
+        """Return the places of a state for which there are no lanes here."""
+        return [place for place in np.unique(state["places"]).tolist() if not self.has(place)]
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; `add` has made lanes for all of its places."""
+        self.forget(state["id_prefix"])
+        lanes = self._lane_at[state["envs"], state["places"]]
+        self.obs = map_tree(np.copy, self.obs)
+        map_tree(lambda here, saved: here.__setitem__(lanes, saved), self.obs, state["obs"])
+        self._is_open[lanes], self.acts[lanes], self.is_used[lanes], self.begins[lanes] = (
+            state[name] for name in ("is_open", "acts", "is_used", "begins")
+        )
+        self._early_rewards[lanes], self._open_rows[lanes] = state["early_rewards"], state["open_rows"]
+        for name in ("returns", "lengths", "counts"):
+            getattr(self._carry, name)[lanes] = state[name]
+        self.rollout = self._allocate(1)
+        is_open = lanes[state["is_open"]]
+        for name, column in state["open_steps"].items():
+            if name not in self.rollout:
+                self.rollout.add_column(name, column)
+            map_tree(lambda here, saved: _put(here, 0, is_open, saved), self.rollout[name], column)
 
     # A rollout.
 
@@ -103,7 +176,9 @@ class Lanes:
         if before is not None and len(lanes):
             rows = self._clock[lanes]
             for name, column in before.columns.items():
-                if name in rollout.columns and name != "row_times_s":
+                if name not in rollout.columns:
+                    rollout.add_column(name, column[0])
+                if name != "row_times_s":
                     map_tree(lambda new, old: _put(new, 0, lanes, old[rows, lanes]), rollout[name], column)
             rollout.obs_rows[0, lanes] = self._open_rows[lanes]
         self._clock[:] = 0
@@ -168,13 +243,18 @@ class Lanes:
         rollout.lane_rows, rollout.waits = done.lane_rows, done.waits  # the next rollout uses the arrays again
         return done
 
-    def _describe(self, rollout: LaneRollout, parent: MultiAgentRollout) -> None:
+    def _describe(self, rollout: LaneRollout, parent: Rollout) -> None:
         """Set what a rollout says of itself besides columns."""
         rollout.lane_envs, rollout.lane_agents = self.envs, self.agents
         rollout.lane_rows, rollout.waits = self._clock, self._is_open
         rollout.observation_space, rollout.action_space = self._space, self._action_space
         rollout.worker_index, rollout.weights_version = parent.worker_index, parent.weights_version
         rollout.continues, rollout.parent, rollout.info_rows = parent.continues, parent, parent.info_rows
+
+    @property
+    def oldest_row(self) -> int:
+        """Row of the next rollout, 0 or negative, of the oldest observation that it needs."""
+        return int(self._open_rows[self._is_open].min(initial=0))
 
     # A step.
 
@@ -187,7 +267,7 @@ class Lanes:
             early_reward: Rewards that the agent got in the episode before it was first observed.
         """
         lane = self._lane_at[env_index, place]
-        self.is_used[lane], self._early_rewards[lane] = True, early_reward
+        self.is_used[lane], self.begins[lane], self._early_rewards[lane] = True, True, early_reward
 
     def has(self, place: int) -> bool:
         """Return whether there are lanes for an agent, by its place in the block."""
@@ -201,7 +281,7 @@ class Lanes:
         self._is_whole = False
         self.envs, self.places = np.append(self.envs, np.arange(num_envs)), np.append(self.places, more + place)
         self.agents = [*self.agents, *[agent] * num_envs]
-        for name in ("_clock", "_is_open", "acts", "is_used", "_early_rewards", "_open_rows"):
+        for name in ("_clock", "_is_open", "acts", "is_used", "begins", "_early_rewards", "_open_rows"):
             array = getattr(self, name)
             setattr(self, name, np.append(array, more.astype(array.dtype)))
         self.obs = map_tree(
@@ -242,6 +322,7 @@ class Lanes:
         columns["rewards"][rows, lanes] = self._early_rewards[lanes]
         self._early_rewards[lanes] = 0.0
         self._is_open |= self.acts
+        self.begins &= ~self.acts
         self.acts = np.zeros(len(self), np.bool_)
         return lanes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +12,17 @@ from numpy.typing import NDArray
 
 from corral.config.modules import agents_of_modules, block_of_module, make_mapping
 from corral.core.ids import AgentID
+from corral.core.plain import is_plain
 from corral.core.spaces import module_observation_space
+from corral.core.tree import copy_nested
 from corral.envs.checks import bad_obs
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos
-from corral.episodes.lanes import MultiAgentRollout, SeatCarry
+from corral.episodes.lanes import SeatCarry
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
-from corral.errors import ConfigError
+from corral.errors import CheckpointError, ConfigError
 from corral.runners.actor import Actor
 from corral.runners.episode_events import EPISODE_EVENTS
 from corral.runners.lanes import Lanes
@@ -98,6 +101,7 @@ class MultiAgentEnvRunner(EnvRunner):
         return {
             ("exploration", module_id, name): value
             for module_id, actor in self.actors.items()
+            if not actor.is_heuristic
             for name, value in actor.exploration.get_metrics(self._timestep).items()
         }
 
@@ -111,6 +115,69 @@ class MultiAgentEnvRunner(EnvRunner):
     def _set_exploration_state(self, state: Mapping[str, Any]) -> None:
         for module_id, own in state.items():
             self.actors[module_id].exploration.set_state(own)
+
+    # State.
+
+    def get_unfinished(self) -> dict[str, Any]:
+        """Return the lanes, and which module acts for each seat in the current episodes."""
+        return {
+            "lanes": {module_id: lanes.get_state() for module_id, lanes in self.lanes.items()},
+            "modules": [[self._name_of(index) for index in row] for row in self._module_of.tolist()],
+            "seat_returns": self._returns.copy(),
+            "infos": [
+                [row, *copy_nested([infos.of_lanes, infos.final])]
+                for row, infos in self._open_infos().items()
+                if is_plain([infos.of_lanes, infos.final])
+            ],
+        }
+
+    def _open_infos(self) -> dict[int, Infos]:
+        """Return infos of observations that the next rollout begins with, by its row: 0, or negative if agents wait."""
+        oldest = min(lanes.oldest_row for lanes in self.lanes.values())
+        rows = {row - self._last_num_rows: infos for row, infos in self._last_info_rows.items()}
+        return {row: infos for row, infos in rows.items() if row >= oldest}
+
+    def check_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Check a state of `get_unfinished`, without changing anything.
+
+        Raises:
+            CheckpointError: It is of other agents or modules.
+        """
+        shape = self._returns.shape
+        if state["seat_returns"].shape != shape or [len(row) for row in state["modules"]] != [shape[1]] * shape[0]:
+            raise CheckpointError(f"the unfinished episodes of a runner are not of {shape[1]} agents.")
+        used = {module_id for row in state["modules"] for module_id in row} - {None}
+        if unknown := sorted(used - self.lanes.keys()):
+            raise CheckpointError(f"modules {unknown} act in unfinished episodes of a runner that has no such modules.")
+        for module_id, part in state["lanes"].items():
+            if module_id in self.lanes:
+                self.lanes[module_id].check_state(part)
+
+    def set_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_unfinished`."""
+        self._forget_seats()
+        self._returns = state["seat_returns"].copy()
+        self._last_info_rows = {row + self._last_num_rows: Infos(*copy_nested(infos)) for row, *infos in state["infos"]}
+        index_of = {module_id: index for index, module_id in enumerate(self.lanes)}
+        self._module_of = np.array([[index_of.get(name, -1) for name in row] for row in state["modules"]])
+        for module_id, lanes in self.lanes.items():
+            if module_id in state["lanes"]:
+                for place in lanes.missing_places(state["lanes"][module_id]):
+                    self._add_lanes(module_id, place, self._blocks[module_id].agents[place])
+                lanes.set_state(state["lanes"][module_id])
+
+    def keep_unfinished(self) -> Callable[[], None]:
+        """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
+        kept = [(lanes, dict(vars(lanes))) for lanes in self.lanes.values()]
+
+        def undo() -> None:
+            for lanes, attributes in kept:
+                vars(lanes).update(attributes)
+
+        return undo
+
+    def _name_of(self, index: int) -> str | None:
+        return list(self.lanes)[index] if index >= 0 else None
 
     # Sampling.
 
@@ -162,10 +229,7 @@ class MultiAgentEnvRunner(EnvRunner):
         paused_s = self._resume_carry(rollout)
         self._episodes = [None] * self.num_envs  # they would keep the last rollout
         self._begin_lanes(rollout)
-        oldest = min(int(lanes.rollout.obs_rows[0].min(initial=0)) for lanes in self.lanes.values())
-        for row, infos in self._last_info_rows.items():  # also of observations of agents that wait since then
-            if row - self._last_num_rows >= oldest:
-                rollout.info_rows[row - self._last_num_rows] = infos
+        rollout.info_rows.update(self._open_infos())
         if self._events is not None:
             self._events.continue_all(rollout, paused_s)
 
@@ -222,14 +286,9 @@ class MultiAgentEnvRunner(EnvRunner):
     def _act(self, module_id: str, lanes: Lanes, row: int, timestep: int, explore: bool, random_actions: bool) -> None:
         """Choose the actions of the lanes that act, and put them into the actions for the vector env."""
         actor, block = self.actors[module_id], self._blocks[module_id]
-        actor.row_distribution.inputs = outputs = actor.inference(lanes.obs)
-        actor.row_distribution.obs = lanes.obs
-        if random_actions:
-            actions, logp = actor.row_distribution.random(), None
-        else:
-            actions, logp = actor.exploration.get_exploration_action(
-                action_distribution=actor.row_distribution, timestep=timestep, explore=explore
-            )
+        actions, outputs, logp = actor.choose(
+            lanes.obs, lanes.begins, timestep=timestep, explore=explore, random_actions=random_actions
+        )
         actions = np.asarray(actions)
         acting = lanes.act(actions, outputs, logp)
         env_actions, seats = actor.distribution.to_env(actions), self._actions[block.name]
@@ -308,7 +367,7 @@ class MultiAgentEnvRunner(EnvRunner):
     def make_episode(self, id_: str, env_index: int, rollout: Rollout) -> MultiAgentEpisode:
         """Return a view of an episode that knows the modules of the agents that take part already."""
         assert isinstance(rollout, MultiAgentRollout)
-        episode = MultiAgentEpisode.view(id_, env_index, rollout)
+        episode = MultiAgentEpisode.view(id_, env_index, rollout, rollout.seat_carry)
         episode.agent_to_module_mapping_fn = lambda agent, episode: self._mapping(agent, episode, self)
         module_ids, modules = list(self.lanes), self._module_of[env_index]
         for seat in np.flatnonzero(modules >= 0).tolist():

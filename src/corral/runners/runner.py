@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import make_dispatcher
 from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.plain import is_plain
 from corral.core.seeding import id_prefix, runner_seeds, seed_everything
-from corral.core.tree import map_tree
+from corral.core.tree import copy_nested, map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
 from corral.envs.step_timeout import SampleOverdue, limited
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos, split_infos
 from corral.episodes.rollout import EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
-from corral.errors import SubEnvError, WeightsError, nearest
-from corral.exploration.base import overrides_method
+from corral.errors import CheckpointError, SubEnvError, WeightsError, nearest
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
 from corral.modules.distributions import ActionDistribution
@@ -435,15 +435,8 @@ class EnvRunner:
         start, stop = rollout.num_rows, rollout.num_rows + num_rows
         if stop > rollout.capacity:
             rollout.resize(max(stop, rollout.capacity * 3 // 2))
-        step, infer, events, clock, seconds = (
-            self.host.step,
-            self.inference,
-            self._events,
-            time.perf_counter,
-            self.timers.seconds,
-        )
-        row_distribution, to_env = self._row_distribution, self._distribution.to_env
-        choose = self.exploration.get_exploration_action
+        step, events, clock, seconds = self.host.step, self._events, time.perf_counter, self.timers.seconds
+        choose, to_env = self.actors[DEFAULT_MODULE_ID].choose, self._distribution.to_env
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
         timestep = self._timestep + self._num_samplers * num_valid(rollout)
         begins, resetting = self._begins, self._resetting
@@ -455,25 +448,19 @@ class EnvRunner:
         )
         single_leaf, looks_at_infos = isinstance(obs, np.ndarray), self.host.is_same_step or self._keeps_infos
         num_envs, same_step = self.host.num_envs, self.host.is_same_step
-        sees_begins = overrides_method(self.exploration, "begin_episodes") and not random_actions
         inference_s = env_step_s = storage_s = 0.0
         now = clock()
         for t in range(start, stop):
             row = obs[t] if single_leaf else map_tree(lambda column, t=t: column[t], obs)
-            if sees_begins:
-                self.exploration.begin_episodes(begins, timestep=timestep, explore=explore)
             try:
-                dist_inputs[t] = outputs = infer(row)
+                actions[t], dist_inputs[t], logp = choose(
+                    row, begins, timestep=timestep, explore=explore, random_actions=random_actions
+                )
             except Exception:
                 self._check_block(rollout, start, t)  # a bad value of the env may be why the module raised
                 raise
-            row_distribution.inputs, row_distribution.obs = outputs, row
-            if random_actions:
-                actions[t] = row_distribution.random()
-            else:
-                actions[t], logp = choose(action_distribution=row_distribution, timestep=timestep, explore=explore)
-                if logp is not None:
-                    rollout.set_logp(t, logp)
+            if logp is not None:
+                rollout.set_logp(t, logp)
             timestep += self._num_samplers * (num_envs - int(np.count_nonzero(resetting)))
             inferred = clock()
             try:
@@ -694,6 +681,39 @@ class EnvRunner:
         if "tasks" in state:
             self.host.set_tasks(state["tasks"])
         self.host.set_num_episodes(state.get("num_episodes"))
+
+    # The part of `get_runner_state` that depends on the kind of runner: what the next rollout continues from.
+
+    def get_unfinished(self) -> dict[str, Any]:
+        """Return the last observations, and their infos if a checkpoint can hold them."""
+        infos = self._last_infos
+        known = None if infos is None else [infos.of_lanes, infos.final]
+        return {
+            "obs": map_tree(np.copy, self._last_obs),
+            "infos": copy_nested(known) if is_plain(known) else None,
+        }
+
+    def check_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Check a state of `get_unfinished`, without changing anything.
+
+        Raises:
+            CheckpointError: The observations are of another env.
+        """
+
+        def check(space: Any, leaf: Any) -> None:
+            if leaf.shape != (self.num_envs, *space.shape) or leaf.dtype != space.dtype:
+                raise CheckpointError(f"the last observations of a runner are {leaf.dtype}{leaf.shape}.")
+
+        map_tree(check, self.host.space, state["obs"])
+
+    def set_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_unfinished`."""
+        self._last_obs = map_tree(np.copy, state["obs"])
+        self._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
+
+    def keep_unfinished(self) -> Callable[[], None]:
+        """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
+        return lambda: None
 
     def _get_exploration_state(self) -> dict[str, Any]:
         return self.exploration.get_state()

@@ -62,6 +62,7 @@ class EnvRunnerGroup:
         engine_name: Name of the engine; `"embedded"` if there is only the embedded runner.
         module_specs: Specs of the modules by module id, the same object for all runners and for their replacements.
         num_envs: Sub-envs of one runner.
+        num_agents: Possible agents of a sub-env.
         on_recreated: Function that is called with the indices of runners that were restarted, before they sample.
         num_failures: Failures of runners so far.
     """
@@ -141,6 +142,7 @@ class EnvRunnerGroup:
         self.module_specs = module_specs or found
         for module_id, spec in self.module_specs.items():
             _check_spaces(found[module_id], spec, env_name(self._config.env))
+        self.num_agents = len(observation_space.seats.agents) if self._config.is_multi_agent else 1
 
     def _await_start(self, runner: RemoteRunner, deadline_s: float) -> Any:
         """Return the result of a step of a runner's start, or raise if it takes too long."""
@@ -811,11 +813,11 @@ def _check_spaces(here: ModuleSpec, spec: ModuleSpec, env: str) -> None:
     Raises:
         ConfigError: The spaces differ; the bounds of observations may.
     """
-    for what, given, expected in (
-        ("observations", space_kinds(here.observation_space), space_kinds(spec.observation_space)),
-        ("actions", here.action_space, spec.action_space),
+    for what, given, expected, kinds in (
+        ("observations", here.observation_space, spec.observation_space, space_kinds),
+        ("actions", here.action_space, spec.action_space, lambda space: space),
     ):
-        if given != expected:
+        if kinds(given) != kinds(expected):
             raise ConfigError(
                 f"env {env!r} has {what} of {given}, and the module is made for {expected}: evaluation needs an env "
                 "with the spaces of the training env. Change the env or the env_config in evaluation_config."

@@ -7,11 +7,12 @@ The state from which a replacement of a failed runner continues is smaller, beca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.plain import check_parts, is_plain
 from corral.core.seeding import (
     check_global_rngs,
@@ -22,8 +23,7 @@ from corral.core.seeding import (
     runner_seeds,
     set_global_rngs,
 )
-from corral.core.tree import copy_nested, map_tree
-from corral.episodes.infos import Infos
+from corral.core.tree import copy_nested
 from corral.episodes.rollout import EpisodeCarry
 from corral.errors import CheckpointError
 from corral.exploration.state import check_exploration_state, keep_exploration
@@ -32,6 +32,7 @@ from corral.runners.episode_events import EPISODE_EVENTS
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.runners.actor import Actor
     from corral.runners.runner import EnvRunner
 
 _NUMBERS = ("num_env_steps_sampled_lifetime", "num_env_steps_lost", "_timestep", "_last_num_rows", "_num_resets")
@@ -53,13 +54,25 @@ def get_runner_state(runner: EnvRunner) -> dict[str, Any]:
         "id_prefix": runner._id_prefix,
         "env": runner.host.get_state(),
         "episodes": None if runner._needs_reset else _get_episodes(runner),
-        "actions": runner._row_distribution.get_state(),
-        "weights_noise": runner.inference.get_noise(),
-        "exploration": copy_nested(runner.exploration.get_state()),
+        "actions": _of_actors(runner, lambda actor: actor.row_distribution.get_state()),
+        "weights_noise": _of_actors(runner, lambda actor: actor.inference.get_noise()),
+        "exploration": copy_nested(_of_actors(runner, lambda actor: actor.exploration.get_state())),
         "metrics": runner.metrics.get_state(),
         "callbacks": runner._callbacks.get_state(),
         "rngs": get_global_rngs() if runner.own_process else None,
     }
+
+
+def _of_actors(runner: EnvRunner, get: Callable[[Actor], Any]) -> Any:
+    """Return what `get` returns for the only actor, or by module id if there are several agents."""
+    found = {module_id: get(actor) for module_id, actor in runner.actors.items()}
+    return found if runner.config.is_multi_agent else found[DEFAULT_MODULE_ID]
+
+
+def _each_actor(runner: EnvRunner, parts: Any) -> Iterator[tuple[Actor, Any]]:
+    """Return each actor with its part of what `_of_actors` returned; a module that is new has no part."""
+    by_module = parts if runner.config.is_multi_agent else {DEFAULT_MODULE_ID: parts}
+    return ((actor, by_module[module_id]) for module_id, actor in runner.actors.items() if module_id in by_module)
 
 
 def make_runner_state(config: AlgorithmConfig, worker_index: int, num_restarts: int, known: Mapping[str, Any]) -> Any:
@@ -74,6 +87,10 @@ def make_runner_state(config: AlgorithmConfig, worker_index: int, num_restarts: 
     env_seeds, noise_seed, id_seed, _ = runner_seeds(config.seed or 0, worker_index, num_restarts, config.in_evaluation)
     exploration = known.get("exploration", {})
     tasks, env_config = known.get("tasks"), known.get("environment", {}).get("env_config")
+
+    def of_modules(part: Any) -> Any:
+        return dict.fromkeys(config.module_ids, part) if config.is_multi_agent else part
+
     env = {"seeds": get_seeds(env_seeds), "reset_seed": None, "num_rows": 0, "envs": None}
     return {
         "numbers": {name: known.get(name, 0) for name in _NUMBERS},
@@ -87,8 +104,8 @@ def make_runner_state(config: AlgorithmConfig, worker_index: int, num_restarts: 
             "restarts": {"num_restarts": 0, "latest": []},
         },
         "episodes": None,
-        "actions": {"rng": get_rng(np.random.default_rng(noise_seed)), "noise": None},
-        "weights_noise": None,
+        "actions": of_modules({"rng": get_rng(np.random.default_rng(noise_seed)), "noise": None}),
+        "weights_noise": of_modules(None),
         "exploration": exploration if is_plain(exploration) else {},
         "metrics": {"period_s": 0.0, "keys": []},
         "callbacks": {"num_errors": 0, "callbacks": {}},
@@ -104,7 +121,8 @@ def check_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> None:
         Exception: The state is damaged: what the first use of the damaged part raised.
     """
     check_parts(state, _PARTS, "a runner", CheckpointError)
-    check_exploration_state(runner.exploration, state["exploration"])
+    for actor, part in _each_actor(runner, state["exploration"]):
+        check_exploration_state(actor.exploration, part)
     if not (isinstance(state["id_prefix"], str) and isinstance(state["callbacks"]["callbacks"], dict)):
         raise CheckpointError("the id_prefix or the callbacks of a runner are damaged.")
     int(state["callbacks"]["num_errors"])
@@ -113,7 +131,8 @@ def check_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> None:
     for name in _NUMBERS:
         if type(state["numbers"][name]) is not int:
             raise CheckpointError(f"{name} of a runner is {state['numbers'][name]!r:.80}, and not an integer.")
-    runner._row_distribution.check_state(state["actions"])
+    for actor, part in _each_actor(runner, state["actions"]):
+        actor.row_distribution.check_state(part)
     check_metrics_state(state["metrics"])
     runner.host.check_state(state["env"])
     if not runner.host.is_broken and runner.host.continues(state["env"]) and state["episodes"] is not None:
@@ -144,10 +163,13 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, i
         _set_episodes(runner, episodes)
     runner.metrics.set_state(state["metrics"])
     runner._callbacks.set_state(state["callbacks"])
-    runner.inference.set_noise(state["weights_noise"])
-    if state["exploration"]:
-        runner.exploration.set_state(copy_nested(state["exploration"]))
-    runner._row_distribution.set_state(state["actions"])
+    for actor, part in _each_actor(runner, state["weights_noise"]):
+        actor.inference.set_noise(part)
+    for actor, part in _each_actor(runner, state["exploration"]):
+        if part:
+            actor.exploration.set_state(copy_nested(part))
+    for actor, part in _each_actor(runner, state["actions"]):
+        actor.row_distribution.set_state(part)
     if runner.own_process and state["rngs"] is not None:
         set_global_rngs(state["rngs"])
     return {"num_envs_continued": num_envs * are_continued, "num_envs_restarted": num_envs * (not are_continued)}
@@ -162,17 +184,23 @@ def undo_runner_state(runner: EnvRunner) -> None:
 def _make_undo(runner: EnvRunner) -> Callable[[], None]:
     """Return a function that undoes `set_runner_state`, which replaces attributes and changes no object of before."""
     attributes = [(part, dict(vars(part))) for part in (runner, runner.metrics)]
-    undo_exploration, actions = keep_exploration(runner.exploration), runner._row_distribution.get_state()
-    callbacks, noise, rngs = runner._callbacks.get_state(), runner.inference.get_noise(), get_global_rngs()
+    undo_explorations = [keep_exploration(actor.exploration) for actor in runner.actors.values()]
+    actions = _of_actors(runner, lambda actor: actor.row_distribution.get_state())
+    noise = _of_actors(runner, lambda actor: actor.inference.get_noise())
+    callbacks, rngs, undo_unfinished = runner._callbacks.get_state(), get_global_rngs(), runner.keep_unfinished()
 
     def undo() -> None:
         runner.host.undo()
         for part, before in attributes:
             vars(part).update(before)
+        undo_unfinished()
         runner._callbacks.set_state(callbacks)
-        runner.inference.set_noise(noise)
-        undo_exploration()
-        runner._row_distribution.set_state(actions)
+        for actor, part in _each_actor(runner, noise):
+            actor.inference.set_noise(part)
+        for undo_exploration in undo_explorations:
+            undo_exploration()
+        for actor, part in _each_actor(runner, actions):
+            actor.row_distribution.set_state(part)
         if runner.own_process:
             set_global_rngs(rngs)
 
@@ -184,16 +212,14 @@ def _make_undo(runner: EnvRunner) -> Callable[[], None]:
 
 def _get_episodes(runner: EnvRunner) -> dict[str, Any]:
     """Return the state of the episodes that the next rollout continues."""
-    carry, infos = runner._carry, runner._last_infos
-    known_infos = None if infos is None else [infos.of_lanes, infos.final]
+    carry = runner._carry
     return {
-        "obs": map_tree(np.copy, runner._last_obs),
+        **runner.get_unfinished(),
         "resetting": runner._resetting.copy(),
         "begins": runner._begins.copy(),
         **{name: getattr(carry, name).copy() for name in _CARRY},
         "ages_s": runner._last_time_s - carry.start_times_s,
         "id_prefix": carry.id_prefix,
-        "infos": copy_nested(known_infos) if is_plain(known_infos) else None,
         "events": None if runner._events is None else runner._events.get_state(),
     }
 
@@ -203,22 +229,17 @@ def _check_episodes(runner: EnvRunner, state: Mapping[str, Any]) -> None:
         if state[name].shape != (runner.num_envs,) or state[name].dtype != dtype:
             raise CheckpointError(f"{name} of the episodes of a runner are {state[name].dtype}{state[name].shape}.")
 
-    def check(space: Any, leaf: Any) -> None:
-        if leaf.shape != (runner.num_envs, *space.shape) or leaf.dtype != space.dtype:
-            raise CheckpointError(f"the last observations of a runner are {leaf.dtype}{leaf.shape}.")
-
-    map_tree(check, runner.host.space, state["obs"])
+    runner.check_unfinished(state)
 
 
 def _set_episodes(runner: EnvRunner, state: Mapping[str, Any]) -> None:
     now = time.perf_counter()
     runner._needs_reset = False
-    runner._last_obs = map_tree(np.copy, state["obs"])
+    runner.set_unfinished(state)
     runner._resetting, runner._begins = state["resetting"].copy(), state["begins"].copy()
     totals = {name: state[name].copy() for name in _CARRY}
     runner._carry = EpisodeCarry(**totals, start_times_s=now - state["ages_s"], id_prefix=state["id_prefix"])
     runner._last_time_s = now
-    runner._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
     if state["events"] is not None and runner._callbacks.subscribed(*EPISODE_EVENTS):
         runner._events = runner.make_events()
         runner._events.set_state(state["events"], runner._carry, now)

@@ -1,0 +1,252 @@
+"""Lanes with clocks of their own in replay buffers, against a slow reference that walks each agent's own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corral.episodes.lanes import LaneRollout
+from corral.errors import CheckpointError
+from corral.replay import PrioritizedReplayBuffer, ReplayBuffer
+
+
+class World:
+    """Agents in sub-envs whose observations are numbers that never repeat; it gives rollouts of chosen steps.
+
+    An observation is `serial number of its episode * 1000 + age`, the reward its age, so that what follows a step is
+    known from its observation alone. `stacks` gives stacks of frames as `FrameStackObservation` does.
+    """
+
+    def __init__(self, num_envs: int, agents: list[str], *, seed: int = 0, stacks: int = 1, p_end: float = 0.1) -> None:
+        self.seats = [(env, agent) for env in range(num_envs) for agent in agents]
+        self.rng, self.stacks, self.p_end = np.random.default_rng(seed), stacks, p_end
+        self.num_episodes = 0
+        self.now = {seat: self._begin() for seat in self.seats}  # episode and age of what each seat sees
+        self.ends: dict[int, tuple[int, bool]] = {}  # by episode: age at the end, and whether it terminated
+        self.first = True
+        self.taken: list[tuple[int, int]] = []  # episode and age of all steps so far, in the order of time
+
+    def _begin(self) -> tuple[int, int]:
+        self.num_episodes += 1
+        return self.num_episodes, 0
+
+    def obs(self, episode: int, age: int) -> Any:
+        frames = [episode * 1000 + max(0, age - back) for back in range(self.stacks - 1, -1, -1)]
+        return np.array(frames, np.float32) if self.stacks > 1 else np.float32(frames[-1])
+
+    def rollout(self, num_rows: int, p_acts: float = 1.0, p_lane: float = 1.0) -> LaneRollout:
+        """Return the steps of `num_rows` env steps, in which each agent acts with probability `p_acts`."""
+        lanes: list[tuple[tuple[int, str], list[Any], Any]] = []
+        for seat in self.seats:
+            steps: list[Any] = []
+            if self.rng.random() < p_lane:
+                for _ in range(int(self.rng.binomial(num_rows, p_acts))):
+                    steps += self._step(seat)
+            if any(step[4] for step in steps):
+                lanes.append((seat, steps, self.now[seat]))
+        order = self.rng.permutation(len(lanes))
+        lanes = [lanes[index] for index in order]
+        length = max((len(steps) for _, steps, _ in lanes), default=0)
+        shape = (length, len(lanes))
+        entry = (self.stacks,) if self.stacks > 1 else (1,)
+        columns: dict[str, Any] = {
+            "obs": np.full((length + 1, len(lanes), *entry), -1, np.float32),
+            "actions": np.zeros(shape, np.int64),
+            "rewards": np.full(shape, 777.0),
+            **{name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated", "valid")},
+            "mark": np.zeros(shape),
+        }
+        for lane, (_, steps, now) in enumerate(lanes):
+            for row, (episode, age, terminated, truncated, valid) in enumerate(steps):
+                columns["obs"][row, lane] = self.obs(episode, age)
+                values = (episode * 10 + age % 7, age, terminated, truncated, valid, episode)
+                names = ("actions", "rewards", "terminated", "truncated", "valid", "mark")
+                for name, value in zip(names, values, strict=True):
+                    columns[name][row, lane] = value
+            columns["obs"][len(steps), lane] = self.obs(*now)
+        rollout = LaneRollout(columns, num_rows=length)
+        rollout.lane_envs = np.array([seat[0] for seat, _, _ in lanes], np.int64)
+        rollout.lane_agents = [seat[1] for seat, _, _ in lanes]
+        rollout.continues, self.first = not self.first, False
+        rollout.num_env_steps = int(columns["valid"].sum())
+        for row, lane in np.argwhere(columns["valid"]):
+            episode, age, *_ = lanes[lane][1][row]
+            self.taken.append((episode, age))
+        return rollout
+
+    def _step(self, seat: tuple[int, str]) -> Iterator[Any]:
+        """Yield the step of a seat, and after the end of an episode the separator with the final observation."""
+        episode, age = self.now[seat]
+        ends, terminates = self.rng.random() < self.p_end, bool(self.rng.random() < 0.5)
+        yield episode, age, ends and terminates, ends and not terminates, True
+        self.now[seat] = episode, age + 1
+        if ends:
+            self.ends[episode] = age, terminates
+            yield episode, age + 1, False, False, False
+            self.now[seat] = self._begin()
+
+    def expected(self, episode: int, age: int, n_step: int, gamma: float, known: set[tuple[int, int]]) -> Any:
+        """Return the transition of a step, found by walking the steps of its episode one by one."""
+        rewards, steps = 0.0, 0
+        while steps < n_step and (episode, age + steps) in known:
+            rewards += gamma**steps * (age + steps)
+            steps += 1
+            if self.ends.get(episode, (-1,))[0] == age + steps - 1:
+                break
+        last = age + steps - 1
+        end, terminates = self.ends.get(episode, (-1, False))
+        return rewards, steps, (last == end and terminates, last == end and not terminates), self.obs(episode, last + 1)
+
+
+def check(buffer: ReplayBuffer, world: World, n_step: int, gamma: float = 0.9) -> set[tuple[int, int]]:
+    """Compare a sample with the reference; return the steps that were drawn."""
+    batch = buffer.sample(4000, n_step=n_step, gamma=gamma)
+    known, drawn = set(world.taken), set()
+    newest = batch["obs"][:, -1].astype(int)
+    for row in range(4000):
+        episode, age = divmod(int(newest[row]), 1000)
+        drawn.add((episode, age))
+        rewards, steps, ends, next_obs = world.expected(episode, age, n_step, gamma, known)
+        assert np.array_equal(batch["obs"][row], np.atleast_1d(world.obs(episode, age)))
+        assert (batch["actions"][row], batch["mark"][row]) == (episode * 10 + age % 7, episode)
+        assert batch["rewards"][row] == pytest.approx(rewards, rel=1e-5)
+        assert batch["num_steps"][row] == steps, (episode, age)
+        assert (batch["terminated"][row], batch["truncated"][row]) == ends
+        assert np.array_equal(batch["next_obs"][row], np.atleast_1d(next_obs))
+        assert batch["discounts"][row] == pytest.approx(gamma**steps)
+    return drawn
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+@pytest.mark.parametrize("stacks", [1, 3])
+@pytest.mark.parametrize(("rows", "p_acts", "p_lane"), [(4, 1.0, 1.0), (1, 1.0, 1.0), (5, 0.5, 0.7), (9, 0.3, 0.9)])
+def test_transitions_are_those_of_each_agents_own_steps(
+    kind: type[ReplayBuffer], stacks: int, rows: int, p_acts: float, p_lane: float
+) -> None:
+    world = World(2, ["a", "b", "c"], stacks=stacks, seed=rows)
+    buffer = kind(10_000, frame_stack=stacks, seed=0)
+    for _ in range(60 // rows + 3):
+        buffer.add(world.rollout(rows, p_acts, p_lane))
+    assert len(buffer) == len(world.taken) == buffer.num_env_steps_added
+    for n_step in (1, 3):
+        drawn = check(buffer, world, n_step)
+    assert drawn == set(world.taken)  # each of some hundred, among 4000
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+@pytest.mark.parametrize("stacks", [1, 3])
+@pytest.mark.parametrize("p_lane", [1.0, 0.6])
+def test_the_newest_steps_are_kept_and_connected_while_the_ring_is_overwritten(
+    kind: type[ReplayBuffer], stacks: int, p_lane: float
+) -> None:
+    world = World(2, ["a", "b"], stacks=stacks, seed=1, p_end=0.05)
+    buffer = kind(100, frame_stack=stacks, seed=0)
+    for round_ in range(120):
+        buffer.add(world.rollout(3, 0.8, p_lane))
+        if round_ % 10 == 9:
+            known = set(world.taken)
+            drawn = check(buffer, world, 4)
+            assert drawn <= known
+            assert len(drawn) == len(buffer)
+
+
+def test_capacity_counts_the_steps_of_all_lanes_however_uneven_they_are() -> None:
+    world = World(1, ["often", "never", "once"], p_end=0.0)
+    buffer = ReplayBuffer(60, seed=0)
+    buffer.add(world.rollout(1))  # all three
+    world.seats = world.seats[:1]
+    for _ in range(50):
+        buffer.add(world.rollout(4))
+    assert 60 <= len(buffer) <= 66  # with a static share per lane it were 20
+    assert check(buffer, world, 2) >= set(world.taken[-60:])
+
+
+def test_a_rollout_larger_than_the_buffer_leaves_its_last_steps() -> None:
+    world = World(1, ["a", "b"], p_end=0.0)
+    buffer = ReplayBuffer(20, seed=0)
+    buffer.add(world.rollout(50))
+    ages = sorted(age for _, age in check(buffer, world, 2))
+    assert ages == sorted([*range(40, 50), *range(40, 50)])
+    buffer.add(world.rollout(3))
+    check(buffer, world, 4)
+
+
+def test_no_transition_connects_a_lane_with_steps_that_were_not_added() -> None:
+    world = World(1, ["a"], p_end=0.0)
+    buffer = ReplayBuffer(100, seed=0)
+    buffer.add(world.rollout(4))
+    lost = world.rollout(4)
+    assert lost.num_env_steps == 4
+    world.taken = world.taken[:4]
+    buffer.add(world.rollout(4))
+    batch = buffer.sample(500, n_step=3)
+    ages = batch["obs"][:, 0].astype(int) % 1000
+    assert set(zip(ages.tolist(), batch["num_steps"].tolist(), strict=True)) == {
+        *((0, 3), (1, 3), (2, 2), (3, 1), (8, 3), (9, 3), (10, 2), (11, 1))
+    }
+    assert np.array_equal(batch["next_obs"][:, 0], batch["obs"][:, 0] + batch["num_steps"])
+
+
+def test_runners_have_lanes_of_their_own() -> None:
+    worlds = [World(1, ["a"], p_end=0.0, seed=seed) for seed in range(2)]
+    worlds[1].num_episodes, worlds[1].now = 100, {(0, "a"): (100, 0)}
+    buffer = ReplayBuffer(100, num_runners=2, seed=0)
+    for _ in range(3):
+        for index, world in enumerate(worlds, 1):
+            rollout = world.rollout(2)
+            rollout.worker_index = index
+            buffer.add(rollout)
+    worlds[0].taken += worlds[1].taken
+    assert check(buffer, worlds[0], 3) == set(worlds[0].taken)
+
+
+def test_priorities_follow_the_steps() -> None:
+    world = World(2, ["a", "b"], seed=3)
+    buffer = PrioritizedReplayBuffer(50, alpha=1.0, seed=0)
+    indices: list[int] = []
+    for _ in range(40):
+        buffer.add(world.rollout(2, 0.7))
+        batch = buffer.sample(64)
+        indices += batch["indices"].tolist()
+        buffer.update_priorities(batch["indices"], np.where(batch["rewards"] == 3, 5.0, 0.0))
+    buffer.update_priorities(batch["indices"], np.zeros(64))
+    by_index: dict[int, set[float]] = {}
+    for _ in range(20):
+        batch = buffer.sample(64)
+        for index, obs in zip(batch["indices"].tolist(), batch["obs"][:, 0].tolist(), strict=True):
+            by_index.setdefault(index, set()).add(obs)
+    assert all(len(obs) == 1 for obs in by_index.values())
+    drawn = buffer.sample(2000, beta=1.0)
+    powers = buffer._tree.leaves
+    assert np.count_nonzero(powers) == len(buffer)
+    share = np.bincount(drawn["indices"] % buffer._num_rows, minlength=buffer._num_rows) / 2000
+    assert np.abs(share - powers / powers.sum()).max() < 0.01
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+@pytest.mark.parametrize("stacks", [1, 3])
+def test_a_restored_buffer_continues_its_lanes(kind: type[ReplayBuffer], stacks: int) -> None:
+    world = World(2, ["a", "b"], stacks=stacks, seed=4)
+    one, other = (kind(80, frame_stack=stacks, seed=seed) for seed in range(2))
+    for _ in range(30):
+        one.add(world.rollout(3, 0.8, 0.8))
+    other.set_state(one.get_state())
+    for _ in range(5):
+        rollout = world.rollout(3, 0.8, 0.8)
+        one.add(rollout)
+        other.add(rollout)
+        mine, theirs = (buffer.sample(32, n_step=3, gamma=0.9, beta=0.5) for buffer in (one, other))
+        for name in mine:
+            assert np.array_equal(mine[name], theirs[name]), name
+    check(other, world, 3)
+
+
+def test_a_state_of_another_number_of_lanes_is_refused() -> None:
+    one, other = ReplayBuffer(80, seed=0), ReplayBuffer(80, seed=0)
+    one.add(World(2, ["a", "b"]).rollout(3))
+    other.add(World(3, ["a", "b"]).rollout(3))
+    with pytest.raises(CheckpointError, match=r"84 rows, and this one has 86"):
+        other.set_state(one.get_state())
