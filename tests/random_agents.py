@@ -60,6 +60,7 @@ class RandomAgents(MultiAgentEnv):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.episode, self.t = self.episode + 1, 0
         self.dead: set[str] = set()
+        self.joined: set[str] = set()  # the agents that have acted
         self.seen: dict[str, float] = {}
         self.open: dict[str, Experience] = {}
         self.early: dict[str, float] = {}
@@ -89,6 +90,7 @@ class RandomAgents(MultiAgentEnv):
             self.open[agent] = Experience(
                 agent, self.episode, self.seen[agent], int(action), self.early.pop(agent, 0.0)
             )
+            self.joined.add(agent)
             self.log.steps.setdefault(agent, []).append(self.open[agent])
         alive = [agent for agent in self.possible_agents if agent not in self.dead]
         rewards, rng = self._reward(alive), self.rng
@@ -102,7 +104,7 @@ class RandomAgents(MultiAgentEnv):
         outcomes = {**(dict.fromkeys(self.open, terminates) if over else {}), **ends}
         self._close(obs, outcomes)
         if over:
-            self.log.returns.append({agent: self.totals.get(agent, 0.0) for agent in self.seen})
+            self.log.returns.append({agent: self.totals.get(agent, 0.0) for agent in self.joined})
             self.log.lengths.append(self.t)
         terminated = {**ends, "__all__": over and terminates}
         truncated = {**{agent: not value for agent, value in ends.items()}, "__all__": over and not terminates}
@@ -127,7 +129,20 @@ class RandomAgents(MultiAgentEnv):
                 step.next_obs = self.seen[agent]
                 del self.open[agent]
 
-    _KEPT = ("rng", "number", "episode", "num_steps", "t", "dead", "seen", "open", "early", "totals", "to_act")
+    _KEPT = (
+        "rng",
+        "number",
+        "episode",
+        "num_steps",
+        "t",
+        "dead",
+        "joined",
+        "seen",
+        "open",
+        "early",
+        "totals",
+        "to_act",
+    )
 
     def get_state(self) -> dict[str, Any]:
         return {"pickled": np.frombuffer(pickle.dumps({name: getattr(self, name) for name in self._KEPT}), np.uint8)}

@@ -204,7 +204,7 @@ def decoded(state: Any) -> Any:
 def assert_same(one: MultiAgentRollout, other: MultiAgentRollout) -> None:
     assert one.modules.keys() == other.modules.keys() and one.num_agent_steps == other.num_agent_steps
     for module_id, part in one.modules.items():
-        assert part.env_rows.tolist() == other.modules[module_id].env_rows.tolist()
+        assert part.obs_rows.tolist() == other.modules[module_id].obs_rows.tolist()
         for name, column in part.columns.items():
             np.testing.assert_array_equal(column, other.modules[module_id].columns[name], err_msg=name)
 
