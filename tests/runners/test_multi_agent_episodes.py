@@ -12,13 +12,19 @@ from agent_steps import build, module_of, same
 from corral import PPOConfig
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.runners.make_runner import make_runner
+from corral.runners.runner_state import get_runner_state, set_runner_state
 from scripted_agents import ScriptedAgents
 
 
-def config(num_envs: int = 3, apart: bool = False, **callbacks: Any) -> PPOConfig:
-    config = PPOConfig().environment(
-        lambda context: ScriptedAgents(100 + context.vector_index, apart=apart), disable_env_checking=True
-    )
+def config(num_envs: int = 3, apart: bool = False, fails: float = 0.0, **callbacks: Any) -> PPOConfig:
+    episodes: dict[int, list[Any]] = defaultdict(list)
+
+    def make_env(context: Any) -> ScriptedAgents:
+        i = context.vector_index
+        return ScriptedAgents(100 + i + 10 * len(episodes[i]), apart=apart, fails=fails, episodes=episodes[i])
+
+    config = PPOConfig().environment(make_env, disable_env_checking=True)
+    config.fault_tolerance(restart_failed_sub_environments=True)
     config.env_runners(num_envs_per_env_runner=num_envs)
     config.multi_agent(policies={"main", "other"}, policy_mapping_fn=module_of)
     return config.callbacks(**callbacks).debugging(seed=0)
@@ -30,7 +36,7 @@ def by_hand(runner: Any) -> dict[int, list[MultiAgentEpisode]]:
     for i, env in enumerate(runner.foreach_env(lambda env: env.unwrapped)):
         for played in env.episodes:
             played.outputs = [{} for _ in played.actions]
-        found[i] = [build(played) for played in env.episodes if len(played)]
+        found[i] = [build(played) for played in env.episodes]
     return found
 
 
@@ -56,11 +62,11 @@ def assert_same(found: MultiAgentEpisode, wanted: MultiAgentEpisode) -> None:
         assert own.get_infos() == by_hand.get_infos()
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("apart", "fails"), [(False, 0.0), (True, 0.0), (False, 0.05)])
 @pytest.mark.parametrize("num_timesteps", [3, 8, 40])
-def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool) -> None:
-    """Chunks over several rollouts, joined, are what the envs gave; notes are shared."""
-    runner = make_runner(config(apart=apart, on_sample_end=lambda: None).freeze())
+def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool, fails: float) -> None:
+    """Chunks over several rollouts, joined, are what the envs gave, also where sub-envs failed and were replaced."""
+    runner = make_runner(config(apart=apart, fails=fails, on_sample_end=lambda: None).freeze())
     joined: dict[str, MultiAgentEpisode] = {}
     of_env: dict[int, list[str]] = defaultdict(list)
     for _ in range(120 // num_timesteps):
@@ -79,8 +85,9 @@ def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool
     runner.stop()
     num_ended = 0
     for i, ids in of_env.items():
-        assert len(ids) in (len(hand[i]), len(hand[i]) + 1)
-        for id_, wanted in zip(ids, hand[i], strict=False):
+        played = [episode for episode in hand[i] if len(episode)]
+        assert len(ids) == len(played)
+        for id_, wanted in zip(ids, played, strict=True):
             assert joined[id_].is_done == wanted.is_done
             assert_same(joined[id_], wanted)
             if wanted.is_done:
@@ -170,3 +177,49 @@ def test_events_of_the_episodes(num_timesteps: int) -> None:
                 ("end", length),
             ]
         assert len(ids) > 4
+
+
+def test_events_where_sub_envs_fail() -> None:
+    """The episode of a sub-env that failed gets no further event; another is created and started."""
+    watching = Watching()
+    runner = make_runner(config(2, fails=0.05, **watching.events()).freeze())
+    for _ in range(10):
+        runner.sample(num_timesteps=20)
+    assert runner.num_sub_env_restarts > 3
+    runner.stop()
+    of_episode: dict[str, list[str]] = defaultdict(list)
+    for event, _, id_, _ in watching.trace:
+        of_episode[id_].append(event)
+    cut_off = [events for events in of_episode.values() if events[-1] == "step"]
+    assert len(cut_off) >= 3
+    assert all(events[:2] == ["created", "start"] for events in of_episode.values() if len(events) > 1)
+
+
+def test_whole_episodes() -> None:
+    """Of complete episodes every step of every agent is there, and nothing of others."""
+    runner = make_runner(config(on_episode_step=lambda: None, on_sample_end=lambda: None).freeze())
+    for _ in range(5):
+        before = {i: len(episodes) for i, episodes in by_hand(runner).items()}
+        found = list(runner.sample(num_episodes=4))
+        assert len(found) == 4 and all(episode.is_done for episode in found)
+        for i, hand in by_hand(runner).items():
+            mine = [episode for episode in found if episode.env_index == i]
+            for episode, wanted in zip(mine, hand[before[i] :], strict=False):
+                assert_same(episode, wanted)
+    runner.stop()
+
+
+def test_a_runner_continues_its_episodes_from_a_state() -> None:
+    """Notes, chunks, infos and steps that hang come through a state; the events continue."""
+    watching = Watching()
+    runner, other = (make_runner(config(2, **watching.events()).freeze()) for _ in range(2))
+    runner.sample(num_timesteps=18)
+    other.sample(num_timesteps=2)
+    assert set_runner_state(other, get_runner_state(runner)) == {"num_envs_continued": 2, "num_envs_restarted": 0}
+    runner.stop()
+    unfinished = {id_ for _, _, id_, t in watching.trace[-4:] if t}
+    watching.trace.clear()
+    other.sample(num_timesteps=60)
+    other.stop()
+    ended = {id_ for event, _, id_, _ in watching.trace if event == "end"}
+    assert unfinished & ended

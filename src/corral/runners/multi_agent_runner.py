@@ -386,6 +386,16 @@ class MultiAgentEnvRunner(EnvRunner):
         """Keep the infos; the lanes hold the latest observations."""
         self._last_info_rows = rollout.info_rows
 
+    def _check_actions(self, rollout: Rollout, *events: str) -> None:
+        for module_id, part in rollout.by_module().items():
+            self._check_module_actions(module_id, part, *events)
+
+    def _check_module_actions(self, module_id: str, part: Rollout, *events: str) -> None:
+        """Refuse actions of a module that only a callback of one of these events can have written."""
+        if self._callbacks.subscribed(*events):
+            space = self.actors[module_id].action_space
+            self._callbacks.check_actions(part.valid_rows(part.actions), space, *events)
+
     def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
         assert isinstance(rollout, MultiAgentRollout)
         if not rollout.num_rows:
@@ -404,6 +414,7 @@ class MultiAgentEnvRunner(EnvRunner):
             steps[module_id] = part.num_env_steps
             if not part.num_env_steps:
                 continue
+            self._check_module_actions(module_id, part, *EPISODE_EVENTS)
             fill_logp(part, actor.distribution, needed=self.config.ON_POLICY)
             actor.exploration.end_sample(part, timestep=self._timestep, explore=explore)
             rollout.modules[module_id] = part
