@@ -11,6 +11,7 @@ import pytest
 from agent_steps import build, module_of, same
 from corral import PPOConfig
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.errors import CallbackError
 from corral.runners.make_runner import make_runner
 from corral.runners.runner_state import get_runner_state, set_runner_state
 from scripted_agents import ScriptedAgents
@@ -223,3 +224,76 @@ def test_a_runner_continues_its_episodes_from_a_state() -> None:
     other.stop()
     ended = {id_ for event, _, id_, _ in watching.trace if event == "end"}
     assert unfinished & ended
+
+
+def test_trajectories_of_all_agents() -> None:
+    """Each agent's trajectory is a view of its lane, and comes with the original columns of all agents."""
+    seen: list[tuple[str, Any]] = []
+
+    def share(
+        episode: Any, agent_id: Any, policy_id: str, policies: Any, postprocessed_batch: Any, original_batches: Any
+    ) -> None:
+        seen.append((episode.id_, agent_id))
+        assert policy_id == module_of(agent_id) == episode.module_for(agent_id)
+        assert set(original_batches) == episode.agent_ids
+        own = episode.agent_episodes[agent_id]
+        for other, (module, columns) in original_batches.items():
+            assert module is policies[module_of(other)]
+            hand = episode.agent_episodes[other]
+            assert np.array_equal(columns["obs"], hand.get_observations(slice(0, -1)))
+            assert np.array_equal(columns["actions"], hand.get_actions())
+        assert np.array_equal(original_batches[agent_id][1]["rewards"], own.get_rewards())
+        assert np.array_equal(postprocessed_batch["next_obs"], own.get_observations(slice(1, None)))
+        assert postprocessed_batch["infos"] == own.get_infos(slice(1, None))
+        team = sum(columns["rewards"].sum() for _, columns in original_batches.values())
+        postprocessed_batch["rewards"] = np.full(len(own), team)
+        postprocessed_batch["team"] = np.full(len(own), team)
+
+    runner = make_runner(config(on_postprocess_trajectory=share).freeze())
+    for _ in range(4):
+        seen.clear()
+        rollout = runner.sample(num_timesteps=60)
+        for episode in rollout:
+            values = {own.get_extra_model_outputs("team", 0) for own in episode.agent_episodes.values()}
+            assert len(values) == 1 and all(own.get_rewards(0) in values for own in episode.agent_episodes.values())
+        assert seen == [(episode.id_, agent) for episode in rollout for agent in episode.agent_episodes]
+        assert rollout.num_agent_steps == sum(
+            int(np.isfinite(part["team"][part.valid]).sum()) for part in rollout.modules.values()
+        )
+    runner.stop()
+
+
+def test_a_callback_that_writes_an_impossible_action_is_named() -> None:
+    def spoil(episode: Any) -> None:
+        for agent in episode.agent_episodes.values():
+            if len(agent):
+                agent.set_actions(new_data=7, at_indices=-1)
+
+    runner = make_runner(config(on_episode_step=spoil).freeze())
+    with pytest.raises(CallbackError, match=r"on_episode_step.*spoil.*wrote the action 7"):
+        runner.sample(num_timesteps=60)
+    runner.stop()
+
+
+def test_the_mapping_is_asked_once_with_the_episode() -> None:
+    """The mapping gets the episode of the callbacks, which know the modules of agents that are not there yet."""
+    asked: list[tuple[str, Any]] = []
+
+    def mapping(agent_id: Any, episode: MultiAgentEpisode) -> str:
+        if "choice" in episode.custom_data:  # otherwise it is asked which modules an agent may have
+            assert episode.custom_data["choice"] == episode.id_
+            asked.append((episode.id_, agent_id))
+        return module_of(agent_id)
+
+    def create(episode: MultiAgentEpisode) -> None:
+        episode.custom_data["choice"] = episode.id_
+        assert episode.module_for("d") == "other"
+
+    made = config(on_episode_created=create, on_sample_end=lambda: None)
+    runner = make_runner(made.multi_agent(policy_mapping_fn=mapping).freeze())
+    for _ in range(10):
+        for episode in runner.sample(num_timesteps=12):
+            assert episode.custom_data["choice"] == episode.id_
+            assert all(own.module_id == module_of(agent) for agent, own in episode.agent_episodes.items())
+    runner.stop()
+    assert len(asked) == len(set(asked)) > 20
