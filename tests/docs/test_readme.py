@@ -16,7 +16,9 @@ EXAMPLE = (
 )
 
 
-@pytest.mark.parametrize("line", [EXAMPLE, "corral train --config experiment.yaml"])
+@pytest.mark.parametrize(
+    "line", [pytest.param(EXAMPLE, marks=pytest.mark.slow), "corral train --config experiment.yaml"]
+)
 def test_shell_examples_train_to_450(line: str, tmp_path: Path) -> None:
     assert line in commands(README, "corral")
     experiment = next(block.text for block in blocks(README) if block.language == "yaml")

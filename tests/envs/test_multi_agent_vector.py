@@ -297,11 +297,15 @@ class TestStates:
         assert terminated.all() and obs["rewards"].tolist() == [[0.0, 1.0]] * 2
 
     def test_an_env_without_a_state_begins_its_episode_again(self, make_host: Any) -> None:
-        host = make_host(config(RandomAgents))
+        class Forgetful(Turns):
+            get_state = set_state = None  # type: ignore[assignment]
+
+        host = make_host(config(Forgetful))
         host.reset()
         play(host, 7)
         state = copy_nested(host.get_state())
-        other = make_host(config(RandomAgents))
+        other = make_host(config(Forgetful))
         assert not other.set_state(state, (np.zeros(2, np.bool_), np.zeros(2, np.bool_)))
         obs, _ = other.reset()
-        assert obs["observed"].any(axis=1).all()
+        assert obs["observed"].tolist() == [[1, 0]] * 2 and obs["obs"]["block_0"][:, 0, 0].tolist() == [0, 0]
+        play(other, 7)  # whoever has to act is asked

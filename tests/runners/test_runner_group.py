@@ -115,6 +115,7 @@ def drawn_by_runners() -> list[list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_global_generators_of_runners_have_seeds() -> None:
     first, again = drawn_by_runners(), drawn_by_runners()
     assert first == again
@@ -334,7 +335,7 @@ def test_weights_travel_once_to_each_runner_and_only_when_they_changed(engine: s
         assert math.isnan(algo.env_runner_group.take_costs()["weights_sync_ms_mean"])
 
 
-@pytest.mark.parametrize("engine", ["local", "process"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("process", marks=pytest.mark.slow)])
 class TestPartsOfTheWeights:
     def test_a_part_goes_from_its_provider_to_its_receivers(self, engine: str) -> None:
         def receive(env_runner: Any) -> None:

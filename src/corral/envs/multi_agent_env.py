@@ -218,11 +218,10 @@ def possible_agents(env: gym.Env[Any, Any]) -> list[AgentID]:
     Raises:
         EnvError: There are no agents, or an id is not allowed or occurs twice.
     """
-    by_agent = _attribute(env, "observation_spaces") or {}
-    agents = list(_attribute(env, "possible_agents") or _attribute(env, "agents") or by_agent)
     shared = getattr(env.unwrapped, "observation_space", None)
-    if not agents and isinstance(shared, gym.spaces.Dict):
-        agents = list(shared.spaces)
+    named = [_attribute(env, name) for name in ("possible_agents", "agents", "observation_spaces")]
+    named.append(shared.spaces if isinstance(shared, gym.spaces.Dict) else ())
+    agents = next(([*ids] for ids in named if ids is not None and len(ids)), [])
     if not agents:
         raise EnvError("there are no agents: set possible_agents to the ids of all agents that may appear")
     for i, agent in enumerate(agents):
@@ -230,8 +229,8 @@ def possible_agents(env: gym.Env[Any, Any]) -> list[AgentID]:
             raise EnvError(
                 f"agent {agent!r}: an agent id must be a string or an integer, and not {ALL!r} or {COMMON!r}"
             )
-        if agent in agents[:i]:
-            raise EnvError(f"agent {agent!r} is in possible_agents twice")
+        if str(agent) in map(str, agents[:i]):
+            raise EnvError(f"agent {agent!r} is in possible_agents twice, as a string or an integer")
     return agents
 
 

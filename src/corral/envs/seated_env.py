@@ -24,6 +24,7 @@ MAX_KEY_SETS = 256
 
 ALL_SEATS = slice(None)
 FIELDS = ("observations", "rewards", "terminateds", "truncateds", "infos")
+FIVE_DICTS = [dict] * 5
 
 
 class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
@@ -225,15 +226,17 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
         return self._acting.mask
 
     @property
-    def seat_state(self) -> dict[str, Any]:
-        """Which agents have to act, have joined and have ended, to continue the episode in another process."""
-        return {"acting": self.acting, "joined": self.joined, "ended": self.ended}
+    def seat_state(self) -> dict[str, list[AgentID]]:
+        """Agents that have to act, that have joined and that have ended, to continue the episode elsewhere."""
+        masks = {"acting": self.acting, "joined": self.joined, "ended": self.ended}
+        return {name: [self.seats.agents[seat] for seat in np.flatnonzero(mask)] for name, mask in masks.items()}
 
     @seat_state.setter
-    def seat_state(self, state: dict[str, Any]) -> None:
-        self.joined, self.ended = state["joined"].copy(), state["ended"].copy()
-        acting = tuple(agent for agent, acts in zip(self.seats.agents, state["acting"], strict=True) if acts)
+    def seat_state(self, state: dict[str, list[AgentID]]) -> None:
+        acting = tuple(agent for agent in self.seats.agents if agent in state["acting"])
         self._acting = self._find_seats(acting, "observations")
+        for mask, name in ((self.joined, "joined"), (self.ended, "ended")):
+            mask[:] = [agent in state[name] for agent in self.seats.agents]
 
     # To the env.
 
@@ -323,24 +326,18 @@ def _blank_rows(space: spaces.Space[Any], num_seats: int) -> NDArray[Any]:
     return np.full((num_seats, *(space.shape or ())), start, space.dtype)
 
 
-def _five_dicts(returned: Any) -> tuple[dict[Any, Any], ...]:
+def _five_dicts(returned: Any) -> Any:
     """Return the five dicts of a step; a time limit of Gymnasium puts one bool in place of the flags of all agents."""
+    if type(returned) is tuple and [*map(type, returned)] == FIVE_DICTS:  # the usual case, as fast as can be
+        return returned
     if not (isinstance(returned, tuple) and len(returned) == 5):
         raise EnvError(f"step() must return ({', '.join(FIELDS)}), got {returned!r:.80}")
-    obs, rewards, terminateds, truncateds, infos = returned
-    if isinstance(terminateds, (bool, np.bool_)):
-        terminateds = {ALL: terminateds}
-    if isinstance(truncateds, (bool, np.bool_)):
-        truncateds = {ALL: truncateds}
-    parts = obs, rewards, terminateds, truncateds, infos
-    if not all(map(_is_dict, parts)):
-        field, part = next((name, part) for name, part in zip(FIELDS, parts, strict=True) if not _is_dict(part))
-        raise EnvError(f"{field} from step() must be a dict by agent id, got {part!r:.80}")
-    return parts
-
-
-def _is_dict(part: Any) -> bool:
-    return isinstance(part, dict)
+    obs, rewards, *flags, infos = returned
+    flags = [{ALL: part} if isinstance(part, (bool, np.bool_)) else part for part in flags]
+    for field, part in zip(FIELDS, (obs, rewards, *flags, infos), strict=True):
+        if not isinstance(part, dict):
+            raise EnvError(f"{field} from step() must be a dict by agent id, got {part!r:.80}")
+    return obs, rewards, *flags, infos
 
 
 def _refuse_rewards(rewards: dict[Any, Any]) -> None:
