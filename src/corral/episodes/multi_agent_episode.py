@@ -81,7 +81,7 @@ class MultiAgentEpisode:
     The step counts when the next observation of the agent has come: before that the getters return it, and no length
     or return counts it.
 
-    A runner's episodes hold no data, like episodes of a single agent: they read the columns of its rollouts, and an episode
+    A runner's episodes hold no data, like episodes of a single agent: they read the columns of its rollouts. An episode
     that spans several `sample()` calls appears as chunks. A step that an agent has not ended when a chunk ends is the
     first step of the agent in the next one, and hangs only while the chunk is written.
 
