@@ -1,4 +1,4 @@
-"""The episode events of a runner of several agents: those of one agent, with episodes that agents join and leave."""
+"""The episode events of a runner of several agents: as with one agent, but agents join and leave the episodes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class MultiAgentEvents(EpisodeEvents):
         super().fire_row(rollout, t, playing)
 
     def _view_agents(self, broken: Sequence[int]) -> None:
-        """Add views of agents that joined, and end those of agents that ended, except in sub-envs that failed."""
+        """Add views of agents that joined, and end the views of agents that ended, except in sub-envs that failed."""
         for module_id, lanes in self._runner.lanes.items():
             viewed = self._viewed.get(module_id, np.zeros(0, np.bool_))
             viewed = np.append(viewed, np.zeros(len(lanes) - len(viewed), np.bool_))

@@ -359,7 +359,7 @@ class MultiAgentEnvRunner(EnvRunner):
             broken = sum(i == env_index for _, i in rollout.broken)
             id_ = episode_id(carry.id_prefix, env_index, int(carry.counts[env_index]) + int(over) + broken)
             episode = None if self._events is None else self._events.episode(env_index)
-            if episode is None or episode.id_ != id_:  # that of the callbacks is of an env that failed
+            if episode is None or episode.id_ != id_:  # the callbacks know only the one of an env that failed
                 episode = self.make_episode(id_, env_index, rollout)
             self._episodes[env_index] = episode
         return episode
