@@ -87,6 +87,10 @@ class Lanes:
         self._open_rows = np.full(num_lanes, -1)  # where the next rollout has the observations of the open steps
         self._carry = EpisodeCarry.fresh(num_lanes, 0.0, id_prefix)
 
+    def name_episodes(self, id_prefix: str) -> None:
+        """Give the episodes ids with a prefix, which lanes have that were there at the last reset."""
+        self._carry = replace(self._carry, id_prefix=id_prefix)
+
     def of_seats(self, seats: NDArray[Any]) -> NDArray[Any]:
         """Return the entries of the lanes, `[L, ...]`, of an array over the block, `[N, B, ...]`."""
         if self._is_whole:

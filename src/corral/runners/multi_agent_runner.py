@@ -49,6 +49,7 @@ class MultiAgentEnvRunner(EnvRunner):
 
     lanes: dict[str, Lanes]
     _events: MultiAgentEvents | None
+    _module_of: NDArray[np.int64]
 
     def describe_env(self) -> tuple[Any, Any, int]:
         """Return the spaces of the vector env's seats, and N; see `SeatsSpace`."""
@@ -57,21 +58,36 @@ class MultiAgentEnvRunner(EnvRunner):
     # Modules.
 
     def _make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
-        config, self._seats = self.config, self.env.single_observation_space.seats  # type: ignore[attr-defined]
-        self._mapping = make_mapping(config)
-        agents_of = agents_of_modules(config, self._seats)
+        self._seats = self.env.single_observation_space.seats  # type: ignore[attr-defined]
         self.actors, self.lanes = {}, {}
         self._blocks: dict[str, SeatBlock] = {}
         self._configs: dict[str, AlgorithmConfig] = {}
+        self._use_modules(module_specs)
+        self._block_of_seat: list[SeatBlock] = [block for block in self._seats.blocks for _ in block.agents]
+        self._actions: Any = create_empty_array(self.env.single_action_space, self.num_envs, np.zeros)
+        self._forget_seats()
+        self._last_info_rows: dict[int, Infos] = {}
+        self._log_agent_counts({}, 0)  # now, so that user code cannot take the names
+        self._log_agent_returns([])
+
+    def _use_modules(self, module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Make actors and lanes of the modules that have none yet, and drop what modules without a spec had."""
+        config, actors, lanes = self.config, dict[str, Actor](), dict[str, Lanes]()
+        blocks: dict[str, SeatBlock] = {}
+        agents_of = agents_of_modules(config, self._seats)
+        configs = {module_id: config.for_module(module_id) for module_id in module_specs}
         for module_id, spec in module_specs.items():
+            if module_id in self.actors:
+                blocks[module_id] = self._blocks[module_id]
+                actors[module_id], lanes[module_id] = self.actors[module_id], self.lanes[module_id]
+                continue
             block = block_of_module(config, self._seats, module_id, agents_of[module_id])
             if block is None:  # no agent of this env has the module
                 continue
             agents = [agent for agent in block.agents if agent in agents_of[module_id]] or list(block.agents)
-            self._configs[module_id] = own = config.for_module(module_id)
-            self.actors[module_id] = actor = self._make_actor(own, spec, len(agents))
-            self._blocks[module_id] = block
-            self.lanes[module_id] = Lanes(
+            blocks[module_id] = block
+            actors[module_id] = actor = self._make_actor(configs[module_id], spec, len(agents))
+            lanes[module_id] = Lanes(
                 np.array([block.agents.index(agent) for agent in agents]),
                 agents,
                 num_envs=self.num_envs,
@@ -80,11 +96,35 @@ class MultiAgentEnvRunner(EnvRunner):
                 action_space=actor.action_space,
                 distribution=actor.distribution,
             )
-        self._block_of_seat: list[SeatBlock] = [block for block in self._seats.blocks for _ in block.agents]
-        self._actions: Any = create_empty_array(self.env.single_action_space, self.num_envs, np.zeros)
-        self._forget_seats()
-        self._last_info_rows: dict[int, Infos] = {}
-        self._log_agent_counts({}, 0)  # now, so that user code cannot take the names
+        self.actors, self.lanes, self._blocks, self._configs = actors, lanes, blocks, configs
+        self._mapping = make_mapping(config)
+
+    def set_modules(self, settings: Mapping[str, Any], module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Use other modules and another mapping from the next sample on; modules that stay keep what they have.
+
+        Agents keep their modules until the end of their episodes. If a module was removed that acts in an episode, all
+        envs are reset, and the unfinished episodes are dropped.
+
+        Args:
+            settings: Settings of the group `multi_agent`.
+            module_specs: Specs of all modules by module id.
+
+        Raises:
+            ConfigError: A module does not fit the spaces of its agents, or the mapping leads to no module.
+        """
+        names: list[str | None] = [*self.lanes, None]
+        kept: NDArray[np.int64] = self._module_of
+        vars(self.config).update(settings)
+        self._use_modules(module_specs)
+        index_of: dict[str | None, int] = {module_id: index for index, module_id in enumerate(self.lanes)}
+        if {names[index] for index in np.unique(kept).tolist()} - {None, *index_of}:
+            self._forget_sample()
+        self._module_of = np.array([index_of.get(name, -1) for name in names])[kept]  # -1 is the last name, None
+        for lanes in self.lanes.values():
+            lanes.name_episodes(self._carry.id_prefix)
+        for name in self._exploration_metrics():
+            self.metrics.log_reserved(name, [], reduce="mean", window=1)
+        self._log_agent_counts({}, 0)
         self._log_agent_returns([])
 
     def _make_actor(self, config: Any, spec: ModuleSpec, num_agents: int) -> Actor:
@@ -107,14 +147,16 @@ class MultiAgentEnvRunner(EnvRunner):
 
     def _set_exploration_weights(self, weights: Mapping[str, Any]) -> None:
         for module_id, arrays in weights.items():
-            self.actors[module_id].exploration.set_weights(arrays)
+            if module_id in self.actors:
+                self.actors[module_id].exploration.set_weights(arrays)
 
     def _get_exploration_state(self) -> dict[str, Any]:
         return {module_id: actor.exploration.get_state() for module_id, actor in self.actors.items()}
 
     def _set_exploration_state(self, state: Mapping[str, Any]) -> None:
         for module_id, own in state.items():
-            self.actors[module_id].exploration.set_state(own)
+            if module_id in self.actors:  # else it was removed
+                self.actors[module_id].exploration.set_state(own)
 
     # State.
 
@@ -400,7 +442,7 @@ class MultiAgentEnvRunner(EnvRunner):
         assert isinstance(rollout, MultiAgentRollout)
         if not rollout.num_rows:
             return
-        steps = {}
+        steps, modules = {}, {}
         for module_id, lanes in self.lanes.items():
             actor = self.actors[module_id]
             part = lanes.finish(rollout, keep=not self._needs_reset)
@@ -417,7 +459,8 @@ class MultiAgentEnvRunner(EnvRunner):
             self._check_module_actions(module_id, part, *EPISODE_EVENTS)
             fill_logp(part, actor.distribution, needed=self.config.ON_POLICY)
             actor.exploration.end_sample(part, timestep=self._timestep, explore=explore)
-            rollout.modules[module_id] = part
+            modules[module_id] = part
+        rollout.set_modules(modules)
         rollout.num_agent_steps = sum(steps.values())
         self._log_agent_counts(steps, rollout.num_agent_steps)
         valid = rollout.valid

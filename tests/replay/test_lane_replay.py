@@ -101,12 +101,14 @@ class World:
         return rewards, steps, (last == end and terminates, last == end and not terminates), self.obs(episode, last + 1)
 
 
-def check(buffer: ReplayBuffer, world: World, n_step: int, gamma: float = 0.9) -> set[tuple[int, int]]:
+def check(
+    buffer: ReplayBuffer, world: World, n_step: int, gamma: float = 0.9, size: int = 1500
+) -> set[tuple[int, int]]:
     """Compare a sample with the reference; return the steps that were drawn."""
-    batch = buffer.sample(4000, n_step=n_step, gamma=gamma)
+    batch = buffer.sample(size, n_step=n_step, gamma=gamma)
     known, drawn = set(world.taken), set()
     newest = batch["obs"][:, -1].astype(int)
-    for row in range(4000):
+    for row in range(size):
         episode, age = divmod(int(newest[row]), 1000)
         drawn.add((episode, age))
         rewards, steps, ends, next_obs = world.expected(episode, age, n_step, gamma, known)
@@ -132,7 +134,7 @@ def test_transitions_are_those_of_each_agents_own_steps(
         buffer.add(world.rollout(rows, p_acts, p_lane))
     assert len(buffer) == len(world.taken) == buffer.num_env_steps_added
     for n_step in (1, 3):
-        drawn = check(buffer, world, n_step)
+        drawn = check(buffer, world, n_step, size=4000)
     assert drawn == set(world.taken)  # each of some hundred, among 4000
 
 
@@ -144,12 +146,12 @@ def test_the_newest_steps_are_kept_and_connected_while_the_ring_is_overwritten(
 ) -> None:
     world = World(2, ["a", "b"], stacks=stacks, seed=1, p_end=0.05)
     buffer = kind(100, frame_stack=stacks, seed=0)
-    for round_ in range(120):
+    for round_ in range(100):
         buffer.add(world.rollout(3, 0.8, p_lane))
-        if round_ % 10 == 9:
+        if round_ % 20 == 19:
             known = set(world.taken)
             drawn = check(buffer, world, 4)
-            assert drawn <= known
+            assert drawn <= known  # of some hundred steps, all are among 1500 draws
             assert len(drawn) == len(buffer)
 
 
