@@ -99,7 +99,7 @@ class Actor:
         return actions, row.inputs, logp
 
     def make_exploration(self, config: AlgorithmConfig, num_rows: int) -> None:
-        """Make the exploration, which begins anew, for `num_rows` observations at once."""
+        """Make a new exploration for `num_rows` observations at once."""
         self._no_outputs = np.zeros((num_rows, self.distribution.num_inputs), np.float32)
         self.exploration = make_exploration(
             config,

@@ -1,4 +1,4 @@
-"""The episode events of a runner of several agents: as with one agent, but agents join and leave the episodes."""
+"""The episode events of a runner of several agents, which join and leave the episodes."""
 
 from __future__ import annotations
 
