@@ -71,6 +71,8 @@ class MultiAgentEvents(EpisodeEvents):
         for module_id, lanes in self._runner.lanes.items():
             viewed = self._viewed.get(module_id, np.zeros(0, np.bool_))
             viewed = np.append(viewed, np.zeros(len(lanes) - len(viewed), np.bool_))
+            if not broken and np.array_equal(viewed, lanes.is_used):
+                continue
             self._viewed[module_id] = lanes.is_used.copy()
             for lane in np.flatnonzero(viewed & (~lanes.is_used | np.isin(lanes.envs, broken))).tolist():
                 self._end_agent(lanes, lane, lanes.envs[lane] in broken)

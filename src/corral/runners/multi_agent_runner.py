@@ -442,7 +442,7 @@ class MultiAgentEnvRunner(EnvRunner):
         assert isinstance(rollout, MultiAgentRollout)
         if not rollout.num_rows:
             return
-        steps = {}
+        steps, modules = {}, {}
         for module_id, lanes in self.lanes.items():
             actor = self.actors[module_id]
             part = lanes.finish(rollout, keep=not self._needs_reset)
@@ -459,7 +459,8 @@ class MultiAgentEnvRunner(EnvRunner):
             self._check_module_actions(module_id, part, *EPISODE_EVENTS)
             fill_logp(part, actor.distribution, needed=self.config.ON_POLICY)
             actor.exploration.end_sample(part, timestep=self._timestep, explore=explore)
-            rollout.modules[module_id] = part
+            modules[module_id] = part
+        rollout.set_modules(modules)
         rollout.num_agent_steps = sum(steps.values())
         self._log_agent_counts(steps, rollout.num_agent_steps)
         valid = rollout.valid
