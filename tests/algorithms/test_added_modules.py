@@ -129,6 +129,10 @@ def test_runners_and_learners_in_other_processes_get_the_module(num_learners: in
         )
         assert same(mine, after["new"])
         algo.evaluate()
+        algo.env_runner_group._runners[1].handle.kill()
+        result = algo.train()  # by a replacement, which has the added modules too
+        assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+        assert result["env_runners"]["num_module_steps_sampled"]["new"] > 0
         algo.remove_module("rules")
         algo.train()
 
