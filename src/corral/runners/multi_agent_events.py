@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import Dispatcher
-from corral.episodes.lanes import MultiAgentRollout
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import Rollout
 from corral.runners.episode_events import EpisodeEvents
 

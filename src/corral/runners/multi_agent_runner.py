@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from corral.config.modules import agents_of_modules, block_of_module, make_mapping
 from corral.core.ids import AgentID
+from corral.core.plain import is_plain
 from corral.core.spaces import module_observation_space
+from corral.core.tree import copy_nested
 from corral.envs.checks import bad_obs
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos
-from corral.episodes.lanes import MultiAgentRollout, SeatCarry
+from corral.episodes.lanes import SeatCarry
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
 from corral.errors import CheckpointError, ConfigError
 from corral.runners.actor import Actor
@@ -163,7 +166,18 @@ class MultiAgentEnvRunner(EnvRunner):
             "lanes": {module_id: lanes.get_state() for module_id, lanes in self.lanes.items()},
             "modules": [[self._name_of(index) for index in row] for row in self._module_of.tolist()],
             "seat_returns": self._returns.copy(),
+            "infos": [
+                [row, *copy_nested([infos.of_lanes, infos.final])]
+                for row, infos in self._open_infos().items()
+                if is_plain([infos.of_lanes, infos.final])
+            ],
         }
+
+    def _open_infos(self) -> dict[int, Infos]:
+        """Return infos of observations that the next rollout begins with, by its row: 0, or negative if agents wait."""
+        oldest = min(lanes.oldest_row for lanes in self.lanes.values())
+        rows = {row - self._last_num_rows: infos for row, infos in self._last_info_rows.items()}
+        return {row: infos for row, infos in rows.items() if row >= oldest}
 
     def check_unfinished(self, state: Mapping[str, Any]) -> None:
         """Check a state of `get_unfinished`, without changing anything.
@@ -185,6 +199,7 @@ class MultiAgentEnvRunner(EnvRunner):
         """Continue from a state of `get_unfinished`."""
         self._forget_seats()
         self._returns = state["seat_returns"].copy()
+        self._last_info_rows = {row + self._last_num_rows: Infos(*copy_nested(infos)) for row, *infos in state["infos"]}
         index_of = {module_id: index for index, module_id in enumerate(self.lanes)}
         self._module_of = np.array([[index_of.get(name, -1) for name in row] for row in state["modules"]])
         for module_id, lanes in self.lanes.items():
@@ -256,10 +271,7 @@ class MultiAgentEnvRunner(EnvRunner):
         paused_s = self._resume_carry(rollout)
         self._episodes = [None] * self.num_envs  # they would keep the last rollout
         self._begin_lanes(rollout)
-        oldest = min(int(lanes.rollout.obs_rows[0].min(initial=0)) for lanes in self.lanes.values())
-        for row, infos in self._last_info_rows.items():  # also of observations of agents that wait since then
-            if row - self._last_num_rows >= oldest:
-                rollout.info_rows[row - self._last_num_rows] = infos
+        rollout.info_rows.update(self._open_infos())
         if self._events is not None:
             self._events.continue_all(rollout, paused_s)
 
@@ -397,7 +409,7 @@ class MultiAgentEnvRunner(EnvRunner):
     def make_episode(self, id_: str, env_index: int, rollout: Rollout) -> MultiAgentEpisode:
         """Return a view of an episode that knows the modules of the agents that take part already."""
         assert isinstance(rollout, MultiAgentRollout)
-        episode = MultiAgentEpisode.view(id_, env_index, rollout)
+        episode = MultiAgentEpisode.view(id_, env_index, rollout, rollout.seat_carry)
         episode.agent_to_module_mapping_fn = lambda agent, episode: self._mapping(agent, episode, self)
         module_ids, modules = list(self.lanes), self._module_of[env_index]
         for seat in np.flatnonzero(modules >= 0).tolist():
@@ -415,6 +427,16 @@ class MultiAgentEnvRunner(EnvRunner):
     def _keep_last_row(self, rollout: Rollout) -> None:
         """Keep the infos; the lanes hold the latest observations."""
         self._last_info_rows = rollout.info_rows
+
+    def _check_actions(self, rollout: Rollout, *events: str) -> None:
+        for module_id, part in rollout.by_module().items():
+            self._check_module_actions(module_id, part, *events)
+
+    def _check_module_actions(self, module_id: str, part: Rollout, *events: str) -> None:
+        """Refuse actions of a module that only a callback of one of these events can have written."""
+        if self._callbacks.subscribed(*events):
+            space = self.actors[module_id].action_space
+            self._callbacks.check_actions(part.valid_rows(part.actions), space, *events)
 
     def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
         assert isinstance(rollout, MultiAgentRollout)
@@ -434,6 +456,7 @@ class MultiAgentEnvRunner(EnvRunner):
             steps[module_id] = part.num_env_steps
             if not part.num_env_steps:
                 continue
+            self._check_module_actions(module_id, part, *EPISODE_EVENTS)
             fill_logp(part, actor.distribution, needed=self.config.ON_POLICY)
             actor.exploration.end_sample(part, timestep=self._timestep, explore=explore)
             rollout.modules[module_id] = part
