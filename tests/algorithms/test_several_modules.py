@@ -16,8 +16,10 @@ from corral import (
     PPOConfig,
     RandomModule,
     SACConfig,
+    evaluate_policy,
     load_policy,
 )
+from corral.cli.main import main
 from corral.core.returns import gae
 from corral.errors import CheckpointError, ConfigError
 
@@ -338,6 +340,16 @@ def test_several_learners_train_several_modules() -> None:
 def test_contradictions_name_the_module_the_setting_and_the_remedy(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_of(PPOConfig, **settings).build()
+
+
+def test_one_policy_does_not_play_for_several_agents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with config_of(PPOConfig).build() as algo:
+        algo.save(tmp_path / "checkpoint")
+    policy = load_policy(tmp_path / "checkpoint", module_id="red")
+    with pytest.raises(ConfigError, match=r"Signals' has several agents.*evaluate\(\)"):
+        evaluate_policy(policy, Signals)
+    assert main(["evaluate", str(tmp_path / "checkpoint")]) != 0
+    assert "['blue', 'red', 'rest']" in " ".join(capsys.readouterr().err.split())
 
 
 def test_rules_cannot_be_the_module_of_a_single_agent() -> None:
