@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from several_agents import Repeats, all_to_red, module_of
-from test_several_modules import CONFIGS, config_of, same, weights_of
+from several_agents import CONFIGS, Repeats, all_to_red, config_of, module_of, same, weights_of
 
 from corral import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig
 from corral.errors import CheckpointError, ConfigError

@@ -289,3 +289,20 @@ def test_what_a_runner_samples_is_connected_agent_by_agent(fragment: int) -> Non
                         assert (episode, age + steps) not in known
                         num_cut += 1
     assert num_cut < 0.1 * 4 * 2 * 300  # only steps before those that wait for their outcome
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_no_transition_crosses_the_failure_of_a_sub_env(breaks: bool) -> None:
+    buffer = ReplayBuffer(100, seed=0)
+    for number in range(2):
+        rows = 3 if breaks and not number else 2
+        shape = (rows, 1)
+        flags = {name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated")}
+        valid = (np.arange(rows) < 2)[:, None]
+        obs = np.zeros((rows + 1, 1, 1), np.float32)  # all alike, so that only `broken` tells the episodes apart
+        columns = {"obs": obs, "actions": np.zeros(shape, np.int64), "rewards": np.ones(shape), "valid": valid, **flags}
+        rollout = LaneRollout(columns, num_rows=rows)
+        rollout.lane_envs, rollout.lane_agents = np.zeros(1, np.int64), ["a"]
+        rollout.continues, rollout.broken = bool(number), [(2, 0)] if rows == 3 else []
+        buffer.add(rollout)
+    assert set(buffer.sample(200, n_step=9)["num_steps"].tolist()) == ({1, 2} if breaks else {1, 2, 3, 4})
