@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from several_agents import CONFIGS, Repeats, Signals, all_to_red, config_of, same, weights_of
+from several_agents import CONFIGS, Repeats, Scores, Signals, all_to_red, config_of, same, weights_of
 
 from corral import (
     Algorithm,
@@ -306,6 +306,13 @@ def test_several_learners_train_several_modules() -> None:
 def test_contradictions_name_the_module_the_setting_and_the_remedy(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_of(PPOConfig, **settings).build()
+
+
+def test_rules_that_return_no_actions_are_refused() -> None:
+    policies = {"red": {}, "blue": {}, "rest": {"module_class": Scores}}
+    message = r"Scores.choose_actions\(obs, rng\) must return integers \[2\] .* returns float32\[2, 2\]"
+    with pytest.raises(ConfigError, match=message):
+        config_of(PPOConfig, policies=policies).build()
 
 
 def test_one_policy_does_not_play_for_several_agents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
