@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from corral import HeuristicModule, MultiAgentEnv
+from corral import (
+    Algorithm,
+    AlgorithmConfig,
+    DQNConfig,
+    HeuristicModule,
+    MultiAgentEnv,
+    PPOConfig,
+    RandomModule,
+    SACConfig,
+)
 
 AGENTS = ("red", "blue", "green")
 
@@ -75,6 +84,13 @@ class Repeats(HeuristicModule):
         return obs.argmax(-1)
 
 
+class Scores(HeuristicModule):
+    """Returns the observations in place of actions, which is a mistake."""
+
+    def choose_actions(self, obs: Any, rng: np.random.Generator) -> Any:
+        return obs
+
+
 def module_of(agent_id: str, episode: Any, **_: Any) -> str:
     """Map red and blue to modules of their own, and all others to `rest`."""
     return agent_id if agent_id in ("red", "blue") else "rest"
@@ -83,3 +99,38 @@ def module_of(agent_id: str, episode: Any, **_: Any) -> str:
 def all_to_red(agent_id: str, episode: Any, **_: Any) -> str:
     """Map all agents to the module `red`."""
     return "red"
+
+
+CONFIGS: list[type[AlgorithmConfig]] = [PPOConfig, DQNConfig, SACConfig]
+SMALL = {"fcnet_hiddens": [8]}
+
+
+def config_of(base: type[AlgorithmConfig], **multi_agent: Any) -> AlgorithmConfig:
+    """Return a small config with the modules `red`, `blue` and, without a network, `rest`."""
+    config = (
+        base()
+        .environment(Signals, env_config={"box": base is SACConfig})
+        .env_runners(num_envs_per_env_runner=2)
+        .rl_module(model_config=SMALL)
+        .multi_agent(
+            **{
+                "policies": {"red": {}, "blue": {}, "rest": {"module_class": RandomModule}},
+                "policy_mapping_fn": module_of,
+                **multi_agent,
+            }
+        )
+        .debugging(seed=3)
+    )
+    if base is PPOConfig:
+        return config.training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=2)
+    settings = {"num_steps_sampled_before_learning_starts": 20, "train_batch_size_per_learner": 16}
+    return config.training(**settings).reporting(min_sample_timesteps_per_iteration=40)
+
+
+def weights_of(algo: Algorithm) -> dict[str, dict[str, Any]]:
+    weights = algo.learner_group.get_weights()
+    return {module_id: {name: array.copy() for name, array in part.items()} for module_id, part in weights.items()}
+
+
+def same(one: Any, other: Any) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)

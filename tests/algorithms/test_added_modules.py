@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from several_agents import Repeats, all_to_red, module_of
-from test_several_modules import CONFIGS, config_of, same, weights_of
+from several_agents import CONFIGS, Repeats, all_to_red, config_of, module_of, same, weights_of
 
 from corral import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig
 from corral.errors import CheckpointError, ConfigError
@@ -129,6 +128,10 @@ def test_runners_and_learners_in_other_processes_get_the_module(num_learners: in
         )
         assert same(mine, after["new"])
         algo.evaluate()
+        algo.env_runner_group._runners[1].handle.kill()
+        result = algo.train()  # by a replacement, which has the added modules too
+        assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+        assert result["env_runners"]["num_module_steps_sampled"]["new"] > 0
         algo.remove_module("rules")
         algo.train()
 

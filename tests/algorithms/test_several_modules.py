@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from several_agents import Repeats, Signals, all_to_red, module_of
+from several_agents import CONFIGS, Repeats, Scores, Signals, all_to_red, config_of, same, weights_of
 
 from corral import (
     Algorithm,
@@ -16,44 +16,12 @@ from corral import (
     PPOConfig,
     RandomModule,
     SACConfig,
+    evaluate_policy,
     load_policy,
 )
+from corral.cli.main import main
 from corral.core.returns import gae
 from corral.errors import CheckpointError, ConfigError
-
-CONFIGS: list[type[AlgorithmConfig]] = [PPOConfig, DQNConfig, SACConfig]
-SMALL = {"fcnet_hiddens": [8]}
-
-
-def config_of(base: type[AlgorithmConfig], **multi_agent: Any) -> AlgorithmConfig:
-    """Return a small config with the modules `red`, `blue` and, without a network, `rest`."""
-    config = (
-        base()
-        .environment(Signals, env_config={"box": base is SACConfig})
-        .env_runners(num_envs_per_env_runner=2)
-        .rl_module(model_config=SMALL)
-        .multi_agent(
-            **{
-                "policies": {"red": {}, "blue": {}, "rest": {"module_class": RandomModule}},
-                "policy_mapping_fn": module_of,
-                **multi_agent,
-            }
-        )
-        .debugging(seed=3)
-    )
-    if base is PPOConfig:
-        return config.training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=2)
-    settings = {"num_steps_sampled_before_learning_starts": 20, "train_batch_size_per_learner": 16}
-    return config.training(**settings).reporting(min_sample_timesteps_per_iteration=40)
-
-
-def weights_of(algo: Algorithm) -> dict[str, dict[str, Any]]:
-    weights = algo.learner_group.get_weights()
-    return {module_id: {name: array.copy() for name, array in part.items()} for module_id, part in weights.items()}
-
-
-def same(one: Any, other: Any) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("base", CONFIGS)
@@ -338,6 +306,23 @@ def test_several_learners_train_several_modules() -> None:
 def test_contradictions_name_the_module_the_setting_and_the_remedy(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_of(PPOConfig, **settings).build()
+
+
+def test_rules_that_return_no_actions_are_refused() -> None:
+    policies = {"red": {}, "blue": {}, "rest": {"module_class": Scores}}
+    message = r"Scores.choose_actions\(obs, rng\) must return integers \[2\] .* returns float32\[2, 2\]"
+    with pytest.raises(ConfigError, match=message):
+        config_of(PPOConfig, policies=policies).build()
+
+
+def test_one_policy_does_not_play_for_several_agents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with config_of(PPOConfig).build() as algo:
+        algo.save(tmp_path / "checkpoint")
+    policy = load_policy(tmp_path / "checkpoint", module_id="red")
+    with pytest.raises(ConfigError, match=r"Signals' has several agents.*evaluate\(\)"):
+        evaluate_policy(policy, Signals)
+    assert main(["evaluate", str(tmp_path / "checkpoint")]) != 0
+    assert "['blue', 'red', 'rest']" in " ".join(capsys.readouterr().err.split())
 
 
 def test_rules_cannot_be_the_module_of_a_single_agent() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from taking_turns import TakingTurns
 
+from corral import DQNConfig
 from corral.episodes.lanes import LaneRollout
 from corral.errors import CheckpointError
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer
@@ -252,3 +254,55 @@ def test_a_state_of_another_number_of_lanes_is_refused() -> None:
     other.add(World(3, ["a", "b"]).rollout(3))
     with pytest.raises(CheckpointError, match=r"84 rows, and this one has 86"):
         other.set_state(one.get_state())
+
+
+@pytest.mark.parametrize("fragment", [1, 4])
+def test_what_a_runner_samples_is_connected_agent_by_agent(fragment: int) -> None:
+    rng = np.random.default_rng(0)
+    config = (
+        DQNConfig()
+        .environment(TakingTurns)
+        .env_runners(num_envs_per_env_runner=3, rollout_fragment_length=fragment)
+        .multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent_id, episode: "ab"[rng.integers(2)])
+        .training(num_steps_sampled_before_learning_starts=10**6, replay_buffer_config={"capacity": 200})
+        .reporting(min_sample_timesteps_per_iteration=100)
+        .debugging(seed=1)
+    )
+    TakingTurns.ends.clear()
+    num_cut = 0
+    with config.build() as algo:
+        for _ in range(4):
+            algo.train()
+            for buffer in algo.replay_buffers.values():  # type: ignore[attr-defined]
+                batch = buffer.sample(2000, n_step=3, gamma=0.5)
+                known = set(map(tuple, batch["obs"].astype(int).tolist()))
+                for row in range(300):
+                    episode, age = batch["obs"][row].astype(int).tolist()
+                    steps = int(batch["num_steps"][row])
+                    assert batch["next_obs"][row].tolist() == [episode, age + steps]
+                    assert batch["rewards"][row] == sum(0.5**step * (age + step) for step in range(steps))
+                    end, terminates = TakingTurns.ends.get(episode, (-1, False))
+                    is_last = end == age + steps - 1
+                    flags = (bool(batch["terminated"][row]), bool(batch["truncated"][row]))
+                    assert flags == (is_last and terminates, is_last and not terminates)
+                    if steps < 3 and not is_last:  # the next step is not there
+                        assert (episode, age + steps) not in known
+                        num_cut += 1
+    assert num_cut < 0.1 * 4 * 2 * 300  # only steps before those that wait for their outcome
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_no_transition_crosses_the_failure_of_a_sub_env(breaks: bool) -> None:
+    buffer = ReplayBuffer(100, seed=0)
+    for number in range(2):
+        rows = 3 if breaks and not number else 2
+        shape = (rows, 1)
+        flags = {name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated")}
+        valid = (np.arange(rows) < 2)[:, None]
+        obs = np.zeros((rows + 1, 1, 1), np.float32)  # all alike, so that only `broken` tells the episodes apart
+        columns = {"obs": obs, "actions": np.zeros(shape, np.int64), "rewards": np.ones(shape), "valid": valid, **flags}
+        rollout = LaneRollout(columns, num_rows=rows)
+        rollout.lane_envs, rollout.lane_agents = np.zeros(1, np.int64), ["a"]
+        rollout.continues, rollout.broken = bool(number), [(2, 0)] if rows == 3 else []
+        buffer.add(rollout)
+    assert set(buffer.sample(200, n_step=9)["num_steps"].tolist()) == ({1, 2} if breaks else {1, 2, 3, 4})
