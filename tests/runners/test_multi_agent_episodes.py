@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
+import weakref
 from collections import defaultdict
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from agent_steps import build, module_of, same
 from corral import PPOConfig
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
-from corral.errors import CallbackError
+from corral.errors import CallbackError, EpisodeError
 from corral.runners.make_runner import make_runner
 from corral.runners.runner_state import get_runner_state, set_runner_state
 from scripted_agents import ScriptedAgents
@@ -297,3 +300,36 @@ def test_the_mapping_is_asked_once_with_the_episode() -> None:
             assert all(own.module_id == module_of(agent) for agent, own in episode.agent_episodes.items())
     runner.stop()
     assert len(asked) == len(set(asked)) > 20
+
+
+def test_rollouts_are_freed_at_once() -> None:
+    """Nothing keeps an old rollout, neither the rollouts of its modules nor the episodes that continue."""
+    runner = make_runner(config(on_episode_step=lambda episode: episode.get_rewards(-1)).freeze())
+    gc.collect()
+    gc.disable()
+    try:
+        kept = [weakref.ref(runner.sample(num_timesteps=30)) for _ in range(4)]
+        assert [ref() for ref in kept[:3]] == [None] * 3
+    finally:
+        gc.enable()
+    runner.stop()
+
+
+def test_a_rollout_that_was_sent() -> None:
+    """Episodes and infos are the same after a rollout was pickled; without infos, reading them is an error."""
+    runner = make_runner(config(on_sample_end=lambda: None).freeze())
+    rollout = runner.sample(num_timesteps=60)
+    sent = pickle.loads(pickle.dumps(rollout))
+    for here, there in zip(rollout, sent, strict=True):
+        assert same(here.get_state(), there.get_state())
+    main = sent.modules["main"]
+    at = main.info_column("at")
+    for _, agent in main.chunks():
+        start, lane = agent.place
+        own = [info.get("at", np.nan) for info in agent.get_infos(slice(1, None))]
+        assert np.array_equal(at[start : start + len(agent), lane], own, equal_nan=True)
+    assert np.isfinite(at).any()
+    for episode in rollout.without_infos():
+        with pytest.raises(EpisodeError, match="stayed in the runner"):
+            episode.get_infos()
+    runner.stop()

@@ -80,7 +80,7 @@ def _fits(block: SeatBlock, given: Mapping[str, Any]) -> bool:
 
 
 def agents_of_modules(config: AlgorithmConfig, seats: Seats) -> dict[str, list[AgentID]]:
-    """Return the agents that each module may act for, by module id, as far as trials of the mapping show them.
+    """Return the agents that each module may act for, by module id, where trials of the mapping show them.
 
     Raises:
         ConfigError: The mapping raises, or returns what is no module.

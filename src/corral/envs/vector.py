@@ -358,9 +358,9 @@ def _named(name: str) -> Iterator[None]:
 
 def _refuse_same_step_of_agents(env: gym.Env[Any, Any], name: str, mode: AutoresetMode) -> None:
     """Refuse a reset in the step that ends an episode, which would overwrite the last rewards of the agents."""
-    if isinstance(env.observation_space, SeatsSpace) and mode == AutoresetMode.SAME_STEP:
+    if isinstance(getattr(env, "observation_space", None), SeatsSpace) and mode == AutoresetMode.SAME_STEP:
         raise ConfigError(
-            f"autoreset_mode='same_step' contradicts env {name!r}, which has several agents: leave autoreset_mode out."
+            f"autoreset_mode='same_step' contradicts env {name!r}, which has several agents: leave it unset."
         )
 
 

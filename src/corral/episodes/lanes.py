@@ -33,11 +33,12 @@ class LaneRollout(Rollout):
             came in an earlier rollout: -1 is the last row before this one.
         waits: Whether the agent of a lane has begun a step that is not over, while the rollout is written, bool `[L]`.
         parent: Rollout of the env steps.
+        module_id: Id of the module, once the rollout is complete.
     """
 
-    __slots__ = ("lane_agents", "lane_envs", "lane_rows", "obs_rows", "parent", "waits")
+    __slots__ = ("lane_agents", "lane_envs", "lane_rows", "module_id", "obs_rows", "parent", "waits")
 
-    parent: Rollout
+    parent: Any
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
         """Take columns with room for as many rows as `rewards` has; the runner sets what belongs to the lanes."""
@@ -48,6 +49,7 @@ class LaneRollout(Rollout):
         self.lane_rows: NDArray[np.int64] = np.zeros(num_lanes, np.int64)
         self.obs_rows: NDArray[np.int64] = np.full((self.capacity + 1, num_lanes), -1)
         self.waits: NDArray[np.bool_] = np.zeros(num_lanes, np.bool_)
+        self.module_id = ""
 
     @property
     def env_rows(self) -> NDArray[np.int64]:
@@ -78,10 +80,9 @@ class LaneRollout(Rollout):
 
     def chunks(self) -> list[tuple[int, Any]]:
         """Return the episodes of the agents, or chunks of them, each in a pair with its first row."""
-        module_ids = [module_id for module_id, part in self.parent.by_module().items() if part is self]
-        episodes = [episode for _, episode in self.parent.chunks()]
+        episodes = [episode for _, episode in self.parent.with_modules({self.module_id: self}).chunks()]
         agents = [agent for episode in episodes for agent in episode.agent_episodes.values()]
-        return [(agent.place[0], agent) for agent in agents if agent.module_id in module_ids]
+        return [(agent.place[0], agent) for agent in agents]
 
 
 @dataclass

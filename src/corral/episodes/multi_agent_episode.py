@@ -81,7 +81,7 @@ class MultiAgentEpisode:
     The step counts when the next observation of the agent has come: before that the getters return it, and no length
     or return counts it.
 
-    A runner's episodes hold no data, as those of a single agent: they read the columns of its rollouts, and an episode
+    A runner's episodes hold no data, like episodes of a single agent: they read the columns of its rollouts. An episode
     that spans several `sample()` calls appears as chunks. A step that an agent has not ended when a chunk ends is the
     first step of the agent in the next one, and hangs only while the chunk is written.
 
@@ -548,12 +548,12 @@ class MultiAgentEpisode:
         return {agent_id for agent_id in self.agent_episodes if self._obs_times(agent_id)[-1] == self.env_t}
 
     def get_terminateds(self) -> dict[AgentID, bool]:
-        """Return whether the episode of each agent was terminated; under `"__all__"`, whether that of all was."""
+        """Return whether the episode of each agent was terminated; under `"__all__"`, whether the whole episode was."""
         ended = {agent_id: episode.is_terminated for agent_id, episode in self.agent_episodes.items()}
         return {**ended, _ALL: self.is_terminated}
 
     def get_truncateds(self) -> dict[AgentID, bool]:
-        """Return whether the episode of each agent was truncated; under `"__all__"`, whether that of all was."""
+        """Return whether the episode of each agent was truncated; under `"__all__"`, whether the whole episode was."""
         ended = {agent_id: episode.is_truncated for agent_id, episode in self.agent_episodes.items()}
         return {**ended, _ALL: self.is_truncated}
 

@@ -47,13 +47,25 @@ class MultiAgentRollout(Rollout):
         """Return the rollouts of the modules, by module id."""
         return dict(self.modules)
 
+    def set_modules(self, modules: dict[str, LaneRollout]) -> None:
+        """Set the complete rollouts of the modules, by module id."""
+        # The parent that they know does not know them: in a circle of references, rollouts would stay in memory.
+        parent = self.with_modules({})
+        for module_id, part in modules.items():
+            part.parent, part.module_id, part.info_rows = parent, module_id, self.info_rows
+        self.modules = modules
+
+    def with_modules(self, modules: dict[str, LaneRollout]) -> MultiAgentRollout:
+        """Return this rollout with other modules; the columns are shared."""
+        whole = copy.copy(self)
+        whole.modules = modules
+        return whole
+
     def without_infos(self) -> Rollout:
         """Return the rollout without infos and notes of callbacks, which may be large; the columns are shared."""
         bare = super().without_infos()
         assert isinstance(bare, MultiAgentRollout)
-        bare.modules = {module_id: copy.copy(part) for module_id, part in self.modules.items()}
-        for part in bare.modules.values():
-            part.parent, part.info_rows = bare, bare.info_rows
+        bare.set_modules({module_id: copy.copy(part) for module_id, part in self.modules.items()})
         return bare
 
     # Episodes.

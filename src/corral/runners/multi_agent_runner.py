@@ -401,7 +401,7 @@ class MultiAgentEnvRunner(EnvRunner):
             broken = sum(i == env_index for _, i in rollout.broken)
             id_ = episode_id(carry.id_prefix, env_index, int(carry.counts[env_index]) + int(over) + broken)
             episode = None if self._events is None else self._events.episode(env_index)
-            if episode is None or episode.id_ != id_:  # that of the callbacks is of an env that failed
+            if episode is None or episode.id_ != id_:  # the callbacks still have the one of an env that failed
                 episode = self.make_episode(id_, env_index, rollout)
             self._episodes[env_index] = episode
         return episode
@@ -417,7 +417,7 @@ class MultiAgentEnvRunner(EnvRunner):
         return episode
 
     def _add_lanes(self, module_id: str, place: int, agent: AgentID) -> None:
-        """Add lanes of an agent to a module that had none for it; the exploration begins anew with more rows."""
+        """Add lanes of an agent to a module that had none for it; its exploration is made again."""
         lanes, actor = self.lanes[module_id], self.actors[module_id]
         lanes.add(place, agent)
         actor.make_exploration(self._configs[module_id], len(lanes))
@@ -442,7 +442,7 @@ class MultiAgentEnvRunner(EnvRunner):
         assert isinstance(rollout, MultiAgentRollout)
         if not rollout.num_rows:
             return
-        steps = {}
+        steps, modules = {}, {}
         for module_id, lanes in self.lanes.items():
             actor = self.actors[module_id]
             part = lanes.finish(rollout, keep=not self._needs_reset)
@@ -459,7 +459,8 @@ class MultiAgentEnvRunner(EnvRunner):
             self._check_module_actions(module_id, part, *EPISODE_EVENTS)
             fill_logp(part, actor.distribution, needed=self.config.ON_POLICY)
             actor.exploration.end_sample(part, timestep=self._timestep, explore=explore)
-            rollout.modules[module_id] = part
+            modules[module_id] = part
+        rollout.set_modules(modules)
         rollout.num_agent_steps = sum(steps.values())
         self._log_agent_counts(steps, rollout.num_agent_steps)
         valid = rollout.valid
