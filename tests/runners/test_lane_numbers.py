@@ -1,0 +1,81 @@
+"""What learning computes from lanes, against loops over the steps of each agent on its own."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corral import PPOConfig
+from corral.algorithms.ppo import ppo_batch
+from corral.runners.make_runner import make_runner
+from random_agents import Experience, Log, RandomAgents
+
+
+def make(logs: list[Log], **settings: Any) -> Any:
+    count = itertools.count(1)
+
+    def make_env(config: Any) -> RandomAgents:
+        env = RandomAgents(config)
+        env.number = 1e4 * next(count)
+        logs.append(env.log)
+        return env
+
+    env_config = settings.pop("env_config", {})
+    config = PPOConfig().environment(make_env, env_config=env_config, disable_env_checking=True)
+    config.env_runners(num_envs_per_env_runner=3, vectorization="sync").debugging(seed=0)
+    config.fault_tolerance(restart_failed_sub_environments=True)
+    config.multi_agent(
+        policies=["one", "other"],
+        policy_mapping_fn=lambda agent, episode: ("one", "other")[(int(agent[1:]) + int(episode.id_[-8:], 16)) % 2],
+    )
+    return make_runner(config.copy(**settings).freeze())
+
+
+def value(obs: Any) -> Any:
+    return np.sin(np.asarray(obs, np.float64)).reshape(len(obs), -1)[:, 0]
+
+
+def advantage(step: Experience, later: list[Experience], gamma: float, lambda_: float) -> float:
+    """Return the advantage of a step from the steps of the same agent after it in the rollout, by the definition."""
+    bootstrap = 0.0 if step.terminated else float(np.sin(np.float64(step.next_obs)))
+    delta = step.reward + gamma * bootstrap - float(np.sin(np.float64(step.obs)))
+    follows = later and later[0].episode == step.episode and not (step.terminated or step.truncated)
+    return delta + (gamma * lambda_ * advantage(later[0], later[1:], gamma, lambda_) if follows else 0.0)
+
+
+@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize("fails_at", [-1, 30])
+def test_advantages_are_sums_over_the_steps_of_one_agent(fails_at: int, batch_mode: str) -> None:
+    logs: list[Log] = []
+    runner = make(logs, env_config={"fails_at": fails_at, "seed": 3}, batch_mode=batch_mode)
+    num_compared = 0
+    for num_timesteps in (1, 5, 60, 2, 120, 9, 9, 33):
+        rollout = runner.sample(num_timesteps=num_timesteps)
+        numbers: dict[float, tuple[float, float]] = {}
+        for part in rollout.modules.values():
+            batch = ppo_batch([part], value, gamma=0.9, lambda_=0.8, normalize_advantages=False)
+            found = zip(batch["obs"][:, 0].tolist(), batch["advantages"], batch["value_targets"], strict=True)
+            numbers |= {obs: (float(one), float(target)) for obs, one, target in found}
+        for log in logs:
+            for steps in log.steps.values():
+                here = [step for step in steps if step.obs in numbers]
+                for index, step in enumerate(here):
+                    exact = advantage(step, here[index + 1 :], 0.9, 0.8)
+                    assert numbers[step.obs] == pytest.approx((exact, exact + np.sin(step.obs)), rel=1e-5, abs=1e-4)
+                    num_compared += 1
+        assert sum(len(part.rewards[part.valid]) for part in rollout.modules.values()) == len(numbers)
+    assert num_compared > 300 or fails_at > 0
+
+
+def test_a_step_that_waits_for_the_next_rollout_keeps_the_outputs_that_chose_it() -> None:
+    runner = make([])
+    num_waited = 0
+    for _ in range(60):
+        for module_id, part in runner.sample(num_timesteps=3).modules.items():
+            outputs = runner.actors[module_id].inference(part.obs[:-1].reshape(-1, 1)).reshape(part.dist_inputs.shape)
+            np.testing.assert_allclose(part.dist_inputs[part.valid], outputs[part.valid], rtol=1e-4, atol=1e-5)
+            num_waited += int((part.obs_rows[0] < 0).sum())
+    assert num_waited > 10
