@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral import PPOConfig
+from corral import DQNConfig, PPOConfig
 from corral.algorithms.ppo import ppo_batch
 from corral.runners.make_runner import make_runner
 from random_agents import Experience, Log, RandomAgents
@@ -79,3 +79,27 @@ def test_a_step_that_waits_for_the_next_rollout_keeps_the_outputs_that_chose_it(
             np.testing.assert_allclose(part.dist_inputs[part.valid], outputs[part.valid], rtol=1e-4, atol=1e-5)
             num_waited += int((part.obs_rows[0] < 0).sum())
     assert num_waited > 10
+
+
+def test_a_step_that_waits_for_the_next_rollout_keeps_the_log_probability_that_the_exploration_gave() -> None:
+    runner = make([], exploration_config={"type": "StochasticSampling", "random_timesteps": 10_000})
+    for _ in range(60):
+        for part in runner.sample(num_timesteps=3).modules.values():
+            np.testing.assert_allclose(part.logp[part.valid], -np.log(3), rtol=1e-6)
+
+
+def test_an_exploration_keeps_what_it_has_adapted_when_agents_come_to_its_module() -> None:
+    late: list[bool] = []
+    config = DQNConfig().environment(RandomAgents, disable_env_checking=True).debugging(seed=0)
+    config.env_runners(num_envs_per_env_runner=2).multi_agent(
+        policies=["one", "other"],
+        policy_mapping_fn=lambda agent, episode: "other" if agent == "a0" or late else "one",
+    )
+    config.exploration(exploration_config={"type": "ParameterNoise", "random_timesteps": 0})
+    runner = make_runner(config.freeze())
+    exploration = runner.actors["other"].exploration
+    exploration.stddev = 0.125
+    late.append(True)
+    rollout = runner.sample(num_timesteps=60)
+    assert {*rollout.modules["other"].lane_agents} == {"a0", "a1", "a2", "a3"}
+    assert runner.actors["other"].exploration.stddev == pytest.approx(0.125, rel=0.011)
