@@ -14,6 +14,9 @@ from corral.runners.make_runner import make_runner
 from random_agents import Experience, Log, RandomAgents
 
 
+NAMES = ["one", "other"]
+
+
 def make(logs: list[Log], **settings: Any) -> Any:
     count = itertools.count(1)
 
@@ -24,13 +27,11 @@ def make(logs: list[Log], **settings: Any) -> Any:
         return env
 
     env_config = settings.pop("env_config", {})
+    mapping = settings.pop("mapping", lambda agent, episode: NAMES[(int(agent[1:]) + int(episode.id_[-8:], 16)) % 2])
     config = PPOConfig().environment(make_env, env_config=env_config, disable_env_checking=True)
     config.env_runners(num_envs_per_env_runner=3, vectorization="sync").debugging(seed=0)
     config.fault_tolerance(restart_failed_sub_environments=True)
-    config.multi_agent(
-        policies=["one", "other"],
-        policy_mapping_fn=lambda agent, episode: ("one", "other")[(int(agent[1:]) + int(episode.id_[-8:], 16)) % 2],
-    )
+    config.multi_agent(policies=NAMES, policy_mapping_fn=mapping)
     return make_runner(config.copy(**settings).freeze())
 
 
@@ -103,3 +104,29 @@ def test_an_exploration_keeps_what_it_has_adapted_when_agents_come_to_its_module
     rollout = runner.sample(num_timesteps=60)
     assert {*rollout.modules["other"].lane_agents} == {"a0", "a1", "a2", "a3"}
     assert runner.actors["other"].exploration.stddev == pytest.approx(0.125, rel=0.011)
+
+
+@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
+def test_returns_and_steps_are_counted_by_module(batch_mode: str) -> None:
+    logs: list[Log] = []
+    runner = make(logs, mapping=lambda agent, episode: NAMES[agent == "a3"], batch_mode=batch_mode)
+    lifetime = dict.fromkeys(NAMES, 0)
+    for num_timesteps in (200, 90):
+        rollout = runner.sample(num_timesteps=num_timesteps)
+        metrics = runner.metrics.reduce()
+        for name in NAMES:
+            count = int(rollout.modules[name].valid.sum())
+            lifetime[name] += count
+            assert metrics["num_module_steps_sampled"][name] == count
+            assert metrics["num_module_steps_sampled_lifetime"][name] == lifetime[name]
+        assert metrics["num_agent_steps_sampled_lifetime"] == sum(lifetime.values())
+    if batch_mode == "truncate_episodes":
+        for name, agents in zip(NAMES, (("a0", "a1", "a2"), ("a3",)), strict=True):
+            returns = [
+                sum(episode[agent] for agent in agents if agent in episode)
+                for log in logs
+                for episode in log.returns
+                if episode.keys() & {*agents}
+            ]
+            assert len(returns) > 10
+            assert metrics["module_episode_return_mean"][name] == pytest.approx(np.mean(returns))
