@@ -20,6 +20,7 @@ from corral import (
 )
 from corral.core.returns import gae
 from corral.errors import CheckpointError, ConfigError
+from corral.modules.q_module import QModule
 
 CONFIGS: list[type[AlgorithmConfig]] = [PPOConfig, DQNConfig, SACConfig]
 SMALL = {"fcnet_hiddens": [8]}
@@ -45,6 +46,10 @@ def config_of(base: type[AlgorithmConfig], **multi_agent: Any) -> AlgorithmConfi
         return config.training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=2)
     settings = {"num_steps_sampled_before_learning_starts": 20, "train_batch_size_per_learner": 16}
     return config.training(**settings).reporting(min_sample_timesteps_per_iteration=40)
+
+
+def two_to_red(agent_id: str, episode: Any, **_: Any) -> str:
+    return "blue" if agent_id == "blue" else "red"
 
 
 def weights_of(algo: Algorithm) -> dict[str, dict[str, Any]]:
@@ -175,6 +180,21 @@ def test_each_module_has_a_buffer_and_updates_of_its_own(base: type[AlgorithmCon
             assert abs(updates.count(module_id) - due) <= 4
         with pytest.raises(ConfigError, match="several modules"):
             algo.local_replay_buffer  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_target_network_is_updated_by_the_steps_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[Any] = []
+    update_target = QModule.update_target
+    monkeypatch.setattr(QModule, "update_target", lambda self, tau: (moved.append(self), update_target(self, tau))[1])
+    config = config_of(DQNConfig, policies={"red": {}, "blue": {}}, policy_mapping_fn=two_to_red)
+    with config.training(target_network_update_freq=60, num_steps_sampled_before_learning_starts=0).build() as algo:
+        moved.clear()
+        for _ in range(5):
+            algo.train()
+        for module_id, buffer in algo.replay_buffers.items():  # type: ignore[attr-defined]
+            of_module = sum(module is algo.get_module(module_id) for module in moved)
+            steps = buffer.num_env_steps_added
+            assert steps / 90 < of_module <= steps / 60, module_id  # a round of sampling has at most 24 steps
 
 
 @pytest.mark.parametrize("base", CONFIGS)
