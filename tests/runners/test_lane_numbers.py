@@ -13,7 +13,6 @@ from corral.algorithms.ppo import ppo_batch
 from corral.runners.make_runner import make_runner
 from random_agents import Experience, Log, RandomAgents
 
-
 NAMES = ["one", "other"]
 
 
