@@ -10,6 +10,7 @@ import pytest
 
 from corral import DQNConfig, PPOConfig
 from corral.algorithms.ppo import ppo_batch
+from corral.exploration.sampling import StochasticSampling
 from corral.runners.make_runner import make_runner
 from random_agents import Experience, Log, RandomAgents
 
@@ -86,6 +87,38 @@ def test_a_step_that_waits_for_the_next_rollout_keeps_the_log_probability_that_t
     for _ in range(60):
         for part in runner.sample(num_timesteps=3).modules.values():
             np.testing.assert_allclose(part.logp[part.valid], -np.log(3), rtol=1e-6)
+
+
+class NotesBegins(StochasticSampling):
+    """Notes the observations, each of which is another number, in which episodes begin."""
+
+    def begin_episodes(self, begins: Any, *, timestep: int, explore: bool) -> None:
+        self.begins = begins.copy()
+
+    def get_exploration_action(self, *, action_distribution: Any, **settings: Any) -> Any:
+        self.noted = [*getattr(self, "noted", []), *action_distribution.obs[self.begins, 0].tolist()]
+        return super().get_exploration_action(action_distribution=action_distribution, **settings)
+
+
+@pytest.mark.parametrize("fails_at", [-1, 30])
+def test_an_exploration_sees_each_episode_of_each_agent_begin_once(fails_at: int) -> None:
+    logs: list[Log] = []
+    runner = make(logs, env_config={"fails_at": fails_at}, exploration_config={"type": NotesBegins})
+    for _ in range(40):
+        runner.sample(num_timesteps=5)
+    noted = [obs for actor in runner.actors.values() for obs in actor.exploration.noted]
+    firsts = [
+        step.obs
+        for log in logs
+        for steps in log.steps.values()
+        for before, step in zip([None, *steps], steps, strict=False)
+        if before is None or before.episode != step.episode
+    ]
+    assert len(noted) == len({*noted}) > 30
+    if fails_at > 0:  # steps that came to nothing are not in the logs
+        assert {*firsts} <= {*noted}
+    else:
+        assert sorted(noted) == sorted(firsts)
 
 
 def test_an_exploration_keeps_what_it_has_adapted_when_agents_come_to_its_module() -> None:
