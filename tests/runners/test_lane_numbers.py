@@ -162,3 +162,16 @@ def test_returns_and_steps_are_counted_by_module(batch_mode: str) -> None:
             ]
             assert len(returns) > 10
             assert metrics["module_episode_return_mean"][name] == pytest.approx(np.mean(returns))
+
+
+def test_the_noise_in_weights_adapts_to_the_latest_step_of_each_agent() -> None:
+    config = DQNConfig().environment(RandomAgents, env_config={"together": True}, disable_env_checking=True)
+    config.env_runners(num_envs_per_env_runner=3).debugging(seed=0).multi_agent(policies=["one"])
+    config.exploration(exploration_config={"type": "ParameterNoise", "random_timesteps": 0})
+    runner = make_runner(config.freeze())
+    exploration = runner.actors["one"].exploration
+    measured, distance = [], exploration.distance
+    exploration.distance = lambda plain, noisy: (measured.append(len(plain)), distance(plain, noisy))[1]
+    for _ in range(20):
+        part = runner.sample(num_timesteps=60).modules["one"]
+        assert measured.pop() == np.count_nonzero(part.valid.any(0))
