@@ -89,6 +89,17 @@ def test_a_step_that_waits_for_the_next_rollout_keeps_the_log_probability_that_t
             np.testing.assert_allclose(part.logp[part.valid], -np.log(3), rtol=1e-6)
 
 
+def test_only_the_episodes_that_were_asked_for_are_in_the_returns() -> None:
+    runner = make([])
+    returns: dict[Any, list[float]] = {}
+    for _ in range(6):
+        for part in runner.sample(num_episodes=4).modules.values():
+            for lane, start, stop, _ in part.spans():
+                returns.setdefault(part.lane_agents[lane], []).append(part.rewards[start:stop, lane].sum())
+    found = runner.metrics.reduce()["agent_episode_return_mean"]
+    assert found == {agent: pytest.approx(np.mean(values)) for agent, values in returns.items()}
+
+
 class NotesBegins(StochasticSampling):
     """Notes the observations, each of which is another number, in which episodes begin."""
 
