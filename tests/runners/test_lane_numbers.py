@@ -108,6 +108,7 @@ class NotesBegins(StochasticSampling):
 
     def get_exploration_action(self, *, action_distribution: Any, **settings: Any) -> Any:
         self.noted = [*getattr(self, "noted", []), *action_distribution.obs[self.begins, 0].tolist()]
+        self.timesteps = [*getattr(self, "timesteps", []), settings["timestep"]]
         return super().get_exploration_action(action_distribution=action_distribution, **settings)
 
 
@@ -130,6 +131,17 @@ def test_an_exploration_sees_each_episode_of_each_agent_begin_once(fails_at: int
         assert {*firsts} <= {*noted}
     else:
         assert sorted(noted) == sorted(firsts)
+
+
+def test_an_exploration_knows_the_env_steps_so_far() -> None:
+    runner = make([], mapping=lambda agent, episode: "one", exploration_config={"type": NotesBegins})
+    for start in (1000, 7000):
+        valid = runner.sample(num_timesteps=100, timestep=start).valid
+        exploration = runner.actors["one"].exploration
+        assert exploration.timesteps == [
+            start + np.count_nonzero(valid[:row]) for row in range(len(valid)) if valid[row].any()
+        ]
+        exploration.timesteps.clear()
 
 
 def test_an_exploration_keeps_what_it_has_adapted_when_agents_come_to_its_module() -> None:
