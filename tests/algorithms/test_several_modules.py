@@ -182,6 +182,18 @@ def test_each_module_has_a_buffer_and_updates_of_its_own(base: type[AlgorithmCon
             algo.local_replay_buffer  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_transitions_have_the_n_steps_and_the_discount_of_the_module() -> None:
+    config = config_of(DQNConfig, algorithm_config_overrides_per_module={"blue": {"n_step": 2, "gamma": 0.5}})
+    seen: dict[str, tuple[int, float]] = {}
+
+    def note(policy_id: str, train_batch: Any) -> None:
+        seen[policy_id] = int(train_batch["num_steps"].max()), float(train_batch["discounts"].min())
+
+    with config.training(n_step=3, gamma=0.9).callbacks(on_learn_on_batch=note).build() as algo:
+        algo.train()
+    assert seen == {"red": (3, pytest.approx(0.729)), "blue": (2, pytest.approx(0.25))}
+
+
 def test_a_target_network_is_updated_by_the_steps_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[Any] = []
     update_target = QModule.update_target
