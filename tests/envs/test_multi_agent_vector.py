@@ -19,7 +19,7 @@ from corral.envs.env_host import EnvHost
 from corral.envs.multi_agent_env import MultiAgentEnv
 from corral.envs.seats import SeatsSpace
 from corral.envs.vector import EnvContext, make_vector_env
-from corral.errors import EnvError, SubEnvError
+from corral.errors import ConfigError, EnvError, SubEnvError
 from random_agents import RandomAgents
 
 VECTORIZATIONS = ["sync", "async"]
@@ -124,11 +124,10 @@ def assert_same(one: Any, other: Any) -> None:
         assert is_same(infos, other_infos)
 
 
-@pytest.mark.parametrize("mode", ["next_step", "same_step"])
 @pytest.mark.parametrize("env", [Turns, RandomAgents])
-def test_processes_give_the_same_arrays(make_host: Any, env: Any, mode: str) -> None:
-    given = {"env_config": {"num_kinds": 2, "length": 4}, "autoreset_mode": mode}
-    hosts = [make_host(config(env, vectorization, **given)) for vectorization in VECTORIZATIONS]
+def test_processes_give_the_same_arrays(make_host: Any, env: Any) -> None:
+    env_config = {"num_kinds": 2, "length": 4}
+    hosts = [make_host(config(env, vectorization, env_config=env_config)) for vectorization in VECTORIZATIONS]
     assert isinstance(hosts[0].env.single_observation_space, SeatsSpace)
     assert hosts[0].env.single_observation_space.seats == hosts[1].env.single_observation_space.seats
     assert_same(*([(*host.reset(),)] for host in hosts))
@@ -137,17 +136,11 @@ def test_processes_give_the_same_arrays(make_host: Any, env: Any, mode: str) -> 
     assert sum(step[2].sum() + step[3].sum() for step in played[0]) > 5
 
 
-def test_a_same_step_reset_keeps_the_arrays_of_the_end(make_host: Any) -> None:
-    host = make_host(config(env_config={"length": 2}, autoreset_mode="same_step"))
-    host.reset()
-    actions = {"block_0": np.array([[3, 4], [3, 4]])}
-    host.step(actions)
-    obs, rewards, terminated, _, infos = host.step(actions)
-    assert terminated.all() and rewards.tolist() == [3.0, 3.0]
-    assert obs["observed"].tolist() == [[1, 0]] * 2 and obs["rewards"].tolist() == [[0, 0]] * 2
-    final = host.final_obs(infos, 1)
-    assert final["obs"]["block_0"][0, 0] == 2.0 and final["rewards"].tolist() == [-1.0, 4.0]
-    assert infos[1]["final_info"] == {"agents": {"black": {"t": 2}}, "common": None}
+def test_sub_envs_are_reset_in_steps_of_their_own() -> None:
+    with pytest.raises(
+        ConfigError, match=r"autoreset_mode='same_step' contradicts env 'Turns', which has several agents"
+    ):
+        make_vector_env(Turns, EnvContext({}), num_envs=2, autoreset_mode="same_step")
 
 
 class TestFailures:
@@ -197,6 +190,16 @@ class TestFailures:
 
         with pytest.raises(EnvError, match="env 'Spaceless': agent 'black' has no action space"):
             make_vector_env(Spaceless, EnvContext({}), num_envs=1, check=False)
+
+    def test_envs_that_are_no_multi_agent_env_are_told_to_be_one(self) -> None:
+        class Foreign(gym.Env[Any, Any]):
+            possible_agents = ("a", "b")
+            observation_space = action_space = None  # type: ignore[assignment]
+
+        with pytest.raises(EnvError, match=r"observation_space must be .* Several agents need a corral\.MultiAgentEnv"):
+            make_vector_env(Foreign, EnvContext({}), num_envs=1)
+        with pytest.raises(EnvError, match=r"expected .* a corral\.MultiAgentEnv or an env of PettingZoo, got dict"):
+            make_vector_env(lambda: {}, EnvContext({}), num_envs=1)
 
     def test_observations_that_lose_precision_are_reported(self, caplog: pytest.LogCaptureFixture) -> None:
         class Doubles(Turns):

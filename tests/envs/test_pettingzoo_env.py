@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -289,3 +290,21 @@ def test_an_env_without_a_list_of_its_agents() -> None:
 
     with pytest.raises(EnvError, match="env 'Unknown': PettingZoo's Unknown has no possible_agents"):
         make_vector_env(Unknown, EnvContext({}), num_envs=1)
+
+
+def test_a_wrapper_that_shows_one_agent_is_an_env_of_one_agent() -> None:
+    class OneAgent(pettingzoo.utils.BaseWrapper, gym.Env):  # type: ignore[misc]
+        """As in PettingZoo's tutorials for libraries of one agent."""
+
+        observation_space, action_space = spaces.Box(0, 99, (2,), np.float32), spaces.Discrete(5)
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.env.reset(seed=seed)
+            return self.env.observe("a"), {}
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(2, np.float32), 0.0, True, False, {}
+
+    made = make_vector_env(lambda: OneAgent(Dwindling()), EnvContext({}), num_envs=1)
+    assert made.single_action_space == spaces.Discrete(5)
+    made.close()

@@ -243,7 +243,7 @@ class TestResolve:
             resolve_env(CountingEnv())
 
     def test_a_factory_of_something_else_is_refused(self) -> None:
-        with pytest.raises(EnvError, match="expected a gymnasium Env or VectorEnv, got int"):
+        with pytest.raises(EnvError, match=r"a corral\.MultiAgentEnv or an env of PettingZoo, got int"):
             make_vector_env(lambda: 3, EnvContext({}), num_envs=1)
 
 

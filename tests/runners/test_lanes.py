@@ -11,7 +11,8 @@ import pytest
 
 from corral import PPOConfig
 from corral.checkpoint.codec import decode, encode
-from corral.episodes.lanes import LaneRollout, MultiAgentRollout
+from corral.episodes.lanes import LaneRollout
+from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import Rollout
 from corral.errors import CheckpointError
 from corral.modules.heuristic import HeuristicModule, RandomModule

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
+import weakref
 from collections import defaultdict
 from typing import Any
 
@@ -11,14 +14,21 @@ import pytest
 from agent_steps import build, module_of, same
 from corral import PPOConfig
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.errors import CallbackError, EpisodeError
 from corral.runners.make_runner import make_runner
+from corral.runners.runner_state import get_runner_state, set_runner_state
 from scripted_agents import ScriptedAgents
 
 
-def config(num_envs: int = 3, apart: bool = False, **callbacks: Any) -> PPOConfig:
-    config = PPOConfig().environment(
-        lambda context: ScriptedAgents(100 + context.vector_index, apart=apart), disable_env_checking=True
-    )
+def config(num_envs: int = 3, apart: bool = False, fails: float = 0.0, **callbacks: Any) -> PPOConfig:
+    episodes: dict[int, list[Any]] = defaultdict(list)
+
+    def make_env(context: Any) -> ScriptedAgents:
+        i = context.vector_index
+        return ScriptedAgents(100 + i + 10 * len(episodes[i]), apart=apart, fails=fails, episodes=episodes[i])
+
+    config = PPOConfig().environment(make_env, disable_env_checking=True)
+    config.fault_tolerance(restart_failed_sub_environments=True)
     config.env_runners(num_envs_per_env_runner=num_envs)
     config.multi_agent(policies={"main", "other"}, policy_mapping_fn=module_of)
     return config.callbacks(**callbacks).debugging(seed=0)
@@ -30,7 +40,7 @@ def by_hand(runner: Any) -> dict[int, list[MultiAgentEpisode]]:
     for i, env in enumerate(runner.foreach_env(lambda env: env.unwrapped)):
         for played in env.episodes:
             played.outputs = [{} for _ in played.actions]
-        found[i] = [build(played) for played in env.episodes if len(played)]
+        found[i] = [build(played) for played in env.episodes]
     return found
 
 
@@ -56,11 +66,11 @@ def assert_same(found: MultiAgentEpisode, wanted: MultiAgentEpisode) -> None:
         assert own.get_infos() == by_hand.get_infos()
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("apart", "fails"), [(False, 0.0), (True, 0.0), (False, 0.05)])
 @pytest.mark.parametrize("num_timesteps", [3, 8, 40])
-def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool) -> None:
-    """Chunks over several rollouts, joined, are what the envs gave; notes are shared."""
-    runner = make_runner(config(apart=apart, on_sample_end=lambda: None).freeze())
+def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool, fails: float) -> None:
+    """Chunks over several rollouts, joined, are what the envs gave, also where sub-envs failed and were replaced."""
+    runner = make_runner(config(apart=apart, fails=fails, on_sample_end=lambda: None).freeze())
     joined: dict[str, MultiAgentEpisode] = {}
     of_env: dict[int, list[str]] = defaultdict(list)
     for _ in range(120 // num_timesteps):
@@ -79,8 +89,9 @@ def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool
     runner.stop()
     num_ended = 0
     for i, ids in of_env.items():
-        assert len(ids) in (len(hand[i]), len(hand[i]) + 1)
-        for id_, wanted in zip(ids, hand[i], strict=False):
+        played = [episode for episode in hand[i] if len(episode)]
+        assert len(ids) == len(played)
+        for id_, wanted in zip(ids, played, strict=True):
             assert joined[id_].is_done == wanted.is_done
             assert_same(joined[id_], wanted)
             if wanted.is_done:
@@ -170,3 +181,155 @@ def test_events_of_the_episodes(num_timesteps: int) -> None:
                 ("end", length),
             ]
         assert len(ids) > 4
+
+
+def test_events_where_sub_envs_fail() -> None:
+    """The episode of a sub-env that failed gets no further event; another is created and started."""
+    watching = Watching()
+    runner = make_runner(config(2, fails=0.05, **watching.events()).freeze())
+    for _ in range(10):
+        runner.sample(num_timesteps=20)
+    assert runner.num_sub_env_restarts > 3
+    runner.stop()
+    of_episode: dict[str, list[str]] = defaultdict(list)
+    for event, _, id_, _ in watching.trace:
+        of_episode[id_].append(event)
+    cut_off = [events for events in of_episode.values() if events[-1] == "step"]
+    assert len(cut_off) >= 3
+    assert all(events[:2] == ["created", "start"] for events in of_episode.values() if len(events) > 1)
+
+
+def test_whole_episodes() -> None:
+    """Of complete episodes every step of every agent is there, and nothing of others."""
+    runner = make_runner(config(on_episode_step=lambda: None, on_sample_end=lambda: None).freeze())
+    for _ in range(5):
+        before = {i: len(episodes) for i, episodes in by_hand(runner).items()}
+        found = list(runner.sample(num_episodes=4))
+        assert len(found) == 4 and all(episode.is_done for episode in found)
+        for i, hand in by_hand(runner).items():
+            mine = [episode for episode in found if episode.env_index == i]
+            for episode, wanted in zip(mine, hand[before[i] :], strict=False):
+                assert_same(episode, wanted)
+    runner.stop()
+
+
+def test_a_runner_continues_its_episodes_from_a_state() -> None:
+    """Notes, chunks, infos and steps that hang come through a state; the events continue."""
+    watching = Watching()
+    runner, other = (make_runner(config(2, **watching.events()).freeze()) for _ in range(2))
+    runner.sample(num_timesteps=18)
+    other.sample(num_timesteps=2)
+    assert set_runner_state(other, get_runner_state(runner)) == {"num_envs_continued": 2, "num_envs_restarted": 0}
+    runner.stop()
+    unfinished = {id_ for _, _, id_, t in watching.trace[-4:] if t}
+    watching.trace.clear()
+    other.sample(num_timesteps=60)
+    other.stop()
+    ended = {id_ for event, _, id_, _ in watching.trace if event == "end"}
+    assert unfinished & ended
+
+
+def test_trajectories_of_all_agents() -> None:
+    """Each agent's trajectory is a view of its lane, and comes with the original columns of all agents."""
+    seen: list[tuple[str, Any]] = []
+
+    def share(
+        episode: Any, agent_id: Any, policy_id: str, policies: Any, postprocessed_batch: Any, original_batches: Any
+    ) -> None:
+        seen.append((episode.id_, agent_id))
+        assert policy_id == module_of(agent_id) == episode.module_for(agent_id)
+        assert set(original_batches) == episode.agent_ids
+        own = episode.agent_episodes[agent_id]
+        for other, (module, columns) in original_batches.items():
+            assert module is policies[module_of(other)]
+            hand = episode.agent_episodes[other]
+            assert np.array_equal(columns["obs"], hand.get_observations(slice(0, -1)))
+            assert np.array_equal(columns["actions"], hand.get_actions())
+        assert np.array_equal(original_batches[agent_id][1]["rewards"], own.get_rewards())
+        assert np.array_equal(postprocessed_batch["next_obs"], own.get_observations(slice(1, None)))
+        assert postprocessed_batch["infos"] == own.get_infos(slice(1, None))
+        team = sum(columns["rewards"].sum() for _, columns in original_batches.values())
+        postprocessed_batch["rewards"] = np.full(len(own), team)
+        postprocessed_batch["team"] = np.full(len(own), team)
+
+    runner = make_runner(config(on_postprocess_trajectory=share).freeze())
+    for _ in range(4):
+        seen.clear()
+        rollout = runner.sample(num_timesteps=60)
+        for episode in rollout:
+            values = {own.get_extra_model_outputs("team", 0) for own in episode.agent_episodes.values()}
+            assert len(values) == 1 and all(own.get_rewards(0) in values for own in episode.agent_episodes.values())
+        assert seen == [(episode.id_, agent) for episode in rollout for agent in episode.agent_episodes]
+        assert rollout.num_agent_steps == sum(
+            int(np.isfinite(part["team"][part.valid]).sum()) for part in rollout.modules.values()
+        )
+    runner.stop()
+
+
+def test_a_callback_that_writes_an_impossible_action_is_named() -> None:
+    def spoil(episode: Any) -> None:
+        for agent in episode.agent_episodes.values():
+            if len(agent):
+                agent.set_actions(new_data=7, at_indices=-1)
+
+    runner = make_runner(config(on_episode_step=spoil).freeze())
+    with pytest.raises(CallbackError, match=r"on_episode_step.*spoil.*wrote the action 7"):
+        runner.sample(num_timesteps=60)
+    runner.stop()
+
+
+def test_the_mapping_is_asked_once_with_the_episode() -> None:
+    """The mapping gets the episode of the callbacks, which know the modules of agents that are not there yet."""
+    asked: list[tuple[str, Any]] = []
+
+    def mapping(agent_id: Any, episode: MultiAgentEpisode) -> str:
+        if "choice" in episode.custom_data:  # otherwise it is asked which modules an agent may have
+            assert episode.custom_data["choice"] == episode.id_
+            asked.append((episode.id_, agent_id))
+        return module_of(agent_id)
+
+    def create(episode: MultiAgentEpisode) -> None:
+        episode.custom_data["choice"] = episode.id_
+        assert episode.module_for("d") == "other"
+
+    made = config(on_episode_created=create, on_sample_end=lambda: None)
+    runner = make_runner(made.multi_agent(policy_mapping_fn=mapping).freeze())
+    for _ in range(10):
+        for episode in runner.sample(num_timesteps=12):
+            assert episode.custom_data["choice"] == episode.id_
+            assert all(own.module_id == module_of(agent) for agent, own in episode.agent_episodes.items())
+    runner.stop()
+    assert len(asked) == len(set(asked)) > 20
+
+
+def test_rollouts_are_freed_at_once() -> None:
+    """Nothing keeps an old rollout, neither the rollouts of its modules nor the episodes that continue."""
+    runner = make_runner(config(on_episode_step=lambda episode: episode.get_rewards(-1)).freeze())
+    gc.collect()
+    gc.disable()
+    try:
+        kept = [weakref.ref(runner.sample(num_timesteps=30)) for _ in range(4)]
+        assert [ref() for ref in kept[:3]] == [None] * 3
+    finally:
+        gc.enable()
+    runner.stop()
+
+
+def test_a_rollout_that_was_sent() -> None:
+    """Episodes and infos are the same after a rollout was pickled; without infos, reading them is an error."""
+    runner = make_runner(config(on_sample_end=lambda: None).freeze())
+    rollout = runner.sample(num_timesteps=60)
+    sent = pickle.loads(pickle.dumps(rollout))
+    for here, there in zip(rollout, sent, strict=True):
+        assert same(here.get_state(), there.get_state())
+    main = sent.modules["main"]
+    at = main.info_column("at")
+    for _, agent in main.chunks():
+        start, lane = agent.place
+        own = [info.get("at", np.nan) for info in agent.get_infos(slice(1, None))]
+        assert np.array_equal(at[start : start + len(agent), lane], own, equal_nan=True)
+    assert np.isfinite(at).any()
+    for episode in rollout.without_infos():
+        with pytest.raises(EpisodeError, match="stayed in the runner"):
+            episode.get_infos()
+    runner.stop()

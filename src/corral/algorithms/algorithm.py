@@ -22,6 +22,7 @@ from corral.algorithms.algorithm_state import (
 )
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.fitting import fit
+from corral.algorithms.module_changes import add_module, load_module_weights, remove_module
 from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
@@ -46,6 +47,7 @@ from corral.loggers import Logger
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.result import merge_nested, plain_numbers
 from corral.metrics.timers import Timers, timer_results
+from corral.modules.heuristic import HeuristicModule
 from corral.modules.layers import Layers
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
@@ -191,7 +193,9 @@ class Algorithm(metaclass=_WithHints):
             wanted = [num_threads_for(module, config.num_threads) for module in modules.values()]
             self._num_threads = None if None in wanted else max(filter(None, wanted))
             learning = {
-                module_id: self.learning_spec(module_id) for module_id, module in modules.items() if learns(module)
+                module_id: self.learning_spec(module_id)
+                for module_id, module in modules.items()
+                if not isinstance(module, HeuristicModule)
             }
             self.learner_group = make_learner_group(config, specs, modules, learning, self.engine)
             self.weight_providers: dict[str, Callable[[], Mapping[str, Any]]] = {
@@ -305,6 +309,96 @@ class Algorithm(metaclass=_WithHints):
                 names = (*names, *learner_metrics(*self.get_module(module_id).parameter_groups()))
             for name in dict.fromkeys(names):
                 self.metrics.log_reserved(("learners", module_id, name), [], reduce="mean")
+
+    def add_module(
+        self,
+        module_id: str,
+        *,
+        module_class: type[Module] | None = None,
+        model_config: Mapping[str, Any] | None = None,
+        observation_space: Any = None,
+        action_space: Any = None,
+        copy_from: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        policy_mapping_fn: Any = None,
+        policies_to_train: Any = None,
+    ) -> Module:
+        """Add a module while training, in all learners and runners, and return it. Fires `on_create_policy`.
+
+        Episodes that have begun keep their modules; the new mapping counts for agents that are first observed later.
+        Checkpoints from now on hold the module, and `from_checkpoint` builds it.
+
+        Args:
+            module_id: Id that no module has.
+            module_class: Class of the module; `None` is as in the config.
+            model_config: Settings of the class; `None` is as in the config.
+            observation_space: Space of one observation; `None` is the space of the agents that are mapped to it.
+            action_space: Space of one action; `None` is the space of the agents that are mapped to it.
+            copy_from: Id of a module whose class, settings, spaces and present weights the new one gets, where no
+                others are given; the new one has an optimizer of its own.
+            overrides: Settings of the module, as in `algorithm_config_overrides_per_module`.
+            policy_mapping_fn: A new mapping; `None` keeps the present one.
+            policies_to_train: Which modules learn from now on; `None` keeps the present choice.
+
+        Raises:
+            ConfigError: The module exists, or a setting is wrong; nothing was changed.
+        """
+        given = {
+            "module_class": module_class,
+            "model_config": None if model_config is None else dict(model_config),
+            "observation_space": observation_space,
+            "action_space": action_space,
+        }
+        return add_module(
+            self,
+            module_id,
+            {name: value for name, value in given.items() if value is not None},
+            overrides=overrides or {},
+            copy_from=copy_from,
+            changes=_given(policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train),
+        )
+
+    def remove_module(self, module_id: str, *, policy_mapping_fn: Any = None, policies_to_train: Any = None) -> None:
+        """Remove a module while training, from all learners and runners, with its optimizer and its replay buffer.
+
+        Args:
+            module_id: Id of the module.
+            policy_mapping_fn: A mapping that does not lead to the module; `None` keeps the present one.
+            policies_to_train: Which modules learn from now on; `None` keeps the present choice, without the module.
+
+        Raises:
+            ConfigError: There is no such module, or the mapping leads to it; nothing was changed.
+        """
+        remove_module(self, module_id, _given(policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train))
+
+    def load_module_weights(self, path: str | Path, module_id: str, from_module_id: str | None = None) -> None:
+        """Load the weights of one module from a checkpoint of this run or another one, and send them to the runners.
+
+        Its optimizer keeps its state, and all other modules stay as they are.
+
+        Args:
+            path: A checkpoint, or a run directory, of which the best checkpoint is taken.
+            module_id: Id of the module that gets the weights.
+            from_module_id: Id of the module in the checkpoint; `None` is the same id, or the only one.
+
+        Raises:
+            CheckpointError: There is no such checkpoint or module, or the weights do not fit; nothing was changed.
+        """
+        load_module_weights(self, path, module_id, from_module_id)
+
+    def setup_modules(self) -> None:
+        """Prepare what the training step keeps for each module; called again when a module was added or removed."""
+        return
+
+    def use_modules(self, config: AlgorithmConfig, specs: Mapping[str, ModuleSpec]) -> None:
+        """Use a config with other modules in this process and in all runners; forget modules without a spec."""
+        self._use_config(config)
+        for module_id in self._policies.keys() - specs.keys():
+            del self._policies[module_id]
+            self.explorations.pop(module_id, None)
+        if specs.keys() != self.env_runner_group.module_specs.keys():
+            self.env_runner_group.set_modules(self.config, specs)
+        self._evaluator.set_modules(self.config, specs)
 
     @property
     def exploration(self) -> Exploration:
@@ -786,6 +880,5 @@ def _end_dropped(engine: LazyEngine) -> None:
     engine.stop()
 
 
-def learns(module: Module) -> bool:
-    """Return whether a module has weights that gradient steps can change."""
-    return any(True for _ in module.parameters())
+def _given(**settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}

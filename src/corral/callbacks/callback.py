@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 ARGUMENTS = {
-    "agent_id": "id of the agent in the env; `default_agent` in an env with a single agent",
+    "agent_id": "id of the agent in the env, a string or an integer; `default_agent` in an env with a single agent",
     "algorithm": "the `Algorithm`",
     "env": "the vector env of the runner",
     "env_context": "`env_config` with `worker_index`, `num_workers` and `vector_index`",
@@ -21,14 +21,16 @@ ARGUMENTS = {
     "it samples for evaluation",
     "env_runner_group": "the `EnvRunnerGroup` that the runners belong to",
     "env_runner_indices": "list of the `worker_index` of each runner that was recreated",
-    "episode": "the `SingleAgentEpisode`, or the chunk of it in the current rollout",
+    "episode": "the `SingleAgentEpisode`, or the chunk of it in the current rollout; with several agents a "
+    "`MultiAgentEpisode`",
     "evaluation_metrics": "the dict that `evaluate()` is about to return; may be changed",
     "exception": "the exception that was raised",
     "gradients": "dict of the gradients before clipping, tensors by parameter name; change them in place",
     "is_evaluation": "whether the runners sample for evaluation",
     "learner": "the `Learner`",
     "metrics_logger": "the `MetricsLogger` of this process; values logged with it are in the result of this iteration",
-    "original_batches": "dict by `agent_id` of pairs: the policy, and a copy of the columns as they were sampled",
+    "original_batches": "dict by `agent_id` of pairs: the policy, and a copy of the columns as they were sampled, for "
+    "all agents of the episode",
     "policies": "dict of the modules by `policy_id`",
     "policy": "the module",
     "policy_id": "the `module_id` of the module; `default_policy` if there is only one module",
@@ -36,8 +38,9 @@ ARGUMENTS = {
     "prev_episode_chunks": "list of the chunks of the episode in earlier rollouts, the oldest first",
     "result": "a dict that may be changed: the result that `train()` is about to return, or the metrics of the module "
     "in the learner",
-    "rl_module": "the copy of the module in the runner",
-    "samples": "the `Rollout`, from which the learner learns; columns may be changed and added",
+    "rl_module": "the copy of the module in the runner; with several agents a dict of the modules by `module_id`",
+    "samples": "the `Rollout`, from which the learner learns; columns may be changed and added. With several agents a "
+    "`MultiAgentRollout`, whose `modules` holds the rollouts to change by `module_id`",
     "sub_environment": "the sub-env with its wrappers; in events of episodes, the sub-env that plays the episode, or "
     "`None` where it is not an object in the process of the runner. If a callback of such an event names "
     'this argument, `vectorization="auto"` steps sub-envs one by one',
@@ -226,14 +229,14 @@ class Callback:
         env_runner: Any,
         metrics_logger: Any,
         episode: Any,
-        agent_id: str,
+        agent_id: Any,
         policy_id: str,
         policies: dict[str, Any],
         postprocessed_batch: Any,
-        original_batches: dict[str, tuple[Any, dict[str, Any]]],
+        original_batches: dict[Any, tuple[Any, dict[str, Any]]],
         **kwargs: Any,
     ) -> None:
-        """At the end of sample(), for each episode or chunk in the rollout, before returns are computed from it."""
+        """At the end of sample(), for each agent of each episode or chunk, before returns are computed from it."""
 
     @_event("env_runner")
     def on_sample_end(self, *, env_runner: Any, metrics_logger: Any, samples: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from corral.core.ids import AgentID
 from corral.core.seeding import module_seed
 from corral.core.spaces import module_observation_space, space_kinds
-from corral.episodes.episode import SingleAgentEpisode
+from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.errors import ConfigError, nearest
 from corral.modules.spec import ModuleSpec
 
@@ -80,7 +80,7 @@ def _fits(block: SeatBlock, given: Mapping[str, Any]) -> bool:
 
 
 def agents_of_modules(config: AlgorithmConfig, seats: Seats) -> dict[str, list[AgentID]]:
-    """Return the agents that each module may act for, by module id, as far as trials of the mapping show them.
+    """Return the agents that each module may act for, by module id, where trials of the mapping show them.
 
     Raises:
         ConfigError: The mapping raises, or returns what is no module.
@@ -89,7 +89,7 @@ def agents_of_modules(config: AlgorithmConfig, seats: Seats) -> dict[str, list[A
     mapping = make_mapping(config)
     for agent in seats.agents:
         trials = NUM_TRIALS if config.policy_mapping_fn is not None else 1
-        for module_id in {mapping(agent, SingleAgentEpisode(), None) for _ in range(trials)}:
+        for module_id in {mapping(agent, MultiAgentEpisode(), None) for _ in range(trials)}:
             found[module_id].append(agent)
     return found
 

@@ -273,14 +273,15 @@ def _validate_overrides_of_module(config: AlgorithmConfig, settings: Mapping[str
 def _validate_module_alone(config: AlgorithmConfig, module_id: str) -> None:
     """Validate the config of one module, if it has settings of its own."""
     given, own = config.policies[module_id], config.for_module(module_id)
-    trains = config.trains(module_id)
-    if config.policies_to_train is not None and trains and not _has_network(own):
+    is_named = isinstance(config.policies_to_train, (list, tuple)) and module_id in config.policies_to_train
+    if is_named and not _has_network(own):
         raise ConfigError(
             f"{own.module_class.__name__} chooses actions by rules, so it cannot learn: leave the module out of "
             "policies_to_train."
         )
     if given or module_id in config.algorithm_config_overrides_per_module:
-        alone = {"policies": {module_id: {}}, "policies_to_train": [module_id] if trains else []}
+        learns = _has_network(own) and config.trains(module_id)
+        alone = {"policies": {module_id: {}}, "policies_to_train": [module_id] if learns else []}
         own.copy(**alone, policy_mapping_fn=None, algorithm_config_overrides_per_module={}).validate()
 
 

@@ -79,7 +79,8 @@ def check_spaces(env: Any, name: str, prefix: str = "") -> None:
     for field in ("observation_space", "action_space"):
         space = getattr(env, prefix + field, None)
         if not isinstance(space, spaces.Space):
-            raise EnvError(f"env {name!r}: {prefix}{field} must be a gymnasium space, got {_short(space)}.")
+            remedy = " Several agents need a corral.MultiAgentEnv." if hasattr(env, "possible_agents") else ""
+            raise EnvError(f"env {name!r}: {prefix}{field} must be a gymnasium space, got {_short(space)}.{remedy}")
     observation_space, action_space = (getattr(env, f"{prefix}{kind}_space") for kind in ("observation", "action"))
     if isinstance(observation_space, SeatsSpace):  # the spaces of each agent were checked when the seats were made
         return

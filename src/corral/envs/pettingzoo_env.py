@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import gymnasium as gym
+
 from corral.envs.multi_agent_env import ALL, AgentID, MultiAgentEnv
 from corral.errors import EnvError
 
@@ -124,9 +126,12 @@ def _with_all(
 
 
 def from_pettingzoo(made: Any) -> Any:
-    """Return an env of PettingZoo as a multi-agent env, and anything else unchanged."""
+    """Return an env of PettingZoo as a multi-agent env, and anything else unchanged.
+
+    A wrapper that shows an env of PettingZoo as an env of one agent is an env of Gymnasium, and stays one.
+    """
     package = sys.modules.get("pettingzoo")  # not imported here: before its import there are no such envs
-    if package is None:
+    if package is None or isinstance(made, gym.Env):
         return made
     if isinstance(made, package.ParallelEnv):
         return ParallelPettingZooEnv(made)

@@ -24,6 +24,7 @@ from corral.envs.masked_resets import MaskedResets
 from corral.envs.multi_agent_env import MultiAgentEnv
 from corral.envs.pettingzoo_env import from_pettingzoo
 from corral.envs.seated_env import SeatedEnv
+from corral.envs.seats import SeatsSpace
 from corral.envs.step_timeout import limited
 from corral.envs.sub_envs import AbsentSubEnvs, Restarts, close_quietly
 from corral.envs.sync_vector import SyncVectorEnv
@@ -238,6 +239,7 @@ def make_vector_env(
                 )
             opened.pop_all()
             return ready
+        _refuse_same_step_of_agents(first, name, mode)
         if check:
             with _check_limit(name, limits):
                 check_env(first, name)
@@ -338,7 +340,10 @@ def make_one(
                     made = SeatedEnv(made, name)
             made = made if outermost is None else outermost(made, context)
     if not isinstance(made, (gym.Env, VectorEnv)):
-        raise EnvError(f"env {name!r}: expected a gymnasium Env or VectorEnv, got {type(made).__name__}.")
+        raise EnvError(
+            f"env {name!r}: expected a gymnasium Env or VectorEnv, a corral.MultiAgentEnv or an env of PettingZoo, got "
+            f"{type(made).__name__}."
+        )
     return made
 
 
@@ -349,6 +354,14 @@ def _named(name: str) -> Iterator[None]:
         yield
     except EnvError as error:
         raise EnvError(f"env {name!r}: {error}.") from error
+
+
+def _refuse_same_step_of_agents(env: gym.Env[Any, Any], name: str, mode: AutoresetMode) -> None:
+    """Refuse a reset in the step that ends an episode, which would overwrite the last rewards of the agents."""
+    if isinstance(getattr(env, "observation_space", None), SeatsSpace) and mode == AutoresetMode.SAME_STEP:
+        raise ConfigError(
+            f"autoreset_mode='same_step' contradicts env {name!r}, which has several agents: leave autoreset_mode out."
+        )
 
 
 def _refuse_contradictions(

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from gymnasium import spaces
@@ -23,12 +23,11 @@ from corral.core.ids import AgentID
 from corral.core.tree import Tree, leaves, map_tree
 from corral.episodes.episode import Notes, SingleAgentEpisode
 from corral.episodes.infos import check_sent
+from corral.episodes.lanes import LaneRollout, SeatCarry
 from corral.episodes.lookback import Indices, Positions, one_hot, pick, positions
+from corral.episodes.rollout import Rollout
 from corral.episodes.step_columns import STANDARD_COLUMNS
 from corral.errors import EpisodeError, nearest
-
-if TYPE_CHECKING:
-    from corral.episodes.lanes import LaneRollout, MultiAgentRollout
 
 AgentDict = Mapping[AgentID, Any]
 """Values by agent; as flags of an end also under `"__all__"`."""
@@ -82,7 +81,7 @@ class MultiAgentEpisode:
     The step counts when the next observation of the agent has come: before that the getters return it, and no length
     or return counts it.
 
-    A runner's episodes hold no data, as those of a single agent: they read the columns of its rollouts, and an episode
+    A runner's episodes hold no data, like episodes of a single agent: they read the columns of its rollouts. An episode
     that spans several `sample()` calls appears as chunks. A step that an agent has not ended when a chunk ends is the
     first step of the agent in the next one, and hangs only while the chunk is written.
 
@@ -203,7 +202,8 @@ class MultiAgentEpisode:
         self._early_rewards: dict[AgentID, float] = {}  # of agents that did not act yet; they count in the first step
         self._gone_returns: dict[AgentID, float] = {}  # of agents that ended before this chunk and its lookback
         self._start_time_s = self._last_time_s = 0.0
-        self._rollout: MultiAgentRollout | None = None  # the rollout that a view reads
+        self._rollout: Rollout | None = None  # the rollout that a view reads
+        self._seat_carry: SeatCarry | None = None
         self._lanes: dict[AgentID, LaneRollout] = {}  # rollouts of the modules that it reads
         self._return_before = 0.0
         self._start = 0  # row of index 0 in it
@@ -212,11 +212,18 @@ class MultiAgentEpisode:
     # Views, made and moved on by runners.
 
     @classmethod
-    def view(cls, id_: str, env_index: int, rollout: MultiAgentRollout) -> Self:
-        """Return a view of one sub-env of a rollout that has not started, and has no agents yet; see `start`."""
+    def view(cls, id_: str, env_index: int, rollout: Rollout, seat_carry: SeatCarry | None = None) -> Self:
+        """Return a view of one sub-env that has not started, and has no agents yet; see `start`.
+
+        Args:
+            id_: Id of the episode.
+            env_index: Index of the sub-env.
+            rollout: Rollout of the env steps.
+            seat_carry: What the agents had when the rollout began.
+        """
         episode = cls.__new__(cls)
         episode._clear(id_, env_index)
-        episode._rollout = rollout
+        episode._rollout, episode._seat_carry = rollout, seat_carry
         return episode
 
     def start(self, row: int, now_s: float) -> None:
@@ -262,9 +269,7 @@ class MultiAgentEpisode:
         """Set the env steps before this chunk, and the sum of the rewards of all agents, hanging ones included."""
         self.env_t_started, self._return_before = t_started, return_before
 
-    def continued_in(
-        self, rollout: MultiAgentRollout, return_before: float, last_time_s: float, paused_s: float = 0.0
-    ) -> Self:
+    def continued_in(self, rollout: Rollout, return_before: float, last_time_s: float, paused_s: float = 0.0) -> Self:
         """Return the next chunk, which starts with row 0 of another rollout, without agents; this one is complete.
 
         Args:
@@ -273,7 +278,8 @@ class MultiAgentEpisode:
             last_time_s: Clock reading at the end of this chunk's rollout.
             paused_s: Seconds from then until the next chunk, which do not count in the duration.
         """
-        chunk = self.view(self.id_, self.env_index, rollout)  # also if user code made this chunk own its data
+        seat_carry: SeatCarry | None = getattr(rollout, "seat_carry", None)
+        chunk = self.view(self.id_, self.env_index, rollout, seat_carry)  # also if user code made this one own data
         chunk.notes, chunk._module_ids = self.notes, self._module_ids
         chunk.agent_to_module_mapping_fn = self.agent_to_module_mapping_fn
         if self.is_reset:
@@ -283,7 +289,8 @@ class MultiAgentEpisode:
         if self._rollout is not None:
             self._stop = self._end
             for agent_id, episode in self.agent_episodes.items():  # the complete columns, for those being written
-                if (lanes := self._rollout.modules.get(episode.module_id or "")) is not None:
+                lanes = self._rollout.by_module().get(episode.module_id or "")
+                if isinstance(lanes, LaneRollout):
                     episode._columns = self._lanes[agent_id] = lanes
         return chunk
 
@@ -514,8 +521,8 @@ class MultiAgentEpisode:
 
     def _returns_of_gone(self) -> dict[AgentID, float]:
         """Return the rewards of agents that have no episode here; in a view also of one that waits all the time."""
-        carry = None if self._rollout is None else self._rollout.seat_carry
-        if carry is None or not self.env_t_started or self._start:
+        carry = self._seat_carry
+        if self._rollout is None or carry is None or not self.env_t_started or self._start:
             return dict(self._gone_returns)
         returns, module_ids = carry.returns[self.env_index].tolist(), carry.module_ids[self.env_index]
         gone = {}
@@ -541,12 +548,12 @@ class MultiAgentEpisode:
         return {agent_id for agent_id in self.agent_episodes if self._obs_times(agent_id)[-1] == self.env_t}
 
     def get_terminateds(self) -> dict[AgentID, bool]:
-        """Return whether the episode of each agent was terminated; under `"__all__"`, whether that of all was."""
+        """Return whether the episode of each agent was terminated; under `"__all__"`, whether the whole episode was."""
         ended = {agent_id: episode.is_terminated for agent_id, episode in self.agent_episodes.items()}
         return {**ended, _ALL: self.is_terminated}
 
     def get_truncateds(self) -> dict[AgentID, bool]:
-        """Return whether the episode of each agent was truncated; under `"__all__"`, whether that of all was."""
+        """Return whether the episode of each agent was truncated; under `"__all__"`, whether the whole episode was."""
         ended = {agent_id: episode.is_truncated for agent_id, episode in self.agent_episodes.items()}
         return {**ended, _ALL: self.is_truncated}
 

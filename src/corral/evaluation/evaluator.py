@@ -40,6 +40,8 @@ from corral.runners.runner_group import EnvRunnerGroup
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
     from corral.callbacks.dispatch import Dispatcher
+    from corral.config.config import AlgorithmConfig
+    from corral.modules.spec import ModuleSpec
 
 log = logging.getLogger("corral")
 NAN = float("nan")
@@ -135,6 +137,12 @@ class Evaluator:
             group.finish_set_state()
             self._runner_states, self._rngs = None, restored_rngs  # as before making the envs, which may draw
         return group
+
+    def set_modules(self, config: AlgorithmConfig, module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Use the modules of a config from the next round on."""
+        self._settings = config
+        if self.group is not None and module_specs.keys() != self.group.module_specs.keys():
+            self.group.set_modules(config, module_specs)
 
     @property
     def _takes_tasks_of_training(self) -> bool:

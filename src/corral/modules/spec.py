@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError
+from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import Module
 
 NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
@@ -76,6 +77,9 @@ def check_module(module: Module) -> None:
         ConfigError: A method returns something else than a tensor of the expected shape and dtype.
     """
     obs = example_obs(module.observation_space)
+    if isinstance(module, HeuristicModule):
+        _check_choice(module, map_tree(lambda leaf: leaf.numpy(), obs))
+        return
     was_training, calls = module.training, module.eval().outputs(obs)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         while True:
@@ -92,6 +96,20 @@ def check_module(module: Module) -> None:
                     f"{given}."
                 )
     module.train(was_training)
+
+
+def _check_choice(module: HeuristicModule, obs: Tree) -> None:
+    """Let rules choose actions for two observations, and check what they return."""
+    try:
+        actions = np.asarray(module.choose_actions(obs, np.random.default_rng(0)))
+    except Exception:  # for an observation that an env may never give; sampling tries what it gives
+        return
+    kind, expected = np.dtype(module.distribution.action_dtype).kind, (2, *module.distribution.action_shape)
+    if actions.shape != expected or (kind in "iu") != (actions.dtype.kind in "iub"):
+        raise ConfigError(
+            f"{type(module).__name__}.choose_actions(obs, rng) must return {'integers' if kind in 'iu' else 'floats'} "
+            f"{list(expected)} for 2 observations, and returns {actions.dtype}{list(actions.shape)}."
+        )
 
 
 def example_obs(space: spaces.Space[Any]) -> Tree:

@@ -16,11 +16,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.spaces import module_observation_space, space_kinds
 from corral.core.tree import Tree, map_tree
 from corral.envs.env_state import warn_of_statistics
 from corral.envs.episode_resets import EpisodeReset, EpisodeResets, fill_queue, quotas
+from corral.envs.seats import SeatsSpace
 from corral.envs.sub_envs import env_error, original
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
@@ -241,7 +241,7 @@ def _acting(policy: Any, env: VectorEnv[Any, Any, Any], name: str, explore: bool
         check_spaces_fit(policy, *given, name)
         return partial(policy.batch, explore=explore)
     if hasattr(policy, "compute_actions"):
-        check_spaces_fit(policy.env_runner_group.module_specs[DEFAULT_MODULE_ID], *given, name)
+        check_spaces_fit(policy.env_runner_group.module_specs[policy.find_module_id()], *given, name)
         return partial(policy.compute_actions, explore=explore)
     if not callable(policy):
         raise ConfigError(f"evaluate_policy: {policy!r:.80} is no policy, no algorithm and no function.")
@@ -260,6 +260,11 @@ def check_spaces_fit(
     Raises:
         ConfigError: Names the env and both spaces.
     """
+    if isinstance(observation_space, SeatsSpace):
+        raise ConfigError(
+            f"env {name!r} has several agents, and one policy acts for one: build the algorithm with "
+            "Algorithm.from_checkpoint(path), and call its evaluate()."
+        )
     given = module_observation_space(observation_space)
     if space_kinds(policy.observation_space) != space_kinds(given):
         raise ConfigError(

@@ -15,7 +15,7 @@ from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree, num_rows
 from corral.envs.checks import mismatch
-from corral.errors import CheckpointError, ObservationError
+from corral.errors import CheckpointError, ObservationError, nearest
 from corral.modules.distributions import FloatArray
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.inference import Inference
@@ -129,6 +129,7 @@ class Policy:
 def load_policy(
     path: str | Path,
     *,
+    module_id: str | None = None,
     module_class: type[Module] | None = None,
     model_config: Mapping[str, Any] | None = None,
     seed: int | None = 0,
@@ -139,31 +140,38 @@ def load_policy(
 
     Args:
         path: A run directory, of which the best checkpoint is taken, or a checkpoint.
+        module_id: Id of the module, if there are several.
         module_class: Class of the module, used if it cannot be imported from where it was when the policy was saved.
         model_config: Settings of a custom module that no file can hold, such as functions.
         seed: Seed of the actions that are drawn with `explore=True`; `None` draws others in each process.
 
     Raises:
-        CheckpointError: There is no checkpoint, it is damaged, its module class cannot be imported, or the weights do
-            not fit.
+        CheckpointError: There is no checkpoint, it is damaged, it has no such module or several and none was named, its
+            module class cannot be imported, or the weights do not fit.
     """
     from corral.checkpoint import find_checkpoint, read_checkpoint
 
     checkpoint = read_checkpoint(find_checkpoint(path, prefer="best"), with_state=False)
-    return checkpoint_policy(checkpoint, module_class=module_class, model_config=model_config, seed=seed)
+    return checkpoint_policy(
+        checkpoint, module_id=module_id, module_class=module_class, model_config=model_config, seed=seed
+    )
 
 
 def checkpoint_policy(
     checkpoint: Checkpoint,
     *,
+    module_id: str | None = None,
     module_class: type[Module] | None = None,
     model_config: Mapping[str, Any] | None = None,
     seed: int | None = 0,
 ) -> Policy:
     """Return the policy of a checkpoint that was read; see `load_policy`."""
-    module_id = DEFAULT_MODULE_ID
-    if module_id not in checkpoint.policies or module_id not in checkpoint.weights:
-        raise CheckpointError(f"{checkpoint.path} has no policy {module_id!r}.")
+    ids = sorted(checkpoint.policies.keys() & checkpoint.weights.keys())
+    if module_id is None and len(ids) > 1:
+        raise CheckpointError(f"{checkpoint.path} has the policies {ids}: give module_id, the id of one of them.")
+    module_id = module_id or (ids[0] if ids else DEFAULT_MODULE_ID)
+    if module_id not in ids:
+        raise CheckpointError(f"{checkpoint.path} has no policy {module_id!r}. {nearest(module_id, ids)}")
     try:
         description = checkpoint.policies[module_id]
         module = described_spec(description, module_class=module_class, model_config=model_config).build()

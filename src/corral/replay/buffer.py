@@ -59,7 +59,8 @@ class ReplayBuffer:
     stored separately.
 
     Args:
-        capacity: Env steps to keep, rounded up to whole rows. Rows in which a sub-env was only reset count too.
+        capacity: Env steps to keep, rounded up to whole rows. Rows in which a sub-env was only reset count too, and
+            with several agents the rows that hold only the last observation of an episode.
         num_runners: Number of runners that add rollouts; each has its own lanes.
         frame_stack: Length k of the stack of frames that an observation is, as Gymnasium's `FrameStackObservation`
             gives it, on the first or otherwise the last axis of each leaf. Only the newest frame is stored. 1 if
@@ -269,6 +270,9 @@ class ReplayBuffer:
         links.tails |= dict(
             zip(keys, np.take_along_axis(positions, lengths[None] + num_older, 0)[0].tolist(), strict=True)
         )
+        for row, lane in rollout.broken:  # the sub-env failed: what comes next is another episode
+            if lane in lanes and row >= first + lengths[np.searchsorted(lanes, lane)]:
+                del links.tails[keys[int(np.searchsorted(lanes, lane))]]
         is_step = times[num_older:-1] < lengths
         taken = positions[num_older:-1][is_step] % num_rows
         for name, column in columns.items():

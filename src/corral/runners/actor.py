@@ -26,6 +26,7 @@ class Actor:
 
     Attributes:
         module: The module.
+        is_heuristic: Whether the module chooses actions by rules, without exploration.
         inference: Computes the outputs of the policy.
         distribution: Action distribution of the module.
         exploration: Chooses actions.
@@ -56,18 +57,14 @@ class Actor:
         Raises:
             ConfigError: The module or the exploration does not fit the spaces.
         """
-        self.module = spec.build()
+        self.module: Any = spec.build()
         self.inference = Inference(self.module)
+        self.is_heuristic = isinstance(self.module, HeuristicModule)
         self.distribution = self.module.distribution
         self.action_space = module_action_space(action_space)
         self._env_action_space, self._worker_index, self._rng = action_space, worker_index, rng
         self.row_distribution = RowDistribution(self.distribution, rng)
         self.make_exploration(config, num_rows)
-
-    @property
-    def is_heuristic(self) -> bool:
-        """Whether the module chooses actions by rules, without exploration."""
-        return isinstance(self.module, HeuristicModule)
 
     def choose(
         self, obs: Tree, begins: NDArray[np.bool_], *, timestep: int, explore: bool, random_actions: bool
@@ -84,7 +81,7 @@ class Actor:
         Returns:
             Actions `[B, ...]`, outputs float32 `[B, D]`, and `None` or log-probabilities `[B]`.
         """
-        if isinstance(self.module, HeuristicModule) and not random_actions:
+        if self.is_heuristic and not random_actions:
             actions = np.asarray(self.module.choose_actions(obs, self._rng), self.distribution.action_dtype)
             return actions, np.zeros((len(actions), self.distribution.num_inputs), np.float32), np.zeros(len(actions))
         row = self.row_distribution
@@ -99,7 +96,7 @@ class Actor:
         return actions, row.inputs, logp
 
     def make_exploration(self, config: AlgorithmConfig, num_rows: int) -> None:
-        """Make the exploration, which begins anew, for `num_rows` observations at once."""
+        """Make a new exploration for `num_rows` observations at once."""
         self._no_outputs = np.zeros((num_rows, self.distribution.num_inputs), np.float32)
         self.exploration = make_exploration(
             config,

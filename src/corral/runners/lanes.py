@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from corral.core.ids import AgentID
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, map_tree
-from corral.episodes.lanes import LaneRollout, MultiAgentRollout
-from corral.episodes.rollout import EpisodeCarry, episode_statistics
+from corral.episodes.lanes import LaneRollout
+from corral.episodes.multi_agent_rollout import MultiAgentRollout
+from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
 from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
 
@@ -85,6 +86,10 @@ class Lanes:
         self._early_rewards = np.zeros(num_lanes)  # before the first action of the episode
         self._open_rows = np.full(num_lanes, -1)  # where the next rollout has the observations of the open steps
         self._carry = EpisodeCarry.fresh(num_lanes, 0.0, id_prefix)
+
+    def name_episodes(self, id_prefix: str) -> None:
+        """Give the episodes ids with a prefix, which lanes have that were there at the last reset."""
+        self._carry = replace(self._carry, id_prefix=id_prefix)
 
     def of_seats(self, seats: NDArray[Any]) -> NDArray[Any]:
         """Return the entries of the lanes, `[L, ...]`, of an array over the block, `[N, B, ...]`."""
@@ -242,13 +247,18 @@ class Lanes:
         rollout.lane_rows, rollout.waits = done.lane_rows, done.waits  # the next rollout uses the arrays again
         return done
 
-    def _describe(self, rollout: LaneRollout, parent: MultiAgentRollout) -> None:
+    def _describe(self, rollout: LaneRollout, parent: Rollout) -> None:
         """Set what a rollout says of itself besides columns."""
         rollout.lane_envs, rollout.lane_agents = self.envs, self.agents
         rollout.lane_rows, rollout.waits = self._clock, self._is_open
         rollout.observation_space, rollout.action_space = self._space, self._action_space
         rollout.worker_index, rollout.weights_version = parent.worker_index, parent.weights_version
         rollout.continues, rollout.parent, rollout.info_rows = parent.continues, parent, parent.info_rows
+
+    @property
+    def oldest_row(self) -> int:
+        """Row of the next rollout, 0 or negative, of the oldest observation that it needs."""
+        return int(self._open_rows[self._is_open].min(initial=0))
 
     # A step.
 

@@ -1,4 +1,4 @@
-"""The episode events of a runner of several agents: those of one agent, with episodes that agents join and leave."""
+"""The episode events of a runner of several agents, which join and leave the episodes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import Dispatcher
-from corral.episodes.lanes import MultiAgentRollout
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import Rollout
 from corral.runners.episode_events import EpisodeEvents
 
@@ -67,10 +67,12 @@ class MultiAgentEvents(EpisodeEvents):
         super().fire_row(rollout, t, playing)
 
     def _view_agents(self, broken: Sequence[int]) -> None:
-        """Add views of agents that joined, and end those of agents that ended, except in sub-envs that failed."""
+        """Add views of agents that joined, and end the views of agents that ended, except in sub-envs that failed."""
         for module_id, lanes in self._runner.lanes.items():
             viewed = self._viewed.get(module_id, np.zeros(0, np.bool_))
             viewed = np.append(viewed, np.zeros(len(lanes) - len(viewed), np.bool_))
+            if not broken and np.array_equal(viewed, lanes.is_used):
+                continue
             self._viewed[module_id] = lanes.is_used.copy()
             for lane in np.flatnonzero(viewed & (~lanes.is_used | np.isin(lanes.envs, broken))).tolist():
                 self._end_agent(lanes, lane, lanes.envs[lane] in broken)

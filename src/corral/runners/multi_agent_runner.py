@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from corral.config.modules import agents_of_modules, block_of_module, make_mapping
 from corral.core.ids import AgentID
+from corral.core.plain import is_plain
 from corral.core.spaces import module_observation_space
+from corral.core.tree import copy_nested
 from corral.envs.checks import bad_obs
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos
-from corral.episodes.lanes import MultiAgentRollout, SeatCarry
+from corral.episodes.lanes import SeatCarry
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
 from corral.errors import CheckpointError, ConfigError
 from corral.runners.actor import Actor
@@ -46,6 +49,7 @@ class MultiAgentEnvRunner(EnvRunner):
 
     lanes: dict[str, Lanes]
     _events: MultiAgentEvents | None
+    _module_of: NDArray[np.int64]
 
     def describe_env(self) -> tuple[Any, Any, int]:
         """Return the spaces of the vector env's seats, and N; see `SeatsSpace`."""
@@ -54,21 +58,36 @@ class MultiAgentEnvRunner(EnvRunner):
     # Modules.
 
     def _make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
-        config, self._seats = self.config, self.env.single_observation_space.seats  # type: ignore[attr-defined]
-        self._mapping = make_mapping(config)
-        agents_of = agents_of_modules(config, self._seats)
+        self._seats = self.env.single_observation_space.seats  # type: ignore[attr-defined]
         self.actors, self.lanes = {}, {}
         self._blocks: dict[str, SeatBlock] = {}
         self._configs: dict[str, AlgorithmConfig] = {}
+        self._use_modules(module_specs)
+        self._block_of_seat: list[SeatBlock] = [block for block in self._seats.blocks for _ in block.agents]
+        self._actions: Any = create_empty_array(self.env.single_action_space, self.num_envs, np.zeros)
+        self._forget_seats()
+        self._last_info_rows: dict[int, Infos] = {}
+        self._log_agent_counts({}, 0)  # now, so that user code cannot take the names
+        self._log_agent_returns([])
+
+    def _use_modules(self, module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Make actors and lanes of the modules that have none yet, and drop what modules without a spec had."""
+        config, actors, lanes = self.config, dict[str, Actor](), dict[str, Lanes]()
+        blocks: dict[str, SeatBlock] = {}
+        agents_of = agents_of_modules(config, self._seats)
+        configs = {module_id: config.for_module(module_id) for module_id in module_specs}
         for module_id, spec in module_specs.items():
+            if module_id in self.actors:
+                blocks[module_id] = self._blocks[module_id]
+                actors[module_id], lanes[module_id] = self.actors[module_id], self.lanes[module_id]
+                continue
             block = block_of_module(config, self._seats, module_id, agents_of[module_id])
             if block is None:  # no agent of this env has the module
                 continue
             agents = [agent for agent in block.agents if agent in agents_of[module_id]] or list(block.agents)
-            self._configs[module_id] = own = config.for_module(module_id)
-            self.actors[module_id] = actor = self._make_actor(own, spec, len(agents))
-            self._blocks[module_id] = block
-            self.lanes[module_id] = Lanes(
+            blocks[module_id] = block
+            actors[module_id] = actor = self._make_actor(configs[module_id], spec, len(agents))
+            lanes[module_id] = Lanes(
                 np.array([block.agents.index(agent) for agent in agents]),
                 agents,
                 num_envs=self.num_envs,
@@ -77,11 +96,35 @@ class MultiAgentEnvRunner(EnvRunner):
                 action_space=actor.action_space,
                 distribution=actor.distribution,
             )
-        self._block_of_seat: list[SeatBlock] = [block for block in self._seats.blocks for _ in block.agents]
-        self._actions: Any = create_empty_array(self.env.single_action_space, self.num_envs, np.zeros)
-        self._forget_seats()
-        self._last_info_rows: dict[int, Infos] = {}
-        self._log_agent_counts({}, 0)  # now, so that user code cannot take the names
+        self.actors, self.lanes, self._blocks, self._configs = actors, lanes, blocks, configs
+        self._mapping = make_mapping(config)
+
+    def set_modules(self, settings: Mapping[str, Any], module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Use other modules and another mapping from the next sample on; modules that stay keep what they have.
+
+        Agents keep their modules until the end of their episodes. If a module was removed that acts in an episode, all
+        envs are reset, and the unfinished episodes are dropped.
+
+        Args:
+            settings: Settings of the group `multi_agent`.
+            module_specs: Specs of all modules by module id.
+
+        Raises:
+            ConfigError: A module does not fit the spaces of its agents, or the mapping leads to no module.
+        """
+        names: list[str | None] = [*self.lanes, None]
+        kept: NDArray[np.int64] = self._module_of
+        vars(self.config).update(settings)
+        self._use_modules(module_specs)
+        index_of: dict[str | None, int] = {module_id: index for index, module_id in enumerate(self.lanes)}
+        if {names[index] for index in np.unique(kept).tolist()} - {None, *index_of}:
+            self._forget_sample()
+        self._module_of = np.array([index_of.get(name, -1) for name in names])[kept]  # -1 is the last name, None
+        for lanes in self.lanes.values():
+            lanes.name_episodes(self._carry.id_prefix)
+        for name in self._exploration_metrics():
+            self.metrics.log_reserved(name, [], reduce="mean", window=1)
+        self._log_agent_counts({}, 0)
         self._log_agent_returns([])
 
     def _make_actor(self, config: Any, spec: ModuleSpec, num_agents: int) -> Actor:
@@ -104,14 +147,16 @@ class MultiAgentEnvRunner(EnvRunner):
 
     def _set_exploration_weights(self, weights: Mapping[str, Any]) -> None:
         for module_id, arrays in weights.items():
-            self.actors[module_id].exploration.set_weights(arrays)
+            if module_id in self.actors:
+                self.actors[module_id].exploration.set_weights(arrays)
 
     def _get_exploration_state(self) -> dict[str, Any]:
         return {module_id: actor.exploration.get_state() for module_id, actor in self.actors.items()}
 
     def _set_exploration_state(self, state: Mapping[str, Any]) -> None:
         for module_id, own in state.items():
-            self.actors[module_id].exploration.set_state(own)
+            if module_id in self.actors:  # else it was removed
+                self.actors[module_id].exploration.set_state(own)
 
     # State.
 
@@ -121,7 +166,18 @@ class MultiAgentEnvRunner(EnvRunner):
             "lanes": {module_id: lanes.get_state() for module_id, lanes in self.lanes.items()},
             "modules": [[self._name_of(index) for index in row] for row in self._module_of.tolist()],
             "seat_returns": self._returns.copy(),
+            "infos": [
+                [row, *copy_nested([infos.of_lanes, infos.final])]
+                for row, infos in self._open_infos().items()
+                if is_plain([infos.of_lanes, infos.final])
+            ],
         }
+
+    def _open_infos(self) -> dict[int, Infos]:
+        """Return infos of observations that the next rollout begins with, by its row: 0, or negative if agents wait."""
+        oldest = min(lanes.oldest_row for lanes in self.lanes.values())
+        rows = {row - self._last_num_rows: infos for row, infos in self._last_info_rows.items()}
+        return {row: infos for row, infos in rows.items() if row >= oldest}
 
     def check_unfinished(self, state: Mapping[str, Any]) -> None:
         """Check a state of `get_unfinished`, without changing anything.
@@ -143,6 +199,7 @@ class MultiAgentEnvRunner(EnvRunner):
         """Continue from a state of `get_unfinished`."""
         self._forget_seats()
         self._returns = state["seat_returns"].copy()
+        self._last_info_rows = {row + self._last_num_rows: Infos(*copy_nested(infos)) for row, *infos in state["infos"]}
         index_of = {module_id: index for index, module_id in enumerate(self.lanes)}
         self._module_of = np.array([[index_of.get(name, -1) for name in row] for row in state["modules"]])
         for module_id, lanes in self.lanes.items():
@@ -214,10 +271,7 @@ class MultiAgentEnvRunner(EnvRunner):
         paused_s = self._resume_carry(rollout)
         self._episodes = [None] * self.num_envs  # they would keep the last rollout
         self._begin_lanes(rollout)
-        oldest = min(int(lanes.rollout.obs_rows[0].min(initial=0)) for lanes in self.lanes.values())
-        for row, infos in self._last_info_rows.items():  # also of observations of agents that wait since then
-            if row - self._last_num_rows >= oldest:
-                rollout.info_rows[row - self._last_num_rows] = infos
+        rollout.info_rows.update(self._open_infos())
         if self._events is not None:
             self._events.continue_all(rollout, paused_s)
 
@@ -347,7 +401,7 @@ class MultiAgentEnvRunner(EnvRunner):
             broken = sum(i == env_index for _, i in rollout.broken)
             id_ = episode_id(carry.id_prefix, env_index, int(carry.counts[env_index]) + int(over) + broken)
             episode = None if self._events is None else self._events.episode(env_index)
-            if episode is None or episode.id_ != id_:  # that of the callbacks is of an env that failed
+            if episode is None or episode.id_ != id_:  # the callbacks still have the one of an env that failed
                 episode = self.make_episode(id_, env_index, rollout)
             self._episodes[env_index] = episode
         return episode
@@ -355,7 +409,7 @@ class MultiAgentEnvRunner(EnvRunner):
     def make_episode(self, id_: str, env_index: int, rollout: Rollout) -> MultiAgentEpisode:
         """Return a view of an episode that knows the modules of the agents that take part already."""
         assert isinstance(rollout, MultiAgentRollout)
-        episode = MultiAgentEpisode.view(id_, env_index, rollout)
+        episode = MultiAgentEpisode.view(id_, env_index, rollout, rollout.seat_carry)
         episode.agent_to_module_mapping_fn = lambda agent, episode: self._mapping(agent, episode, self)
         module_ids, modules = list(self.lanes), self._module_of[env_index]
         for seat in np.flatnonzero(modules >= 0).tolist():
@@ -363,7 +417,7 @@ class MultiAgentEnvRunner(EnvRunner):
         return episode
 
     def _add_lanes(self, module_id: str, place: int, agent: AgentID) -> None:
-        """Add lanes of an agent to a module that had none for it; the exploration begins anew with more rows."""
+        """Add lanes of an agent to a module that had none for it; its exploration is made again."""
         lanes, actor = self.lanes[module_id], self.actors[module_id]
         lanes.add(place, agent)
         actor.make_exploration(self._configs[module_id], len(lanes))
@@ -374,11 +428,21 @@ class MultiAgentEnvRunner(EnvRunner):
         """Keep the infos; the lanes hold the latest observations."""
         self._last_info_rows = rollout.info_rows
 
+    def _check_actions(self, rollout: Rollout, *events: str) -> None:
+        for module_id, part in rollout.by_module().items():
+            self._check_module_actions(module_id, part, *events)
+
+    def _check_module_actions(self, module_id: str, part: Rollout, *events: str) -> None:
+        """Refuse actions of a module that only a callback of one of these events can have written."""
+        if self._callbacks.subscribed(*events):
+            space = self.actors[module_id].action_space
+            self._callbacks.check_actions(part.valid_rows(part.actions), space, *events)
+
     def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
         assert isinstance(rollout, MultiAgentRollout)
         if not rollout.num_rows:
             return
-        steps = {}
+        steps, modules = {}, {}
         for module_id, lanes in self.lanes.items():
             actor = self.actors[module_id]
             part = lanes.finish(rollout, keep=not self._needs_reset)
@@ -392,9 +456,11 @@ class MultiAgentEnvRunner(EnvRunner):
             steps[module_id] = part.num_env_steps
             if not part.num_env_steps:
                 continue
+            self._check_module_actions(module_id, part, *EPISODE_EVENTS)
             fill_logp(part, actor.distribution, needed=self.config.ON_POLICY)
             actor.exploration.end_sample(part, timestep=self._timestep, explore=explore)
-            rollout.modules[module_id] = part
+            modules[module_id] = part
+        rollout.set_modules(modules)
         rollout.num_agent_steps = sum(steps.values())
         self._log_agent_counts(steps, rollout.num_agent_steps)
         valid = rollout.valid

@@ -606,7 +606,8 @@ class EnvRunner:
 
     def _set_module_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
         for module_id, actor in self.actors.items():
-            actor.inference.load_weights(weights[module_id])
+            if module_id in weights:  # else it was added a moment ago, and its weights follow
+                actor.inference.load_weights(weights[module_id])
 
     def _set_exploration_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         self.exploration.set_weights(weights)

@@ -138,11 +138,42 @@ class EnvRunnerGroup:
             ConfigError: The env has other spaces than the spec.
         """
         observation_space, action_space, self.num_envs = description
+        self._spaces = observation_space, action_space
         found = self._config.module_specs(observation_space, action_space)
         self.module_specs = module_specs or found
         for module_id, spec in self.module_specs.items():
             _check_spaces(found[module_id], spec, env_name(self._config.env))
         self.num_agents = len(observation_space.seats.agents) if self._config.is_multi_agent else 1
+
+    # Modules.
+
+    def specs_with(self, config: AlgorithmConfig) -> dict[str, ModuleSpec]:
+        """Return the specs of the modules of a config with other modules: present specs, and specs of new modules.
+
+        Raises:
+            ConfigError: The mapping leads to no module, or the spaces of a module are not known or do not fit.
+        """
+        found = config.module_specs(*self._spaces)
+        return {module_id: self.module_specs.get(module_id, spec) for module_id, spec in found.items()}
+
+    def set_modules(self, config: AlgorithmConfig, module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Let all runners and their replacements use other modules, and the mapping of a config, from the next sample.
+
+        The weights of new modules come with the next `sync_weights`. See `MultiAgentEnvRunner.set_modules`.
+
+        Args:
+            config: Config whose settings of `multi_agent` apply; the other settings stay.
+            module_specs: Specs of all modules, see `specs_with`.
+        """
+        settings = {name: getattr(config, name) for name in config.group_fields()["multi_agent"]}
+        self._config = self._config.copy(**settings).freeze()
+        self.module_specs = dict(module_specs)
+        arguments = {"settings": settings, "module_specs": self.module_specs}
+        if self.local_env_runner is not None:
+            call_directly(self.local_env_runner, "set_modules", arguments)
+        for runner in self._runners.values():
+            runner.config, runner.module_specs = self._config, self.module_specs
+            runner.make_up_for(("set_modules", arguments))
 
     def _await_start(self, runner: RemoteRunner, deadline_s: float) -> Any:
         """Return the result of a step of a runner's start, or raise if it takes too long."""

@@ -1,0 +1,167 @@
+"""Modules that are added, removed and copied while an algorithm trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from several_agents import CONFIGS, Repeats, all_to_red, config_of, module_of, same, weights_of
+
+from corral import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig
+from corral.errors import CheckpointError, ConfigError
+
+
+def green_to_new(agent_id: str, episode: Any, **_: Any) -> str:
+    """Map green to the module `new`, and the others as before."""
+    return "new" if agent_id == "green" else module_of(agent_id, episode)
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+def test_a_module_that_was_added_plays_and_learns(base: type[AlgorithmConfig]) -> None:
+    with config_of(base).build() as algo:
+        algo.train()
+        before = weights_of(algo)
+        algo.add_module("new", overrides={"lr": 0.125}, policy_mapping_fn=green_to_new)
+        assert algo.module_ids == ["red", "blue", "rest", "new"]
+        assert all(same(before[name], part) for name, part in weights_of(algo).items() if name != "new")
+        first = weights_of(algo)["new"]
+        results = [algo.train() for _ in range(3)]
+        name = f"{'actor' if base.__name__ == 'SACConfig' else 'default'}_optimizer_learning_rate"
+        assert results[-1]["learners"]["new"][name] == 0.125
+        assert not same(first, weights_of(algo)["new"])
+        sampled = results[-1]["env_runners"]["num_module_steps_sampled"]
+        assert sampled["new"] > 0 == sampled["rest"]
+        acting = algo.env_runner.actors["new"].module.acting_weights()  # type: ignore[union-attr]
+        assert all(np.array_equal(value.numpy(), weights_of(algo)["new"][key]) for key, value in acting.items())
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+def test_a_run_with_an_added_module_continues_exactly(base: type[AlgorithmConfig], tmp_path: Path) -> None:
+    with config_of(base).build() as one:
+        one.train()
+        one.add_module("new", policy_mapping_fn=green_to_new, policies_to_train=["red", "new"])
+        one.train()
+        one.save(tmp_path / "checkpoint")
+        with Algorithm.from_checkpoint(tmp_path / "checkpoint") as other:
+            assert other.module_ids == one.module_ids
+            results = [[algo.train() for _ in range(2)] for algo in (one, other)]
+            assert results[1][0]["restored"]["num_envs_continued"] == 2
+            for module_id, weights in weights_of(one).items():
+                assert same(weights, weights_of(other)[module_id])
+            for result, again in zip(*results, strict=True):
+                assert again["learners"].keys() <= result["learners"].keys()  # without what `blue` reported once
+                for module_id, learned in again["learners"].items():
+                    np.testing.assert_equal(learned, result["learners"][module_id])
+        with (
+            config_of(base).build() as third,
+            pytest.raises(CheckpointError, match=r"\['blue', 'new', 'red', 'rest'\]"),
+        ):
+            third.restore_from_path(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+def test_a_copy_begins_with_the_weights_and_is_then_on_its_own(base: type[AlgorithmConfig]) -> None:
+    policies: dict[str, Any] = {"red": {"model_config": {"fcnet_hiddens": [5]}}, "blue": {}, "rest": {}}
+    with config_of(base, policies=policies).build() as algo:
+        algo.train()
+        red = weights_of(algo)["red"]
+        algo.add_module("new", copy_from="red", policies_to_train=["red"])  # no agent has it yet, as in a league
+        assert same(weights_of(algo)["new"], red)
+        algo.train()
+        assert same(weights_of(algo)["new"], red)
+        assert not same(weights_of(algo)["red"], red)
+
+
+def test_removing_a_module_takes_it_from_everywhere(tmp_path: Path) -> None:
+    with config_of(DQNConfig).build() as algo:
+        algo.train()
+        with pytest.raises(ConfigError, match=r"policy_mapping_fn returned 'blue'.*no such module"):
+            algo.remove_module("blue")
+        assert algo.module_ids == ["red", "blue", "rest"]
+        algo.remove_module("blue", policy_mapping_fn=all_to_red)
+        assert algo.module_ids == ["red", "rest"]
+        result = algo.train()
+        assert list(algo.env_runner.actors) == ["red", "rest"]  # type: ignore[union-attr]
+        assert list(algo.replay_buffers) == list(algo.learner_group.learning_ids) == ["red"]  # type: ignore[attr-defined]
+        assert result["env_runners"]["num_module_steps_sampled"]["red"] >= 40
+        algo.save(tmp_path / "checkpoint")
+        with Algorithm.from_checkpoint(tmp_path / "checkpoint") as other:
+            assert other.module_ids == ["red", "rest"]
+            other.train()
+
+
+def test_episodes_that_have_begun_keep_their_modules() -> None:
+    seen: list[str] = []
+
+    def note(episode: Any) -> None:
+        seen.append(episode.module_for("green"))  # who stays until the end
+
+    config = config_of(PPOConfig).training(train_batch_size_per_learner=4, minibatch_size=None)
+    with config.callbacks(on_episode_end=note).build() as algo:
+        algo.train()
+        algo.add_module("new", policy_mapping_fn=green_to_new)
+        while len(seen) < 6:
+            algo.train()
+    assert seen == ["rest"] * 2 + ["new"] * (len(seen) - 2)
+
+
+@pytest.mark.parametrize("num_learners", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_runners_and_learners_in_other_processes_get_the_module(num_learners: int) -> None:
+    config = config_of(PPOConfig).training(train_batch_size_per_learner=32 if num_learners else 64)
+    config.env_runners(num_env_runners=1).learners(num_learners=num_learners).engine("process")
+    config.evaluation(evaluation_duration=2)
+    with config.build() as algo:
+        algo.evaluate()
+        algo.train()
+        algo.add_module("new", copy_from="red", policy_mapping_fn=green_to_new, policies_to_train=["new"])
+        algo.add_module("rules", module_class=Repeats, policy_mapping_fn=green_to_new)
+        before = weights_of(algo)
+        results = [algo.train() for _ in range(2)]
+        after = weights_of(algo)
+        assert not same(before["new"], after["new"])
+        assert same(before["red"], after["red"])
+        assert results[-1]["env_runners"]["num_module_steps_sampled"]["new"] > 0
+        [mine] = algo.env_runner_group.foreach_env_runner(
+            lambda runner: {name: value.numpy() for name, value in runner.actors["new"].module.state_dict().items()}
+        )
+        assert same(mine, after["new"])
+        algo.evaluate()
+        algo.env_runner_group._runners[1].handle.kill()
+        result = algo.train()  # by a replacement, which has the added modules too
+        assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+        assert result["env_runners"]["num_module_steps_sampled"]["new"] > 0
+        algo.remove_module("rules")
+        algo.train()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda algo: algo.add_module("red"), r"there is a module 'red' already"),
+        (lambda algo: algo.add_module("new", module_class=int), r"module 'new': rl_module: module_class must be"),
+        (lambda algo: algo.add_module("new", copy_from="rot"), r"no module 'rot'"),
+        (lambda algo: algo.add_module("new", overrides={"num_env_runners": 2}), r"module 'new': .*num_env_runners"),
+        (lambda algo: algo.add_module("new", policies_to_train=["neu"]), r"no module 'neu'.*'new'"),
+        (lambda algo: algo.add_module("a/b"), r"'a/b' is no module id"),
+        (lambda algo: algo.add_module("new", policy_mapping_fn=lambda agent_id, episode: "neu"), r"returned 'neu'"),
+        (lambda algo: algo.add_module("new", model_config={"fcnet_hidens": [3]}), r"module 'new': .*fcnet_hidens"),
+        (lambda algo: algo.remove_module("neu"), r"no module 'neu'"),
+    ],
+    ids=["id", "class", "copy", "override", "train", "slash", "mapping", "model", "remove"],
+)
+def test_what_is_refused_changes_nothing(call: Any, message: str) -> None:
+    with config_of(PPOConfig).build() as algo, config_of(PPOConfig).build() as other:
+        with pytest.raises(ConfigError, match=message):
+            call(algo)
+        assert algo.module_ids == ["red", "blue", "rest"]
+        assert algo.config.to_dict() == other.config.to_dict()
+        for _ in range(2):
+            mine, theirs = algo.train()["learners"], other.train()["learners"]
+            np.testing.assert_equal(mine, theirs)
+
+
+def test_a_single_agent_has_one_module() -> None:
+    with PPOConfig().environment("CartPole-v1").build() as algo, pytest.raises(ConfigError, match="multi_agent"):
+        algo.add_module("new")

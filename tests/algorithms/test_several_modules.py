@@ -1,0 +1,330 @@
+"""Algorithms with several modules: each learns with settings of its own, from the steps of its own agents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from several_agents import CONFIGS, Repeats, Scores, Signals, all_to_red, config_of, same, weights_of
+
+from corral import (
+    Algorithm,
+    AlgorithmConfig,
+    DQNConfig,
+    PPOConfig,
+    RandomModule,
+    SACConfig,
+    evaluate_policy,
+    load_policy,
+)
+from corral.cli.main import main
+from corral.core.returns import gae
+from corral.errors import CheckpointError, ConfigError
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+def test_only_the_modules_that_train_change_and_report(base: type[AlgorithmConfig]) -> None:
+    with config_of(base, policies_to_train=["red"]).build() as algo:
+        before = weights_of(algo)
+        first, result = algo.train(), algo.train()
+        after = weights_of(algo)
+        assert not same(before["red"], after["red"])
+        assert same(before["blue"], after["blue"])
+        assert before["rest"] == {}
+        assert not same(before["red"], before["blue"])  # each begins with weights of its own
+        assert first["learners"].keys() == result["learners"].keys() == {"red", "__all_modules__"}
+        assert first["learners"]["red"].keys() == result["learners"]["red"].keys() >= set(type(algo).METRICS)
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+def test_settings_of_a_module_are_used_for_it_alone(base: type[AlgorithmConfig]) -> None:
+    overrides = {"blue": {"lr": 0.5, "optimizer": "sgd", "gamma": 0.0, "model_config": {"fcnet_hiddens": [4, 4]}}}
+    with config_of(base, algorithm_config_overrides_per_module=overrides).build() as algo:
+        learned = algo.train()["learners"]
+        group = "critic" if base is SACConfig else "default"
+        name = f"{group}_optimizer_learning_rate"
+        assert (learned["red"][name], learned["blue"][name]) == (algo.config.lr, 0.5)
+        optimizers = algo.learner_group.get_state()["optimizers"]
+        assert [optimizers[module_id]["made_for"][0] for module_id in ("red", "blue")] == ["Adam", "SGD"]
+        assert [algo.module_config(module_id).gamma for module_id in ("red", "blue")] == [0.99, 0.0]
+        shapes = [{array.shape for array in part.values()} for part in weights_of(algo).values()]
+        assert (8,) in shapes[0]
+        assert (8,) not in shapes[1]
+
+
+def test_ppo_estimates_advantages_with_the_settings_of_the_module() -> None:
+    seen: dict[str, Any] = {}
+
+    def keep(policy_id: str, train_batch: Any) -> None:
+        seen[policy_id] = {name: np.array(train_batch[name]) for name in ("rewards", "value_targets", "advantages")}
+
+    config = config_of(PPOConfig, algorithm_config_overrides_per_module={"blue": {"gamma": 0.0, "lambda_": 1.0}})
+    config.callbacks(on_learn_on_batch=keep).training(normalize_advantages=False)
+    with config.build() as algo:
+        algo.train()
+    assert np.allclose(seen["blue"]["value_targets"], seen["blue"]["rewards"], atol=1e-5)
+    assert not np.allclose(seen["red"]["value_targets"], seen["red"]["rewards"], atol=1e-2)
+
+
+def test_ppo_advantages_are_those_of_each_agents_own_steps() -> None:
+    config = config_of(PPOConfig)
+    with config.build() as algo:
+        rollouts = algo.sample(100)
+        for module_id, parts in algo.group_trained(rollouts).items():
+            for rollout in parts:
+                values, next_values = rollout.evaluate(lambda obs, m=module_id: algo.learner_group.values(m, obs))
+                done, valid = rollout.terminated, rollout.valid
+                flags = (rollout.terminated, rollout.truncated, valid)
+                found, _ = gae(rollout.rewards, values, next_values, *flags, gamma=0.9, lambda_=0.8)
+                for lane in range(rollout.num_lanes):
+                    steps = np.flatnonzero(valid[:, lane]).tolist()
+                    for at, row in enumerate(steps):
+                        expected, weight = 0.0, 1.0
+                        for later in steps[at:]:
+                            follow = 0.0 if done[later, lane] else 0.9 * next_values[later, lane]
+                            expected += weight * (rollout.rewards[later, lane] + follow - values[later, lane])
+                            weight *= 0.72
+                            if done[later, lane] or later + 1 not in steps:
+                                break
+                        assert found[row, lane] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+def test_training_counts_the_steps_of_gradient_steps(base: type[AlgorithmConfig]) -> None:
+    rows: list[int] = []
+    config = config_of(base).callbacks(on_update_end=lambda result: rows.append(_rows_of(result)))
+    with config.build() as algo:
+        algo.train()
+        first = sum(rows)
+        counts = algo.train()["learners"]["__all_modules__"]
+        assert counts == {
+            "num_module_steps_trained": sum(rows) - first,
+            "num_module_steps_trained_lifetime": sum(rows),
+        }
+    single = config_of(base, policies={}, policy_mapping_fn=None)
+    with single.environment("Pendulum-v1" if base is SACConfig else "CartPole-v1", env_config={}).build() as algo:
+        counts = algo.train()["learners"]["__all_modules__"]
+        assert counts["num_env_steps_trained"] == counts["num_module_steps_trained_lifetime"] > 0
+
+
+def _rows_of(result: dict[str, Any]) -> int:
+    return round(result["module_train_batch_size_mean"] * result["num_gradient_steps"])
+
+
+@pytest.mark.parametrize("unit", ["env_steps", "agent_steps"])
+def test_the_batch_is_counted_in_the_chosen_unit(unit: str) -> None:
+    with config_of(PPOConfig, count_steps_by=unit).build() as algo:
+        rollouts = algo.sample(64)
+        env_steps = sum(rollout.num_env_steps for rollout in rollouts)
+        agent_steps = sum(part.num_env_steps for rollout in rollouts for part in rollout.by_module().values())
+        assert env_steps < agent_steps
+        counted = env_steps if unit == "env_steps" else agent_steps
+        assert 64 <= counted < 64 + 2 * 3  # at most one row of two sub-envs too many
+
+
+@pytest.mark.parametrize("base", [DQNConfig, SACConfig])
+def test_each_module_has_a_buffer_and_updates_of_its_own(base: type[AlgorithmConfig]) -> None:
+    overrides = {"blue": {"training_intensity": 4.0, "replay_buffer_config": {"capacity": 32}}}
+    updates: list[str] = []
+    config = config_of(base, algorithm_config_overrides_per_module=overrides).training(training_intensity=8.0)
+    config.callbacks(on_update_end=lambda policy_id: updates.append(policy_id))
+    with config.build() as algo:
+        for _ in range(4):
+            algo.train()
+        red, blue = algo.replay_buffers["red"], algo.replay_buffers["blue"]  # type: ignore[attr-defined]
+        assert "rest" not in algo.replay_buffers  # type: ignore[attr-defined]
+        agent_steps = {"red": red.num_env_steps_added, "blue": blue.num_env_steps_added}
+        assert len(red) == agent_steps["red"]
+        assert 32 * 5 // 6 - 2 <= len(blue) <= 36  # of six rows at least five are steps, and one is a last observation
+        for module_id, intensity in (("red", 8), ("blue", 4)):
+            due = (agent_steps[module_id] - 20) * intensity / 16
+            assert abs(updates.count(module_id) - due) <= 4
+        with pytest.raises(ConfigError, match="several modules"):
+            algo.local_replay_buffer  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+def test_a_restored_run_continues_exactly(base: type[AlgorithmConfig], tmp_path: Path) -> None:
+    config = config_of(base)
+    if base is PPOConfig:
+        config.training(kl_coeff=0.2, kl_target=0.01)
+    with config.build() as one:
+        one.train()
+        one.save(tmp_path / "checkpoint")
+        with Algorithm.from_checkpoint(tmp_path / "checkpoint") as other:
+            assert one.get_state()["attributes"].keys() == other.get_state()["attributes"].keys()
+            results = [[algo.train() for _ in range(2)] for algo in (one, other)]
+            assert results[1][0]["restored"]["num_envs_continued"] == 2
+            mine, theirs = weights_of(one), weights_of(other)
+            assert all(same(mine[module_id], theirs[module_id]) for module_id in mine)
+            for result, again in zip(*results, strict=True):
+                np.testing.assert_equal(again["learners"], result["learners"])
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+def test_a_policy_is_loaded_by_its_module(base: type[AlgorithmConfig], tmp_path: Path) -> None:
+    policies = {"red": {}, "blue": {}, "rest": {"module_class": Repeats}}
+    if base is SACConfig:
+        policies["rest"] = {"module_class": RandomModule}
+    obs = np.eye(2, dtype=np.float32)
+    with config_of(base, policies=policies).build() as algo:
+        algo.train()
+        algo.save(tmp_path / "checkpoint")
+        for module_id in ("red", "blue"):
+            policy = load_policy(tmp_path / "checkpoint", module_id=module_id)
+            expected = algo.compute_actions(obs, explore=False, module_id=module_id)
+            assert np.array_equal(policy.batch(obs), expected)
+            assert np.array_equal(
+                policy(obs[0]), algo.compute_single_action(obs[0], policy_id=module_id, explore=False)
+            )
+        rules = load_policy(tmp_path / "checkpoint", module_id="rest")
+        if base is not SACConfig:
+            assert rules.batch(obs).tolist() == algo.compute_actions(obs, module_id="rest").tolist() == [0, 1]
+        assert (tmp_path / "checkpoint").is_dir()
+        names = {path.name for path in (tmp_path / "checkpoint").rglob("*.safetensors")}
+        assert names == {"red.safetensors", "blue.safetensors", "rest.safetensors"}
+        with pytest.raises(CheckpointError, match=r"\['blue', 'red', 'rest'\]: give module_id"):
+            load_policy(tmp_path / "checkpoint")
+        with pytest.raises(CheckpointError, match=r"no policy 'reed'.*'red'"):
+            load_policy(tmp_path / "checkpoint", module_id="reed")
+        for ask in (algo.get_module, lambda: algo.compute_actions(obs)):
+            with pytest.raises(ConfigError, match=r"several modules, \['red', 'blue', 'rest'\]"):
+                ask()
+        with pytest.raises(ConfigError, match=r"no module 'reed'.*'red'"):
+            algo.compute_single_action(obs[0], policy_id="reed")
+
+
+@pytest.mark.parametrize("base", [PPOConfig, DQNConfig])
+def test_weights_of_one_module_come_from_another_run(base: type[AlgorithmConfig], tmp_path: Path) -> None:
+    with config_of(base).debugging(seed=5).build() as source:
+        source.train()
+        source.save(tmp_path / "checkpoint")
+        given = weights_of(source)
+    with config_of(base).build() as algo:
+        before = weights_of(algo)
+        algo.load_module_weights(tmp_path / "checkpoint", "blue", from_module_id="red")
+        after = weights_of(algo)
+        assert same(after["blue"], given["red"])
+        assert same(after["red"], before["red"])
+        acting = algo.env_runner.actors["blue"].module.acting_weights()  # type: ignore[union-attr]
+        assert acting
+        assert all(np.array_equal(value.numpy(), given["red"][name]) for name, value in acting.items())
+        algo.load_module_weights(tmp_path / "checkpoint", "red")
+        assert same(weights_of(algo)["red"], given["red"])
+        with pytest.raises(CheckpointError, match=r"no module 'green', only \['blue', 'red', 'rest'\]"):
+            algo.load_module_weights(tmp_path / "checkpoint", "red", from_module_id="green")
+    other = {"red": {"model_config": {"fcnet_hiddens": [3]}}}
+    with (
+        config_of(base, policies=other, policy_mapping_fn=all_to_red).build() as algo,
+        pytest.raises(CheckpointError, match=r"module 'blue' of .* do not fit module 'red': .*\[8, 2\] there"),
+    ):
+        algo.load_module_weights(tmp_path / "checkpoint", "red", from_module_id="blue")
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+def test_settings_change_for_all_modules_without_their_own(base: type[AlgorithmConfig]) -> None:
+    with config_of(base, algorithm_config_overrides_per_module={"blue": {"lr": 0.25}}).build() as algo:
+        algo.reconfigure(lr=0.125)
+        learned = algo.train()["learners"]
+        name = f"{'actor' if base is SACConfig else 'default'}_optimizer_learning_rate"
+        assert (learned["red"][name], learned["blue"][name]) == (0.125, 0.25)
+
+
+def test_a_function_may_change_which_modules_train() -> None:
+    chosen = {"red"}
+    config = config_of(DQNConfig, policies_to_train=lambda module_id: module_id in chosen)
+    with config.build() as algo:
+        algo.train()
+        before = weights_of(algo)
+        chosen.add("blue")
+        chosen.remove("red")
+        for _ in range(2):
+            algo.train()
+        after = weights_of(algo)
+        assert same(before["red"], after["red"])
+        assert not same(before["blue"], after["blue"])
+
+
+def test_on_create_policy_is_fired_for_each_module() -> None:
+    seen = {}
+    config = config_of(PPOConfig).callbacks(on_create_policy=lambda policy_id, policy: seen.update({policy_id: policy}))
+    with config.build() as algo:
+        assert list(seen) == ["red", "blue", "rest"]
+        assert all(algo.get_module(module_id) is policy for module_id, policy in seen.items())
+        assert isinstance(seen["rest"], RandomModule)
+
+
+def test_several_learners_train_several_modules() -> None:
+    config = config_of(PPOConfig, policies_to_train=["red", "blue"]).training(train_batch_size_per_learner=32)
+    config.learners(num_learners=2).engine("process")
+    with config.build() as algo:
+        before = weights_of(algo)
+        result = algo.train()["learners"]
+        after = weights_of(algo)
+        assert not same(before["red"], after["red"])
+        assert not same(before["blue"], after["blue"])
+        assert result["red"]["num_gradient_steps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"policies_to_train": ["reed"]}, r"there is no module 'reed'.*'red'"),
+        ({"policies_to_train": ["rest"]}, r"module 'rest': RandomModule chooses actions by rules.*policies_to_train"),
+        ({"algorithm_config_overrides_per_module": {"blu": {}}}, r"there is no module 'blu'.*'blue'"),
+        (
+            {"algorithm_config_overrides_per_module": {"blue": {"num_env_runners": 3}}},
+            r"module 'blue': .*num_env_runners=3 is the same for all modules: .*env_runners\(num_env_runners=",
+        ),
+        (
+            {"algorithm_config_overrides_per_module": {"blue": {"train_batch_size_per_learner": 3}}},
+            r"module 'blue': .*train_batch_size_per_learner=3 is the same for all modules: .*\.training\(",
+        ),
+        ({"algorithm_config_overrides_per_module": {"blue": {"lrr": 3}}}, r"module 'blue': .*lrr.*'lr'"),
+        (
+            {"algorithm_config_overrides_per_module": {"blue": {"minibatch_size": 512}}},
+            r"module 'blue': minibatch_size=512 is larger than train_batch_size_per_learner=64",
+        ),
+        (
+            {"algorithm_config_overrides_per_module": {"blue": {"kl_target": 0.1}}},
+            r"module 'blue': kl_target=0.1 adapts a coefficient",
+        ),
+        (
+            {"algorithm_config_overrides_per_module": {"blue": {"optimizer": "adamm"}}},
+            r"module 'blue': optimizer='adamm'",
+        ),
+        (
+            {"policies": {"red": {}, "blue": {"module_class": int}, "rest": {}}},
+            r"module 'blue': rl_module: module_class must be a subclass of corral.Module",
+        ),
+        ({"policies": {}, "policies_to_train": ["red"]}, r"needs policies="),
+    ],
+    ids=str,
+)
+def test_contradictions_name_the_module_the_setting_and_the_remedy(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_of(PPOConfig, **settings).build()
+
+
+def test_rules_that_return_no_actions_are_refused() -> None:
+    policies = {"red": {}, "blue": {}, "rest": {"module_class": Scores}}
+    message = r"Scores.choose_actions\(obs, rng\) must return integers \[2\] .* returns float32\[2, 2\]"
+    with pytest.raises(ConfigError, match=message):
+        config_of(PPOConfig, policies=policies).build()
+
+
+def test_one_policy_does_not_play_for_several_agents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with config_of(PPOConfig).build() as algo:
+        algo.save(tmp_path / "checkpoint")
+    policy = load_policy(tmp_path / "checkpoint", module_id="red")
+    with pytest.raises(ConfigError, match=r"Signals' has several agents.*evaluate\(\)"):
+        evaluate_policy(policy, Signals)
+    assert main(["evaluate", str(tmp_path / "checkpoint")]) != 0
+    assert "['blue', 'red', 'rest']" in " ".join(capsys.readouterr().err.split())
+
+
+def test_rules_cannot_be_the_module_of_a_single_agent() -> None:
+    with pytest.raises(ConfigError, match=r"RandomModule chooses actions by rules and cannot learn"):
+        PPOConfig().environment("CartPole-v1").rl_module(RandomModule).validate()
