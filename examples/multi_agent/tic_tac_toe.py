@@ -1,9 +1,13 @@
-"""Tic-tac-toe of PettingZoo in self-play, against a league of frozen copies of the policy.
+"""Tic-tac-toe of PettingZoo in self-play, with a league of frozen copies of the policy.
 
-python examples/multi_agent/tic_tac_toe.py --seeds 3
+`main` learns from games against itself, and against copies of itself from earlier in the run: without copies it could
+forget how to beat what it played before. Evaluation plays against random legal moves, which training never does.
+
+python examples/multi_agent/tic_tac_toe.py --seeds 5
 """
 
 import argparse
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -11,14 +15,15 @@ from pettingzoo.classic import tictactoe_v3
 
 from corral import Callback, PPOConfig, RandomModule
 
-POOL = ["past_0", "past_1", "past_2", "past_3"]
-ILLEGAL_REWARD = -0.1
+NUM_ENV_STEPS = 120_000
+LEAGUE_SIZE = 6
+ILLEGAL_REWARD = -0.3
 
 
 class LegalMoves(gym.Wrapper):
-    """Plays a random legal move in place of an illegal one, with a small punishment.
+    """Plays a random legal move in place of an illegal one, with a punishment.
 
-    So a player that draws its actions uniformly, such as `RandomModule`, draws uniformly from the legal moves.
+    So a module that draws its actions uniformly plays uniformly drawn legal moves, and loses no game by the rules alone.
     """
 
     def reset(self, *, seed=None, options=None):
@@ -31,45 +36,52 @@ class LegalMoves(gym.Wrapper):
         ((player, move),) = actions.items()  # one player moves in each step
         legal_moves = np.flatnonzero(self.obs[player]["action_mask"])
         is_legal = move in legal_moves
-        found = self.env.step({player: move if is_legal else self.rng.choice(legal_moves)})
-        self.obs, rewards = found[:2]
+        self.obs, rewards, *rest = self.env.step({player: move if is_legal else self.rng.choice(legal_moves)})
         if not is_legal:
             rewards[player] = rewards.get(player, 0.0) + ILLEGAL_REWARD
-        return found
+        return self.obs, rewards, *rest
 
 
-def map_to_modules(agent_id, episode, worker=None):
-    """`main` plays first in every second game, in evaluation against random moves, and in training against the pool."""
-    rng = np.random.default_rng(list(episode.id_.encode()))  # the same draw for both players of a game
-    if agent_id == ("player_1", "player_2")[rng.integers(2)]:
+def choose_module(agent_id, episode, worker=None, league=()):
+    """Return the module of a player: `main` is one player of each game, and begins in half of the games."""
+    rng = np.random.default_rng(list(episode.id_.encode()))  # draws the same numbers for both players of a game
+    if agent_id == rng.choice(["player_1", "player_2"]):
         return "main"
     if worker is not None and worker.config.in_evaluation:
         return "random"
-    return (["main"] * len(POOL) + POOL)[rng.integers(2 * len(POOL))]
+    return str(rng.choice(league)) if league and rng.random() < 0.5 else "main"
 
 
 class League(Callback):
-    """Copies the weights of `main` into the oldest module of the pool from time to time."""
+    """Adds a frozen copy of `main` every few iterations, and removes the oldest one if there are too many."""
 
-    def __init__(self, every=5):
+    def __init__(self, every=3):
         super().__init__()
         self.every = every
 
     def on_train_result(self, *, algorithm, **kwargs):
-        if algorithm.training_iteration % self.every == 0:
-            oldest = POOL[algorithm.training_iteration // self.every % len(POOL)]
-            algorithm.learner_group.set_weights({oldest: algorithm.learner_group.get_weights()["main"]})
-            algorithm.sync_weights()
+        if algorithm.training_iteration % self.every:
+            return
+        new = f"copy_{algorithm.training_iteration}"
+        league = [name for name in algorithm.module_ids if name.startswith("copy_")] + [new]
+        mapping = partial(choose_module, league=tuple(league[-LEAGUE_SIZE:]))
+        algorithm.add_module(new, copy_from="main", policy_mapping_fn=mapping)
+        for name in league[:-LEAGUE_SIZE]:
+            algorithm.remove_module(name)
 
-    def on_episode_end(self, *, episode, metrics_logger, env_runner, **kwargs):
-        for player, own in episode.agent_episodes.items():
-            if own.module_id == "main" and env_runner.config.in_evaluation:
-                result = round(own.get_rewards()[-1])
-                metrics_logger.log_value("win_rate", float(result == 1), reduce="mean")
-                metrics_logger.log_value("loss_rate", float(result == -1), reduce="mean")
-                masks = own.get_observations()["action_mask"][:-1]
-                legal = masks[np.arange(len(masks)), own.get_actions()]
-                metrics_logger.log_value("legal_share", float(legal.mean()), reduce="mean")
+
+class Results(Callback):
+    """Logs how the games of `main` in evaluation ended, and the share of its moves that were legal."""
+
+    def on_episode_end(self, *, episode, env_runner, metrics_logger, **kwargs):
+        if not env_runner.config.in_evaluation:
+            return
+        (own,) = (own for own in episode.agent_episodes.values() if own.module_id == "main")
+        result = round(own.get_rewards()[-1])  # 1, 0 or -1, and perhaps a punishment
+        masks, moves = own.get_observations()["action_mask"], own.get_actions()
+        legal = masks[np.arange(len(moves)), moves]
+        for name, value in (("wins", result == 1), ("losses", result == -1), ("legal_moves", legal.mean())):
+            metrics_logger.log_value(name, float(value), reduce="mean")
 
 
 def make_config(seed):
@@ -78,23 +90,37 @@ def make_config(seed):
         .environment(lambda config: tictactoe_v3.raw_env(), wrappers=[LegalMoves])
         .env_runners(num_envs_per_env_runner=32)
         .multi_agent(
-            policies={"main": {}, "random": {"module_class": RandomModule}} | {name: {} for name in POOL},
-            policy_mapping_fn=map_to_modules,
+            policies={"main": {}, "random": {"module_class": RandomModule}},
+            policy_mapping_fn=choose_module,
             policies_to_train=["main"],
         )
-        .training(train_batch_size_per_learner=4096, minibatch_size=512, num_epochs=6, lr=1e-3, entropy_coeff=0.01)
-        .evaluation(evaluation_interval=10, evaluation_duration=400, evaluation_config={"explore": False})
-        .callbacks(League)
+        .rl_module(model_config={"fcnet_hiddens": [128, 128], "fcnet_activation": "relu"})
+        .training(train_batch_size_per_learner=4096, minibatch_size=512, num_epochs=8, gamma=0.95, lambda_=0.9)
+        .training(lr=[[0, 2e-3], [NUM_ENV_STEPS, 1e-4]], clip_param=0.1, entropy_coeff=0.02)
+        .evaluation(evaluation_duration=500, evaluation_config={"explore": False})
+        .callbacks([League, Results])
         .debugging(seed=seed)
     )
 
 
+def train(seed, num_env_steps=NUM_ENV_STEPS):
+    """Train, and return the shares of wins, losses and legal moves in 500 games against random legal moves."""
+    with make_config(seed).build() as algo:
+        while algo.num_env_steps_sampled_lifetime < num_env_steps:
+            algo.train()
+        found = algo.evaluate()["env_runners"]
+    return {name: found[name] for name in ("wins", "losses", "legal_moves")}
+
+
+def main(seeds=1):
+    found = []
+    for seed in range(seeds):
+        found.append(train(seed))
+        print(f"seed {seed}: " + ", ".join(f"{name} {share:.1%}" for name, share in found[-1].items()))
+    return found
+
+
 if __name__ == "__main__":
-    import time, sys
-    t = time.time()
-    with make_config(int(sys.argv[1])).build() as algo:
-        for i in range(60):
-            r = algo.train()
-            if i % 10 == 9:
-                e=r["evaluation"]["env_runners"]
-                print(algo.num_env_steps_sampled_lifetime, round(time.time() - t, 1), *[round(e[k],3) for k in ("win_rate","loss_rate","legal_share")], flush=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=1, help="seeds 0, 1, ...")
+    main(parser.parse_args().seeds)

@@ -450,3 +450,10 @@ def test_none_given_to_a_setter_is_a_value() -> None:
 def test_an_import_path_that_leads_nowhere_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match=r"callbacks_class=.*(nowhere|Nobody)"):
         config_from_dict({"algo": "PPO", "callbacks": {"callbacks_class": [path]}})
+
+
+def test_a_policy_takes_a_dict_space_or_the_description_of_one() -> None:
+    space = gym.spaces.Dict({"board": gym.spaces.MultiBinary(9), "turn": gym.spaces.Discrete(2)})
+    for given in (space, describe_space(space)):
+        config = PPOConfig().multi_agent(policies={"main": {"observation_space": given}})
+        assert config.policies["main"]["observation_space"] == space
