@@ -62,7 +62,7 @@ def test_a_run_with_an_added_module_continues_exactly(base: type[AlgorithmConfig
 
 
 @pytest.mark.parametrize("base", CONFIGS)
-def test_a_copy_begins_with_the_weights_and_is_then_on_its_own(base: type[AlgorithmConfig]) -> None:
+def test_a_copy_begins_with_the_weights_and_is_then_on_its_own(base: type[AlgorithmConfig], tmp_path: Path) -> None:
     policies: dict[str, Any] = {"red": {"model_config": {"fcnet_hiddens": [5]}}, "blue": {}, "rest": {}}
     with config_of(base, policies=policies).build() as algo:
         algo.train()
@@ -72,6 +72,10 @@ def test_a_copy_begins_with_the_weights_and_is_then_on_its_own(base: type[Algori
         algo.train()
         assert same(weights_of(algo)["new"], red)
         assert not same(weights_of(algo)["red"], red)
+        algo.save(tmp_path / "checkpoint")
+        with Algorithm.from_checkpoint(tmp_path / "checkpoint") as other:  # with the spaces that the copy was given
+            assert same(weights_of(other)["new"], red)
+            assert other.get_module("new").observation_space == algo.get_module("red").observation_space
 
 
 def test_removing_a_module_takes_it_from_everywhere(tmp_path: Path) -> None:

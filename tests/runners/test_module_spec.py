@@ -10,6 +10,7 @@ import pytest
 
 import corral.config.config
 from corral import PPOConfig
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.engines.lazy import LazyEngine
 from corral.modules.spec import ModuleSpec
 from corral.runners.requests import SampleRequest
@@ -39,8 +40,8 @@ def test_the_driver_makes_one_spec_and_every_process_builds_from_it(
     config = small() if engine == "embedded" else small(num_env_runners=2, engine_name=engine)
     with config.build() as algo:
         group = algo.env_runner_group
-        assert made == [group.module_spec]
-        assert group.module_spec.observation_space == CountingEnv().observation_space
+        assert made == [*group.module_specs.values()]
+        assert made[0].observation_space == CountingEnv().observation_space
         names = group.foreach_env_runner(lambda runner: sorted(runner.module.state_dict()))
         assert all(theirs == sorted(algo.get_module().state_dict()) for theirs in names)
 
@@ -56,7 +57,7 @@ def test_a_replacement_builds_from_the_spec_of_the_group(engine: str) -> None:
     env = CountingEnv()
     spec = config.copy(model_config={"fcnet_hiddens": [7]}).module_spec(env.observation_space, env.action_space)
     owner = LazyEngine(engine)
-    group = EnvRunnerGroup(config.freeze(), owner, spec)
+    group = EnvRunnerGroup(config.freeze(), owner, {DEFAULT_MODULE_ID: spec})
     try:
         expected = [tuple(parameter.shape) for parameter in spec.build().parameters()]
         assert group.foreach_env_runner(shapes) == [expected]
@@ -82,8 +83,8 @@ def test_a_runner_by_itself_makes_the_spec_from_its_own_env() -> None:
 
 def test_a_module_that_comes_later_samples_the_same() -> None:
     config = small().freeze()
-    whole, later = EnvRunner(config, 1), EnvRunner(config, 1, makes_module=False)
-    later.make_module(config.module_spec(*later.describe_env()[:2]))
+    whole, later = EnvRunner(config, 1), EnvRunner(config, 1, makes_modules=False)
+    later.make_modules(config.module_specs(*later.describe_env()[:2]))
     ours, theirs = (runner.collect(SampleRequest(num_timesteps=20)) for runner in (whole, later))
     np.testing.assert_array_equal(ours.actions, theirs.actions)
     np.testing.assert_array_equal(ours.dist_inputs, theirs.dist_inputs)

@@ -6,11 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gymnasium import spaces
-
 from corral.checkpoint.imports import IMPORTED, check_imports, import_paths
 from corral.core.settings import path_of
-from corral.core.space_descriptions import is_described
 from corral.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -50,13 +47,19 @@ def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]
     elif isinstance(value, (list, tuple)):
         for index, part in enumerate(value):
             yield from _unnamed(part, f"{place}.{index}", imported)
-    elif place.startswith(_POLICIES) and isinstance(value, spaces.Space) and is_described(value):
+    elif place.startswith(_POLICIES) and _is_described(value):
         return
     elif hasattr(value, "__qualname__"):
         if not (imported and _found_by_name(value)):
             yield place, value
     elif not (value is None or isinstance(value, (bool, int, float, str)) or hasattr(value, "tolist")):
         yield place, value
+
+
+def _is_described(value: Any) -> bool:
+    from corral.core.space_descriptions import is_described  # here: it imports gymnasium
+
+    return is_described(value)
 
 
 def _found_by_name(value: Any) -> bool:

@@ -44,13 +44,12 @@ def describe_space(space: spaces.Space[Any]) -> dict[str, Any]:
     raise ValueError(f"{space} is neither Box, Discrete, MultiDiscrete nor MultiBinary, nor a Dict or Tuple of these.")
 
 
-def is_described(space: spaces.Space[Any]) -> bool:
-    """Return whether `describe_space` knows the type of a space."""
+def is_described(value: Any) -> bool:
+    """Return whether a value is a space whose type `describe_space` knows."""
     try:
-        describe_space(space)
+        return isinstance(value, spaces.Space) and bool(describe_space(value))
     except ValueError:
         return False
-    return True
 
 
 def described_space(description: Any) -> spaces.Space[Any]:

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 from filelock import FileLock, Timeout
-from gymnasium import spaces
 
 from corral.core.interrupts import interrupts_deferred, name_of_interrupt
 from corral.core.settings import path_of
-from corral.core.space_descriptions import describe_space, is_described
 from corral.errors import RunDirectoryError
 from corral.loggers.base import Logger
 from corral.loggers.files import CSVLogger, JSONLinesLogger, default_loggers
@@ -315,6 +313,8 @@ def plain(value: Any) -> Any:
         return value
     if hasattr(value, "__qualname__"):
         return path_of(value)
-    if isinstance(value, spaces.Space) and is_described(value):
+    from corral.core.space_descriptions import describe_space, is_described  # here: it imports gymnasium
+
+    if is_described(value):
         return describe_space(value)
     return value.tolist() if hasattr(value, "tolist") else repr(value)
