@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from corral import AlgorithmConfig, Callback, PPOConfig
 from corral.algorithms.registry import config_class, config_from_dict
 from corral.config.validation import optimizer_class
+from corral.core.space_descriptions import describe_space
 from corral.errors import ConfigError
 from corral.modules.module import ActorCritic
 from corral.testing import CountingEnv
@@ -454,6 +455,6 @@ def test_an_import_path_that_leads_nowhere_is_refused(path: str) -> None:
 
 def test_a_policy_takes_a_dict_space_or_the_description_of_one() -> None:
     space = gym.spaces.Dict({"board": gym.spaces.MultiBinary(9), "turn": gym.spaces.Discrete(2)})
-    for given in (space, describe_space(space)):
-        config = PPOConfig().multi_agent(policies={"main": {"observation_space": given}})
+    for form in (space, describe_space(space)):
+        config = PPOConfig().multi_agent(policies={"main": {"observation_space": form}})
         assert config.policies["main"]["observation_space"] == space
