@@ -80,7 +80,7 @@ def test_the_league_of_tic_tac_toe_grows_and_forgets() -> None:
             result = algo.train()["env_runners"]
             weights = algo.learner_group.get_weights()
             assert all((weights[f"copy_{i}"][name] == array).all() for name, array in weights["main"].items())
-            frozen[f"copy_{i}"] = weights["main"]
+            frozen[f"copy_{i}"] = {name: array.copy() for name, array in weights["main"].items()}
         league = [f"copy_{i}" for i in range(3, example.LEAGUE_SIZE + 3)]
         assert algo.module_ids == ["main", "random", *league]
         assert all((weights[name][key] == array).all() for name in league for key, array in frozen[name].items())
