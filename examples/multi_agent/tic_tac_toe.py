@@ -43,14 +43,17 @@ class LegalMoves(gym.Wrapper):
         return self.obs, rewards, *rest
 
 
-def choose_module(agent_id, episode, worker=None, league=()):
-    """Return the module of a player: `main` is one player of each game, and begins in half of the games."""
+def choose_module(agent_id, episode, league=()):
+    """Return `main` for one player, drawn in each game, and for the other `main` again or a module of the league."""
     rng = np.random.default_rng(list(episode.id_.encode()))  # draws the same numbers for both players of a game
     if agent_id == rng.choice(["player_1", "player_2"]):
         return "main"
-    if worker is not None and worker.config.in_evaluation:
-        return "random"
     return str(rng.choice(league)) if league and rng.random() < 0.5 else "main"
+
+
+def choose_in_evaluation(agent_id, episode):
+    rng = np.random.default_rng(list(episode.id_.encode()))
+    return "main" if agent_id == rng.choice(["player_1", "player_2"]) else "random"
 
 
 class League(Callback):
@@ -85,6 +88,9 @@ class Results(Callback):
             metrics_logger.log_value(name, float(value), reduce="mean")
 
 
+EVALUATION = {"explore": False, "policy_mapping_fn": choose_in_evaluation}
+
+
 def make_config(seed, copy_every=3):
     return (
         PPOConfig()
@@ -98,7 +104,7 @@ def make_config(seed, copy_every=3):
         .rl_module(model_config={"fcnet_hiddens": [128, 128], "fcnet_activation": "relu"})
         .training(train_batch_size_per_learner=4096, minibatch_size=512, num_epochs=8, gamma=0.95, lambda_=0.9)
         .training(lr=[[0, 2e-3], [NUM_ENV_STEPS, 1e-4]], clip_param=0.1, entropy_coeff=0.02)
-        .evaluation(evaluation_duration=500, evaluation_config={"explore": False})
+        .evaluation(evaluation_duration=500, evaluation_config=EVALUATION)
         .callbacks([League(copy_every), Results])
         .debugging(seed=seed)
     )
