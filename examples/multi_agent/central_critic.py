@@ -12,7 +12,6 @@ import argparse
 
 import gymnasium as gym
 import numpy as np
-import torch
 from torch import nn
 
 from corral import Module, MultiAgentEnv, PPOConfig
@@ -27,14 +26,14 @@ NUM_ENV_STEPS = 60_000
 class Spread(MultiAgentEnv):
     """Observations have two parts: `own` is for the policy, and `state` is the whole state, for the central critic."""
 
-    possible_agents = [f"agent_{i}" for i in range(NUM_AGENTS)]
+    possible_agents = tuple(f"agent_{i}" for i in range(NUM_AGENTS))
     action_space = gym.spaces.Discrete(len(MOVES))
 
     def __init__(self, config):
         super().__init__()
-        parts = {"own": (4,), "state": (4 * NUM_AGENTS,)}
+        parts = {"own": (5,), "state": (5 * NUM_AGENTS,)}
         self.observation_space = gym.spaces.Dict(
-            {name: gym.spaces.Box(-2.0, 2.0, shape, np.float32) for name, shape in parts.items()}
+            {name: gym.spaces.Box(-3.0, 3.0, shape, np.float32) for name, shape in parts.items()}
         )
 
     def reset(self, *, seed=None, options=None):
@@ -44,7 +43,9 @@ class Spread(MultiAgentEnv):
         return self.show(), {}
 
     def show(self):
-        own = np.concatenate([self.places, self.landmarks - self.places], 1).astype(np.float32)
+        to_landmarks = self.landmarks - self.places
+        distances = np.linalg.norm(to_landmarks, axis=1, keepdims=True)
+        own = np.concatenate([self.places, to_landmarks, distances], 1).astype(np.float32)
         state = own.ravel()
         return {agent: {"own": own[i], "state": state} for i, agent in enumerate(self.possible_agents)}
 

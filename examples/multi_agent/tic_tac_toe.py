@@ -1,8 +1,8 @@
 """Tic-tac-toe of PettingZoo in self-play, with a league of frozen copies of the policy.
 
 `main` learns from games against itself, and against copies of itself from earlier in the run: without copies it could
-forget how to beat what it played before. Evaluation plays against random legal moves, which training never does. With the
-seeds 0 to 4, `main` wins 94% to 96% of these games, and loses at most 0.6%.
+forget how to beat what it played before. Evaluation plays against random legal moves, which training never does.
+With the seeds 0 to 4, `main` wins 94% to 96% of these games, and loses at most 0.6%.
 
 python examples/multi_agent/tic_tac_toe.py --seeds 5
 """
@@ -24,7 +24,7 @@ ILLEGAL_REWARD = -0.3
 class LegalMoves(gym.Wrapper):
     """Plays a random legal move in place of an illegal one, with a punishment.
 
-    So a module that draws its actions uniformly plays uniformly drawn legal moves, and loses no game by the rules alone.
+    So a module that draws its actions uniformly plays uniformly drawn legal moves, and no illegal move loses a game.
     """
 
     def reset(self, *, seed=None, options=None):
