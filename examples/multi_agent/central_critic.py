@@ -20,7 +20,7 @@ NUM_AGENTS = 8
 NUM_STEPS = 25
 STEP_LEN = 0.15  # the square is from -1 to 1
 MOVES = STEP_LEN * np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]])
-NUM_ENV_STEPS = 60_000
+NUM_ENV_STEPS = 20_000
 
 
 class Spread(MultiAgentEnv):
@@ -86,7 +86,8 @@ def make_config(seed, critic):
         .env_runners(num_envs_per_env_runner=32)
         .multi_agent(policies={"team"})  # all agents have one module, which is told which agent it acts for
         .rl_module(ActorAndCritic, model_config={"critic": critic})
-        .training(train_batch_size_per_learner=3200, minibatch_size=1600, num_epochs=8, lr=1e-3, entropy_coeff=0.01)
+        .training(train_batch_size_per_learner=800, minibatch_size=800, num_epochs=8, lr=2e-3, gamma=0.9)
+        .training(entropy_coeff=0.01)
         .debugging(seed=seed)
     )
 

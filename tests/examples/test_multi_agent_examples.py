@@ -94,3 +94,19 @@ def test_the_league_of_tic_tac_toe_grows_and_forgets() -> None:
 def test_tic_tac_toe_for_five_of_five_seeds() -> None:
     for found in load("tic_tac_toe").main(seeds=5):
         assert found["wins"] >= 0.9 and found["losses"] <= 0.02 and found["legal_moves"] >= 0.99
+
+
+def test_the_central_critic_explains_what_single_agents_do_not_see() -> None:
+    example = load("central_critic")
+    explained = {}
+    for critic in ("own", "state"):
+        with example.make_config(0, critic).build() as algo:
+            for _ in range(8):
+                explained[critic] = algo.train()["learners"]["team"]["vf_explained_var"]
+    assert explained["state"] > explained["own"] + 0.1
+
+
+@pytest.mark.slow
+def test_the_central_critic_learns_faster_over_five_seeds() -> None:
+    found = load("central_critic").main(seeds=5)
+    assert sum(found["state"]) / 5 > sum(found["own"]) / 5
