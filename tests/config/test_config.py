@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from corral import AlgorithmConfig, Callback, PPOConfig
 from corral.algorithms.registry import config_class, config_from_dict
 from corral.config.validation import optimizer_class
+from corral.core.space_descriptions import describe_space
 from corral.errors import ConfigError
 from corral.modules.module import ActorCritic
 from corral.testing import CountingEnv
@@ -450,3 +451,10 @@ def test_none_given_to_a_setter_is_a_value() -> None:
 def test_an_import_path_that_leads_nowhere_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match=r"callbacks_class=.*(nowhere|Nobody)"):
         config_from_dict({"algo": "PPO", "callbacks": {"callbacks_class": [path]}})
+
+
+def test_a_policy_takes_a_dict_space_or_the_description_of_one() -> None:
+    space = gym.spaces.Dict({"board": gym.spaces.MultiBinary(9), "turn": gym.spaces.Discrete(2)})
+    for form in (space, describe_space(space)):
+        config = PPOConfig().multi_agent(policies={"main": {"observation_space": form}})
+        assert config.policies["main"]["observation_space"] == space

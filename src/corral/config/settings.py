@@ -291,7 +291,7 @@ def _policy_setting(name: str, value: Any) -> Any:
     """Return a setting of a module: a class that a string names, and a space that a file describes."""
     if name == "module_class":
         return imported(value)
-    if not (name.endswith("_space") and isinstance(value, Mapping)):
+    if not (name.endswith("_space") and isinstance(value, dict)):  # a `Dict` space is a `Mapping` too
         return value
     from corral.core.space_descriptions import described_space  # here: it imports gymnasium
 

@@ -75,6 +75,7 @@ _OF_EVALUATION: Mapping[str, tuple[str, ...]] = {
         *("num_envs_per_env_runner", "vectorization", "autoreset_mode", "explore", "num_cpus_per_env_runner"),
         *("num_gpus_per_env_runner", "custom_resources_per_env_runner"),
     ),
+    "multi_agent": ("policy_mapping_fn",),
     "exploration": (),
     "callbacks": (),
     "fault_tolerance": (),
