@@ -332,12 +332,39 @@ def test_several_learners_train_several_modules() -> None:
             r"module 'blue': rl_module: module_class must be a subclass of corral.Module",
         ),
         ({"policies": {}, "policies_to_train": ["red"]}, r"needs policies="),
+        (
+            {"policies": {}, "policy_mapping_fn": None, "count_steps_by": "agent_steps"},
+            r"count_steps_by=.* needs policies=",
+        ),
+        ({"policies": {}, "policy_mapping_fn": None}, r"env 'Signals' has several agents: .*\.multi_agent\(policies="),
+        ({"policies": {"red": (None, {})}}, r"policy 'red' must have a dict with any of module_class"),
+        ({"policy_mapping_fn": {"a": "red"}}, r"policy_mapping_fn must be a function .*\(agent_id, episode\)"),
+        ({"policies_to_train": 3}, r"policies_to_train=3: give a list of module ids"),
     ],
     ids=str,
 )
 def test_contradictions_name_the_module_the_setting_and_the_remedy(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_of(PPOConfig, **settings).build()
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "message"),
+    [
+        ("policy_mapping_fn", lambda agent_id: "red", r"called as policy_mapping_fn\(agent_id, episode\).*too many"),
+        ("policies_to_train", lambda module_id, batch: True, r"called as policies_to_train\(module_id\).*'batch'"),
+        ("policies_to_train", lambda module_id: 1 // 0, r"policies_to_train\('red'\) raised ZeroDivisionError"),
+    ],
+    ids=["one argument", "two arguments", "an exception"],
+)
+def test_functions_of_agents_and_modules_are_called_as_documented(name: str, function: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_of(PPOConfig, **{name: function}).build()
+
+
+def test_modules_of_several_agents_need_an_env_of_several_agents() -> None:
+    with pytest.raises(ConfigError, match=r"policies names .*'red'.*env 'CartPole-v1' has one agent: leave policies"):
+        config_of(PPOConfig).environment("CartPole-v1", env_config={}).build()
 
 
 def test_rules_cannot_be_the_module_of_a_single_agent() -> None:

@@ -503,7 +503,12 @@ class AlgorithmConfig(
         """Return whether `policies_to_train` includes a module; a module without weights does not learn anyway."""
         chosen = self.policies_to_train
         if callable(chosen):
-            return bool(chosen(module_id))
+            try:
+                return bool(chosen(module_id))
+            except Exception as error:
+                raise ConfigError(
+                    f"multi_agent: policies_to_train({module_id!r}) raised {type(error).__name__}: {error}"
+                ) from error
         return chosen is None or module_id in chosen
 
     def module_spec(self, observation_space: Any, action_space: Any) -> ModuleSpec:

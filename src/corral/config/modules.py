@@ -110,7 +110,8 @@ def make_mapping(config: AlgorithmConfig) -> Callable[[AgentID, Any, Any], str]:
                 module_id = function(agent, episode, **({"worker": worker} if takes_worker else {}))
             except Exception as error:
                 raise ConfigError(
-                    f"multi_agent: policy_mapping_fn raised {type(error).__name__} for agent {agent!r}: {error}"
+                    f"multi_agent: policy_mapping_fn(agent_id, episode) raised {type(error).__name__} for agent "
+                    f"{agent!r}: {error}"
                 ) from error
         if module_id not in module_ids:
             if function is None:
@@ -125,6 +126,21 @@ def make_mapping(config: AlgorithmConfig) -> Callable[[AgentID, Any, Any], str]:
         return str(module_id)
 
     return map_agent
+
+
+def begin_mapping(config: AlgorithmConfig) -> Callable[[], Callable[[AgentID], str]]:
+    """Return the function that begins an episode outside of a runner, and gives the module of each of its agents.
+
+    What it returns asks `policy_mapping_fn` once for each agent; see `make_mapping` for the errors.
+    """
+    mapping = make_mapping(config)
+
+    def begin_episode() -> Callable[[AgentID], str]:
+        episode = MultiAgentEpisode()
+        episode.agent_to_module_mapping_fn = lambda agent, episode: mapping(agent, episode, None)
+        return episode.module_for
+
+    return begin_episode
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

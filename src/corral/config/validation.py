@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corral.callbacks.dispatch import check_callbacks, events_with_sub_envs
-from corral.config.settings import EvaluationSettings
+from corral.config.settings import EvaluationSettings, MultiAgentSettings
 from corral.core.settings import check_values, import_path, same_value
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
@@ -39,6 +39,9 @@ def validate(config: AlgorithmConfig) -> None:
     if config.env is None:
         raise ConfigError("environment: no env was given; call .environment('CartPole-v1') or use another env.")
     check_values(config)  # a subclass may have bad defaults, and lists may have been changed in place
+    _check_called("policy_mapping_fn", config.policy_mapping_fn, "agent_id", "episode")
+    if callable(config.policies_to_train):
+        _check_called("policies_to_train", config.policies_to_train, "module_id")
     _validate_batch(config)
     _validate_module(config)
     _validate_sampling(config)
@@ -242,8 +245,8 @@ def _validate_modules(config: AlgorithmConfig) -> None:
     """Refuse modules that do not exist, and settings of modules that contradict each other or differ in vain."""
     overrides = config.algorithm_config_overrides_per_module
     if not config.is_multi_agent:
-        for name in ("policy_mapping_fn", "policies_to_train", "algorithm_config_overrides_per_module"):
-            if value := getattr(config, name):
+        for name, unset in vars(MultiAgentSettings()).items():
+            if (value := getattr(config, name)) != unset:
                 raise ConfigError(f"multi_agent: {name}={value!r:.80} needs policies={{...}}, the ids of the modules.")
         return
     chosen = config.policies_to_train
@@ -257,6 +260,26 @@ def _validate_modules(config: AlgorithmConfig) -> None:
             _validate_module_alone(config, module_id)
         except ConfigError as error:
             raise ConfigError(f"module {module_id!r}: {error}") from error
+
+
+def _check_called(name: str, function: Any, *arguments: str) -> None:
+    """Refuse what is no function of these arguments; `policy_mapping_fn` may take `worker` too."""
+    if function is None:
+        return
+    form = f"{name}({', '.join(arguments)})"
+    if not callable(function):
+        raise ConfigError(f"multi_agent: {name} must be a function {form}, got {function!r:.80}.")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # some functions of C have no signature
+    worker = {"worker": None} if name == "policy_mapping_fn" and "worker" in signature.parameters else {}
+    try:
+        signature.bind(*arguments, **worker)
+    except TypeError as error:
+        raise ConfigError(
+            f"multi_agent: {name} is called as {form}, and {function!r:.80} cannot be: {error}."
+        ) from None
 
 
 def _validate_overrides_of_module(config: AlgorithmConfig, settings: Mapping[str, Any]) -> None:
