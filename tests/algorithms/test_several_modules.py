@@ -370,3 +370,31 @@ def test_modules_of_several_agents_need_an_env_of_several_agents() -> None:
 def test_rules_cannot_be_the_module_of_a_single_agent() -> None:
     with pytest.raises(ConfigError, match=r"RandomModule chooses actions by rules and cannot learn"):
         PPOConfig().environment("CartPole-v1").rl_module(RandomModule).validate()
+
+
+def random_rest(agent_id: Any, episode: Any) -> str:
+    return "red" if agent_id == "red" else "rest"
+
+
+def test_evaluation_may_map_agents_to_other_modules() -> None:
+    evaluation = {"evaluation_interval": 1, "evaluation_duration": 2}
+    config = config_of(PPOConfig).evaluation(**evaluation, evaluation_config={"policy_mapping_fn": random_rest})
+    with config.build() as algo:
+        for change in (lambda: None, lambda: algo.add_module("later", copy_from="red")):
+            change()
+            result = algo.train()
+            assert result["env_runners"]["num_module_steps_sampled"]["blue"] > 0
+            steps = result["evaluation"]["env_runners"]["num_module_steps_sampled"]
+            assert steps["red"] == 2 * 5 and steps["blue"] == 0 and steps["rest"] == 2 * (7 + 9)
+        with pytest.raises(ConfigError, match=r"evaluation_config: .*policy_mapping_fn returned 'rest'"):
+            algo.remove_module("rest", policy_mapping_fn=lambda agent_id, episode: "red")
+        assert algo.module_ids == ["red", "blue", "rest", "later"]
+        algo.train()
+
+
+def test_a_mapping_of_evaluation_leads_to_modules() -> None:
+    wrong = {"evaluation_interval": 1, "evaluation_config": {"policy_mapping_fn": lambda agent_id, episode: "reed"}}
+    with pytest.raises(ConfigError, match=r"policy_mapping_fn returned 'reed' for agent 'red'.*Did you mean 'red'"):
+        config_of(PPOConfig).evaluation(**wrong).build()
+    with pytest.raises(ConfigError, match=r"evaluation_config: multi_agent: policy_mapping_fn=.* needs policies="):
+        PPOConfig().environment("CartPole-v1").evaluation(**wrong).build()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from corral.core.ids import AgentID
@@ -22,8 +23,15 @@ if TYPE_CHECKING:
 NUM_TRIALS = 20
 
 
-def specs_of_agents(config: AlgorithmConfig, seats: Seats) -> dict[str, ModuleSpec]:
+def specs_of_agents(
+    config: AlgorithmConfig, seats: Seats, known: Mapping[str, ModuleSpec] = MappingProxyType({})
+) -> dict[str, ModuleSpec]:
     """Return the specs of all modules by module id.
+
+    Args:
+        config: Config with the modules and the mapping.
+        seats: Seats of the agents.
+        known: Specs that modules have already, for modules that no agent is mapped to.
 
     Raises:
         ConfigError: The spaces of a module are not known, or its agents have other spaces.
@@ -35,6 +43,9 @@ def specs_of_agents(config: AlgorithmConfig, seats: Seats) -> dict[str, ModuleSp
         block = block_of_module(config, seats, module_id, agents)
         observation_space = given.get("observation_space", None if block is None else block.observation_space)
         action_space = given.get("action_space", None if block is None else block.action_space)
+        if (observation_space is None or action_space is None) and module_id in known:
+            specs[module_id] = known[module_id]
+            continue
         if observation_space is None or action_space is None:
             raise ConfigError(
                 f"multi_agent: no agent was mapped to module {module_id!r} in {NUM_TRIALS} trials, and the agents have "

@@ -39,7 +39,6 @@ def validate(config: AlgorithmConfig) -> None:
     if config.env is None:
         raise ConfigError("environment: no env was given; call .environment('CartPole-v1') or use another env.")
     check_values(config)  # a subclass may have bad defaults, and lists may have been changed in place
-    _check_called("policy_mapping_fn", config.policy_mapping_fn, "agent_id", "episode")
     if callable(config.policies_to_train):
         _check_called("policies_to_train", config.policies_to_train, "module_id")
     _validate_batch(config)
@@ -69,6 +68,9 @@ def _validate_sampling(config: AlgorithmConfig) -> None:
         )
     check_exploration(config)
     _validate_env_functions(config)
+    _check_called("policy_mapping_fn", config.policy_mapping_fn, "agent_id", "episode")
+    if not config.is_multi_agent:
+        _refuse_settings_of_agents(config)
 
 
 # Settings that evaluation_config can change, by group, because evaluation runners read them; `()` is the whole group.
@@ -80,6 +82,7 @@ _OF_EVALUATION: Mapping[str, tuple[str, ...]] = {
     ),
     "exploration": (),
     "callbacks": (),
+    "multi_agent": ("policy_mapping_fn",),
     "fault_tolerance": (),
     "learners": ("num_threads",),
     "debugging": ("seed",),
@@ -245,9 +248,6 @@ def _validate_modules(config: AlgorithmConfig) -> None:
     """Refuse modules that do not exist, and settings of modules that contradict each other or differ in vain."""
     overrides = config.algorithm_config_overrides_per_module
     if not config.is_multi_agent:
-        for name, unset in vars(MultiAgentSettings()).items():
-            if (value := getattr(config, name)) != unset:
-                raise ConfigError(f"multi_agent: {name}={value!r:.80} needs policies={{...}}, the ids of the modules.")
         return
     chosen = config.policies_to_train
     named = [*overrides, *(chosen if isinstance(chosen, (list, tuple)) else ())]
@@ -260,6 +260,13 @@ def _validate_modules(config: AlgorithmConfig) -> None:
             _validate_module_alone(config, module_id)
         except ConfigError as error:
             raise ConfigError(f"module {module_id!r}: {error}") from error
+
+
+def _refuse_settings_of_agents(config: AlgorithmConfig) -> None:
+    """Refuse settings of several agents without modules for them."""
+    for name, unset in vars(MultiAgentSettings()).items():
+        if (value := getattr(config, name)) != unset:
+            raise ConfigError(f"multi_agent: {name}={value!r:.80} needs policies={{...}}, the ids of the modules.")
 
 
 def _check_called(name: str, function: Any, *arguments: str) -> None:
