@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from corral import (
     Algorithm,
     AlgorithmConfig,
     DQNConfig,
+    HeuristicModule,
     PPOConfig,
     RandomModule,
     SACConfig,
@@ -398,3 +399,56 @@ def test_a_mapping_of_evaluation_leads_to_modules() -> None:
         config_of(PPOConfig).evaluation(**wrong).build()
     with pytest.raises(ConfigError, match=r"evaluation_config: multi_agent: policy_mapping_fn=.* needs policies="):
         PPOConfig().environment("CartPole-v1").evaluation(**wrong).build()
+
+
+class Looks(HeuristicModule):
+    """Acts as `model_config` says, and notes what it sees."""
+
+    seen: ClassVar[list[Any]] = []
+
+    def choose_actions(self, obs: Any, rng: Any) -> Any:
+        self.seen.append(obs.copy())
+        return self.returned(len(obs))
+
+    def returned(self, num_rows: int) -> Any:
+        return np.zeros(num_rows, np.int64)
+
+
+class Fractions(Looks):
+    def returned(self, num_rows: int) -> Any:
+        return np.full(num_rows, 0.7)
+
+
+class Alone(Looks):
+    def returned(self, num_rows: int) -> Any:
+        return 1
+
+
+class TooLarge(Looks):
+    def returned(self, num_rows: int) -> Any:
+        return np.full(num_rows, 2)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (Fractions, r"Fractions.choose_actions must return int64 actions of shape \(2,\), got float64 .*\(2,\)"),
+        (Alone, r"Alone.choose_actions must return int64 actions of shape \(2,\), got int64 .*\(\)"),
+        (TooLarge, r"TooLarge.choose_actions returned the action 2, which is outside Discrete\(2\)"),
+    ],
+)
+def test_rules_choose_actions_of_the_space(rules: type[Looks], message: str) -> None:
+    policies = {"red": {}, "blue": {}, "rest": {"module_class": rules}}
+    with config_of(PPOConfig, policies=policies).build() as algo, pytest.raises(ConfigError, match=message):
+        algo.train()
+
+
+def test_rules_see_only_the_agents_that_act() -> None:
+    Looks.seen.clear()
+    policies = {"blue": {}, "rest": {"module_class": Looks}}
+    mapping = {"red": "rest", "blue": "blue", "green": "rest"}
+    config = config_of(PPOConfig, policies=policies, policy_mapping_fn=lambda agent_id, episode: mapping[agent_id])
+    with config.build() as algo:
+        algo.train()
+    # In both sub-envs red leaves after 5 steps and green after 9; the next step only resets.
+    assert [len(obs) for obs in Looks.seen[:10]] == [4] * 5 + [2] * 4 + [4]
