@@ -338,6 +338,10 @@ def test_several_learners_train_several_modules() -> None:
             r"count_steps_by=.* needs policies=",
         ),
         ({"policies": {}, "policy_mapping_fn": None}, r"env 'Signals' has several agents: .*\.multi_agent\(policies="),
+        (
+            {"algorithm_config_overrides_per_module": {"rest": {"lr": 0.1}}},
+            r"module 'rest': RandomModule chooses actions by rules, so .*lr=0.1 has no effect: leave it out",
+        ),
         ({"policies": {"red": (None, {})}}, r"policy 'red' must have a dict with any of module_class"),
         ({"policy_mapping_fn": {"a": "red"}}, r"policy_mapping_fn must be a function .*\(agent_id, episode\)"),
         ({"policies_to_train": 3}, r"policies_to_train=3: give a list of module ids"),

@@ -309,6 +309,13 @@ def _validate_module_alone(config: AlgorithmConfig, module_id: str) -> None:
             f"{own.module_class.__name__} chooses actions by rules, so it cannot learn: leave the module out of "
             "policies_to_train."
         )
+    of_module = config.group_fields()["rl_module"]
+    for name, value in config.algorithm_config_overrides_per_module.get(module_id, {}).items():
+        if name not in of_module and not _has_network(own):
+            raise ConfigError(
+                f"{own.module_class.__name__} chooses actions by rules, so algorithm_config_overrides_per_module: "
+                f"{name}={value!r:.80} has no effect: leave it out."
+            )
     if given or module_id in config.algorithm_config_overrides_per_module:
         learns = _has_network(own) and config.trains(module_id)
         alone = {"policies": {module_id: {}}, "policies_to_train": [module_id] if learns else []}
