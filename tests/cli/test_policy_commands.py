@@ -154,7 +154,7 @@ class Pair(MultiAgentEnv):
 
     possible_agents = ("left", "right")
     observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
-    action_space = gym.spaces.Discrete(5)
+    action_space = gym.spaces.Discrete(9)
 
     def __init__(self, config: Any) -> None:
         self.render_mode, self.t = config.get("render_mode"), 0

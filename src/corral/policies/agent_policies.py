@@ -59,9 +59,10 @@ class AgentPolicies:
         for i in np.flatnonzero(begins).tolist():
             self._module_for[i] = self._begin_episode()
         actions: dict[str, Any] = create_empty_array(seats.action_space, len(begins), np.zeros)  # type: ignore[assignment]
+        acts = (obs["observed"] != 0) & (obs["terminated"] == 0) & (obs["truncated"] == 0)
         for block in seats.blocks:
             chosen: dict[str, list[tuple[int, int]]] = {}
-            for i, place in np.argwhere(obs["observed"][:, block.start : block.stop]).tolist():
+            for i, place in np.argwhere(acts[:, block.start : block.stop]).tolist():
                 chosen.setdefault(self._module_for[i](block.agents[place]), []).append((i, place))
             for module_id, lanes in chosen.items():
                 policy = self._policies[module_id]
