@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from several_agents import CONFIGS, Repeats, Scores, Signals, all_to_red, config_of, same, weights_of
+from several_agents import CONFIGS, Repeats, Scores, all_to_red, config_of, same, weights_of
 
 from corral import (
     Algorithm,
     AlgorithmConfig,
     DQNConfig,
+    HeuristicModule,
     PPOConfig,
     RandomModule,
     SACConfig,
-    evaluate_policy,
     load_policy,
 )
-from corral.cli.main import main
 from corral.core.returns import gae
 from corral.errors import CheckpointError, ConfigError
 from corral.modules.q_module import QModule
@@ -332,6 +331,18 @@ def test_several_learners_train_several_modules() -> None:
             r"module 'blue': rl_module: module_class must be a subclass of corral.Module",
         ),
         ({"policies": {}, "policies_to_train": ["red"]}, r"needs policies="),
+        (
+            {"policies": {}, "policy_mapping_fn": None, "count_steps_by": "agent_steps"},
+            r"count_steps_by=.* needs policies=",
+        ),
+        ({"policies": {}, "policy_mapping_fn": None}, r"env 'Signals' has several agents: .*\.multi_agent\(policies="),
+        (
+            {"algorithm_config_overrides_per_module": {"rest": {"lr": 0.1}}},
+            r"module 'rest': RandomModule chooses actions by rules, so .*lr=0.1 has no effect: leave it out",
+        ),
+        ({"policies": {"red": (None, {})}}, r"policy 'red' must have a dict with any of module_class"),
+        ({"policy_mapping_fn": {"a": "red"}}, r"policy_mapping_fn must be a function .*\(agent_id, episode\)"),
+        ({"policies_to_train": 3}, r"policies_to_train=3: give a list of module ids"),
     ],
     ids=str,
 )
@@ -347,16 +358,106 @@ def test_rules_that_return_no_actions_are_refused() -> None:
         config_of(PPOConfig, policies=policies).build()
 
 
-def test_one_policy_does_not_play_for_several_agents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with config_of(PPOConfig).build() as algo:
-        algo.save(tmp_path / "checkpoint")
-    policy = load_policy(tmp_path / "checkpoint", module_id="red")
-    with pytest.raises(ConfigError, match=r"Signals' has several agents.*evaluate\(\)"):
-        evaluate_policy(policy, Signals)
-    assert main(["evaluate", str(tmp_path / "checkpoint")]) != 0
-    assert "['blue', 'red', 'rest']" in " ".join(capsys.readouterr().err.split())
+@pytest.mark.parametrize(
+    ("name", "function", "message"),
+    [
+        ("policy_mapping_fn", lambda agent_id: "red", r"called as policy_mapping_fn\(agent_id, episode\).*too many"),
+        ("policies_to_train", lambda module_id, batch: True, r"called as policies_to_train\(module_id\).*'batch'"),
+        ("policies_to_train", lambda module_id: 1 // 0, r"policies_to_train\('red'\) raised ZeroDivisionError"),
+    ],
+    ids=["one argument", "two arguments", "an exception"],
+)
+def test_functions_of_agents_and_modules_are_called_as_documented(name: str, function: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_of(PPOConfig, **{name: function}).build()
+
+
+def test_modules_of_several_agents_need_an_env_of_several_agents() -> None:
+    with pytest.raises(ConfigError, match=r"policies names .*'red'.*env 'CartPole-v1' has one agent: leave policies"):
+        config_of(PPOConfig).environment("CartPole-v1", env_config={}).build()
 
 
 def test_rules_cannot_be_the_module_of_a_single_agent() -> None:
     with pytest.raises(ConfigError, match=r"RandomModule chooses actions by rules and cannot learn"):
         PPOConfig().environment("CartPole-v1").rl_module(RandomModule).validate()
+
+
+def random_rest(agent_id: Any, episode: Any) -> str:
+    return "red" if agent_id == "red" else "rest"
+
+
+def test_evaluation_may_map_agents_to_other_modules() -> None:
+    evaluation = {"evaluation_interval": 1, "evaluation_duration": 2}
+    config = config_of(PPOConfig).evaluation(**evaluation, evaluation_config={"policy_mapping_fn": random_rest})
+    with config.build() as algo:
+        for change in (lambda: None, lambda: algo.add_module("later", copy_from="red")):
+            change()
+            result = algo.train()
+            assert result["env_runners"]["num_module_steps_sampled"]["blue"] > 0
+            steps = result["evaluation"]["env_runners"]["num_module_steps_sampled"]
+            assert steps["red"] == 2 * 5 and steps["blue"] == 0 and steps["rest"] == 2 * (7 + 9)
+        with pytest.raises(ConfigError, match=r"evaluation_config: .*policy_mapping_fn returned 'rest'"):
+            algo.remove_module("rest", policy_mapping_fn=lambda agent_id, episode: "red")
+        assert algo.module_ids == ["red", "blue", "rest", "later"]
+        algo.train()
+
+
+def test_a_mapping_of_evaluation_leads_to_modules() -> None:
+    wrong = {"evaluation_interval": 1, "evaluation_config": {"policy_mapping_fn": lambda agent_id, episode: "reed"}}
+    with pytest.raises(ConfigError, match=r"policy_mapping_fn returned 'reed' for agent 'red'.*Did you mean 'red'"):
+        config_of(PPOConfig).evaluation(**wrong).build()
+    with pytest.raises(ConfigError, match=r"evaluation_config: multi_agent: policy_mapping_fn=.* needs policies="):
+        PPOConfig().environment("CartPole-v1").evaluation(**wrong).build()
+
+
+class Looks(HeuristicModule):
+    """Acts as `model_config` says, and notes what it sees."""
+
+    seen: ClassVar[list[Any]] = []
+
+    def choose_actions(self, obs: Any, rng: Any) -> Any:
+        self.seen.append(obs.copy())
+        return self.returned(len(obs))
+
+    def returned(self, num_rows: int) -> Any:
+        return np.zeros(num_rows, np.int64)
+
+
+class Fractions(Looks):
+    def returned(self, num_rows: int) -> Any:
+        return np.full(num_rows, 0.7)
+
+
+class Alone(Looks):
+    def returned(self, num_rows: int) -> Any:
+        return 1
+
+
+class TooLarge(Looks):
+    def returned(self, num_rows: int) -> Any:
+        return np.full(num_rows, 2)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (Fractions, r"Fractions.choose_actions must return int64 actions of shape \(2,\), got float64 .*\(2,\)"),
+        (Alone, r"Alone.choose_actions must return int64 actions of shape \(2,\), got int64 .*\(\)"),
+        (TooLarge, r"TooLarge.choose_actions returned the action 2, which is outside Discrete\(2\)"),
+    ],
+)
+def test_rules_choose_actions_of_the_space(rules: type[Looks], message: str) -> None:
+    policies = {"red": {}, "blue": {}, "rest": {"module_class": rules}}
+    with config_of(PPOConfig, policies=policies).build() as algo, pytest.raises(ConfigError, match=message):
+        algo.train()
+
+
+def test_rules_see_only_the_agents_that_act() -> None:
+    Looks.seen.clear()
+    policies = {"blue": {}, "rest": {"module_class": Looks}}
+    mapping = {"red": "rest", "blue": "blue", "green": "rest"}
+    config = config_of(PPOConfig, policies=policies, policy_mapping_fn=lambda agent_id, episode: mapping[agent_id])
+    with config.build() as algo:
+        algo.train()
+    # In both sub-envs red leaves after 5 steps and green after 9; the next step only resets.
+    assert [len(obs) for obs in Looks.seen[:10]] == [4] * 5 + [2] * 4 + [4]

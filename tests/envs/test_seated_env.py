@@ -303,6 +303,15 @@ BAD = {
     ),
     "a reward that is NaN": ((see("a"), {"b": np.nan}), "reward of agent 'b' must be one finite number, got nan"),
     "rewards": ((see("a"), {"a": np.ones(2)}), "reward of agent 'a' must be one finite number, got array"),
+    "an info of an unknown agent": (
+        (see("a"), {}, {"__all__": False}, {}, {"z": {"x": 1}}),
+        "infos have agent 'z', which",
+    ),
+    "an info that is no dict": (
+        (see("a"), {}, {"__all__": False}, {}, {"a": 3}),
+        "info of agent 'a' must be a dict, got 3",
+    ),
+    "a flag that is a string": ((see("a"), {}, {"__all__": "False"}), "terminateds must be bools by agent id"),
     "flags": ((see("a"), {}, {"a": np.ones(2, bool), "__all__": False}), "terminateds must be bools by agent id"),
 }
 

@@ -11,6 +11,7 @@ from taking_turns import TakingTurns
 
 from corral import DQNConfig
 from corral.episodes.lanes import LaneRollout
+from corral.episodes.rollout import EpisodeCarry
 from corral.errors import CheckpointError
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer
 
@@ -314,10 +315,11 @@ def test_no_transition_crosses_the_failure_of_a_sub_env(breaks: bool) -> None:
         shape = (rows, 1)
         flags = {name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated")}
         valid = (np.arange(rows) < 2)[:, None]
-        obs = np.zeros((rows + 1, 1, 1), np.float32)  # all alike, so that only `broken` tells the episodes apart
+        obs = np.zeros((rows + 1, 1, 1), np.float32)  # all alike, so that only the carry tells the episodes apart
         columns = {"obs": obs, "actions": np.zeros(shape, np.int64), "rewards": np.ones(shape), "valid": valid, **flags}
         rollout = LaneRollout(columns, num_rows=rows)
         rollout.lane_envs, rollout.lane_agents = np.zeros(1, np.int64), ["a"]
-        rollout.continues, rollout.broken = bool(number), [(2, 0)] if rows == 3 else []
+        rollout.continues, rollout.carry = bool(number), EpisodeCarry.fresh(1, 0.0)
+        rollout.carry.lengths[:] = 2 * (bool(number) and not breaks)  # a failure ends the episode
         buffer.add(rollout)
     assert set(buffer.sample(200, n_step=9)["num_steps"].tolist()) == ({1, 2} if breaks else {1, 2, 3, 4})

@@ -8,8 +8,9 @@ import weakref
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -27,6 +28,7 @@ from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
+from corral.config.modules import begin_mapping
 from corral.config.validation import optimizer_class, reconfigured, round_size, warn_of_mistakes
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
 from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
@@ -52,6 +54,7 @@ from corral.modules.layers import Layers
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
 from corral.modules.threads import limit_threads, num_threads_for
+from corral.policies.agent_policies import AgentPolicies
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
 
@@ -822,6 +825,18 @@ class Algorithm(metaclass=_WithHints):
         self._policies[module_id].check_obs(obs)
         batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
         return self.compute_actions(batch, explore=explore, module_id=module_id)[0]
+
+    def agent_policies(self) -> AgentPolicies:
+        """Return the policies of several agents with their mapping, which choose actions as `compute_actions` does."""
+        policies = {
+            module_id: SimpleNamespace(
+                observation_space=spec.observation_space,
+                action_space=spec.action_space,
+                batch=partial(self.compute_actions, module_id=module_id),
+            )
+            for module_id, spec in self.env_runner_group.module_specs.items()
+        }
+        return AgentPolicies(policies, begin_mapping(self.config))
 
     def get_module(self, module_id: str | None = None) -> Module:
         """Return the module that is being trained, on the learner's device; `None` is the only one.

@@ -14,7 +14,9 @@ from corral.modules.heuristic import HeuristicModule
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
+    from corral.config.config import AlgorithmConfig
     from corral.modules.module import Module
+    from corral.modules.spec import ModuleSpec
 
 
 def add_module(
@@ -45,7 +47,7 @@ def add_module(
         **changes,
     )
     changed.validate()
-    specs = algorithm.env_runner_group.specs_with(changed)  # which refuses a mapping or spaces that do not fit
+    specs = _specs_with(algorithm, changed)
     algorithm.use_modules(changed, algorithm.env_runner_group.module_specs)
     try:
         spec = specs[module_id]
@@ -81,7 +83,7 @@ def remove_module(algorithm: Algorithm, module_id: str, changes: Mapping[str, An
         **changes,
     )
     changed.validate()
-    algorithm.use_modules(changed, algorithm.env_runner_group.specs_with(changed))
+    algorithm.use_modules(changed, _specs_with(algorithm, changed))
     algorithm.learner_group.remove_module(module_id)
     _finish(algorithm)
 
@@ -109,6 +111,16 @@ def _check_multi_agent(algorithm: Algorithm) -> None:
             "modules can be added and removed where several agents have them: name the modules with "
             ".multi_agent(policies={...}) before building."
         )
+
+
+def _specs_with(algorithm: Algorithm, changed: AlgorithmConfig) -> dict[str, ModuleSpec]:
+    """Return the specs of the modules of a config, whose mappings and spaces fit; see `EnvRunnerGroup.specs_with`."""
+    if "policy_mapping_fn" in changed.evaluation_config:
+        try:
+            algorithm.env_runner_group.specs_with(changed.for_evaluation())
+        except ConfigError as error:
+            raise ConfigError(f"evaluation_config: {error}") from error
+    return algorithm.env_runner_group.specs_with(changed)
 
 
 def _finish(algorithm: Algorithm) -> None:

@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
 from corral.checkpoint.imports import check_imports
 from corral.cli.experiment import parse_pair
+from corral.config.config import AlgorithmConfig
+from corral.config.modules import begin_mapping
 from corral.config.settings import EnvironmentSettings
 from corral.core.settings import parse_settings
 from corral.envs.vector import env_name
 from corral.errors import CheckpointError, ConfigError
+from corral.policies.agent_policies import AgentPolicies
 from corral.policies.evaluate import evaluate_policy
 from corral.policies.play import play_episodes
 from corral.policies.policy import Policy, checkpoint_policy
@@ -27,7 +30,7 @@ class Setup(NamedTuple):
     Attributes:
         path: Checkpoint that holds the policy.
         metadata: What `metadata.json` of the checkpoint holds.
-        policy: The policy.
+        policy: The policy, or the policies of several agents.
         env: Its env, as in `.environment(env)`.
         env_config: Settings of the env.
         wrappers: Wrappers of the env.
@@ -35,7 +38,7 @@ class Setup(NamedTuple):
 
     path: str
     metadata: Mapping[str, Any]
-    policy: Policy
+    policy: Policy | AgentPolicies
     env: Any
     env_config: dict[str, Any]
     wrappers: list[Any]
@@ -63,10 +66,24 @@ def load_setup(options: argparse.Namespace) -> Setup:
     return Setup(
         str(checkpoint.path),
         checkpoint.metadata,
-        checkpoint_policy(checkpoint, seed=options.seed),
+        _policy(checkpoint, options.seed),
         options.env or environment.env,
         {**environment.env_config, **changed},
         environment.wrappers,
+    )
+
+
+def _policy(checkpoint: Checkpoint, seed: int | None) -> Policy | AgentPolicies:
+    """Return the only policy of a checkpoint, or the policies of several agents with their mapping."""
+    settings = dict(_mapping(checkpoint.config, "multi_agent"))
+    if not settings.get("policies"):
+        return checkpoint_policy(checkpoint, seed=seed)
+    mapping = {"policy_mapping_fn": settings.get("policy_mapping_fn")}
+    check_imports({"multi_agent": mapping}, checkpoint.path)
+    config = AlgorithmConfig().copy(policies=[*settings["policies"]], **mapping)
+    return AgentPolicies(
+        {module_id: checkpoint_policy(checkpoint, module_id=module_id, seed=seed) for module_id in config.module_ids},
+        begin_mapping(config),
     )
 
 
@@ -86,6 +103,11 @@ def _check_named(checkpoint: Checkpoint, given: set[str]) -> None:
     }
     for place, value in _mapping(checkpoint.metadata, "unnamed"):
         group, _, name = place.partition(".")
+        if place == "multi_agent.policy_mapping_fn":
+            raise ConfigError(
+                f"{checkpoint.path}: no file can hold {place} of this run ({value}): train with a function of a file, "
+                "policy_mapping_fn='my_file:my_function', or use evaluate_policy(algorithm, env)."
+            )
         if group == "environment" and name not in given and (remedy := remedies.get(name.partition(".")[0])):
             raise ConfigError(f"{checkpoint.path}: no file can hold {place} of this run ({value}): {remedy}.")
 

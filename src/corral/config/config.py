@@ -503,7 +503,12 @@ class AlgorithmConfig(
         """Return whether `policies_to_train` includes a module; a module without weights does not learn anyway."""
         chosen = self.policies_to_train
         if callable(chosen):
-            return bool(chosen(module_id))
+            try:
+                return bool(chosen(module_id))
+            except Exception as error:
+                raise ConfigError(
+                    f"multi_agent: policies_to_train({module_id!r}) raised {type(error).__name__}: {error}"
+                ) from error
         return chosen is None or module_id in chosen
 
     def module_spec(self, observation_space: Any, action_space: Any) -> ModuleSpec:
@@ -518,8 +523,12 @@ class AlgorithmConfig(
             self.seed or 0,
         )
 
-    def module_specs(self, observation_space: Any, action_space: Any) -> dict[str, ModuleSpec]:
+    def module_specs(
+        self, observation_space: Any, action_space: Any, known: Mapping[str, ModuleSpec] | None = None
+    ) -> dict[str, ModuleSpec]:
         """Return the specs of all modules by module id, for the spaces of an env as its vector env has them.
+
+        Modules that no agent is mapped to have the spec in `known`, if there is one.
 
         Raises:
             ConfigError: The spaces of a module with several agents are not known, or not the spaces of its agents.
@@ -527,7 +536,7 @@ class AlgorithmConfig(
         from corral.config.modules import specs_of_agents
 
         if self.is_multi_agent:
-            return specs_of_agents(self, observation_space.seats)
+            return specs_of_agents(self, observation_space.seats, known or {})
         return {self.module_ids[0]: self.module_spec(observation_space, action_space)}
 
     def validate(self) -> None:

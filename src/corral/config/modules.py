@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from corral.core.ids import AgentID
@@ -22,8 +23,15 @@ if TYPE_CHECKING:
 NUM_TRIALS = 20
 
 
-def specs_of_agents(config: AlgorithmConfig, seats: Seats) -> dict[str, ModuleSpec]:
+def specs_of_agents(
+    config: AlgorithmConfig, seats: Seats, known: Mapping[str, ModuleSpec] = MappingProxyType({})
+) -> dict[str, ModuleSpec]:
     """Return the specs of all modules by module id.
+
+    Args:
+        config: Config with the modules and the mapping.
+        seats: Seats of the agents.
+        known: Specs that modules have already, for modules that no agent is mapped to.
 
     Raises:
         ConfigError: The spaces of a module are not known, or its agents have other spaces.
@@ -35,6 +43,9 @@ def specs_of_agents(config: AlgorithmConfig, seats: Seats) -> dict[str, ModuleSp
         block = block_of_module(config, seats, module_id, agents)
         observation_space = given.get("observation_space", None if block is None else block.observation_space)
         action_space = given.get("action_space", None if block is None else block.action_space)
+        if (observation_space is None or action_space is None) and module_id in known:
+            specs[module_id] = known[module_id]
+            continue
         if observation_space is None or action_space is None:
             raise ConfigError(
                 f"multi_agent: no agent was mapped to module {module_id!r} in {NUM_TRIALS} trials, and the agents have "
@@ -110,7 +121,8 @@ def make_mapping(config: AlgorithmConfig) -> Callable[[AgentID, Any, Any], str]:
                 module_id = function(agent, episode, **({"worker": worker} if takes_worker else {}))
             except Exception as error:
                 raise ConfigError(
-                    f"multi_agent: policy_mapping_fn raised {type(error).__name__} for agent {agent!r}: {error}"
+                    f"multi_agent: policy_mapping_fn(agent_id, episode) raised {type(error).__name__} for agent "
+                    f"{agent!r}: {error}"
                 ) from error
         if module_id not in module_ids:
             if function is None:
@@ -125,6 +137,21 @@ def make_mapping(config: AlgorithmConfig) -> Callable[[AgentID, Any, Any], str]:
         return str(module_id)
 
     return map_agent
+
+
+def begin_mapping(config: AlgorithmConfig) -> Callable[[], Callable[[AgentID], str]]:
+    """Return the function that begins an episode outside of a runner, and gives the module of each of its agents.
+
+    What it returns asks `policy_mapping_fn` once for each agent; see `make_mapping` for the errors.
+    """
+    mapping = make_mapping(config)
+
+    def begin_episode() -> Callable[[AgentID], str]:
+        episode = MultiAgentEpisode()
+        episode.agent_to_module_mapping_fn = lambda agent, episode: mapping(agent, episode, None)
+        return episode.module_for
+
+    return begin_episode
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

@@ -281,7 +281,10 @@ def _policies(value: Any) -> Any:
         if not isinstance(module_id, str) or not module_id or "/" in module_id or module_id == ALL_MODULES:
             raise ValueError(f"{module_id!r} is no module id: ids are strings without a slash, not {ALL_MODULES!r}")
         if not isinstance(settings, Mapping | None):
-            raise ValueError(f"policy {module_id!r} must have a dict of settings or None, and has {settings!r:.80}")
+            raise ValueError(
+                f"policy {module_id!r} must have a dict with any of {', '.join(_POLICY_SETTINGS)}, or None, and has "
+                f"{settings!r:.80}"
+            )
         check_names(f"policies: {module_id!r}", settings or {}, _POLICY_SETTINGS)
         found[module_id] = {name: _policy_setting(name, part) for name, part in (settings or {}).items()}
     return found
@@ -302,6 +305,8 @@ def _to_train(value: Any) -> Any:
     value = imported(value) if isinstance(value, str) and ":" in value else value
     if isinstance(value, str):
         raise ValueError(f"{value!r} is one id: give a list of ids, such as [{value!r}]")
+    if not (value is None or callable(value) or isinstance(value, (Set, list, tuple))):
+        raise ValueError("give a list of module ids, or a function (module_id)")
     return sorted(value) if isinstance(value, Set) else value
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corral.callbacks.dispatch import check_callbacks, events_with_sub_envs
-from corral.config.settings import EvaluationSettings
+from corral.config.settings import EvaluationSettings, MultiAgentSettings
 from corral.core.settings import check_values, import_path, same_value
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
@@ -39,6 +39,8 @@ def validate(config: AlgorithmConfig) -> None:
     if config.env is None:
         raise ConfigError("environment: no env was given; call .environment('CartPole-v1') or use another env.")
     check_values(config)  # a subclass may have bad defaults, and lists may have been changed in place
+    if callable(config.policies_to_train):
+        _check_called("policies_to_train", config.policies_to_train, "module_id")
     _validate_batch(config)
     _validate_module(config)
     _validate_sampling(config)
@@ -66,6 +68,9 @@ def _validate_sampling(config: AlgorithmConfig) -> None:
         )
     check_exploration(config)
     _validate_env_functions(config)
+    _check_called("policy_mapping_fn", config.policy_mapping_fn, "agent_id", "episode")
+    if not config.is_multi_agent:
+        _refuse_settings_of_agents(config)
 
 
 # Settings that evaluation_config can change, by group, because evaluation runners read them; `()` is the whole group.
@@ -75,9 +80,9 @@ _OF_EVALUATION: Mapping[str, tuple[str, ...]] = {
         *("num_envs_per_env_runner", "vectorization", "autoreset_mode", "explore", "num_cpus_per_env_runner"),
         *("num_gpus_per_env_runner", "custom_resources_per_env_runner"),
     ),
-    "multi_agent": ("policy_mapping_fn",),
     "exploration": (),
     "callbacks": (),
+    "multi_agent": ("policy_mapping_fn",),
     "fault_tolerance": (),
     "learners": ("num_threads",),
     "debugging": ("seed",),
@@ -243,9 +248,6 @@ def _validate_modules(config: AlgorithmConfig) -> None:
     """Refuse modules that do not exist, and settings of modules that contradict each other or differ in vain."""
     overrides = config.algorithm_config_overrides_per_module
     if not config.is_multi_agent:
-        for name in ("policy_mapping_fn", "policies_to_train", "algorithm_config_overrides_per_module"):
-            if value := getattr(config, name):
-                raise ConfigError(f"multi_agent: {name}={value!r:.80} needs policies={{...}}, the ids of the modules.")
         return
     chosen = config.policies_to_train
     named = [*overrides, *(chosen if isinstance(chosen, (list, tuple)) else ())]
@@ -258,6 +260,33 @@ def _validate_modules(config: AlgorithmConfig) -> None:
             _validate_module_alone(config, module_id)
         except ConfigError as error:
             raise ConfigError(f"module {module_id!r}: {error}") from error
+
+
+def _refuse_settings_of_agents(config: AlgorithmConfig) -> None:
+    """Refuse settings of several agents without modules for them."""
+    for name, unset in vars(MultiAgentSettings()).items():
+        if (value := getattr(config, name)) != unset:
+            raise ConfigError(f"multi_agent: {name}={value!r:.80} needs policies={{...}}, the ids of the modules.")
+
+
+def _check_called(name: str, function: Any, *arguments: str) -> None:
+    """Refuse what is no function of these arguments; `policy_mapping_fn` may take `worker` too."""
+    if function is None:
+        return
+    form = f"{name}({', '.join(arguments)})"
+    if not callable(function):
+        raise ConfigError(f"multi_agent: {name} must be a function {form}, got {function!r:.80}.")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # some functions of C have no signature
+    worker = {"worker": None} if name == "policy_mapping_fn" and "worker" in signature.parameters else {}
+    try:
+        signature.bind(*arguments, **worker)
+    except TypeError as error:
+        raise ConfigError(
+            f"multi_agent: {name} is called as {form}, and {function!r:.80} cannot be: {error}."
+        ) from None
 
 
 def _validate_overrides_of_module(config: AlgorithmConfig, settings: Mapping[str, Any]) -> None:
@@ -280,6 +309,13 @@ def _validate_module_alone(config: AlgorithmConfig, module_id: str) -> None:
             f"{own.module_class.__name__} chooses actions by rules, so it cannot learn: leave the module out of "
             "policies_to_train."
         )
+    of_module = config.group_fields()["rl_module"]
+    for name, value in config.algorithm_config_overrides_per_module.get(module_id, {}).items():
+        if name not in of_module and not _has_network(own):
+            raise ConfigError(
+                f"{own.module_class.__name__} chooses actions by rules, so algorithm_config_overrides_per_module: "
+                f"{name}={value!r:.80} has no effect: leave it out."
+            )
     if given or module_id in config.algorithm_config_overrides_per_module:
         learns = _has_network(own) and config.trains(module_id)
         alone = {"policies": {module_id: {}}, "policies_to_train": [module_id] if learns else []}

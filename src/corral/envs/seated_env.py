@@ -89,7 +89,7 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._write_obs(obs)
         self._write_ends({}, {})
         self._choose_acting(obs)
-        return self._obs, _joined_infos(infos)
+        return self._obs, self._join_infos(infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the env with the actions of the agents that have to act; return the arrays of all seats."""
@@ -110,7 +110,7 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
             self._acting = self._nobody
         else:
             self._choose_acting(obs)
-        return self._obs, reward, terminated, truncated, _joined_infos(infos)
+        return self._obs, reward, terminated, truncated, self._join_infos(infos)
 
     def _find_seats(self, agents: tuple[Any, ...], field: str) -> _Present:
         """Return the seats of agents, which are the keys of a field.
@@ -194,8 +194,10 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
             try:
                 if not any(flags.values()):
                     continue
+                if wrong := [flag for flag in flags.values() if not isinstance(flag, (bool, np.bool_))]:
+                    raise ValueError(f"not a bool: {wrong[0]!r}")
                 ends = [self._seat_of[agent] for agent, flag in flags.items() if flag and agent != ALL]
-            except ValueError as error:  # the truth value of an array
+            except ValueError as error:  # also the truth value of an array
                 raise EnvError(f"{field}s must be bools by agent id, got {flags!r:.200}") from error
             column = self._flags[field]
             column[ends] = 1
@@ -203,6 +205,22 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
             self._has_ends = self._has_ends or bool(column.any())
         if self._has_ends:
             self.ended |= (self._flags["terminated"] | self._flags["truncated"]).view(np.bool_)
+
+    def _join_infos(self, infos: dict[Any, Any]) -> dict[str, Any]:
+        """Return the infos of one step under the keys of a seated env; without any info the dict is empty.
+
+        Raises:
+            EnvError: An info is not a dict, or is for an unknown agent.
+        """
+        if not any(infos.values()):
+            return {}
+        for agent, info in infos.items():
+            if info and not isinstance(info, dict):
+                raise EnvError(f"info of agent {agent!r} must be a dict, got {info!r:.80}")
+        agents = {agent: info for agent, info in infos.items() if info and agent != COMMON}
+        if not agents.keys() <= self._seat_of.keys():
+            self._refuse_unknown(tuple(agents), "infos")
+        return {"agents": agents, "common": infos.get(COMMON)}
 
     def _choose_acting(self, obs: dict[Any, Any]) -> None:
         """Note which agents have to act in the next step of an episode that continues.
@@ -346,11 +364,3 @@ def _refuse_rewards(rewards: dict[Any, Any]) -> None:
         if not is_number or not math.isfinite(reward):
             raise EnvError(f"reward of agent {agent!r} must be one finite number, got {reward!r:.80}")
     raise EnvError(f"rewards must be finite numbers by agent id, got {rewards!r:.200}")
-
-
-def _joined_infos(infos: dict[Any, Any]) -> dict[str, Any]:
-    """Return the infos of one step under the keys of a seated env; without any info the dict is empty."""
-    if not any(infos.values()):
-        return {}
-    agents = {agent: info for agent, info in infos.items() if info and agent != COMMON}
-    return {"agents": agents, "common": infos.get(COMMON)}

@@ -142,7 +142,7 @@ class Evaluator:
         """Use the modules of a config from the next round on."""
         self._settings = config
         if self.group is not None and module_specs.keys() != self.group.module_specs.keys():
-            self.group.set_modules(config, module_specs)
+            self.group.set_modules(config.for_evaluation(), module_specs)
 
     @property
     def _takes_tasks_of_training(self) -> bool:

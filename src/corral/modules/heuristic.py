@@ -7,7 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.spaces import first_outside
 from corral.core.tree import Tree, num_rows
+from corral.errors import ConfigError
+from corral.modules.distributions import module_action_space
 from corral.modules.module import Module
 
 
@@ -38,6 +41,24 @@ class HeuristicModule(Module):
             spaces numbers from 0, for Box spaces the values of the space (before tanh with `action_bounds="squash"`).
         """
         raise TypeError(f"{type(self).__name__} has no method choose_actions(obs, rng) -> actions [B, ...].")
+
+    def checked_actions(self, obs: Tree, rng: np.random.Generator) -> NDArray[Any]:
+        """Return what `choose_actions` returns, with the dtype of module actions.
+
+        Raises:
+            ConfigError: The shape, the dtype or a value does not fit.
+        """
+        name, form = f"{type(self).__name__}.choose_actions", self.distribution
+        actions, shape = np.asarray(self.choose_actions(obs, rng)), (num_rows(obs), *form.action_shape)
+        if actions.shape != shape or not np.can_cast(actions.dtype, form.action_dtype, "same_kind"):
+            raise ConfigError(
+                f"{name} must return {np.dtype(form.action_dtype)} actions of shape {shape}, got {actions.dtype} "
+                f"actions of shape {actions.shape}."
+            )
+        space = module_action_space(self.action_space)
+        if (index := first_outside(space, actions)) is not None:
+            raise ConfigError(f"{name} returned the action {actions[index].tolist()}, which is outside {space}.")
+        return actions.astype(form.action_dtype, copy=False)
 
 
 class RandomModule(HeuristicModule):

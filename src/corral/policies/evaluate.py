@@ -26,6 +26,7 @@ from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.errors import ConfigError, CorralError, EnvError
 from corral.evaluation.statistics import summarize_episodes
+from corral.policies.agent_policies import AgentPolicies, refuse_several_agents
 from corral.policies.policy import Policy
 
 if TYPE_CHECKING:
@@ -122,12 +123,12 @@ class PolicyEvaluation:
         return "\n".join(f"{name:<20}{value}" for name, value in rows.items())
 
 
-Acting = Callable[[Tree], Any]
-"""From the observations of N sub-envs, a tree of `[N, ...]`, to their actions."""
+Acting = Callable[[Tree, NDArray[np.bool_]], Any]
+"""From the observations of N sub-envs, a tree of `[N, ...]`, and whether they begin episodes, to their actions."""
 
 
 def evaluate_policy(
-    policy: Policy | Algorithm | Callable[[Any], Any],
+    policy: Policy | AgentPolicies | Algorithm | Callable[[Any], Any],
     env: Any,
     *,
     episodes: int | None = None,
@@ -145,7 +146,8 @@ def evaluate_policy(
     counted more often than long ones.
 
     Args:
-        policy: A policy, an algorithm, or a function from one observation to one env action.
+        policy: A policy, the policies of several agents, an algorithm, or a function from one observation to one env
+            action.
         env: A Gymnasium id, an import path, a class, or a factory, as in `.environment(env)`; or an env or vector env,
             which stays open.
         episodes: Number of episodes; `None` is 100, or as many as there are `seeds`.
@@ -173,7 +175,7 @@ def evaluate_policy(
         raise ConfigError(
             f"evaluate_policy: there are {len(resets)} seeds for episodes={episodes}: leave episodes out."
         )
-    by_batch = isinstance(policy, Policy) or hasattr(policy, "compute_actions")
+    by_batch = isinstance(policy, (Policy, AgentPolicies)) or hasattr(policy, "compute_actions")
     default_num_envs = min(episodes, DEFAULT_NUM_ENVS) if by_batch else 1
     with _opened(env, env_config, wrappers, num_envs, default_num_envs, seed or 0, resets) as vector_env:
         name = env_name(env)
@@ -237,16 +239,21 @@ def _with_queues(env: VectorEnv[Any, Any, Any], resets: list[EpisodeReset] | Non
 def _acting(policy: Any, env: VectorEnv[Any, Any, Any], name: str, explore: bool) -> Acting:
     """Return the function that chooses the actions of all sub-envs."""
     given = env.single_observation_space, env.single_action_space
+    if hasattr(policy, "compute_actions") and policy.config.is_multi_agent:
+        policy = policy.agent_policies()
+    if isinstance(policy, AgentPolicies):
+        return partial(policy.batch, policy.find_seats(given[0], name), explore=explore)
+    refuse_several_agents(given[0], name)
     if isinstance(policy, Policy):
         check_spaces_fit(policy, *given, name)
-        return partial(policy.batch, explore=explore)
+        return lambda obs, _: policy.batch(obs, explore=explore)
     if hasattr(policy, "compute_actions"):
         check_spaces_fit(policy.env_runner_group.module_specs[policy.find_module_id()], *given, name)
-        return partial(policy.compute_actions, explore=explore)
+        return lambda obs, _: policy.compute_actions(obs, explore=explore)
     if not callable(policy):
         raise ConfigError(f"evaluate_policy: {policy!r:.80} is no policy, no algorithm and no function.")
 
-    def act(obs: Tree) -> NDArray[Any]:
+    def act(obs: Tree, _: Any) -> NDArray[Any]:
         return np.asarray([policy(map_tree(lambda leaf, i=i: leaf[i], obs)) for i in range(env.num_envs)])
 
     return act
@@ -292,9 +299,10 @@ def _play_episodes(
     total, length, resets = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.bool_)
     next_step = env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
     obs, _ = _called(name, "reset", 0, partial(env.reset, seed=seed))
+    begins = np.ones(n, np.bool_)
     step = 0
     while any(len(ended) < share for ended, share in zip(found, shares, strict=True)):
-        actions = acting(obs)
+        actions = acting(obs, begins)
         obs, rewards, terminated, truncated, _ = _called(name, "step", step, partial(env.step, actions))
         step += 1
         total += np.where(resets, 0.0, rewards)
@@ -304,6 +312,7 @@ def _play_episodes(
             if len(found[i]) < shares[i]:
                 found[i].append((float(total[i]), int(length[i])))
         total[ends], length[ends] = 0.0, 0
+        begins = resets if next_step else ends
         resets = ends if next_step else resets
         for i in np.flatnonzero(length >= max_episode_steps).tolist():
             if len(found[i]) < shares[i]:

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
+import numpy as np
 
+from corral.core.tree import map_tree
 from corral.envs.env_state import warn_of_statistics
+from corral.envs.seats import Seats
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.envs.videos import Mp4Encoder, check_frame, frames_per_second
 from corral.errors import ConfigError, EnvError
+from corral.policies.agent_policies import AgentPolicies, refuse_several_agents
 from corral.policies.evaluate import MAX_EPISODE_STEPS, check_spaces_fit
 from corral.policies.policy import Policy
 
@@ -39,7 +43,7 @@ class PlayedEpisode(NamedTuple):
 
 
 def play_episodes(
-    policy: Policy,
+    policy: Policy | AgentPolicies,
     env: Any,
     *,
     episodes: int = 3,
@@ -54,7 +58,7 @@ def play_episodes(
     """Play episodes in a window, or record each of them, and yield each one when it has ended.
 
     Args:
-        policy: The policy.
+        policy: The policy, or the policies of several agents.
         env: A Gymnasium id, an import path, a class, or a factory. It must take `render_mode`, as a keyword argument or
             as a key of its `env_config`.
         episodes: Number of episodes.
@@ -81,10 +85,15 @@ def play_episodes(
     with contextlib.ExitStack() as opened:
         made = _make_env(env, name, mode, env_config or {}, wrappers)
         opened.callback(made.close)
-        check_spaces_fit(policy, made.observation_space, made.action_space, name)
+        if isinstance(policy, AgentPolicies):
+            acting = _joint_acting(policy, policy.find_seats(made.observation_space, name), explore)
+        else:
+            refuse_several_agents(made.observation_space, name)
+            check_spaces_fit(policy, made.observation_space, made.action_space, name)
+            acting = partial(_act_alone, policy, explore)
         files = itertools.repeat(None) if record is None else _new_files(Path(record), file_format)
         for number, file in zip(range(episodes), files, strict=False):
-            episode = _Episode(made, name, policy, explore, None if seed is None else seed + number)
+            episode = _Episode(made, name, acting, None if seed is None else seed + number)
             frames = episode.frames(max_episode_steps)
             if file is None:
                 for _ in frames:
@@ -117,12 +126,29 @@ def _make_env(
     return made
 
 
+Acting = Callable[[Any, bool], Any]
+"""From an observation, and whether it is the first one of an episode, to the env action."""
+
+
+def _act_alone(policy: Policy, explore: bool, obs: Any, _: bool) -> Any:
+    return policy(obs, explore=explore)
+
+
+def _joint_acting(policies: AgentPolicies, seats: Seats, explore: bool) -> Acting:
+    """Return the function that chooses the actions of all agents."""
+
+    def act(obs: Any, begins: bool) -> Any:
+        batch = map_tree(lambda leaf: leaf[None], obs)
+        return map_tree(lambda leaf: leaf[0], policies.batch(seats, batch, np.array([begins]), explore=explore))
+
+    return act
+
+
 class _Episode:
     """One episode. `total` is its return so far, `length` its number of steps so far."""
 
-    def __init__(self, env: gym.Env[Any, Any], name: str, policy: Policy, explore: bool, seed: int | None) -> None:
-        self._env, self._name, self._policy = env, name, policy
-        self._explore, self._seed = explore, seed
+    def __init__(self, env: gym.Env[Any, Any], name: str, acting: Acting, seed: int | None) -> None:
+        self._env, self._name, self._acting, self._seed = env, name, acting, seed
         self.total, self.length = 0.0, 0
 
     def frames(self, max_episode_steps: int) -> Iterator[Any]:
@@ -136,7 +162,7 @@ class _Episode:
                     f"env {self._name!r}: an episode has not ended after {max_episode_steps:,} steps: limit it with "
                     "the wrapper gymnasium.wrappers.TimeLimit."
                 )
-            action = self._policy(obs, explore=self._explore)
+            action = self._acting(obs, self.length == 0)
             obs, reward, terminated, truncated, _ = self._called("step", partial(self._env.step, action))
             self.total += float(reward)
             self.length += 1

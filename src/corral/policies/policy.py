@@ -100,7 +100,7 @@ class Policy:
         """Return module actions `[B, ...]` for observations and the policy's outputs `[B, D]`."""
         distribution = self.module.distribution
         if isinstance(self.module, HeuristicModule):
-            return self.module.choose_actions(obs, self._rng)
+            return self.module.checked_actions(obs, self._rng)
         if not explore:
             return distribution.mode(inputs)
         return distribution.sample(inputs, distribution.noise(self._rng, (len(inputs),)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.core.tree import Tree, copy_nested
+from corral.core.tree import Tree, copy_nested, map_tree
 from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
 from corral.modules.distributions import module_action_space
@@ -66,6 +66,22 @@ class Actor:
         self.row_distribution = RowDistribution(self.distribution, rng)
         self.make_exploration(config, num_rows)
 
+    def choose_by_rules(self, obs: Tree, acts: NDArray[np.bool_]) -> Choices:
+        """Return what `choose` returns; the rules of a `HeuristicModule` see the observations of rows that act.
+
+        Args:
+            obs: Observations, a tree of `[B, ...]`.
+            acts: Which rows act, bool `[B]`; the actions of the others are zeros.
+
+        Raises:
+            ConfigError: The actions do not fit the action space.
+        """
+        assert isinstance(self.module, HeuristicModule)
+        chosen = self.module.checked_actions(map_tree(lambda leaf: leaf[acts], obs), self._rng)
+        actions = np.zeros((len(acts), *chosen.shape[1:]), chosen.dtype)
+        actions[acts] = chosen
+        return actions, self._no_outputs, np.zeros(len(acts))
+
     def choose(
         self, obs: Tree, begins: NDArray[np.bool_], *, timestep: int, explore: bool, random_actions: bool
     ) -> Choices:
@@ -81,9 +97,6 @@ class Actor:
         Returns:
             Actions `[B, ...]`, outputs float32 `[B, D]`, and `None` or log-probabilities `[B]`.
         """
-        if self.is_heuristic and not random_actions:
-            actions = np.asarray(self.module.choose_actions(obs, self._rng), self.distribution.action_dtype)
-            return actions, np.zeros((len(actions), self.distribution.num_inputs), np.float32), np.zeros(len(actions))
         row = self.row_distribution
         if self._sees_begins and not random_actions:
             self.exploration.begin_episodes(begins, timestep=timestep, explore=explore)

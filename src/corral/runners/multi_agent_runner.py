@@ -328,9 +328,12 @@ class MultiAgentEnvRunner(EnvRunner):
     def _act(self, module_id: str, lanes: Lanes, row: int, timestep: int, explore: bool, random_actions: bool) -> None:
         """Choose the actions of the lanes that act, and put them into the actions for the vector env."""
         actor, block = self.actors[module_id], self._blocks[module_id]
-        actions, outputs, logp = actor.choose(
-            lanes.obs, lanes.begins, timestep=timestep, explore=explore, random_actions=random_actions
-        )
+        if actor.is_heuristic and not random_actions:
+            actions, outputs, logp = actor.choose_by_rules(lanes.obs, lanes.acts)
+        else:
+            actions, outputs, logp = actor.choose(
+                lanes.obs, lanes.begins, timestep=timestep, explore=explore, random_actions=random_actions
+            )
         actions = np.asarray(actions)
         acting = lanes.act(actions, outputs, logp)
         env_actions, seats = actor.distribution.to_env(actions), self._actions[block.name]

@@ -19,11 +19,12 @@ from corral.core.seeding import id_prefix, runner_seeds, seed_everything
 from corral.core.tree import copy_nested, map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
+from corral.envs.seats import SeatsSpace
 from corral.envs.step_timeout import SampleOverdue, limited
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos, split_infos
 from corral.episodes.rollout import EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
-from corral.errors import CheckpointError, SubEnvError, WeightsError, nearest
+from corral.errors import CheckpointError, ConfigError, SubEnvError, WeightsError, nearest
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
 from corral.modules.distributions import ActionDistribution
@@ -196,6 +197,17 @@ class EnvRunner:
     # Called by the host of the envs.
 
     def _announce_env(self, env: VectorEnv[Any, Any, Any], context: EnvContext) -> None:
+        has_seats = isinstance(env.single_observation_space, SeatsSpace)
+        if has_seats and not self.config.is_multi_agent:
+            raise ConfigError(
+                f"env {self.host.name!r} has several agents: name the modules that choose their actions, as in "
+                ".multi_agent(policies={'main'}), or use an env of one agent."
+            )
+        if self.config.is_multi_agent and not has_seats:
+            raise ConfigError(
+                f"multi_agent: policies names the modules {self.config.module_ids}, and env {self.host.name!r} has one "
+                "agent: leave policies out, or use a corral.MultiAgentEnv."
+            )
         self._callbacks.fire(
             "on_environment_created", env_runner=self, metrics_logger=self.metrics, env=env, env_context=context
         )

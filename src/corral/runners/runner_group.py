@@ -139,7 +139,7 @@ class EnvRunnerGroup:
         """
         observation_space, action_space, self.num_envs = description
         self._spaces = observation_space, action_space
-        found = self._config.module_specs(observation_space, action_space)
+        found = self._config.module_specs(observation_space, action_space, module_specs)
         self.module_specs = module_specs or found
         for module_id, spec in self.module_specs.items():
             _check_spaces(found[module_id], spec, env_name(self._config.env))
@@ -153,7 +153,7 @@ class EnvRunnerGroup:
         Raises:
             ConfigError: The mapping leads to no module, or the spaces of a module are not known or do not fit.
         """
-        found = config.module_specs(*self._spaces)
+        found = config.module_specs(*self._spaces, self.module_specs)
         return {module_id: self.module_specs.get(module_id, spec) for module_id, spec in found.items()}
 
     def set_modules(self, config: AlgorithmConfig, module_specs: Mapping[str, ModuleSpec]) -> None:
