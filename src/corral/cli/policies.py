@@ -52,11 +52,6 @@ def load_setup(options: argparse.Namespace) -> Setup:
         ConfigError: The env cannot be imported, or no file can name it and no option gives it.
     """
     checkpoint = read_checkpoint(find_checkpoint(options.path, prefer="best"), with_state=False)
-    if len(checkpoint.policies) > 1:
-        raise ConfigError(
-            f"{checkpoint.path} has policies of several agents, {sorted(checkpoint.policies)}, and this command plays "
-            "one: build the algorithm with corral.Algorithm.from_checkpoint(path), and call its evaluate()."
-        )
     changed = dict(parse_pair(text, "--env-config") for text in options.env_config)
     given = {"env"} if options.env else set()
     _check_named(checkpoint, given | {f"env_config.{name}" for name in changed})
