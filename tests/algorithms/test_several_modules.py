@@ -22,6 +22,11 @@ from corral import (
 from corral.cli.main import main
 from corral.core.returns import gae
 from corral.errors import CheckpointError, ConfigError
+from corral.modules.q_module import QModule
+
+
+def two_to_red(agent_id: str, episode: Any, **_: Any) -> str:
+    return "blue" if agent_id == "blue" else "red"
 
 
 @pytest.mark.parametrize("base", CONFIGS)
@@ -143,6 +148,33 @@ def test_each_module_has_a_buffer_and_updates_of_its_own(base: type[AlgorithmCon
             assert abs(updates.count(module_id) - due) <= 4
         with pytest.raises(ConfigError, match="several modules"):
             algo.local_replay_buffer  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_transitions_have_the_n_steps_and_the_discount_of_the_module() -> None:
+    config = config_of(DQNConfig, algorithm_config_overrides_per_module={"blue": {"n_step": 2, "gamma": 0.5}})
+    seen: dict[str, tuple[int, float]] = {}
+
+    def note(policy_id: str, train_batch: Any) -> None:
+        seen[policy_id] = int(train_batch["num_steps"].max()), float(train_batch["discounts"].min())
+
+    with config.training(n_step=3, gamma=0.9).callbacks(on_learn_on_batch=note).build() as algo:
+        algo.train()
+    assert seen == {"red": (3, pytest.approx(0.729)), "blue": (2, pytest.approx(0.25))}
+
+
+def test_a_target_network_is_updated_by_the_steps_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[Any] = []
+    update_target = QModule.update_target
+    monkeypatch.setattr(QModule, "update_target", lambda self, tau: (moved.append(self), update_target(self, tau))[1])
+    config = config_of(DQNConfig, policies={"red": {}, "blue": {}}, policy_mapping_fn=two_to_red)
+    with config.training(target_network_update_freq=60, num_steps_sampled_before_learning_starts=0).build() as algo:
+        moved.clear()
+        for _ in range(5):
+            algo.train()
+        for module_id, buffer in algo.replay_buffers.items():  # type: ignore[attr-defined]
+            of_module = sum(module is algo.get_module(module_id) for module in moved)
+            steps = buffer.num_env_steps_added
+            assert steps / 90 < of_module <= steps / 60, module_id  # a round of sampling has at most 24 steps
 
 
 @pytest.mark.parametrize("base", CONFIGS)

@@ -178,6 +178,21 @@ def test_a_rollout_larger_than_the_buffer_leaves_its_last_steps() -> None:
     check(buffer, world, 4)
 
 
+@pytest.mark.parametrize("stacks", [1, 3])
+@pytest.mark.parametrize("num_rollouts", range(1, 14))
+def test_a_lane_that_comes_back_does_not_continue_what_is_overwritten(num_rollouts: int, stacks: int) -> None:
+    world = World(1, ["often", "seldom"], p_end=0.0, stacks=stacks)
+    buffer = ReplayBuffer(20, frame_stack=stacks, seed=0)
+    buffer.add(world.rollout(2))
+    seats, world.seats = world.seats, world.seats[:1]
+    for _ in range(num_rollouts):
+        buffer.add(world.rollout(2))
+    world.seats = seats
+    for _ in range(3):
+        buffer.add(world.rollout(3))
+        check(buffer, world, 3, size=300)
+
+
 def test_no_transition_connects_a_lane_with_steps_that_were_not_added() -> None:
     world = World(1, ["a"], p_end=0.0)
     buffer = ReplayBuffer(100, seed=0)

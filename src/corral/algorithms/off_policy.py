@@ -155,15 +155,22 @@ class OffPolicyAlgorithm(Algorithm):
 
     def training_step(self) -> dict[str, dict[str, Any]]:
         """Sample a round into the buffers, make the updates that are due, and send the new weights to the runners."""
+        num_before = self.num_env_steps_sampled_lifetime
         rollouts = self.group_trained(self.sample(self.round_size or 1))
+        num_env_steps = self.num_env_steps_sampled_lifetime - num_before
         if rollouts.keys() - self.replay_buffers.keys():  # `policies_to_train` is a function, and changed its mind
             self.setup_modules()
         with self.timers.time("replay"):
             for module_id, parts in rollouts.items():
                 self.replay_buffers[module_id].add(parts)
         results: dict[str, dict[str, Any]] = {}
-        for module_id, parts in rollouts.items():
-            results |= self.learn(module_id, sum(rollout.num_env_steps for rollout in parts))
+        for module_id in self.replay_buffers:
+            num_steps = sum(rollout.num_env_steps for rollout in rollouts.get(module_id, []))
+            # As if the last update was earlier, by the steps that the module took beyond the env steps, or later.
+            marked = self._target_updated_at.get(module_id, 0)
+            self._target_updated_at[module_id] = marked + num_env_steps - num_steps
+            if num_steps:
+                results |= self.learn(module_id, num_steps)
         self.sync_weights()
         return results
 

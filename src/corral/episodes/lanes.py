@@ -56,6 +56,11 @@ class LaneRollout(Rollout):
         """Row of `parent` in which each action was taken, int64 `[T, L]`; -1 where no step counts, or taken before."""
         return np.where(self.valid, np.maximum(self.obs_rows[: len(self.valid)], -1), -1)
 
+    def latest_steps(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the row of the latest step of each lane, and whether its action was taken in this rollout."""
+        begun = self.valid & (self.obs_rows[: len(self.valid)] >= 0)
+        return np.maximum(len(begun) - 1 - begun[::-1].argmax(0), 0), begun.any(0)
+
     def num_rows_of(self, lane: int) -> int:
         """Return the number of rows of a lane written so far."""
         return int(self.lane_rows[lane])

@@ -264,6 +264,11 @@ class Rollout(StepColumns):
             next_values[rows, envs] = value_fn(map_tree(lambda *leaf: np.stack(leaf), *self.final_obs.values()))
         return values[:-1], next_values
 
+    def latest_steps(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the row of the latest step of each lane, and whether the lane has taken one there, `[L]` each."""
+        rows = np.full(self.num_lanes, self.num_rows - 1)
+        return rows, self.valid[-1] if self.num_rows else np.zeros(self.num_lanes, np.bool_)
+
     def valid_rows(self, column: Tree) -> Tree:
         """Return the valid steps of a column `[T, N, ...]` as `[B, ...]`, in the order of time."""
         if self.valid.all():

@@ -87,13 +87,14 @@ class ParameterNoise(Delegating):
         )
 
     def end_sample(self, rollout: Rollout, *, timestep: int, explore: bool) -> None:
-        """Measure the distance in the last row, and adapt the standard deviation of the noise."""
+        """Measure the distance in the latest steps, and adapt the standard deviation of the noise."""
         self.sub.end_sample(rollout, timestep=timestep, explore=explore)
-        valid = rollout.valid[-1] if rollout.num_rows else np.zeros(0, np.bool_)
+        rows, valid = rollout.latest_steps()
         if not explore or self.inference is None or not valid.any():
             return
-        plain = self.inference(map_tree(lambda column: column[-2], rollout.obs), perturbed=False)
-        distance, target = self.distance(plain[valid], rollout.dist_inputs[-1][valid])
+        lanes = np.arange(rollout.num_lanes)
+        plain = self.inference(map_tree(lambda column: column[rows, lanes], rollout.obs), perturbed=False)
+        distance, target = self.distance(plain[valid], rollout.dist_inputs[rows, lanes][valid])
         self.stddev *= ADAPTATION if distance < target else 1 / ADAPTATION
         self.inference.perturb(self.stddev, np.zeros_like(valid), self.rng)
 

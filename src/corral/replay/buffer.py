@@ -242,6 +242,8 @@ class ReplayBuffer:
         tails = np.array([links.tails.get(key, -1) for key in keys], np.int64)
         if first or not rollout.continues:
             tails[:] = -1
+        elif rollout.carry is not None:  # equal observations do not make steps of two episodes one
+            tails = np.where(rollout.carry.lengths[lanes] > 0, tails, -1)
         tails = np.where(observations.same_lanes(tails, obs), tails, -1)
         written, num_older = int(self._written[0]), self.frame_stack - 1
         oldest = np.where(tails >= 0, observations.oldest_needed(tails), -1)
@@ -270,9 +272,6 @@ class ReplayBuffer:
         links.tails |= dict(
             zip(keys, np.take_along_axis(positions, lengths[None] + num_older, 0)[0].tolist(), strict=True)
         )
-        for row, lane in rollout.broken:  # the sub-env failed: what comes next is another episode
-            if lane in lanes and row >= first + lengths[np.searchsorted(lanes, lane)]:
-                del links.tails[keys[int(np.searchsorted(lanes, lane))]]
         is_step = times[num_older:-1] < lengths
         taken = positions[num_older:-1][is_step] % num_rows
         for name, column in columns.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.core.tree import Tree
+from corral.core.tree import Tree, copy_nested
 from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
 from corral.modules.distributions import module_action_space
@@ -96,7 +96,8 @@ class Actor:
         return actions, row.inputs, logp
 
     def make_exploration(self, config: AlgorithmConfig, num_rows: int) -> None:
-        """Make a new exploration for `num_rows` observations at once."""
+        """Make an exploration for `num_rows` observations at once, which continues from the state of the one before."""
+        before = getattr(self, "exploration", None)
         self._no_outputs = np.zeros((num_rows, self.distribution.num_inputs), np.float32)
         self.exploration = make_exploration(
             config,
@@ -109,3 +110,8 @@ class Actor:
             rng=self._rng,
         )
         self._sees_begins = overrides_method(self.exploration, "begin_episodes")
+        if before is not None:
+            if state := before.get_state():
+                self.exploration.set_state(copy_nested(state))
+            if weights := before.get_weights():
+                self.exploration.set_weights(weights)

@@ -417,7 +417,7 @@ class MultiAgentEnvRunner(EnvRunner):
         return episode
 
     def _add_lanes(self, module_id: str, place: int, agent: AgentID) -> None:
-        """Add lanes of an agent to a module that had none for it; its exploration is made again."""
+        """Add lanes of an agent to a module that had none for it; its exploration is made again, for more rows."""
         lanes, actor = self.lanes[module_id], self.actors[module_id]
         lanes.add(place, agent)
         actor.make_exploration(self._configs[module_id], len(lanes))
