@@ -21,7 +21,7 @@ def test_every_example_has_a_test() -> None:
     assert {path.stem for path in (example_files.EXAMPLES / "multi_agent").glob("*.py")} == tested
 
 
-@pytest.mark.parametrize("modules", ["shared", "separate"])
+@pytest.mark.parametrize("modules", [pytest.param("shared", marks=pytest.mark.slow), "separate"])
 def test_both_agents_learn_to_balance(modules: str) -> None:
     _, returns = load("two_cartpoles").train(0, modules, num_env_steps=16_000)
     assert min(returns.values()) >= 60  # 22 at first
@@ -101,7 +101,7 @@ def test_the_central_critic_explains_what_single_agents_do_not_see() -> None:
     explained = {}
     for critic in ("own", "state"):
         with example.make_config(0, critic).build() as algo:
-            for _ in range(8):
+            for _ in range(6):
                 explained[critic] = algo.train()["learners"]["team"]["vf_explained_var"]
     assert explained["state"] > explained["own"] + 0.1
 
