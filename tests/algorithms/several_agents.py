@@ -84,13 +84,6 @@ class Repeats(HeuristicModule):
         return obs.argmax(-1)
 
 
-class Scores(HeuristicModule):
-    """Returns the observations in place of actions, which is a mistake."""
-
-    def choose_actions(self, obs: Any, rng: np.random.Generator) -> Any:
-        return obs
-
-
 def module_of(agent_id: str, episode: Any, **_: Any) -> str:
     """Map red and blue to modules of their own, and all others to `rest`."""
     return agent_id if agent_id in ("red", "blue") else "rest"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from several_agents import CONFIGS, Repeats, Scores, all_to_red, config_of, same, weights_of
+from several_agents import CONFIGS, Repeats, all_to_red, config_of, same, weights_of
 
 from corral import (
     Algorithm,
