@@ -228,3 +228,25 @@ def test_rules_choose_the_actions_of_their_agents(explore: bool) -> None:
     assert counts.min() > 0.6 * counts.mean()
     wild = runner.sample(num_timesteps=300, random_actions=True).modules["rules"]
     assert len(np.unique(wild.actions[wild.valid] - wild.obs[:-1, :, 0][wild.valid].astype(int) % 3)) > 1
+
+
+def test_agents_keep_their_modules_when_an_idle_one_is_removed() -> None:
+    """The episodes go on, though the other modules then have other places in the list of modules."""
+    logs: dict[int, Log] = {}
+    mapping = {"a0": "one", "a1": "other", "a2": "other", "a3": "one"}
+    policies = {"idle": {}, "one": {}, "other": {}}
+    runner = make(logs, lambda agent, episode: mapping[agent], policies)
+    rollouts = [runner.sample(num_timesteps=num) for num in (7, 31)]
+    kept = {module_id: part for module_id, part in runner.config.policies.items() if module_id != "idle"}
+    specs = {
+        module_id: part
+        for module_id, part in runner.config.module_specs(*runner.describe_env()[:2]).items()
+        if module_id != "idle"
+    }
+    runner.set_modules({"policies": kept}, specs)
+    rollouts += [runner.sample(num_timesteps=num) for num in (5, 60)]
+    assert played(rollouts) == {key: steps for key, steps in expected(logs).items() if steps}
+    finished = [returns for log in logs.values() for returns in log.returns]
+    totals = [sum(returns[agent] for agent in ("a1", "a2") if agent in returns) for returns in finished]
+    joined = [total for total, returns in zip(totals, finished, strict=True) if {"a1", "a2"} & returns.keys()]
+    assert runner.metrics.peek(("module_episode_return_mean", "other")) == pytest.approx(np.mean(joined))
