@@ -355,8 +355,8 @@ def test_an_interrupt_in_the_first_iteration_says_where_the_run_lies(tmp_path: P
         out, err = process.communicate(timeout=DEADLINE_S)
     finally:
         process.kill()
-    # If the interrupt meets `exec` of a text, as in an import that makes a dataclass, CPython ends the process at its exit
-    # by SIGINT, which a shell calls 130 too.
+    # If the interrupt meets `exec` of a text, as in an import that makes a dataclass, CPython ends the process at its
+    # exit by SIGINT, which a shell calls 130 too.
     assert process.returncode in (130, -signal.SIGINT) and err == ""
     run_dir = only_run(tmp_path)
     assert out.startswith(f"Interrupted after no iteration. The run is stored in runs/{run_dir.name}\n")
