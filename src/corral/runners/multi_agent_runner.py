@@ -296,7 +296,7 @@ class MultiAgentEnvRunner(EnvRunner):
             began = clock()
             for module_id, lanes in self.lanes.items():
                 if lanes.acts.any():
-                    self._act(module_id, lanes, t, timestep, explore, random_actions)
+                    self._act(module_id, lanes, timestep, explore, random_actions)
             timestep += self._num_samplers * (self.num_envs - int(np.count_nonzero(resetting)))
             inferred = clock()
             num_broken = len(rollout.broken)
@@ -325,7 +325,7 @@ class MultiAgentEnvRunner(EnvRunner):
             row, env_index = np.argwhere(~np.isfinite(rollout.rewards[start:stop]))[0].tolist()
             raise self.host.bad_value(start + row, env_index, f"reward is {rollout.rewards[start + row, env_index]}")
 
-    def _act(self, module_id: str, lanes: Lanes, row: int, timestep: int, explore: bool, random_actions: bool) -> None:
+    def _act(self, module_id: str, lanes: Lanes, timestep: int, explore: bool, random_actions: bool) -> None:
         """Choose the actions of the lanes that act, and put them into the actions for the vector env."""
         actor, block = self.actors[module_id], self._blocks[module_id]
         if actor.is_heuristic and not random_actions:
