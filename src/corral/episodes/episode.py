@@ -17,21 +17,19 @@ from gymnasium import spaces
 from corral.core.tree import Tree, leaves, map_tree
 from corral.episodes.infos import NotSent, check_sent
 from corral.episodes.lookback import Indices, one_hot, overwrite, pick, positions
+from corral.episodes.notes import Noted, Notes
 from corral.episodes.step_columns import STANDARD_COLUMNS, StepColumns
 from corral.errors import EpisodeError, nearest
 
 if TYPE_CHECKING:
     from corral.core.ids import AgentID
 
-Notes = tuple[dict[str, Any], dict[str, list[Any]]]
-"""What user code noted on an episode: its custom data, and its temporary data by name."""
-
 _STEP_COLUMNS = ("actions", "rewards")
 _NO_OUTPUTS = STANDARD_COLUMNS - {"dist_inputs", "logp"}
 _PLAIN_STATE = ("id_", "env_index", "t_started", "return_before", "is_terminated", "is_truncated")
 
 
-class SingleAgentEpisode:
+class SingleAgentEpisode(Noted):
     """One episode of one sub-env, or a chunk of it.
 
     A runner's episodes hold no data. They read the columns of the rollout and grow as the columns are written; what is
@@ -688,29 +686,6 @@ class SingleAgentEpisode:
             setattr(episode, name, state[name])
         episode.notes = (copy.deepcopy(state["custom_data"]), copy.deepcopy(state["temporary_data"]))
         return episode
-
-    # Notes.
-
-    @property
-    def custom_data(self) -> dict[str, Any]:
-        """Dict for the notes of user code; the chunks of a runner's episode share it."""
-        check_sent(self.notes[0])
-        return self.notes[0]
-
-    def add_temporary_timestep_data(self, key: str, value: Any) -> None:
-        """Append a value to the list under a key, which is kept until the episode ends."""
-        self.notes[1].setdefault(key, []).append(value)
-
-    def get_temporary_timestep_data(self, key: str) -> list[Any]:
-        """Return the values added with `add_temporary_timestep_data` in this episode, earlier chunks included.
-
-        Raises:
-            KeyError: No value was added under the key.
-        """
-        check_sent(known := self.notes[1])
-        if key not in known:
-            raise KeyError(f"episode {self.id_} has no temporary data {key!r}. {nearest(key, known)}")
-        return known[key]
 
     def __repr__(self) -> str:
         """Return the id, the sub-env, the number of steps and the state."""

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from corral.core.ids import AgentID
 from corral.core.tree import Tree, leaves, map_tree
-from corral.episodes.episode import Notes, SingleAgentEpisode
-from corral.episodes.infos import check_sent
+from corral.episodes.episode import SingleAgentEpisode
 from corral.episodes.lanes import LaneRollout, SeatCarry
 from corral.episodes.lookback import Indices, Positions, one_hot, pick, positions
+from corral.episodes.notes import Noted, Notes
 from corral.episodes.rollout import Rollout
 from corral.episodes.step_columns import STANDARD_COLUMNS
 from corral.errors import EpisodeError, nearest
@@ -73,7 +73,7 @@ class _Query:
         )
 
 
-class MultiAgentEpisode:
+class MultiAgentEpisode(Noted):
     """One episode of an env with several agents, or a chunk of it.
 
     Each agent has its own `SingleAgentEpisode`, whose steps are the steps of that agent. An agent that has acted and
@@ -1037,29 +1037,6 @@ class MultiAgentEpisode:
             setattr(episode, f"_{name}", {agent_id: value for agent_id, value in state[name]})
         episode.notes = copy.deepcopy(state["custom_data"]), copy.deepcopy(state["temporary_data"])
         return episode
-
-    # Notes.
-
-    @property
-    def custom_data(self) -> dict[str, Any]:
-        """Dict for the notes of user code; the chunks of a runner's episode share it."""
-        check_sent(self.notes[0])
-        return self.notes[0]
-
-    def add_temporary_timestep_data(self, key: str, value: Any) -> None:
-        """Append a value to the list under a key, which is kept until the episode ends."""
-        self.notes[1].setdefault(key, []).append(value)
-
-    def get_temporary_timestep_data(self, key: str) -> list[Any]:
-        """Return the values added with `add_temporary_timestep_data` in this episode, earlier chunks included.
-
-        Raises:
-            KeyError: No value was added under the key.
-        """
-        check_sent(known := self.notes[1])
-        if key not in known:
-            raise KeyError(f"episode {self.id_} has no temporary data {key!r}. {nearest(key, known)}")
-        return known[key]
 
     def __repr__(self) -> str:
         """Return the id, the sub-env, the number of env steps, the agents and the state."""

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from corral.core.columns import describe, empty_column
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.tree import Tree, map_tree
-from corral.episodes.episode import Notes, SingleAgentEpisode
+from corral.episodes.episode import SingleAgentEpisode
 from corral.episodes.infos import NotSent, check_sent, stacked, value_at
+from corral.episodes.notes import Notes
 from corral.episodes.step_columns import STANDARD_COLUMNS, ColumnAttribute, StepColumns
 from corral.errors import ColumnError
 
