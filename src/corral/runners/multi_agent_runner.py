@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from corral.episodes.infos import Infos
 from corral.episodes.lanes import SeatCarry
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
-from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
+from corral.episodes.rollout import Rollout, episode_id
 from corral.errors import CheckpointError, ConfigError
 from corral.runners.actor import Actor
 from corral.runners.episode_events import EPISODE_EVENTS
@@ -32,7 +32,6 @@ from corral.runners.sample_modes import SampleMode, num_valid
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
-    from corral.envs.episode_resets import EpisodeReset
     from corral.envs.seats import SeatBlock
     from corral.modules.spec import ModuleSpec
 
@@ -244,28 +243,15 @@ class MultiAgentEnvRunner(EnvRunner):
         for lanes in self.lanes.values():
             lanes.begin(rollout.capacity, rollout)
 
-    def _reset(self, rollout: Rollout, resets: Sequence[EpisodeReset] | None) -> None:
-        prefix = self._next_prefix()
-        self._carry = rollout.carry = EpisodeCarry.fresh(self.num_envs, time.perf_counter(), prefix)
+    def _forget_episodes(self, rollout: Rollout) -> None:
         self._forget_seats()
         for lanes in self.lanes.values():
-            lanes.forget(prefix)
+            lanes.forget(self._carry.id_prefix)
         self._begin_lanes(rollout)
-        if self._events is None and self._callbacks.subscribed(*EPISODE_EVENTS):
-            self._events = self.make_events()
-        if self._events is not None:
-            with self.timers.time("callbacks"):
-                self._events.create_all(rollout)
-        with self.timers.time("env_step"):
-            obs, infos = self.host.reset(resets)
-        self._keep_infos(rollout, 0, infos, None)
-        self._resetting, self._begins = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
-        self._carry.start_times_s[:] = time.perf_counter()
+
+    def _take_first_obs(self, rollout: Rollout, obs: Any) -> None:
         nobody = np.zeros(self.num_envs, np.bool_)
         self._take(rollout, obs, nobody, nobody)
-        if self._events is not None:
-            with self.timers.time("callbacks"):
-                self._events.start_all(rollout)
 
     def _continue(self, rollout: Rollout) -> None:
         paused_s = self._resume_carry(rollout)

@@ -383,8 +383,9 @@ class EnvRunner:
         return False
 
     def _reset(self, rollout: Rollout, resets: Sequence[EpisodeReset] | None) -> None:
-        """Reset all sub-envs, and write the first observations into row 0."""
+        """Reset all sub-envs, and begin all episodes with their first observations."""
         self._carry = rollout.carry = EpisodeCarry.fresh(self.host.num_envs, time.perf_counter(), self._next_prefix())
+        self._forget_episodes(rollout)
         if self._events is None and self._callbacks.subscribed(*EPISODE_EVENTS):
             self._events = self.make_events()
         if self._events is not None:
@@ -392,15 +393,22 @@ class EnvRunner:
                 self._events.create_all(rollout)
         with self.timers.time("env_step"):
             obs, infos = self.host.reset(resets)
-        write_row(rollout.obs, 0, obs)
-        if found := bad_obs(rollout, self.host.space, 0, 1):
-            raise self.host.bad_value(*min(found))
+        self._keep_infos(rollout, 0, infos, None)
         self._resetting, self._begins = np.zeros(self.host.num_envs, np.bool_), np.ones(self.host.num_envs, np.bool_)
         self._carry.start_times_s[:] = time.perf_counter()
-        self._keep_infos(rollout, 0, infos, None)
+        self._take_first_obs(rollout, obs)
         if self._events is not None:
             with self.timers.time("callbacks"):
                 self._events.start_all(rollout)
+
+    def _forget_episodes(self, rollout: Rollout) -> None:
+        """Forget what is kept of the episodes before a reset, apart from their carry."""
+
+    def _take_first_obs(self, rollout: Rollout, obs: Any) -> None:
+        """Write the observations of a reset into row 0."""
+        write_row(rollout.obs, 0, obs)
+        if found := bad_obs(rollout, self.host.space, 0, 1):
+            raise self.host.bad_value(*min(found))
 
     def make_events(self) -> EpisodeEvents:
         """Return what fires the events of the episodes of this runner."""
