@@ -222,14 +222,13 @@ class Lanes:
         """
         rollout = self.rollout
         open_lanes = np.flatnonzero(self._is_open)
-        open_steps = rollout if keep and len(open_lanes) else None
         num_rows = int(self._clock.max(initial=0))
         done = self._with_rows(rollout, num_rows)
         acted = done.obs_rows[:-1]
         done.valid &= (acted < 0) | parent.valid[np.clip(acted, 0, parent.num_rows - 1), self.envs]
         self._open_rows[open_lanes] = rollout.obs_rows[self._clock[open_lanes], open_lanes] - parent.num_rows
         done.num_env_steps = int(np.count_nonzero(done.valid))
-        if open_steps is None:
+        if not keep:
             self._is_open[:] = False
         _, self._carry = episode_statistics(done, self._carry)
         return done
