@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -232,7 +233,7 @@ class TestSubEnvs:
         wrappers = [Doubled, lambda env: gym.wrappers.TimeLimit(env, 3)]
         host = make_host(config(wrappers=wrappers))
         host.reset()
-        steps = [host.step({"block_0": np.array([[2, 3], [2, 3]])}) for _ in range(3)]
+        steps = [copy.deepcopy(host.step({"block_0": np.array([[2, 3], [2, 3]])})) for _ in range(3)]
         assert [obs["rewards"][0].tolist() for obs, *_ in steps] == [[4, -2], [-2, 6], [4, -2]]
         assert [truncated.tolist() for _, _, _, truncated, _ in steps] == [[False] * 2, [False] * 2, [True] * 2]
 

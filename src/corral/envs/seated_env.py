@@ -65,16 +65,21 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
         num_seats = len(self.seats.agents)
         self._names = [block.name for block in self.seats.blocks]
         self._blocks = [_BlockRows(block, name) for block in self.seats.blocks]
-        self._rewards = np.zeros(num_seats)
-        self._flags = {field: np.zeros(num_seats, np.int8) for field in ("observed", "terminated", "truncated")}
-        self._obs = {
-            "obs": {block.name: rows.columns for block, rows in zip(self.seats.blocks, self._blocks, strict=True)},
-            "rewards": self._rewards,
-            **self._flags,
-        }
         self.joined, self.ended = np.zeros(num_seats, np.bool_), np.zeros(num_seats, np.bool_)
+        self._nobody = self._acting = self._find_seats((), "observations")
+        self.write_to(map_tree(lambda leaf: np.empty(leaf.shape, leaf.dtype), space_tree(self.observation_space)))
+
+    def write_to(self, arrays: dict[str, Any]) -> None:
+        """Write all observations to these arrays from now on, for example to one row of a vector env's arrays."""
+        self._obs, self._rewards = arrays, arrays["rewards"]
+        self._flags = {field: arrays[field] for field in ("observed", "terminated", "truncated")}
+        for array in (self._rewards, *self._flags.values()):
+            array[:] = 0
+        for name, rows in zip(self._names, self._blocks, strict=True):
+            rows.columns = arrays["obs"][name]
+            rows.blank()
+        self._observed = self._nobody  # the agents whose observations the arrays have
         self._has_ends = False  # whether an agent ended in the latest step
-        self._nobody = self._observed = self._acting = self._find_seats((), "observations")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; return the observations of all seats and the infos."""
@@ -291,7 +296,7 @@ class _BlockRows:
         self._space, self._tree, self._name = block.observation_space, space_tree(block.observation_space), name
         num_seats = len(block.agents)
         self._blank = map_tree(lambda leaf: _blank_rows(leaf, num_seats), self._tree)
-        self.columns = map_tree(np.copy, self._blank)
+        self.columns: Tree = None
         self._is_cast = False
 
     def blank(self) -> None:

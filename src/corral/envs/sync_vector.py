@@ -24,7 +24,8 @@ from corral.errors import CallbackError, SubEnvError
 class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1.3
     """Gymnasium's synchronous vector env with a faster step, and errors that name the failed sub-env.
 
-    Each step writes its observations to a new array, which the caller may keep. Infos are the info dicts of the
+    Each step writes its observations to a new array, which the caller may keep; observations of seats are in the same
+    arrays after each step. Infos are the info dicts of the
     sub-envs by index, exactly as the sub-envs gave them; Gymnasium puts the values of all sub-envs into one array.
 
     Args:
@@ -50,11 +51,20 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         """Make the sub-envs."""
         super().__init__(env_fns, autoreset_mode=autoreset_mode)
         self._make, self._restarts = make, restarts
-        self._has_seats = isinstance(self.single_observation_space, SeatsSpace)
         self._make_obs = map_tree(
             lambda space: partial(np.empty, (self.num_envs, *space.shape), space.dtype),
             space_tree(self.single_observation_space),
         )
+        self._seats: Tree = None  # what all seated envs write to
+        if isinstance(self.single_observation_space, SeatsSpace):
+            self._seats = self._empty_obs()
+            for i in range(self.num_envs):
+                self._place(i)
+
+    def _place(self, i: int) -> None:
+        """Let a seated sub-env write its observations to its row of the batch."""
+        if self._seats is not None:
+            self.envs[i].get_wrapper_attr("write_to")(map_tree(lambda column: column[i], self._seats))
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -141,6 +151,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
 
         def created(env: gym.Env[Any, Any]) -> None:
             self.envs[i] = env
+            self._place(i)
             restarts.created(i, env)
 
         with restarts.paused():
@@ -163,7 +174,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         return info
 
     def _empty_obs(self) -> Tree:
-        return map_tree(lambda make: make(), self._make_obs)
+        return map_tree(lambda make: make(), self._make_obs) if self._seats is None else self._seats
 
     def _write(self, columns: Tree, i: int, obs: Tree) -> None:
         """Write the observation of one sub-env to the batch; NumPy alone would broadcast a wrong shape."""
@@ -174,17 +185,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
                 check_obs(self.single_observation_space, obs)
             columns[i] = obs
             return
-        if self._has_seats:  # the seated env has checked what its arrays hold
-            _copy_row(columns, i, obs)
+        if self._seats is not None:  # the sub-env has written them
             return
         check_obs(self.single_observation_space, obs)
         map_tree(lambda column, leaf: np.copyto(column[i, ...], leaf, casting="same_kind"), columns, obs)
-
-
-def _copy_row(columns: Tree, i: int, row: Tree) -> None:
-    """Copy arrays of the right shapes and dtypes to row i of columns; faster than `map_tree`."""
-    for key, part in row.items() if isinstance(row, dict) else enumerate(row):
-        if isinstance(part, np.ndarray):
-            columns[key][i] = part
-        else:
-            _copy_row(columns[key], i, part)

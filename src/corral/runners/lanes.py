@@ -313,16 +313,15 @@ class Lanes:
             logp: Log-probabilities of the actions, `[L]`, or `None` where the outputs give them.
         """
         self._make_room()
-        rollout, lanes = self.rollout, np.flatnonzero(self.acts)
-        rows = self._clock[lanes]
-        columns = rollout.columns
-        columns["actions"][rows, lanes] = actions[lanes]
-        columns["dist_inputs"][rows, lanes] = dist_inputs[lanes]
+        columns, (lanes,) = self.rollout.columns, self.acts.nonzero()
+        steps = self._flat_rows(lanes)
+        _flat(columns["actions"])[steps] = actions[lanes]
+        _flat(columns["dist_inputs"])[steps] = dist_inputs[lanes]
         if logp is not None:
             if "logp" not in columns:
                 columns["logp"] = np.full(columns["rewards"].shape, np.nan, np.float32)
-            columns["logp"][rows, lanes] = np.asarray(logp)[lanes]
-        columns["rewards"][rows, lanes] = self._early_rewards[lanes]
+            _flat(columns["logp"])[steps] = np.asarray(logp)[lanes]
+        _flat(columns["rewards"])[steps] = self._early_rewards[lanes]
         self._early_rewards[lanes] = 0.0
         self._is_open |= self.acts
         self.begins &= ~self.acts
@@ -348,29 +347,36 @@ class Lanes:
             truncated: Whether the agent was truncated in this step.
             over: Whether the whole episode terminated, and was truncated, bool `[N]` each.
         """
-        columns, clock, is_open = self.rollout.columns, self._clock, self._is_open
+        rollout, columns, clock, is_open = self.rollout, self.rollout.columns, self._clock, self._is_open
         seen = self.of_seats(observed) & self.is_used
         own = self.of_seats(terminated), self.of_seats(truncated)
         ends_alone = own[0] | own[1]
         ends = ends_alone | (over[0] | over[1])[self.envs]
-        lanes = np.flatnonzero(is_open)
-        columns["rewards"][clock[lanes], lanes] += self.of_seats(rewards)[lanes]
+        (lanes,) = is_open.nonzero()
+        _flat(columns["rewards"])[self._flat_rows(lanes)] += self.of_seats(rewards)[lanes]
         closes = is_open & (seen | ends)
-        lanes = np.flatnonzero(closes)
-        rows = clock[lanes]
-        columns["valid"][rows, lanes] = True
-        for name, alone, whole in zip(("terminated", "truncated"), own, over, strict=True):
-            columns[name][rows, lanes] = np.where(ends_alone, alone, whole[self.envs])[lanes]
-        clock[lanes] += 1
-        is_open[lanes] = False
-        new = np.flatnonzero(seen)
-        map_tree(lambda latest, seats: _replace(latest, new, self.of_seats(seats)), self.obs, obs)
-        new = np.flatnonzero(seen | closes)  # an agent that ended unobserved has its last observation as the final one
-        map_tree(lambda column, now: _put(column, clock[new], new, now[new]), self.rollout.obs, self.obs)
-        self.rollout.obs_rows[clock[new], new] = self.rollout.parent.num_rows
-        clock[lanes[ends[lanes]]] += 1  # the row after the last step holds only the final observation
+        (lanes,) = closes.nonzero()
+        steps = self._flat_rows(lanes)
+        _flat(columns["valid"])[steps] = True
+        if np.count_nonzero(ends):
+            for name, alone, whole in zip(("terminated", "truncated"), own, over, strict=True):
+                _flat(columns[name])[steps] = np.where(ends_alone, alone, whole[self.envs])[lanes]
+        clock += closes
+        is_open ^= closes
+        (lanes,) = seen.nonzero()
+        map_tree(lambda latest, seats: _replace(latest, lanes, self.of_seats(seats)), self.obs, obs)
+        (lanes,) = (seen | closes).nonzero()  # an agent that ended unobserved has its last observation as the final one
+        steps = self._flat_rows(lanes)
+        map_tree(lambda column, now: _flat(column).__setitem__(steps, now[lanes]), rollout.obs, self.obs)
+        _flat(rollout.obs_rows)[steps] = rollout.parent.num_rows
+        clock += closes & ends  # the row after the last step holds only the final observation
         self.acts = seen & ~ends
         self.is_used &= ~ends
+
+    def _flat_rows(self, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where lanes have their current rows in columns without an axis of lanes; one index is faster."""
+        rows: NDArray[np.int64] = self._clock[lanes] * len(self.envs) + lanes
+        return rows
 
     def drop(self, env_index: int) -> None:
         """Drop the open steps of a sub-env that failed; what its agents saw last stays in the row, which counts not."""
@@ -389,6 +395,11 @@ def _widen(new: NDArray[Any], old: NDArray[Any]) -> None:
         new[:, : old.shape[1]] = old
     else:
         new[:] = old
+
+
+def _flat(column: NDArray[Any]) -> NDArray[Any]:
+    """Return a column `[T, L, ...]` as `[T * L, ...]`, in the same memory."""
+    return column.reshape(-1, *column.shape[2:])
 
 
 def _put(column: NDArray[Any], rows: Any, lanes: NDArray[np.int64], values: NDArray[Any]) -> None:

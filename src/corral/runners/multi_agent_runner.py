@@ -281,7 +281,7 @@ class MultiAgentEnvRunner(EnvRunner):
         for t in range(start, stop):
             began = clock()
             for module_id, lanes in self.lanes.items():
-                if lanes.acts.any():
+                if np.count_nonzero(lanes.acts):
                     self._act(module_id, lanes, timestep, explore, random_actions)
             timestep += self._num_samplers * (self.num_envs - int(np.count_nonzero(resetting)))
             inferred = clock()
@@ -327,12 +327,11 @@ class MultiAgentEnvRunner(EnvRunner):
 
     def _take(self, rollout: Rollout, obs: Any, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]) -> None:
         """Give what the vector env returned to the lanes, after mapping the agents that were observed first."""
-        observed = obs["observed"].astype(np.bool_)
-        rewards, over = obs["rewards"], terminated | truncated
-        agent_over = obs["terminated"].astype(np.bool_), obs["truncated"].astype(np.bool_)
+        observed, rewards, over = obs["observed"].view(np.bool_), obs["rewards"], terminated | truncated
+        agent_over = obs["terminated"].view(np.bool_), obs["truncated"].view(np.bool_)
         self._returns += rewards
         ends = agent_over[0] | agent_over[1] | over[:, None]  # who ends with the first observation takes no step
-        if (new := observed & (self._module_of < 0) & ~ends).any():
+        if np.count_nonzero(new := observed & (self._module_of < 0) & ~ends):
             self._map(rollout, new)
         for module_id, lanes in self.lanes.items():
             block = self._blocks[module_id]
@@ -345,7 +344,7 @@ class MultiAgentEnvRunner(EnvRunner):
                 agent_over[1][:, part],
                 (terminated, truncated),
             )
-        for i in np.flatnonzero(over).tolist():
+        for i in over.nonzero()[0].tolist():
             self._ended.append((rollout.num_rows - 1, i, self._returns[i].copy(), self._module_of[i].copy()))
             self._end_episode(i)
 
