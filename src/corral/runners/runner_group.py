@@ -16,26 +16,15 @@ from corral.engines.call_limits import CallLimits
 from corral.engines.forks import forks_end_here
 from corral.envs.vector import env_name
 from corral.episodes.rollout import Rollout
-from corral.errors import CheckpointError, ConfigError, CorralError, WorkerDiedError
+from corral.errors import ConfigError, CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
 from corral.runners.make_runner import make_runner
-from corral.runners.remote_runner import (
-    COUNTS,
-    Costs,
-    PendingSample,
-    RemoteRunner,
-)
+from corral.runners.remote_runner import Costs, PendingSample, RemoteRunner
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.restarts import NOT_FAULTS, note_failure
 from corral.runners.runner import EnvRunner
-from corral.runners.runner_state import (
-    check_runner_state,
-    get_runner_state,
-    make_runner_state,
-    set_runner_state,
-    undo_runner_state,
-)
+from corral.runners.states_of_runners import StatesOfRunners
 from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
 from corral.runners.user_calls import UserCalls
 from corral.runners.worker_calls import call_directly, sample_and_report
@@ -99,10 +88,7 @@ class EnvRunnerGroup:
         self._logged: list[tuple[int, Parts, dict[str, float]]] = []
         self._embedded_call: PendingSample | None = None  # of `ask`, until `take_replies`
         self._stopped = False
-        self._spare_states: list[dict[str, Any]] = []  # states of runners of a restored run, beyond the runners here
-        self._restored_envs: list[dict[str, Any]] = []  # what a restored state says of the envs of each runner
         self._before: dict[str, Any] = {}  # attributes before the last `set_state`
-        self._known_before: dict[int, dict[str, Any]] = {}
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
         self._runners = {index: RemoteRunner(index, config, engine, limits) for index in indices}
         self._user_calls = UserCalls(self._runners, self._fail)
@@ -111,11 +97,12 @@ class EnvRunnerGroup:
                 self.local_env_runner = make_runner(config, makes_modules=False)
                 self._describe(self.local_env_runner.describe_env(), module_specs)
                 self.local_env_runner.make_modules(self.module_specs)
-                return
-            self._start_runners(module_specs)
+            else:
+                self._start_runners(module_specs)
         except BaseException:
             self.stop()
             raise
+        self._states = StatesOfRunners(config, self._runners, self.local_env_runner)
 
     def _start_runners(self, module_specs: Mapping[str, ModuleSpec] | None) -> None:
         """Start all runners of the engine at once, and wait; a failure at the very start ends the run."""
@@ -601,42 +588,14 @@ class EnvRunnerGroup:
         Raises:
             CheckpointError: An env or a callback returned a state that is not plain data.
         """
-        if self.local_env_runner is not None:
-            runners = [get_runner_state(self.local_env_runner)]
-        else:
-            remote = self._runners.values()
-            limit_s = CallLimits(self._config.worker_timeout_s).limit_s()
-            calls = [
-                runner.handle.call(get_runner_state, timeout_s=limit_s) if self._can_tell_state(runner) else None
-                for runner in remote
-            ]
-            wait([call for call in calls if call is not None], self._config.sample_timeout_s)
-            runners = [self._state_of(runner, call) for runner, call in zip(remote, calls, strict=True)]
+        taken: dict[int, int] = {}
+        for index, rollout in self._taken:
+            taken[index] = taken.get(index, 0) + rollout.num_env_steps
         return {
-            "runners": [*runners, *self._spare_states],
+            "runners": self._states.get(taken),
             "num_failures": self.num_failures,
             "num_env_steps": self._num_env_steps,
         }
-
-    def _can_tell_state(self, runner: RemoteRunner) -> bool:
-        is_busy = runner.sampling is not None and not runner.sampling.future.done()
-        return runner.ready and not (self._config.in_evaluation and is_busy)
-
-    def _state_of(self, runner: RemoteRunner, call: Future[Any] | None) -> dict[str, Any]:
-        """Return the state of a runner of the engine, with what its place has counted."""
-        error = call.exception() if call is not None and call.done() else None
-        if isinstance(error, CheckpointError):
-            raise error
-        in_flight = sum(rollout.num_env_steps for index, rollout in self._taken if index == runner.index)
-        if runner.sampling is not None:
-            in_flight += runner.sampling.num_env_steps
-        counts = runner.counts
-        counts["num_env_steps_lost"] += in_flight
-        if call is None or not call.done() or error is not None:
-            counts["num_restarts"] += 1
-            made = make_runner_state(self._config, runner.index, counts["num_restarts"], runner.state)
-            return {**made, "counts": counts}
-        return {**call.result(), "counts": counts}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Check that the runners can take a state, without changing anything.
@@ -645,11 +604,7 @@ class EnvRunnerGroup:
             Exception: A runner cannot; see `check_runner_state`.
         """
         int(state["num_failures"] + state["num_env_steps"])
-        for saved in state["runners"]:
-            counts = saved.get("counts", {})
-            if not all(type(counts.get(name, 0)) is int for name in COUNTS):
-                raise CheckpointError(f"the counts of a runner are {counts!r:.80}, and not integers.")
-        self._each_state(check_runner_state, state)
+        self._states.check(state["runners"])
 
     def set_state(self, state: Mapping[str, Any]) -> dict[str, int]:
         """Let the runners continue from a state that `check_state` accepted, each from the state at its place.
@@ -665,64 +620,25 @@ class EnvRunnerGroup:
         Raises:
             Exception: What an env or a callback raised; call `undo_set_state`.
         """
-        self._before = {name: getattr(self, name) for name in ("num_failures", "_num_env_steps", "_spare_states")}
-        runners = zip(self._runners.items(), state["runners"], strict=False)
-        self._known_before = {index: runner.known for (index, runner), _ in runners}
-        restored = self._each_state(set_runner_state, state)
-        num_runners = max(1, len(self._runners))
-        self._spare_states = list(state["runners"][num_runners:])
+        self._before = {name: getattr(self, name) for name in ("num_failures", "_num_env_steps")}
+        continued = self._states.set(state["runners"])
         self.num_failures, self._num_env_steps = int(state["num_failures"]), int(state["num_env_steps"])
-        self._restored_envs = [saved["env"] for saved in state["runners"]]
-        for runner, saved in zip(self._runners.values(), state["runners"], strict=False):
-            runner.continue_from(saved)
-        names = ("num_envs_continued", "num_envs_restarted")
-        return {name: sum(found[name] for found in restored) for name in names}
+        return continued
 
     def undo_set_state(self) -> None:
         """Return to the state before `set_state`, if it was called after the last `finish_set_state`.
 
         A runner that cannot return is named in the log.
         """
-        before, self._before = self._before, {}
-        if not before:
-            return
-        remote = [self._runners[index] for index in self._known_before]
-        for name, value in before.items():
-            setattr(self, name, value)
-        for index, known in self._known_before.items():
-            vars(self._runners[index]).update(known)
-        if self.local_env_runner is not None:
-            undo_runner_state(self.local_env_runner)
-        calls = [(runner, runner.handle.call(undo_runner_state)) for runner in remote if runner.ready]
-        for runner, call in calls:
-            if (error := call.exception()) is not None:
-                log.error("%s could not return to its state of before.", runner.name, exc_info=error)
+        vars(self).update(self._before)
+        self._before = {}
+        self._states.undo_set()
 
     def finish_set_state(self) -> None:
         """Drop fragments and costs from before `set_state`, and let the next `sync_weights` send the weights."""
         self._before = {}
         self._taken, self._logged, self._weights_version, self._part_names = [], [], -1, set()
-        for runner in self._runners.values():
-            runner.sampling, runner.weights_version, runner.syncs = None, -1, []
-        envs, self._restored_envs = self._restored_envs, []
-        for runner in [*self._runners.values()][len(envs) :] if envs else ():
-            saved = envs[(runner.index - 1) % len(envs)]
-            changed = {} if saved.get("env_config") is None else {"env_config": saved["env_config"]}
-            runner.make_up_for(("set_state", {"state": {"environment": changed, "tasks": saved["tasks"]}}))
-
-    def _each_state(self, function: Callable[..., Any], state: Mapping[str, Any]) -> list[Any]:
-        """Return `function(runner, its_state)` of every runner that has a state; all of them have answered.
-
-        Raises:
-            Exception: Exception of the first runner that raised.
-        """
-        if self.local_env_runner is not None:
-            return [function(self.local_env_runner, saved) for saved in state["runners"][:1]]
-        limit_s = CallLimits(self._config.worker_timeout_s).limit_s()
-        pairs = list(zip(self._runners.values(), state["runners"], strict=False))
-        futures = [runner.handle.call(function, saved, timeout_s=limit_s) for runner, saved in pairs if runner.ready]
-        wait(futures)
-        return [future.result() for future in futures]
+        self._states.finish_set()
 
     # User code.
 

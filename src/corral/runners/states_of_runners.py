@@ -1,0 +1,150 @@
+"""The states of all runners of a group, for checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any
+
+from corral.engines.call_limits import CallLimits
+from corral.errors import CheckpointError
+from corral.runners.remote_runner import COUNTS, RemoteRunner
+from corral.runners.runner_state import (
+    check_runner_state,
+    get_runner_state,
+    make_runner_state,
+    set_runner_state,
+    undo_runner_state,
+)
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
+    from corral.runners.runner import EnvRunner
+
+log = logging.getLogger("corral")
+
+
+class StatesOfRunners:
+    """Reads the states of the runners of a group, and lets the runners continue from states.
+
+    A state is a list with one state for each runner, in the order of their indices.
+
+    Args:
+        config: Settings of the runners.
+        runners: The engine's runners by index.
+        local: The embedded runner, or `None`.
+    """
+
+    def __init__(self, config: AlgorithmConfig, runners: Mapping[int, RemoteRunner], local: EnvRunner | None) -> None:
+        """Keep the runners, which the group still owns."""
+        self._config, self._runners, self._local = config, runners, local
+        self._spare: list[dict[str, Any]] = []  # states of a restored run, beyond the runners here
+        self._restored_envs: list[dict[str, Any]] = []  # what a restored state says of the envs of each runner
+        # Spare states and what was known of the engine's runners before the last `set`; `None` after `finish_set`.
+        self._before: tuple[list[dict[str, Any]], dict[int, dict[str, Any]]] | None = None
+
+    def get(self, taken: Mapping[int, int]) -> list[dict[str, Any]]:
+        """Return the states of all runners as copies of plain data; see `EnvRunnerGroup.get_state`.
+
+        Args:
+            taken: Env steps that arrived from each runner, by index, and that no call has returned yet.
+
+        Raises:
+            CheckpointError: An env or a callback returned a state that is not plain data.
+        """
+        if self._local is not None:
+            return [get_runner_state(self._local), *self._spare]
+        runners = self._runners.values()
+        calls = [
+            runner.handle.call(get_runner_state, timeout_s=self._limit_s) if self._can_answer(runner) else None
+            for runner in runners
+        ]
+        wait([call for call in calls if call is not None], self._config.sample_timeout_s)
+        pairs = zip(runners, calls, strict=True)
+        return [*(self._state_of(runner, call, taken.get(runner.index, 0)) for runner, call in pairs), *self._spare]
+
+    @property
+    def _limit_s(self) -> float | None:
+        return CallLimits(self._config.worker_timeout_s).limit_s()
+
+    def _can_answer(self, runner: RemoteRunner) -> bool:
+        is_busy = runner.sampling is not None and not runner.sampling.future.done()
+        return runner.ready and not (self._config.in_evaluation and is_busy)
+
+    def _state_of(self, runner: RemoteRunner, call: Future[Any] | None, num_taken: int) -> dict[str, Any]:
+        """Return the state of a runner of the engine, with what its place has counted."""
+        error = call.exception() if call is not None and call.done() else None
+        if isinstance(error, CheckpointError):
+            raise error
+        counts = runner.counts
+        counts["num_env_steps_lost"] += num_taken + (0 if runner.sampling is None else runner.sampling.num_env_steps)
+        if call is None or not call.done() or error is not None:
+            counts["num_restarts"] += 1
+            made = make_runner_state(self._config, runner.index, counts["num_restarts"], runner.state)
+            return {**made, "counts": counts}
+        return {**call.result(), "counts": counts}
+
+    def check(self, states: list[dict[str, Any]]) -> None:
+        """Check that the runners can take states, without changing anything.
+
+        Raises:
+            Exception: A runner cannot; see `check_runner_state`.
+        """
+        for state in states:
+            counts = state.get("counts", {})
+            if not all(type(counts.get(name, 0)) is int for name in COUNTS):
+                raise CheckpointError(f"the counts of a runner are {counts!r:.80}, and not integers.")
+        self._call_each(check_runner_state, states)
+
+    def set(self, states: list[dict[str, Any]]) -> dict[str, int]:
+        """Let the runners continue from states that `check` accepted; see `EnvRunnerGroup.set_state`."""
+        known = {index: runner.known for (index, runner), _ in zip(self._runners.items(), states, strict=False)}
+        self._before = self._spare, known
+        restored = self._call_each(set_runner_state, states)
+        self._spare = list(states[max(1, len(self._runners)) :])
+        self._restored_envs = [state["env"] for state in states]
+        for runner, state in zip(self._runners.values(), states, strict=False):
+            runner.continue_from(state)
+        names = ("num_envs_continued", "num_envs_restarted")
+        return {name: sum(found[name] for found in restored) for name in names}
+
+    def undo_set(self) -> None:
+        """Return to the states before `set`; a runner that cannot return is named in the log."""
+        if self._before is None:
+            return
+        (self._spare, known), self._before = self._before, None
+        for index, attributes in known.items():
+            vars(self._runners[index]).update(attributes)
+        if self._local is not None:
+            undo_runner_state(self._local)
+        remote = [self._runners[index] for index in known]
+        calls = [(runner, runner.handle.call(undo_runner_state)) for runner in remote if runner.ready]
+        for runner, call in calls:
+            if (error := call.exception()) is not None:
+                log.error("%s could not return to its state of before.", runner.name, exc_info=error)
+
+    def finish_set(self) -> None:
+        """Drop what was under way before `set`, and give runners beyond the states a state's tasks and `env_config`."""
+        self._before = None
+        for runner in self._runners.values():
+            runner.sampling, runner.weights_version, runner.syncs = None, -1, []
+        envs, self._restored_envs = self._restored_envs, []
+        for runner in [*self._runners.values()][len(envs) :] if envs else ():
+            saved = envs[(runner.index - 1) % len(envs)]
+            changed = {} if saved.get("env_config") is None else {"env_config": saved["env_config"]}
+            runner.make_up_for(("set_state", {"state": {"environment": changed, "tasks": saved["tasks"]}}))
+
+    def _call_each(self, function: Callable[..., Any], states: list[dict[str, Any]]) -> list[Any]:
+        """Return `function(runner, its_state)` of every runner that has a state; all of them have answered.
+
+        Raises:
+            Exception: Exception of the first runner that raised.
+        """
+        if self._local is not None:
+            return [function(self._local, state) for state in states[:1]]
+        pairs = zip(self._runners.values(), states, strict=False)
+        limit_s = self._limit_s
+        futures = [runner.handle.call(function, state, timeout_s=limit_s) for runner, state in pairs if runner.ready]
+        wait(futures)
+        return [future.result() for future in futures]
