@@ -111,6 +111,7 @@ class MultiAgentArgs(TypedDict, total=False):
     policies_to_train: Any
     count_steps_by: Literal["env_steps", "agent_steps"]
     algorithm_config_overrides_per_module: Mapping[str, Mapping[str, Any]]
+    shared_layers: Mapping[str, Sequence[Sequence[str]]]
 
 
 class FaultToleranceArgs(TypedDict, total=False):

@@ -254,12 +254,37 @@ def _validate_modules(config: AlgorithmConfig) -> None:
     for module_id in named:
         if module_id not in config.policies:
             raise ConfigError(f"multi_agent: there is no module {module_id!r}. {nearest(module_id, config.policies)}")
+    _validate_shared_layers(config)
     for module_id in config.policies:
         try:
             _validate_overrides_of_module(config, overrides.get(module_id, {}))
             _validate_module_alone(config, module_id)
         except ConfigError as error:
             raise ConfigError(f"module {module_id!r}: {error}") from error
+
+
+def _validate_shared_layers(config: AlgorithmConfig) -> None:
+    """Refuse groups of modules that do not exist or share nothing, and layers that would be shared twice."""
+    taken: dict[str, list[str]] = {}
+    for path, groups in config.shared_layers.items():
+        for group in groups:
+            for module_id in group:
+                if module_id not in config.policies:
+                    raise ConfigError(
+                        f"shared_layers: there is no module {module_id!r}. {nearest(module_id, config.policies)}"
+                    )
+            if len(set(group)) < 2:
+                raise ConfigError(
+                    f"shared_layers: {path!r} has the modules {group}: name at least two, or leave it out."
+                )
+            for module_id in dict.fromkeys(group):
+                for other in taken.get(module_id, []):
+                    if f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}."):
+                        raise ConfigError(
+                            f"shared_layers: module {module_id!r} shares {other!r} and {path!r}, which overlap: name "
+                            "its layers once."
+                        )
+                taken.setdefault(module_id, []).append(path)
 
 
 def _refuse_settings_of_agents(config: AlgorithmConfig) -> None:
@@ -318,8 +343,9 @@ def _validate_module_alone(config: AlgorithmConfig, module_id: str) -> None:
             )
     if given or module_id in config.algorithm_config_overrides_per_module:
         learns = _has_network(own) and config.trains(module_id)
-        alone = {"policies": {module_id: {}}, "policies_to_train": [module_id] if learns else []}
-        own.copy(**alone, policy_mapping_fn=None, algorithm_config_overrides_per_module={}).validate()
+        alone: dict[str, Any] = {"policies": {module_id: {}}, "policies_to_train": [module_id] if learns else []}
+        alone |= {"policy_mapping_fn": None, "algorithm_config_overrides_per_module": {}, "shared_layers": {}}
+        own.copy(**alone).validate()
 
 
 def _has_network(config: AlgorithmConfig) -> bool:
