@@ -36,6 +36,8 @@ def group_sharing(module_ids: Iterable[str], shared: Shared) -> list[list[str]]:
     Returns:
         The groups in the order of their first ids, each in the order of `module_ids`.
     """
+    if not shared:
+        return [[module_id] for module_id in module_ids]
     groups: list[list[str]] = []
     for module_id in module_ids:
         near = [group for group in groups if any(_share(module_id, other, shared) for other in group)]
