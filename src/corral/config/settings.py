@@ -99,7 +99,8 @@ class TrainingSettings:
         lr: Learning rate, or a schedule over env steps.
         gamma: Discount per step.
         train_batch_size_per_learner: Number of env steps in the batch of one iteration, per learner.
-        minibatch_size: Number of env steps in the minibatch of one gradient step; `None` means the whole batch.
+        minibatch_size: Number of env steps in the minibatch of one gradient step, or with several agents of steps
+            of the module; `None` means the whole batch.
         num_epochs: Number of passes over each batch.
         shuffle_batch_per_epoch: Whether each pass uses the batch in a new order.
         grad_clip: Limit for the gradients; `None` means no clipping.

@@ -373,7 +373,9 @@ def _validate_optimizer(config: AlgorithmConfig) -> None:
 
 def _validate_batch(config: AlgorithmConfig) -> None:
     batch, minibatch = config.train_batch_size_per_learner, config.minibatch_size
-    if minibatch is not None and minibatch > batch:
+    # A sampled batch of several agents counts other steps than the batch of one module, which is cut into minibatches.
+    are_comparable = not (config.ON_POLICY and config.is_multi_agent)
+    if minibatch is not None and minibatch > batch and are_comparable:
         raise ConfigError(
             f"minibatch_size={minibatch} is larger than train_batch_size_per_learner={batch}: lower the first or raise "
             "the second."
@@ -393,13 +395,14 @@ def round_size(config: AlgorithmConfig, num_envs: int) -> int | None:
             the factory was called.
 
     Raises:
-        ConfigError: The steps of a round do not divide the batch of an on-policy algorithm.
+        ConfigError: The steps of a round do not divide the batch of an on-policy algorithm, which counts env steps.
     """
     fragment, runners = config.rollout_fragment_length, max(1, config.num_env_runners)
     if fragment == "auto":
         return None if config.ON_POLICY else num_envs * runners
     steps = fragment * num_envs * runners
-    if config.ON_POLICY and config.total_train_batch_size % steps:
+    counts_agents = config.is_multi_agent and config.count_steps_by == "agent_steps"
+    if config.ON_POLICY and not counts_agents and config.total_train_batch_size % steps:
         raise ConfigError(
             f"rollout_fragment_length={fragment} does not divide train_batch_size_per_learner="
             f"{config.train_batch_size_per_learner}: {runners} runner(s) of {num_envs} env(s) sample {steps} steps per "
