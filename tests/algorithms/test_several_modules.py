@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from several_agents import CONFIGS, Repeats, all_to_red, config_of, same, weights_of
+from gymnasium import spaces
+from several_agents import CONFIGS, Repeats, Signals, all_to_red, config_of, same, weights_of
 
 from corral import (
     Algorithm,
@@ -315,8 +316,8 @@ def test_several_learners_train_several_modules() -> None:
         ),
         ({"algorithm_config_overrides_per_module": {"blue": {"lrr": 3}}}, r"module 'blue': .*lrr.*'lr'"),
         (
-            {"algorithm_config_overrides_per_module": {"blue": {"minibatch_size": 512}}},
-            r"module 'blue': minibatch_size=512 is larger than train_batch_size_per_learner=64",
+            {"algorithm_config_overrides_per_module": {"blue": {"kl_target": 0.01}}},
+            r"module 'blue': kl_target=0\.01 adapts a coefficient that starts at kl_coeff=0",
         ),
         (
             {"algorithm_config_overrides_per_module": {"blue": {"kl_target": 0.1}}},
@@ -454,3 +455,36 @@ def test_rules_see_only_the_agents_that_act() -> None:
         algo.train()
     # In both sub-envs red leaves after 5 steps and green after 9; the next step only resets.
     assert [len(obs) for obs in Looks.seen[:10]] == [4] * 5 + [2] * 4 + [4]
+
+
+def test_minibatches_count_the_steps_of_the_module() -> None:
+    config = config_of(PPOConfig, policy_mapping_fn=all_to_red)
+    with config.training(train_batch_size_per_learner=40, minibatch_size=50, num_epochs=1).build() as algo:
+        result = algo.train()
+        sampled = result["env_runners"]["num_module_steps_sampled"]["red"]
+        assert sampled >= 80  # of 40 env steps with up to three agents
+        assert result["learners"]["red"]["num_gradient_steps"] == round(sampled / 50) > 1
+
+
+class Mixed(Signals):
+    """The third agent has actions of another kind than the others."""
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__(config)
+        other: Any = spaces.Discrete(2) if self.box else spaces.Box(-1, 1, (1,), np.float32)
+        self.action_spaces = {**self.action_spaces, self.agent_ids[-1]: other}
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+def test_rules_need_no_exploration_that_fits_their_actions(base: type[AlgorithmConfig], tmp_path: Path) -> None:
+    config = config_of(base).environment(Mixed)
+    if base is SACConfig:
+        config.exploration(exploration_config={"type": "GaussianNoise"})  # for Box actions only
+    with config.build() as algo:
+        result = algo.train()
+        assert result["env_runners"]["num_module_steps_sampled"]["rest"] > 0
+        algo.save(tmp_path / "checkpoint")
+        with Algorithm.from_checkpoint(tmp_path / "checkpoint") as other:
+            for each in (algo, other):
+                each.train()
+            assert same(weights_of(algo)["red"], weights_of(other)["red"])
