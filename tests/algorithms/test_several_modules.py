@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from several_agents import CONFIGS, Repeats, Signals, all_to_red, config_of, same, weights_of
 
@@ -21,6 +23,7 @@ from corral import (
     load_policy,
 )
 from corral.core.returns import gae
+from corral.core.seeding import get_global_rngs
 from corral.errors import CheckpointError, ConfigError
 from corral.modules.q_module import QModule
 
@@ -488,3 +491,18 @@ def test_rules_need_no_exploration_that_fits_their_actions(base: type[AlgorithmC
             for each in (algo, other):
                 each.train()
             assert same(weights_of(algo)["red"], weights_of(other)["red"])
+
+
+def draws_globally(agent_id: str, episode: Any, **_: Any) -> str:
+    """Draw from every global generator."""
+    number = random.random() + np.random.random() + float(torch.rand(()))
+    return "red" if number > 1.5 else "blue"
+
+
+def test_trials_of_the_mapping_leave_the_global_generators_as_they_were() -> None:
+    states = []
+    for mapping in (all_to_red, draws_globally):
+        with config_of(PPOConfig, policy_mapping_fn=mapping).build() as algo:
+            algo.add_module("new")
+            states.append(get_global_rngs())
+    np.testing.assert_equal(states[1], states[0])
