@@ -303,6 +303,10 @@ def test_several_learners_train_several_modules() -> None:
         assert result["red"]["num_gradient_steps"] > 0
 
 
+class Ruleless(HeuristicModule):
+    """A heuristic module that chooses nothing."""
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -318,6 +322,10 @@ def test_several_learners_train_several_modules() -> None:
             r"module 'blue': .*train_batch_size_per_learner=3 is the same for all modules: .*\.training\(",
         ),
         ({"algorithm_config_overrides_per_module": {"blue": {"lrr": 3}}}, r"module 'blue': .*lrr.*'lr'"),
+        (
+            {"policies": {"red": {}, "blue": {}, "rest": {"module_class": Ruleless}}},
+            r"module 'rest': rl_module: Ruleless must define choose_actions\(self, obs, rng\)",
+        ),
         (
             {"algorithm_config_overrides_per_module": {"blue": {"kl_target": 0.01}}},
             r"module 'blue': kl_target=0\.01 adapts a coefficient that starts at kl_coeff=0",

@@ -450,7 +450,8 @@ def _validate_module(config: AlgorithmConfig) -> None:
         raise ConfigError(f"rl_module: module_class must be a subclass of {name}, got {module_class!r}.")
     for method in own.MUST_DEFINE:
         if getattr(module_class, method) is getattr(own, method, None):
-            raise ConfigError(f"rl_module: {module_class.__name__} must define {method}(self, obs).")
+            arguments = ", ".join(inspect.signature(getattr(own, method)).parameters)
+            raise ConfigError(f"rl_module: {module_class.__name__} must define {method}({arguments}).")
     if module_class is base and base.CONFIG is not None:
         base.CONFIG.parse(config.model_config)
 
