@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from several_agents import CONFIGS, Repeats, all_to_red, config_of, same, weights_of
+import torch
+from gymnasium import spaces
+from several_agents import CONFIGS, Repeats, Signals, all_to_red, config_of, same, weights_of
 
 from corral import (
     Algorithm,
@@ -20,6 +23,7 @@ from corral import (
     load_policy,
 )
 from corral.core.returns import gae
+from corral.core.seeding import get_global_rngs
 from corral.errors import CheckpointError, ConfigError
 from corral.modules.q_module import QModule
 
@@ -299,6 +303,10 @@ def test_several_learners_train_several_modules() -> None:
         assert result["red"]["num_gradient_steps"] > 0
 
 
+class Ruleless(HeuristicModule):
+    """A heuristic module that chooses nothing."""
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -315,8 +323,12 @@ def test_several_learners_train_several_modules() -> None:
         ),
         ({"algorithm_config_overrides_per_module": {"blue": {"lrr": 3}}}, r"module 'blue': .*lrr.*'lr'"),
         (
-            {"algorithm_config_overrides_per_module": {"blue": {"minibatch_size": 512}}},
-            r"module 'blue': minibatch_size=512 is larger than train_batch_size_per_learner=64",
+            {"policies": {"red": {}, "blue": {}, "rest": {"module_class": Ruleless}}},
+            r"module 'rest': rl_module: Ruleless must define choose_actions\(self, obs, rng\)",
+        ),
+        (
+            {"algorithm_config_overrides_per_module": {"blue": {"kl_target": 0.01}}},
+            r"module 'blue': kl_target=0\.01 adapts a coefficient that starts at kl_coeff=0",
         ),
         (
             {"algorithm_config_overrides_per_module": {"blue": {"kl_target": 0.1}}},
@@ -454,3 +466,51 @@ def test_rules_see_only_the_agents_that_act() -> None:
         algo.train()
     # In both sub-envs red leaves after 5 steps and green after 9; the next step only resets.
     assert [len(obs) for obs in Looks.seen[:10]] == [4] * 5 + [2] * 4 + [4]
+
+
+def test_minibatches_count_the_steps_of_the_module() -> None:
+    config = config_of(PPOConfig, policy_mapping_fn=all_to_red)
+    with config.training(train_batch_size_per_learner=40, minibatch_size=50, num_epochs=1).build() as algo:
+        result = algo.train()
+        sampled = result["env_runners"]["num_module_steps_sampled"]["red"]
+        assert sampled >= 80  # of 40 env steps with up to three agents
+        assert result["learners"]["red"]["num_gradient_steps"] == round(sampled / 50) > 1
+
+
+class Mixed(Signals):
+    """The third agent has actions of another kind than the others."""
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__(config)
+        other: Any = spaces.Discrete(2) if self.box else spaces.Box(-1, 1, (1,), np.float32)
+        self.action_spaces = {**self.action_spaces, self.agent_ids[-1]: other}
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+def test_rules_need_no_exploration_that_fits_their_actions(base: type[AlgorithmConfig], tmp_path: Path) -> None:
+    config = config_of(base).environment(Mixed)
+    if base is SACConfig:
+        config.exploration(exploration_config={"type": "GaussianNoise"})  # for Box actions only
+    with config.build() as algo:
+        result = algo.train()
+        assert result["env_runners"]["num_module_steps_sampled"]["rest"] > 0
+        algo.save(tmp_path / "checkpoint")
+        with Algorithm.from_checkpoint(tmp_path / "checkpoint") as other:
+            for each in (algo, other):
+                each.train()
+            assert same(weights_of(algo)["red"], weights_of(other)["red"])
+
+
+def draws_globally(agent_id: str, episode: Any, **_: Any) -> str:
+    """Draw from every global generator."""
+    number = random.random() + np.random.random() + float(torch.rand(()))
+    return "red" if number > 1.5 else "blue"
+
+
+def test_trials_of_the_mapping_leave_the_global_generators_as_they_were() -> None:
+    states = []
+    for mapping in (all_to_red, draws_globally):
+        with config_of(PPOConfig, policy_mapping_fn=mapping).build() as algo:
+            algo.add_module("new")
+            states.append(get_global_rngs())
+    np.testing.assert_equal(states[1], states[0])

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral import AlgorithmConfig, Callback, PPOConfig
+from corral import AlgorithmConfig, Callback, DQNConfig, PPOConfig
 from corral.algorithms.registry import config_class, config_from_dict
 from corral.config.validation import optimizer_class
 from corral.core.space_descriptions import describe_space
@@ -357,6 +357,17 @@ def test_a_value_out_of_bounds_is_refused_at_the_setter(changes: dict[str, Any],
 )
 def test_validate_takes_what_fits_together(changes: dict[str, Any]) -> None:
     valid().copy(**changes).validate()
+
+
+def test_batches_of_several_agents_are_compared_in_their_own_steps() -> None:
+    """A minibatch counts the steps of a module, of which several agents take more than one per env step."""
+    agents = valid().multi_agent(policies={"main", "other"}, policy_mapping_fn=lambda agent_id, episode: "main")
+    agents.copy(minibatch_size=600, train_batch_size_per_learner=512).validate()
+    counted = agents.copy(count_steps_by="agent_steps", rollout_fragment_length=3, num_envs_per_env_runner=4)
+    counted.copy(train_batch_size_per_learner=512).validate()
+    buffered = DQNConfig().environment("CartPole-v1").multi_agent(policies={"main"})
+    with pytest.raises(ConfigError, match=r"minibatch_size=65 .*train_batch_size_per_learner=64"):
+        buffered.training(minibatch_size=65, train_batch_size_per_learner=64).validate()
 
 
 def test_a_contradiction_stops_build_before_any_env_is_made() -> None:

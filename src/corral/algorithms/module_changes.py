@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
     from corral.modules.module import Module
     from corral.modules.spec import ModuleSpec
+
+log = logging.getLogger("corral")
 
 
 def add_module(
@@ -47,11 +50,13 @@ def add_module(
         **changes,
     )
     changed.validate()
+    _check_sharing(config, changed, module_id, copy_from)
     specs = _specs_with(algorithm, changed)
     algorithm.use_modules(changed, algorithm.env_runner_group.module_specs)
     try:
         spec = specs[module_id]
-        module = algorithm.make_module(module_id, spec)
+        others = {name: algorithm.get_module(name) for name in algorithm.module_ids}
+        module = algorithm.make_module(module_id, spec, others)
         learning = None if isinstance(module, HeuristicModule) else algorithm.learning_spec(module_id)
         if weights is not None:
             there = {name: value.numpy() for name, value in module.state_dict().items()}
@@ -60,7 +65,7 @@ def add_module(
         algorithm.use_modules(config, algorithm.env_runner_group.module_specs)
         raise
     algorithm.use_modules(changed, specs)
-    algorithm.learner_group.add_module(module_id, spec, module, learning)
+    algorithm.learner_group.add_module(module_id, spec, module, learning, changed.shared_layers)
     if weights is not None:
         algorithm.learner_group.set_weights({module_id: weights})
     _finish(algorithm)
@@ -80,6 +85,7 @@ def remove_module(algorithm: Algorithm, module_id: str, changes: Mapping[str, An
     changed = config.copy(
         policies={name: part for name, part in config.policies.items() if name != module_id},
         algorithm_config_overrides_per_module={name: part for name, part in overrides.items() if name != module_id},
+        shared_layers=_shared_without(config, module_id),
         **changes,
     )
     changed.validate()
@@ -101,8 +107,41 @@ def load_module_weights(algorithm: Algorithm, path: str | Path, module_id: str, 
         )
     where = f"module {from_module_id!r} of {checkpoint.path}"
     _check_weights(module_id, algorithm.learner_group.get_weights()[module_id], held[from_module_id], where)
+    for layers, groups in algorithm.config.shared_layers.items():
+        for group in groups:
+            if module_id in group:
+                log.warning(
+                    "load_module_weights: module %r shares %r with %s, so these have the weights of %s too.",
+                    *(module_id, layers, [name for name in group if name != module_id], where),
+                )
     algorithm.learner_group.set_weights({module_id: held[from_module_id]})
     algorithm.sync_weights()
+
+
+def _shared_without(config: AlgorithmConfig, module_id: str) -> dict[str, list[list[str]]]:
+    """Return the setting `shared_layers` without a module; a module alone shares nothing."""
+    found = {}
+    for path, groups in config.shared_layers.items():
+        left = [[name for name in group if name != module_id] for group in groups]
+        if left := [group for group in left if len(set(group)) > 1]:
+            found[path] = left
+    return found
+
+
+def _check_sharing(config: AlgorithmConfig, changed: AlgorithmConfig, module_id: str, copy_from: str | None) -> None:
+    """Refuse to share other layers of modules that were built already, and copies of other layers than the shared."""
+    if _shared_without(changed, module_id) != config.shared_layers:
+        raise ConfigError(
+            f"add_module: shared_layers={changed.shared_layers} differs from {config.shared_layers} in more than the "
+            f"new module {module_id!r}, and the other modules are built already: add only {module_id!r} to it."
+        )
+    for path, groups in changed.shared_layers.items():
+        for group in groups:
+            if copy_from is not None and module_id in group and copy_from not in group:
+                raise ConfigError(
+                    f"add_module: copy_from={copy_from!r} has other layers {path!r} than {module_id!r} would share "
+                    f"with {[name for name in group if name != module_id]}: leave one of the two arguments out."
+                )
 
 
 def _check_multi_agent(algorithm: Algorithm) -> None:
