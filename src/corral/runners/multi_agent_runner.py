@@ -317,6 +317,7 @@ class MultiAgentEnvRunner(EnvRunner):
         if actor.is_heuristic and not random_actions:
             actions, outputs, logp = actor.choose_by_rules(lanes.obs, lanes.acts)
         else:
+            actor.row_distribution.acts = lanes.acts
             actions, outputs, logp = actor.choose(
                 lanes.obs, lanes.begins, timestep=timestep, explore=explore, random_actions=random_actions
             )
