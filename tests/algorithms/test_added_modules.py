@@ -62,6 +62,21 @@ def test_a_run_with_an_added_module_continues_exactly(base: type[AlgorithmConfig
 
 
 @pytest.mark.parametrize("base", CONFIGS)
+def test_a_run_whose_agents_changed_modules_continues_exactly(base: type[AlgorithmConfig], tmp_path: Path) -> None:
+    with config_of(base).build() as one:
+        one.train()
+        one.remove_module("blue", policy_mapping_fn=all_to_red)  # whose agents come after those that red has
+        for _ in range(3):
+            one.train()
+        one.save(tmp_path / "checkpoint")
+        with Algorithm.from_checkpoint(tmp_path / "checkpoint") as other:
+            for result, again in [(one.train(), other.train()) for _ in range(2)]:
+                np.testing.assert_equal(again["learners"]["red"], result["learners"]["red"])
+                assert again["env_runners"]["episode_return_mean"] == result["env_runners"]["episode_return_mean"]
+            assert same(weights_of(one)["red"], weights_of(other)["red"])
+
+
+@pytest.mark.parametrize("base", CONFIGS)
 def test_a_copy_begins_with_the_weights_and_is_then_on_its_own(base: type[AlgorithmConfig], tmp_path: Path) -> None:
     policies: dict[str, Any] = {"red": {"model_config": {"fcnet_hiddens": [5]}}, "blue": {}, "rest": {}}
     with config_of(base, policies=policies).build() as algo:
