@@ -244,6 +244,28 @@ def test_set_path() -> None:
     assert config.model_config == {"fcnet_activation": "relu", "fcnet_hiddens": [8]}
 
 
+def test_a_path_reaches_the_settings_of_a_module() -> None:
+    policies = {"red": {"model_config": {"fcnet_hiddens": [64], "fcnet_activation": "relu"}}, "blue": None}
+    config = PPOConfig().multi_agent(policies=policies)
+    config.set_path("multi_agent.policies.red.model_config.fcnet_hiddens", [8])
+    config.set_path("multi_agent.policies.blue.model_config.fcnet_hiddens", [4])
+    assert config.policies == {
+        "red": {"model_config": {"fcnet_hiddens": [8], "fcnet_activation": "relu"}},
+        "blue": {"model_config": {"fcnet_hiddens": [4]}},
+    }
+    assert policies["red"] == {"model_config": {"fcnet_hiddens": [64], "fcnet_activation": "relu"}}
+    config.set_path("multi_agent.algorithm_config_overrides_per_module.red.lr", 0.1)
+    assert config.algorithm_config_overrides_per_module == {"red": {"lr": 0.1}}
+    with pytest.raises(ConfigError, match=r"policies: 'red': unknown setting 'model'"):
+        config.set_path("multi_agent.policies.red.model.fcnet_hiddens", [8])
+
+
+def test_a_path_finds_a_key_with_dots() -> None:
+    config = PPOConfig().environment("CartPole-v1", env_config={"maze.size": 3, "wind": {}})
+    config.set_path("environment.env_config.maze.size", 4).set_path("environment.env_config.wind.north", 1)
+    assert config.env_config == {"maze.size": 4, "wind": {"north": 1}}
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -253,11 +275,12 @@ def test_set_path() -> None:
         ("training.lrr", "'lrr'"),
         ("training.lr.fast", r"training\.lr"),
         ("training.copy.x", "'copy'"),
+        ("rl_module.model_config.fcnet_hiddens.0", r"model_config\.fcnet_hiddens=\[64, 64\] is not a dict"),
     ],
 )
 def test_a_path_that_names_nothing(path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        PPOConfig().set_path(path, 1)
+        PPOConfig().rl_module(model_config={"fcnet_hiddens": [64, 64]}).set_path(path, 1)
 
 
 # Each contradiction, and every word that its message must hold.

@@ -275,8 +275,10 @@ def _policies(value: Any) -> Any:
     """Return settings by module id from what a user may give: ids alone, or ids with settings or `None`."""
     if isinstance(value, str):
         raise ValueError(f"{value!r} is one id: give a set or a dict of ids, such as {{{value!r}}}")
+    if not isinstance(value, (Mapping, Set, list, tuple)):
+        raise ValueError("give a set or a list of module ids, or a dict of settings by module id")
     if not isinstance(value, Mapping):
-        value = dict.fromkeys(sorted(value) if isinstance(value, Set) else value)
+        value = dict.fromkeys(sorted(value, key=str) if isinstance(value, Set) else value)
     found: dict[str, dict[str, Any]] = {}
     for module_id, settings in value.items():
         if not isinstance(module_id, str) or not module_id or "/" in module_id or module_id == ALL_MODULES:
@@ -308,7 +310,7 @@ def _to_train(value: Any) -> Any:
         raise ValueError(f"{value!r} is one id: give a list of ids, such as [{value!r}]")
     if not (value is None or callable(value) or isinstance(value, (Set, list, tuple))):
         raise ValueError("give a list of module ids, or a function (module_id)")
-    return sorted(value) if isinstance(value, Set) else value
+    return sorted(value, key=str) if isinstance(value, Set) else value
 
 
 def _sharing(value: Any) -> Any:
