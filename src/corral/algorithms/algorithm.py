@@ -23,7 +23,7 @@ from corral.algorithms.algorithm_state import (
 )
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.fitting import fit
-from corral.algorithms.module_changes import add_module, load_module_weights, remove_module
+from corral.algorithms.module_changes import add_module, load_module_weights, modules_of, remove_module
 from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
@@ -782,6 +782,9 @@ class Algorithm(metaclass=_WithHints):
     def restore_from_path(self, path: str | Path) -> None:
         """Continue from a checkpoint; see `set_state`. No code from it is run. Fires `on_checkpoint_loaded`.
 
+        With several agents, modules that the run added are made, as the checkpoint says, and those that it removed are
+        removed; the classes and functions that the checkpoint names for this are imported.
+
         Raises:
             CheckpointError: There is none, it is damaged, or it is of another algorithm, module or optimizer.
         """
@@ -789,7 +792,7 @@ class Algorithm(metaclass=_WithHints):
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         state = algorithm_state(checkpoint, type(self))
-        with all_or_nothing(self):  # also what a subclass restores in its own `set_state`
+        with modules_of(self, checkpoint), all_or_nothing(self):  # also what a subclass restores in its own `set_state`
             self.set_state(state)
         self._callbacks.fire("on_checkpoint_loaded", algorithm=self)
 
