@@ -24,7 +24,7 @@ from corral import (
 )
 from corral.core.returns import gae
 from corral.core.seeding import get_global_rngs
-from corral.errors import CheckpointError, ConfigError
+from corral.errors import CheckpointError, ConfigError, ExportError
 from corral.modules.q_module import QModule
 
 
@@ -222,13 +222,40 @@ def test_a_policy_is_loaded_by_its_module(base: type[AlgorithmConfig], tmp_path:
         assert names == {"red.safetensors", "blue.safetensors", "rest.safetensors"}
         with pytest.raises(CheckpointError, match=r"\['blue', 'red', 'rest'\]: give module_id"):
             load_policy(tmp_path / "checkpoint")
-        with pytest.raises(CheckpointError, match=r"no policy 'reed'.*'red'"):
-            load_policy(tmp_path / "checkpoint", module_id="reed")
+        for wrong in ("reed", ""):
+            with pytest.raises(CheckpointError, match=rf"no policy '{wrong}'.*red"):
+                load_policy(tmp_path / "checkpoint", module_id=wrong)
         for ask in (algo.get_module, lambda: algo.compute_actions(obs)):
             with pytest.raises(ConfigError, match=r"several modules, \['red', 'blue', 'rest'\]"):
                 ask()
         with pytest.raises(ConfigError, match=r"no module 'reed'.*'red'"):
             algo.compute_single_action(obs[0], policy_id="reed")
+
+
+def test_one_of_several_modules_is_exported(tmp_path: Path) -> None:
+    policies = {"red": {}, "blue": {"model_config": {"fcnet_hiddens": [5]}}, "rest": {"module_class": Repeats}}
+    with config_of(PPOConfig, policies=policies).build() as algo:
+        for module_id in ("red", "blue"):
+            algo.learner_group.foreach_module(module_id, spread_weights)
+        algo.save(tmp_path / "checkpoint")
+        obs = np.linspace(-3, 3, 20, dtype=np.float32).reshape(10, 2)
+        expected = {name: algo.compute_actions(obs, explore=False, module_id=name) for name in ("red", "blue")}
+    assert expected["red"].tolist() != expected["blue"].tolist()
+    for module_id, actions in expected.items():
+        policy = load_policy(tmp_path / "checkpoint", module_id=module_id)
+        program = torch.export.load(policy.export(tmp_path / f"{module_id}.pt2"))
+        assert np.array_equal(program.module()(torch.from_numpy(obs)).numpy(), actions)
+    for suffix in (".onnx", ".pt2"):
+        with pytest.raises(ExportError, match=r"Repeats chooses actions by rules in Python: only a module with a net"):
+            load_policy(tmp_path / "checkpoint", module_id="rest").export(tmp_path / f"rest{suffix}")
+
+
+def spread_weights(module: Any) -> None:
+    """Move the weights far from the initial ones, so that actions depend on the observations."""
+    torch.manual_seed(sum(parameter.numel() for parameter in module.parameters()))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter))
 
 
 @pytest.mark.parametrize("base", [PPOConfig, DQNConfig])
