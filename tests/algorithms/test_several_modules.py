@@ -429,7 +429,12 @@ def test_evaluation_may_map_agents_to_other_modules() -> None:
             change()
             result = algo.train()
             assert result["env_runners"]["num_module_steps_sampled"]["blue"] > 0
-            steps = result["evaluation"]["env_runners"]["num_module_steps_sampled"]
+            evaluated = result["evaluation"]["env_runners"]
+            of_round = evaluated["episode_return_mean"]  # of this round alone, as the returns of modules and agents
+            for kind in ("module", "agent"):
+                returns = evaluated[f"{kind}_episode_return_mean"].values()
+                assert np.nansum([*returns]) == pytest.approx(of_round)
+            steps = evaluated["num_module_steps_sampled"]
             assert steps["red"] == 2 * 5 and steps["blue"] == 0 and steps["rest"] == 2 * (7 + 9)
         with pytest.raises(ConfigError, match=r"evaluation_config: .*policy_mapping_fn returned 'rest'"):
             algo.remove_module("rest", policy_mapping_fn=lambda agent_id, episode: "red")
