@@ -25,6 +25,7 @@ from corral import (
 from corral.core.returns import gae
 from corral.core.seeding import get_global_rngs
 from corral.errors import CheckpointError, ConfigError, ExportError
+from corral.metrics.result import flat_result
 from corral.modules.q_module import QModule
 
 
@@ -440,6 +441,25 @@ def test_evaluation_may_map_agents_to_other_modules() -> None:
             algo.remove_module("rest", policy_mapping_fn=lambda agent_id, episode: "red")
         assert algo.module_ids == ["red", "blue", "rest", "later"]
         algo.train()
+
+
+@pytest.mark.parametrize("num_modules", [1, 3])
+@pytest.mark.parametrize("base", CONFIGS)
+def test_results_have_the_same_keys_before_and_after_the_first_evaluation(
+    base: type[AlgorithmConfig], num_modules: int
+) -> None:
+    config = config_of(base)
+    if num_modules == 1:  # a single agent
+        env = "Pendulum-v1" if base is SACConfig else "CartPole-v1"
+        config.environment(env, env_config={}).multi_agent(policies={}, policy_mapping_fn=None)
+    with config.evaluation(evaluation_interval=2, evaluation_duration=1).build() as algo:
+        first, second = flat_result(algo.train()), flat_result(algo.train())
+    assert first.keys() == second.keys()
+    before = {name: value for name, value in first.items() if name.startswith("evaluation/env_runners/")}
+    assert len(before) > 10 and all(value == [] or np.isnan(value) for value in before.values())
+    if num_modules == 3:
+        assert np.isfinite(second["evaluation/env_runners/module_episode_return_mean/blue"])
+    assert not any(name.endswith("_lifetime") for name in before)
 
 
 def test_a_mapping_of_evaluation_leads_to_modules() -> None:
