@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--sb3-python", default=sys.executable, help="an interpreter with Stable-Baselines3")
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=5.0, help="wall time of one measurement")
+    parser.add_argument("--threads", type=int, default=1, help="of the numeric libraries, the same for both")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--only", default=",".join(f"{kind}:{env}" for kind, env in TABLES), help="of sampling:pong, ..."
@@ -49,6 +50,7 @@ def main() -> int:
             for system, form in systems:
                 command = [pythons[system], str(HERE / "vector_envs_side.py"), f"{system}:{kind}:{env}:{form}", kind]
                 command += ["--num-envs", str(options.num_envs), "--seconds", str(options.seconds)]
+                command += ["--threads", str(options.threads)]
                 outcome = run_script(command, TIMEOUT_SECONDS, HERE.parent)
                 if outcome.line is None:
                     print(f"{system} {kind} {env} {form}: {outcome.error}", file=sys.stderr)

@@ -56,17 +56,13 @@ def corral_ppo(env: str, form: str, options: Options) -> Fields:
 
 def sb3_model(env: str, form: str, options: Options) -> Any:
     """Returns PPO with the envs that SB3's own functions make, and the policy that SB3 recommends for them."""
-    import gymnasium
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_atari_env, make_vec_env
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
 
     cls = SubprocVecEnv if form == "async" else DummyVecEnv
     if env == "pong":
-        import ale_py
-
-        gymnasium.register_envs(ale_py)
-        envs: Any = make_atari_env("PongNoFrameskip-v4", options.num_envs, seed=options.seed, vec_env_cls=cls)
+        envs: Any = make_atari_env("ale_py:PongNoFrameskip-v4", options.num_envs, seed=options.seed, vec_env_cls=cls)
         envs = VecFrameStack(envs, 4)
     else:
         envs = make_vec_env("HalfCheetah-v5", options.num_envs, seed=options.seed, vec_env_cls=cls)
