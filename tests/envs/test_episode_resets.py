@@ -208,7 +208,7 @@ def test_a_native_vector_env_gives_way_to_single_envs(make_runner: MakeRunner) -
 
 
 def test_a_ready_vector_env_that_resets_itself_is_refused(make_runner: MakeRunner) -> None:
-    with pytest.raises(ConfigError, match="env 'make': its factory returned a VectorEnv, which resets its sub-envs"):
+    with pytest.raises(ConfigError, match="env 'make', whose factory returned a VectorEnv: it resets its sub-envs"):
 
         def make(config: Any) -> Any:
             return gym.make_vec("CartPole-v1", num_envs=2)

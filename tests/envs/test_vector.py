@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -17,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from corral import PPOConfig
-from corral.envs import vector
+from corral.envs import env_ids
 from corral.envs.masked_resets import infos_by_env
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, make_vector_env, resolve_env
@@ -187,10 +189,10 @@ class TestResolve:
     @pytest.mark.parametrize(
         ("env_id", "hint"),
         [
-            ("ALE/Pong-v5", r"pip install 'gymnasium\[atari\]', and name it 'ale_py:ALE/Pong-v5'\.$"),
-            ("PongNoFrameskip-v4", r"pip install 'gymnasium\[atari\]', and name it 'ale_py:PongNoFrameskip-v4'\.$"),
-            ("FetchReach-v2", r"pip install 'gymnasium-robotics', and name it 'gymnasium_robotics:FetchReach-v2'\.$"),
-            ("MiniGrid-Empty-5x5-v0", r"pip install 'minigrid', and name it 'minigrid:MiniGrid-Empty-5x5-v0'\.$"),
+            ("ALE/No-such-game-v5", r"It is in another package: run `pip install 'corral\[atari\]'`\.$"),
+            ("NoSuchGameNoFrameskip-v4", r"run `pip install 'corral\[atari\]'`\.$"),
+            ("FetchReach-v2", r"run `pip install 'gymnasium-robotics'`\.$"),
+            ("MiniGrid-Empty-5x5-v0", r"run `pip install 'minigrid'`\.$"),
             ("LunarLander-v2", r"Did you mean 'LunarLander-v3'\?$"),
             ("Blackjack-v0", r"Did you mean 'Blackjack-v1'\?$"),
             ("CartPole", r"Did you mean 'CartPole-v1'\?$"),
@@ -201,28 +203,44 @@ class TestResolve:
             ),
         ],
     )
-    def test_an_unknown_id_says_in_one_line_what_to_write_or_to_install(self, env_id: str, hint: str) -> None:
+    def test_an_unknown_id_says_in_one_line_what_to_write_or_to_install(
+        self, env_id: str, hint: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(env_ids, "find_spec", lambda name: None)
         with pytest.raises(ConfigError, match=hint) as caught:
             PPOConfig().environment(env_id).validate()
         assert "\n" not in str(caught.value)
 
-    def test_an_id_of_an_installed_package_is_named_with_its_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(vector, "_PACKAGES", ((r"ALE/", "json", "some-package"),))
-        with pytest.raises(ConfigError, match=r"It is in another package: name it 'json:ALE/Pong-v5'\."):
-            vector.resolve_env("ALE/Pong-v5")
+    def test_the_installed_package_of_an_id_is_imported(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(env_ids, "PACKAGES", (env_ids.Package(r"Maze-", "package_of_mazes", "mazes"),))
+        file = tmp_path / "package_of_mazes.py"
+        file.write_text("import gymnasium\ngymnasium.register('Maze-v0', entry_point='corral.testing:CountingEnv')\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+            patch.setattr(gym, "registry", gym.envs.registration.registry)
+            with pytest.raises(ConfigError, match=r"unknown env id 'Maze-v1'.*'Maze-v0'"):
+                resolve_env("Maze-v1")
+            assert resolve_env("Maze-v0") == "Maze-v0"
 
     @pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")
     @pytest.mark.parametrize(
         ("env_id", "module_name", "hint"),
         [
             ("LunarLander-v3", "Box2D", r"'LunarLander-v3' cannot be made here: Box2D is not installed.*pip install"),
-            ("Hopper-v5", "mujoco", r"'Hopper-v5' cannot be made here: MuJoCo is not installed, run `pip install"),
+            ("Hopper-v5", "mujoco", r"'Hopper-v5' cannot be made.*run `pip install \"corral\[mujoco\]\"`\.$"),
             ("Hopper-v3", "mujoco_py", r"cannot be made here: .*(robotics|MuJoCo).* Did you mean 'Hopper-v5'\?$"),
             ("phys2d/CartPole-v0", "jax", r"No module named 'jax'. Run `pip install jax`."),
         ],
     )
-    def test_a_missing_package_is_named_in_one_line(self, env_id: str, module_name: str, hint: str) -> None:
-        if find_spec(module_name) is not None:
+    def test_a_missing_package_is_named_in_one_line(
+        self, env_id: str, module_name: str, hint: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if module_name == "mujoco":
+            for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+                monkeypatch.delitem(sys.modules, name)
+            monkeypatch.setitem(sys.modules, "mujoco", None)
+        elif find_spec(module_name) is not None:
             pytest.skip(f"{module_name} is installed")
         with pytest.raises(EnvError, match=hint) as caught:
             PPOConfig().environment(env_id).build()

@@ -17,6 +17,8 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from corral.envs.env_ids import is_of_package
+
 # Name of the module that holds the entry points of another process's main script.
 _MAIN_OF_SENDER = "corral_main_of_sender"
 # Forked processes have the registry of their parent, and this name.
@@ -39,10 +41,14 @@ class RegisteredEnvs:
 
 
 def registered_envs(env_ids: Iterable[Any]) -> RegisteredEnvs:
-    """Return what `register_envs` needs in another process; whatever is not a registered id is left out."""
+    """Return what `register_envs` needs in another process.
+
+    Whatever is not a registered id is left out, and so are ids that the other process registers when it imports their
+    package, which would warn of ids that are there already.
+    """
     found = RegisteredEnvs([], {})
     for env_id in env_ids:
-        if isinstance(env_id, str) and env_id in gym.registry:
+        if isinstance(env_id, str) and env_id in gym.registry and not is_of_package(gym.registry[env_id]):
             spec = copy.copy(gym.registry[env_id])
             spec.entry_point = _portable(spec.entry_point, found)
             spec.vector_entry_point = _portable(spec.vector_entry_point, found)

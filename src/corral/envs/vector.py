@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 
-from corral.core.settings import module_named
 from corral.core.spaces import space_tree
+from corral.envs.adapted_vector import ENVPOOL, EnvPoolVectorEnv, adapt_vector_env, check_pool_id, make_pool
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
+from corral.envs.atari_env import PREPROCESSING, PreprocessedAtariEnv, is_atari, make_atari_vector
 from corral.envs.checks import check_env, check_spaces, mismatch, warn_if_cast
+from corral.envs.env_ids import id_hint, import_module, import_package, newest_version
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.masked_resets import MaskedResets
 from corral.envs.multi_agent_env import MultiAgentEnv
@@ -28,7 +29,7 @@ from corral.envs.seats import SeatsSpace
 from corral.envs.step_timeout import limited
 from corral.envs.sub_envs import AbsentSubEnvs, Restarts, close_quietly
 from corral.envs.sync_vector import SyncVectorEnv
-from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, nearest, nearest_name
+from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, nearest
 
 log = logging.getLogger("corral")
 
@@ -68,7 +69,8 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
     """Return the id if `env` is a registered id, else the class or factory.
 
     Args:
-        env: A Gymnasium id, a `"package.module:Name"` import path, a class, or a factory `fn(env_config)`.
+        env: A Gymnasium id, an id of EnvPool such as `"envpool:Pong-v5"`, a `"package.module:Name"` import path, a
+            class, or a factory `fn(env_config)`.
 
     Raises:
         ConfigError: The id is unknown, or the import fails; the message names the nearest known id.
@@ -83,14 +85,15 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
     if attribute:
         if not module_name or module_name.startswith("."):
             raise ConfigError(f"environment: env {env!r} is not an import path such as 'package.module:Name'.")
-        try:
-            module = module_named(module_name, env)  # may register ids: "my_package:MyEnv-v0"
-        except ConfigError as error:
-            raise ConfigError(f"environment: env {error}.") from error
+        module = import_module(module_name, env)  # may register ids: "my_package:MyEnv-v0"
+        if env.startswith(ENVPOOL):
+            check_pool_id(env, module)
+            return env
         if callable(getattr(module, attribute, None)):
             factory = getattr(module, attribute)
             return factory
     env_id = attribute or env
+    import_package(env_id)
     try:
         gym.spec(env_id)
     except gym.error.Error as error:
@@ -99,41 +102,8 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
             raise ConfigError(
                 f"environment: module {module_name!r} has no env {attribute!r}. {nearest(attribute, names)}"
             ) from error
-        raise ConfigError(f"environment: unknown env id {env_id!r}. {_id_hint(env_id)}") from error
+        raise ConfigError(f"environment: unknown env id {env_id!r}. {id_hint(env_id)}") from error
     return str(env)
-
-
-# Ids of other packages: pattern, module that registers them, and what to install.
-_PACKAGES = (
-    (
-        r"ALE/|\w*(NoFrameskip|Deterministic|-ram)\w*-v|(Pong|Breakout|SpaceInvaders|Qbert)-v",
-        "ale_py",
-        "gymnasium[atari]",
-    ),
-    (r"Fetch|Hand|Adroit|FrankaKitchen|(Ant|Point)Maze", "gymnasium_robotics", "gymnasium-robotics"),
-    (r"MiniGrid-|BabyAI-", "minigrid", "minigrid"),
-    (r"(highway|merge|roundabout|parking|intersection|racetrack)-", "highway_env", "highway-env"),
-    (r"dm_control/", "shimmy", "shimmy[dm-control]"),
-)
-
-
-def _id_hint(env_id: str) -> str:
-    """Return a sentence with what to write, or to install, instead of an unknown id."""
-    for pattern, module_name, package in _PACKAGES:
-        if re.match(pattern, env_id):
-            install = "" if find_spec(module_name) else f"pip install '{package}', and "
-            return f"It is in another package: {install}name it '{module_name}:{env_id}'."
-    known = newest_version(env_id) or nearest_name(env_id, gym.registry)
-    if known is not None:
-        return f"Did you mean {known!r}?"
-    return "gymnasium.pprint_registry() shows all ids; an id of another package is 'package:Name-v0'."
-
-
-def newest_version(env_id: str) -> str | None:
-    """Return the registered id with the same name, in upper or lower case, that has the highest version."""
-    name = re.sub(r"-v\d+$", "", env_id).lower()
-    same = [known for known in gym.registry.values() if re.sub(r"-v\d+$", "", known.id).lower() == name]
-    return max(same, key=lambda spec: spec.version or 0).id if same else None
 
 
 @contextmanager
@@ -142,11 +112,12 @@ def _needs_said(env_id: str) -> Iterator[None]:
     try:
         yield
     except (gym.error.DependencyNotInstalled, ImportError) as error:
+        said = str(error).rstrip(".").replace("gymnasium[mujoco]", "corral[mujoco]")
         newest = newest_version(env_id.rpartition(":")[2])
         remedy = f" Did you mean {newest!r}?" if newest not in (None, env_id) else ""
         if isinstance(error, ModuleNotFoundError):
             remedy = f" Run `pip install {error.name}`.{remedy}"
-        raise EnvError(f"env {env_id!r} cannot be made here: {str(error).rstrip('.')}.{remedy}") from error
+        raise EnvError(f"env {env_id!r} cannot be made here: {said}.{remedy}") from error
 
 
 def _call_factory(factory: Callable[..., Any], context: EnvContext) -> Any:
@@ -184,7 +155,8 @@ def make_vector_env(
     """Return the vector env of one runner.
 
     Args:
-        env: Setting `env`; see `resolve_env`. A factory may return a ready `VectorEnv`, which is used unchanged.
+        env: Setting `env`; see `resolve_env`. A factory may return a ready `VectorEnv`, which is used unchanged, or a
+            vector env of another library; see `adapt_vector_env`.
         context: Config and indices; its `vector_index` is ignored.
         num_envs: Number of sub-envs N, or `None` if the user did not set it.
         default_num_envs: Number of sub-envs if `num_envs` is `None`; a ready `VectorEnv` has its own number.
@@ -216,9 +188,7 @@ def make_vector_env(
                 opened.pop_all()
                 return native
 
-        def make(vector_index: int) -> Any:
-            return make_one(resolved, name, context.at(vector_index), wrappers, outermost)
-
+        make = _maker(resolved, name, n, context, wrappers, outermost)
         first = make(0)
         opened.callback(lambda: first.close())
         if isinstance(first, VectorEnv):
@@ -229,8 +199,8 @@ def make_vector_env(
 
             first = make_ready(first)
             _check_vector_env(first, name, check, limits)
-            ready = _make_again(first, lambda index: make_ready(make(index))) if check else first
-            first = ready
+            if check and not isinstance(first, EnvPoolVectorEnv):  # which makes its sub-envs again with its seed
+                first = _make_again(first, lambda index: make_ready(make(index)))
             if needs_sub_envs and not hasattr(first.unwrapped, "envs"):
                 log.warning(
                     "env %r has no sub-envs in this process: on_sub_environment_created does not fire, and "
@@ -238,6 +208,7 @@ def make_vector_env(
                     name,
                 )
             opened.pop_all()
+            ready: VectorEnv[Any, Any, Any] = first
             return ready
         _refuse_same_step_of_agents(first, name, mode)
         if check:
@@ -257,6 +228,25 @@ def make_vector_env(
             )
         opened.pop_all()
         return vector_env
+
+
+def _maker(
+    resolved: str | Callable[..., Any],
+    name: str,
+    num_envs: int,
+    context: EnvContext,
+    wrappers: Sequence[Any],
+    outermost: Any,
+) -> Callable[[int], Any]:
+    """Return the function that makes sub-env i, or for an id of EnvPool all sub-envs."""
+    if isinstance(resolved, str) and resolved.startswith(ENVPOOL):
+
+        def make_all(vector_index: int) -> EnvPoolVectorEnv:
+            with _errors_of(name, f"EnvPool made it with env_config {dict(context)}"):
+                return make_pool(name, num_envs, context)
+
+        return make_all
+    return lambda vector_index: make_one(resolved, name, context.at(vector_index), wrappers, outermost)
 
 
 def _resetting(env: VectorEnv[Any, Any, Any], context: EnvContext, outermost: Any) -> VectorEnv[Any, Any, Any]:
@@ -291,11 +281,20 @@ def _make_native(
     env_id: str, name: str, num_envs: int, mode: AutoresetMode, context: EnvContext
 ) -> VectorEnv[Any, Any, Any] | None:
     """Return the native vector env of an id, or `None` if there is none with this autoreset mode."""
+    if env_id.startswith(ENVPOOL):
+        return None
     spec = gym.spec(env_id.rpartition(":")[2])
-    if spec.vector_entry_point is None or spec.additional_wrappers:
+    # The vector env of ale-py always preprocesses, so that it is another env than the one of `gymnasium.make`.
+    if is_atari(spec) and not context.get(PREPROCESSING):
+        return None
+    if (spec.vector_entry_point is None or spec.additional_wrappers) and not is_atari(spec):
         return None
     with _errors_of(name, f"its native vector env was made with env_config {dict(context)}"), _needs_said(env_id):
-        native = gym.make_vec(env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **context)
+        native: VectorEnv[Any, Any, Any]
+        if is_atari(spec):
+            native = make_atari_vector(spec, num_envs, mode, context)
+        else:
+            native = gym.make_vec(env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **context)
     if native.metadata.get("autoreset_mode") == mode:
         _explain_sub_envs(native, name)
         return native
@@ -327,11 +326,11 @@ def make_one(
     with _errors_of(name, f"sub-env {context.vector_index} was made with env_config {dict(context)}"):
         if isinstance(resolved, str):
             with _needs_said(resolved):
-                made = gym.make(resolved, disable_env_checker=True, **context)
+                made = _make_id(resolved, context)
         else:
             made = _call_factory(resolved, context)
         with _named(name):
-            made = from_pettingzoo(made)
+            made = adapt_vector_env(from_pettingzoo(made))
         if isinstance(made, gym.Env):
             for wrapper in wrappers:
                 made = wrapper(made)
@@ -345,6 +344,18 @@ def make_one(
             f"{type(made).__name__}."
         )
     return made
+
+
+def _make_id(env_id: str, context: EnvContext) -> gym.Env[Any, Any]:
+    """Return the env of a Gymnasium id; an Atari game may ask for preprocessing."""
+    if env_id.startswith(ENVPOOL):
+        raise ConfigError(f"env {env_id!r}: EnvPool has no single envs, which are needed here: use a Gymnasium id.")
+    resolve_env(env_id)  # in the process of a sub-env, its package may not be imported yet
+    spec = gym.spec(env_id.rpartition(":")[2])
+    settings = dict(context)
+    if is_atari(spec) and settings.pop(PREPROCESSING, False):
+        return PreprocessedAtariEnv(spec, settings)
+    return gym.make(env_id, disable_env_checker=True, **settings)
 
 
 @contextmanager
@@ -374,26 +385,28 @@ def _refuse_contradictions(
     outermost: Any,
 ) -> None:
     """Refuse settings that do not apply to a ready vector env."""
+    is_pool_id = name.startswith(ENVPOOL)
+    described = f"{name!r}, {'which EnvPool steps as a whole' if is_pool_id else 'whose factory returned a VectorEnv'}"
     if num_envs is not None and num_envs != env.num_envs:
         raise ConfigError(
-            f"num_envs_per_env_runner={num_envs} contradicts env {name!r}, whose factory returned a VectorEnv of "
-            f"{env.num_envs}: leave num_envs_per_env_runner unset, or set it to {env.num_envs}."
+            f"num_envs_per_env_runner={num_envs} contradicts env {described} of {env.num_envs}: leave "
+            f"num_envs_per_env_runner unset, or set it to {env.num_envs}."
         )
     if vectorization != "auto" or wrappers:
         raise ConfigError(
-            f"vectorization={vectorization!r} and wrappers={list(wrappers)} do not apply to env {name!r}, whose "
-            "factory returned a VectorEnv: wrap it in the factory, and leave vectorization at 'auto'."
+            f"vectorization={vectorization!r} and wrappers={list(wrappers)} do not apply to env {described}: put "
+            "wrappers of vector envs around it in a factory, and leave vectorization at 'auto'."
         )
     if outermost is not None and env.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
         raise ConfigError(
-            f"env {name!r}: its factory returned a VectorEnv, which resets its sub-envs itself, so that env_reset_fn, "
-            "evaluation_seeds and evaluation_tasks cannot choose how episodes begin: let the factory return a single "
-            "env, or a VectorEnv with metadata['autoreset_mode']=DISABLED, whose reset takes options['reset_mask']."
+            f"env {described}: it resets its sub-envs itself, so that env_reset_fn, evaluation_seeds, evaluation_tasks "
+            "and evaluation_num_videos cannot choose how episodes begin: let a factory return a single env, or a "
+            "VectorEnv with metadata['autoreset_mode']=DISABLED, whose reset takes options['reset_mask']."
         )
     if autoreset_mode == "same_step" and env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP:
         raise ConfigError(
-            f"autoreset_mode='same_step' contradicts env {name!r}, whose factory returned a VectorEnv with "
-            "metadata['autoreset_mode']=NEXT_STEP: leave autoreset_mode unset."
+            f"autoreset_mode='same_step' contradicts env {described} with metadata['autoreset_mode']=NEXT_STEP: leave "
+            "autoreset_mode unset."
         )
 
 
@@ -422,15 +435,19 @@ def _check_vector_env(env: VectorEnv[Any, Any, Any], name: str, check: bool, lim
 
 
 def _check_first_values(env: VectorEnv[Any, Any, Any], name: str) -> None:
+    # Not the spaces of all sub-envs, which some vector envs leave out.
+    observation_space, action_space = (
+        batch_space(space, env.num_envs) for space in (env.single_observation_space, env.single_action_space)
+    )
     with _errors_of(name, "it was first reset"):
         obs, _ = env.reset(seed=0)
-    if problem := mismatch(space_tree(env.observation_space), obs, "observation"):
+    if problem := mismatch(space_tree(observation_space), obs, "observation"):
         raise EnvError(f"env {name!r}: {problem} (from reset()).")
-    warn_if_cast(name, env.observation_space, obs)
-    env.action_space.seed(0)
+    warn_if_cast(name, observation_space, obs)
+    action_space.seed(0)
     with _errors_of(name, "it was first stepped"):
-        obs, rewards, terminated, truncated, _ = env.step(env.action_space.sample())
-    problem = mismatch(space_tree(env.observation_space), obs, "observation")
+        obs, rewards, terminated, truncated, _ = env.step(action_space.sample())
+    problem = mismatch(space_tree(observation_space), obs, "observation")
     for field, column in (("rewards", rewards), ("terminated", terminated), ("truncated", truncated)):
         if np.shape(column) != (env.num_envs,):
             problem = problem or f"{field} must have shape ({env.num_envs},), got {np.shape(column)}"

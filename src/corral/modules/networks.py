@@ -121,8 +121,11 @@ class ImageEncoder(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Encode images to `[B, num_outputs]`."""
-        images = obs.permute(self._axes).float() * self.scale
-        features: Tensor = self.layers(images.reshape(self._shape) if images.ndim != 4 else images)
+        images = obs.permute(self._axes)
+        images = images.reshape(self._shape) if images.ndim != 4 else images
+        # Learning is a quarter faster on CPUs with the channels of a pixel next to each other.
+        images = images.contiguous(memory_format=torch.channels_last)
+        features: Tensor = self.layers(images.float() * self.scale)
         return features
 
 

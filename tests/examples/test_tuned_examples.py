@@ -1,0 +1,32 @@
+"""The configs in examples/tuned/: each is an experiment whose env can be made and sampled with its settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corral.algorithms.registry import config_from_dict
+from corral.cli.experiment import read_experiment
+from corral.runners.runner import EnvRunner
+from example_files import EXAMPLES
+
+FILES = sorted((EXAMPLES / "tuned").glob("*.yaml"))
+SHAPES = {"ALE/Pong-v5": (4, 84, 84), "envpool:Pong-v5": (4, 84, 84), "HalfCheetah-v5": (17,)}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_tuned_config_samples_its_env(file: Path) -> None:
+    settings = read_experiment(file)
+    assert settings.pop("stop")["num_env_steps"] >= 1_000_000
+    config = config_from_dict(settings)
+    config.validate()
+    runner = EnvRunner(config.freeze())
+    try:
+        rollout = runner.sample(num_timesteps=16, random_actions=True)
+        assert rollout.obs.shape[2:] == SHAPES[config.env]
+        assert np.isfinite(rollout.rewards).all()
+        assert runner.num_envs == config.num_envs_per_env_runner
+    finally:
+        runner.stop()
