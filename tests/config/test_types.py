@@ -16,7 +16,7 @@ SCRIPT = """
 from dataclasses import dataclass
 from typing import Any, Self
 
-from corral import AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
+from corral import AlgorithmConfig, DDPGConfig, DQNConfig, PPOConfig, SACConfig, TD3Config
 from corral.testing import CountingEnv
 
 ppo: PPOConfig = (
@@ -35,12 +35,16 @@ ppo: PPOConfig = (
 )
 dqn: DQNConfig = DQNConfig().environment(CountingEnv).training(lr=1e-3, n_step=3, double_q=False, tau=0.5)
 sac: SACConfig = SACConfig().training(actor_lr=[(0, 1e-3)], twin_q=True, replay_buffer_config={"capacity": 10})
+td3: TD3Config = TD3Config().training(critic_lr=1e-3, policy_delay=3, target_noise=0.1)
+ddpg: DDPGConfig = DDPGConfig().training(actor_lr=1e-4, target_noise_clip=0.3)
 
 PPOConfig().training(lrr=1)  # error: Unexpected keyword argument "lrr" for "training" of "PPOConfig"
 DQNConfig().training(lrr=1)  # error: Unexpected keyword argument "lrr" for "training" of "DQNConfig"
 SACConfig().training(lrr=1)  # error: Unexpected keyword argument "lrr" for "training" of "SACConfig"
 PPOConfig().training(double_q=True)  # error: Unexpected keyword argument "double_q"
 DQNConfig().training(clip_param=0.1)  # error: Unexpected keyword argument "clip_param"
+TD3Config().training(initial_alpha=1.0)  # error: Unexpected keyword argument "initial_alpha"
+DDPGConfig().training(initial_alpha=1.0)  # error: Unexpected keyword argument "initial_alpha"
 SACConfig().training(dueling=True)  # error: Unexpected keyword argument "dueling"
 PPOConfig().training(lr="fast")  # error: Argument "lr" to "training" of "PPOConfig" has incompatible type "str"
 DQNConfig().training(td_error_loss_fn="l1")  # error: Argument "td_error_loss_fn"

@@ -130,7 +130,7 @@ def test_ppo_metrics_are_those_of_the_page() -> None:
     assert sorted(listed) == sorted(result["learners"]["default_policy"])
 
 
-@pytest.mark.parametrize("name", ["DQN", "SAC"])
+@pytest.mark.parametrize("name", ["DQN", "SAC", "TD3"])
 def test_metrics_from_a_buffer_are_those_of_the_page(name: str) -> None:
     text = (DOCS / "algorithms" / f"{name.lower()}.md").read_text(encoding="utf-8")
     section = re.split(r"^#+ ", re.split(r"^#+ Metrics$", text, flags=re.MULTILINE)[1], flags=re.MULTILINE)[0]

@@ -10,7 +10,7 @@ import torch
 from learner_cases import OPTIMIZERS, freeze
 from torch import Tensor
 
-from corral import DQNConfig, PPOConfig, SACConfig
+from corral import DQNConfig, PPOConfig, SACConfig, TD3Config
 from corral.algorithms.algorithm import Algorithm
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError
@@ -43,6 +43,7 @@ FORMS: dict[str, tuple[Callable[[], AlgorithmConfig], str]] = {
     "dqn": (lambda: DQNConfig().training(**REPLAY), "discrete"),
     "sac": (lambda: SACConfig().training(**REPLAY), "box"),
     "discrete sac": (lambda: SACConfig().training(**REPLAY), "discrete"),
+    "td3": (lambda: TD3Config().training(**REPLAY), "box"),
 }
 
 

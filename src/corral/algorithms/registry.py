@@ -19,6 +19,8 @@ ALGORITHMS = {
     "PPO": "corral.algorithms.ppo:PPOConfig",
     "DQN": "corral.algorithms.dqn:DQNConfig",
     "SAC": "corral.algorithms.sac:SACConfig",
+    "TD3": "corral.algorithms.td3:TD3Config",
+    "DDPG": "corral.algorithms.td3:DDPGConfig",
 }
 
 _registered: dict[str, str | type[AlgorithmConfig]] = {}
