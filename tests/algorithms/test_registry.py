@@ -70,6 +70,23 @@ def test_a_short_name_may_be_registered(my_algo: Any) -> None:
     assert config_class("A2C") is PPOConfig
 
 
+def test_an_installed_package_names_its_algorithms(my_algo: Any, tmp_path: Path) -> None:
+    installed = tmp_path / "my_algo-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my_algo\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(
+        "[corral.algorithms]\nMine = my_algo:MyConfig\nPPO = my_algo:MyConfig\nLost = no_such_module:Config\n"
+    )
+    assert config_class("mine") is my_algo.MyConfig
+    assert config_class("PPO") is PPOConfig  # built-in names stay
+    assert [*algorithm_names()][-2:] == ["Mine", "Lost"]
+    assert config_from_dict({"algo": "Mine"}).to_dict()["algo"] == "my_algo:MyConfig"
+    with pytest.raises(ConfigError, match="no_such_module"):
+        config_class("lost")
+    corral.register_algorithm("Mine", PPOConfig)
+    assert config_class("mine") is PPOConfig
+
+
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [

@@ -158,6 +158,11 @@ def test_examples_of_search_are_those_of_the_page() -> None:
     )
 
 
+def test_examples_of_algorithms_are_those_of_the_page() -> None:
+    files = [path.name for path in (ROOT / "examples/algorithms").glob("*.py")]
+    assert sorted(first_column(DOCS / "write-an-algorithm.md", "Examples")) == sorted(files)
+
+
 def test_module_settings_are_those_of_the_page() -> None:
     assert first_column(DOCS / "modules.md", "The default module") == [field.name for field in fields(ModelConfig)]
 

@@ -149,7 +149,13 @@ def test_zero_grad_in_a_callback_stops_no_learning(form: str, set_to_none: bool,
     assert len(calls) > 1
 
 
-OUTPUT_LAYERS = {"ppo": "policy_head", "dqn": "q.head", "sac": "actor.head.0", "discrete sac": "actor.head.0"}
+OUTPUT_LAYERS = {
+    "ppo": "policy_head",
+    "dqn": "q.head",
+    "sac": "actor.head.0",
+    "discrete sac": "actor.head.0",
+    "td3": "actor.head.0",
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
