@@ -106,7 +106,7 @@ class TD3Config(OffPolicyConfig):
 
 @dataclass(kw_only=True)
 class DDPGConfig(TD3Config):
-    """Settings of DDPG: those of TD3 with one critic, no delay, no noise on targets, and Ornstein-Uhlenbeck noise."""
+    """Settings of DDPG: TD3 with one critic, no delay, no noise on targets, and Ornstein-Uhlenbeck noise."""
 
     twin_q: bool = False
     policy_delay: int = 1
@@ -193,6 +193,7 @@ def td3_loss(
     *,
     target_noise: float,
     target_noise_clip: float,
+    outputs: dict[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the losses of a minibatch by group of parameters; a pure function of weights and columns.
 
@@ -209,6 +210,8 @@ def td3_loss(
         coefficients: `actor_coeff`; with 0 the loss of the actor is not computed.
         target_noise: Standard deviation of the noise on the target actor's actions.
         target_noise_clip: Largest absolute value of this noise.
+        outputs: Receives `q_taken`, `[C, B]`, `targets`, `[B]`, and the actor's `actions`, `[B, d]`, if its loss is
+            computed.
 
     Returns:
         The scalars to minimise by group, `critic` and, if it is computed, `actor`; and what to report: scalars, and the
@@ -222,8 +225,11 @@ def td3_loss(
     q_taken = module.q_values(batch["obs"], batch["actions"].reshape(len(next_q), -1))
     errors = q_taken - targets
     losses = {"critic": (batch["weights"] * errors.square()).mean(-1).sum()}
+    outputs = {} if outputs is None else outputs
+    outputs |= {"q_taken": q_taken, "targets": targets}
     if coefficients["actor_coeff"]:
-        losses["actor"] = -module.q[0](batch["obs"], module.policy(batch["obs"])).mean()
+        outputs["actions"] = module.policy(batch["obs"])
+        losses["actor"] = -module.q[0](batch["obs"], outputs["actions"]).mean()
     smallest, largest = q_taken.detach().aminmax()
     reported = {f"{name}_loss": loss.detach() for name, loss in losses.items()} | {
         "qf_mean": q_taken.detach().mean(),

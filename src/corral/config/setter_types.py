@@ -53,6 +53,7 @@ class TrainingArgs(TypedDict, total=False):
     shuffle_batch_per_epoch: bool
     grad_clip: float | None
     grad_clip_by: Literal["global_norm", "norm", "value"]
+    loss: Any
     optimizer: Any
     optimizer_config: Mapping[str, Any]
 
