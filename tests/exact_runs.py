@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
+from corral import Algorithm, AlgorithmConfig, DDPGConfig, DQNConfig, PPOConfig, SACConfig, TD3Config
 
 K = 2
 
@@ -63,9 +63,9 @@ OFF_POLICY: dict[str, Any] = {
 
 
 def make_config(algo: str, *, env: Any = StatefulDrift, **settings: Any) -> AlgorithmConfig:
-    """The config of a small run: `algo` is PPO, DQN, SAC or SAC-discrete."""
-    config: Any = {"PPO": PPOConfig, "DQN": DQNConfig}.get(algo, SACConfig)()
-    config.environment(env, env_config={"box": algo == "SAC"}, wrappers=[limited])
+    """The config of a small run: `algo` is PPO, DQN, SAC, SAC-discrete, TD3 or DDPG."""
+    config: Any = {"PPO": PPOConfig, "DQN": DQNConfig, "TD3": TD3Config, "DDPG": DDPGConfig}.get(algo, SACConfig)()
+    config.environment(env, env_config={"box": algo in ("SAC", "TD3", "DDPG")}, wrappers=[limited])
     config.env_runners(num_envs_per_env_runner=3).debugging(seed=3).rl_module(model_config=SMALL)
     if algo == "PPO":
         config.training(train_batch_size_per_learner=90, minibatch_size=32, num_epochs=2, lr=[[0, 1e-2], [900, 1e-3]])

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from corral.algorithms.sac import SAC as SAC
     from corral.algorithms.sac import SACConfig as SACConfig
     from corral.algorithms.stopping import Below as Below
+    from corral.algorithms.td3 import DDPG as DDPG
+    from corral.algorithms.td3 import TD3 as TD3
+    from corral.algorithms.td3 import DDPGConfig as DDPGConfig
+    from corral.algorithms.td3 import TD3Config as TD3Config
     from corral.callbacks.callback import Callback as Callback
     from corral.callbacks.callback import make_multi_callbacks as make_multi_callbacks
     from corral.config.config import AlgorithmConfig as AlgorithmConfig
@@ -47,6 +51,8 @@ _HOMES = {
     "AlgorithmConfig": "corral.config.config",
     "Below": "corral.algorithms.stopping",
     "Callback": "corral.callbacks.callback",
+    "DDPG": "corral.algorithms.td3",
+    "DDPGConfig": "corral.algorithms.td3",
     "DQN": "corral.algorithms.dqn",
     "DQNConfig": "corral.algorithms.dqn",
     "EnvContext": "corral.envs.vector",
@@ -65,6 +71,8 @@ _HOMES = {
     "SampleRequest": "corral.runners.requests",
     "MultiAgentEpisode": "corral.episodes.multi_agent_episode",
     "SingleAgentEpisode": "corral.episodes.episode",
+    "TD3": "corral.algorithms.td3",
+    "TD3Config": "corral.algorithms.td3",
     "TaskSettableEnv": "corral.envs.tasks",
     "evaluate_policy": "corral.policies.evaluate",
     "load_policy": "corral.policies.policy",

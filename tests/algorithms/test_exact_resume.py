@@ -41,13 +41,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sac": ("SAC", NOISY),
     "sac_evaluating": ("SAC", IN_PARALLEL),
     "sac_discrete": ("SAC-discrete", {}),
+    "td3": ("TD3", {"policy_delay": 3}),
+    "ddpg": ("DDPG", {}),
 }
 SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     f"{algo}{runners and '-two'}{mode and '-same_step'}{vector and '-async'}": (
         algo,
         (TWO if runners else {}) | (SAME_STEP if mode else {}) | (ASYNC if vector else {}),
     )
-    for algo in ("PPO", "DQN", "SAC", "SAC-discrete")
+    for algo in ("PPO", "DQN", "SAC", "SAC-discrete", "TD3")
     for runners in ("", "two")
     for mode in ("", "same_step")
     for vector in ("", "async")

@@ -63,11 +63,28 @@ def test_a_short_name_may_be_registered(my_algo: Any) -> None:
     corral.register_algorithm("Mine", "my_algo:MyConfig")
     corral.register_algorithm("A2C", my_algo.MyConfig)
     assert config_class("mine") is config_class("A2C") is my_algo.MyConfig
-    assert algorithm_names() == ["PPO", "DQN", "SAC", "Mine", "A2C"]
+    assert algorithm_names() == ["PPO", "DQN", "SAC", "TD3", "DDPG", "Mine", "A2C"]
     # Another process may not know the name, so that files hold the import path.
     assert config_from_dict({"algo": "A2C"}).to_dict()["algo"] == "my_algo:MyConfig"
     corral.register_algorithm("a2c", PPOConfig)
     assert config_class("A2C") is PPOConfig
+
+
+def test_an_installed_package_names_its_algorithms(my_algo: Any, tmp_path: Path) -> None:
+    installed = tmp_path / "my_algo-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my_algo\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(
+        "[corral.algorithms]\nMine = my_algo:MyConfig\nPPO = my_algo:MyConfig\nLost = no_such_module:Config\n"
+    )
+    assert config_class("mine") is my_algo.MyConfig
+    assert config_class("PPO") is PPOConfig  # built-in names stay
+    assert [*algorithm_names()][-2:] == ["Mine", "Lost"]
+    assert config_from_dict({"algo": "Mine"}).to_dict()["algo"] == "my_algo:MyConfig"
+    with pytest.raises(ConfigError, match="no_such_module"):
+        config_class("lost")
+    corral.register_algorithm("Mine", PPOConfig)
+    assert config_class("mine") is PPOConfig
 
 
 @pytest.mark.parametrize(
@@ -85,7 +102,7 @@ def test_a_short_name_may_be_registered(my_algo: Any) -> None:
 def test_what_cannot_be_registered(name: str, config: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         corral.register_algorithm(name, config)
-    assert algorithm_names() == ["PPO", "DQN", "SAC"]
+    assert algorithm_names() == ["PPO", "DQN", "SAC", "TD3", "DDPG"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +124,9 @@ def test_an_import_path_that_leads_to_no_config(my_algo: Any, algo: str, message
 def test_only_a_really_close_name_is_suggested() -> None:
     with pytest.raises(ConfigError, match=r"unknown algorithm 'PPPO'. Did you mean 'PPO'?") as close:
         config_class("PPPO")
-    with pytest.raises(ConfigError, match=r"unknown algorithm 'A2C'. Known algorithms: DQN, PPO, SAC.") as far:
+    with pytest.raises(
+        ConfigError, match=r"unknown algorithm 'A2C'. Known algorithms: DDPG, DQN, PPO, SAC, TD3."
+    ) as far:
         config_class("A2C")
     assert "Did you mean" not in str(far.value)
     for error in (close, far):

@@ -34,12 +34,14 @@ TRAINING: dict[str, dict[str, Any]] = {
     "PPO": {"train_batch_size_per_learner": 32, "minibatch_size": 16, "num_epochs": 1, "lr": [[0, 1e-2], [1000, 0.0]]},
     "DQN": OFF_POLICY,
     "SAC": OFF_POLICY,
+    "TD3": OFF_POLICY,
+    "DDPG": OFF_POLICY,
 }
 
 
 def sample_config(algo: str) -> AlgorithmConfig:
     """Return the small config of an algorithm's sample."""
-    space = "box" if algo == "SAC" else "discrete"
+    space = "box" if algo in ("SAC", "TD3", "DDPG") else "discrete"
     config = (
         config_class(algo)()
         .environment("corral.testing.envs:IdentityEnv", env_config={"space": space})
@@ -48,7 +50,7 @@ def sample_config(algo: str) -> AlgorithmConfig:
         .rl_module(model_config={"fcnet_hiddens": [4]})
         .debugging(seed=0)
     )
-    if algo in ("DQN", "SAC"):
+    if algo != "PPO":
         config.reporting(min_sample_timesteps_per_iteration=100)
     return config
 

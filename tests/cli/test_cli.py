@@ -112,7 +112,10 @@ def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.Monkey
     ("arguments", "message"),
     [
         (["--algo", "PPA"], "unknown algorithm 'PPA'. Did you mean 'PPO'?"),
-        (["--algo", "A2C"], "unknown algorithm 'A2C'. Known algorithms: DQN, PPO, SAC. An algorithm in a file of"),
+        (
+            ["--algo", "A2C"],
+            "unknown algorithm 'A2C'. Known algorithms: DDPG, DQN, PPO, SAC, TD3. An algorithm in a file of",
+        ),
         (["--algo", "no_such_module_xyz:Config"], "algo 'no_such_module_xyz:Config' cannot be imported: No module"),
         (["--env", "CartPol-v1"], "unknown env id 'CartPol-v1'. Did you mean 'CartPole-v1'?"),
         (

@@ -16,7 +16,7 @@ SCRIPT = """
 from dataclasses import dataclass
 from typing import Any, Self
 
-from corral import AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
+from corral import AlgorithmConfig, DDPGConfig, DQNConfig, PPOConfig, SACConfig, TD3Config
 from corral.testing import CountingEnv
 
 ppo: PPOConfig = (
@@ -42,6 +42,8 @@ agents.multi_agent(policies={"main": {}, "other": None, "rules": {"model_config"
 agents.multi_agent(policies=dict.fromkeys(["main", "other"]), policies_to_train=None)
 agents.multi_agent(shared_layers={"policy_encoder": ["main", "other"], "value_encoder": [["a", "b"], ["c", "d"]]})
 agents.multi_agent(algorithm_config_overrides_per_module={"main": {"lr": 1e-4}})
+td3: TD3Config = TD3Config().training(critic_lr=1e-3, policy_delay=3, target_noise=0.1)
+ddpg: DDPGConfig = DDPGConfig().training(actor_lr=1e-4, target_noise_clip=0.3)
 
 PPOConfig().multi_agent(policies="main")  # error: Argument "policies"
 PPOConfig().multi_agent(policies={"main": 3})  # error: Dict entry 0 has incompatible type
@@ -52,6 +54,8 @@ DQNConfig().training(lrr=1)  # error: Unexpected keyword argument "lrr" for "tra
 SACConfig().training(lrr=1)  # error: Unexpected keyword argument "lrr" for "training" of "SACConfig"
 PPOConfig().training(double_q=True)  # error: Unexpected keyword argument "double_q"
 DQNConfig().training(clip_param=0.1)  # error: Unexpected keyword argument "clip_param"
+TD3Config().training(initial_alpha=1.0)  # error: Unexpected keyword argument "initial_alpha"
+DDPGConfig().training(initial_alpha=1.0)  # error: Unexpected keyword argument "initial_alpha"
 SACConfig().training(dueling=True)  # error: Unexpected keyword argument "dueling"
 PPOConfig().training(lr="fast")  # error: Argument "lr" to "training" of "PPOConfig" has incompatible type "str"
 DQNConfig().training(td_error_loss_fn="l1")  # error: Argument "td_error_loss_fn"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import corral
-from corral import PPO, Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
+from corral import PPO, Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig, TD3Config
 from corral.algorithms.stopping import StopCriteria
 from corral.callbacks import EVENTS
 from corral.cli.experiment import load_experiment
@@ -33,7 +33,7 @@ from corral.replay.config import ReplayConfig
 from corral.testing import CountingEnv
 from corral.tune.param_space import configured
 
-CONFIGS = (PPOConfig, DQNConfig, SACConfig)
+CONFIGS = (PPOConfig, DQNConfig, SACConfig, TD3Config)
 PATHS = {f"{group}.{name}" for config in CONFIGS for group, names in config.group_fields().items() for name in names}
 
 
@@ -79,7 +79,7 @@ class TestTables:
             ("num_steps", "all sub-envs together"),
             ("train_batch_size", "divided by the number of learners"),
             ("num_minibatches", "not the number of minibatches"),
-            ("batch_size", "for DQN and SAC"),
+            ("batch_size", "for DQN, SAC and TD3"),
             ("learning_rate", "[[env step, value], ...]"),
             ("vf_coef", "CleanRL multiplies half"),
             ("normalize_advantage", "not over each minibatch"),

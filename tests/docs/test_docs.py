@@ -130,7 +130,7 @@ def test_ppo_metrics_are_those_of_the_page() -> None:
     assert sorted(listed) == sorted(result["learners"]["default_policy"])
 
 
-@pytest.mark.parametrize("name", ["DQN", "SAC"])
+@pytest.mark.parametrize("name", ["DQN", "SAC", "TD3"])
 def test_metrics_from_a_buffer_are_those_of_the_page(name: str) -> None:
     text = (DOCS / "algorithms" / f"{name.lower()}.md").read_text(encoding="utf-8")
     section = re.split(r"^#+ ", re.split(r"^#+ Metrics$", text, flags=re.MULTILINE)[1], flags=re.MULTILINE)[0]
@@ -156,6 +156,11 @@ def test_examples_of_search_are_those_of_the_page() -> None:
     assert sorted(first_column(DOCS / "tune.md", "Examples")) == sorted(
         file.relative_to(examples).as_posix() for file in files
     )
+
+
+def test_examples_of_algorithms_are_those_of_the_page() -> None:
+    files = [path.name for path in (ROOT / "examples/algorithms").glob("*.py")]
+    assert sorted(first_column(DOCS / "write-an-algorithm.md", "Examples")) == sorted(files)
 
 
 def test_module_settings_are_those_of_the_page() -> None:

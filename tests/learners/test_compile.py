@@ -13,7 +13,7 @@ from gymnasium import spaces
 from learner_cases import LossResult, make_learner, regression, squares, update
 from torch import Tensor
 
-from corral import AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
+from corral import AlgorithmConfig, DQNConfig, PPOConfig, SACConfig, TD3Config
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.errors import LossError
 from corral.learners import losses, numpy_q_learning
@@ -58,7 +58,10 @@ def config(cls: type[AlgorithmConfig], **learners: Any) -> AlgorithmConfig:
         training |= {"num_steps_sampled_before_learning_starts": 64}
     return (
         cls()
-        .environment(IdentityEnv, env_config={"episode_length": 8, "space": "box" if cls is SACConfig else "discrete"})
+        .environment(
+            IdentityEnv,
+            env_config={"episode_length": 8, "space": "box" if cls in (SACConfig, TD3Config) else "discrete"},
+        )
         .rl_module(model_config={"fcnet_hiddens": [16, 16]})
         .training(**training)
         .learners(**learners)
@@ -69,7 +72,7 @@ def config(cls: type[AlgorithmConfig], **learners: Any) -> AlgorithmConfig:
 
 @pytest.mark.slow  # each compiles forward and backward passes with a C++ compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of torch's compiler, at its breaks
-@pytest.mark.parametrize("cls", [PPOConfig, DQNConfig, SACConfig])
+@pytest.mark.parametrize("cls", [PPOConfig, DQNConfig, SACConfig, TD3Config])
 def test_compiled_runs_equal_other_runs_and_share_their_checkpoints(cls: type[AlgorithmConfig], tmp_path: Path) -> None:
     weights = []
     for compile in (True, False):

@@ -10,7 +10,7 @@ import torch
 from learner_cases import OPTIMIZERS, freeze
 from torch import Tensor
 
-from corral import DQNConfig, PPOConfig, SACConfig
+from corral import DQNConfig, PPOConfig, SACConfig, TD3Config
 from corral.algorithms.algorithm import Algorithm
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError
@@ -43,6 +43,7 @@ FORMS: dict[str, tuple[Callable[[], AlgorithmConfig], str]] = {
     "dqn": (lambda: DQNConfig().training(**REPLAY), "discrete"),
     "sac": (lambda: SACConfig().training(**REPLAY), "box"),
     "discrete sac": (lambda: SACConfig().training(**REPLAY), "discrete"),
+    "td3": (lambda: TD3Config().training(**REPLAY), "box"),
 }
 
 
@@ -148,7 +149,13 @@ def test_zero_grad_in_a_callback_stops_no_learning(form: str, set_to_none: bool,
     assert len(calls) > 1
 
 
-OUTPUT_LAYERS = {"ppo": "policy_head", "dqn": "q.head", "sac": "actor.head.0", "discrete sac": "actor.head.0"}
+OUTPUT_LAYERS = {
+    "ppo": "policy_head",
+    "dqn": "q.head",
+    "sac": "actor.head.0",
+    "discrete sac": "actor.head.0",
+    "td3": "actor.head.0",
+}
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -20,6 +20,7 @@ from corral.errors import ConfigError, ExportError
 from corral.modules.module import ActorCritic
 from corral.modules.q_module import QModule
 from corral.modules.sac_module import SACModule
+from corral.modules.td3_module import TD3Module
 
 FLAT = spaces.Box(-1, 1, (4,))
 IMAGE = spaces.Box(0, 255, (16, 16, 3), np.uint8)
@@ -41,6 +42,7 @@ CASES = [
         QModule, IMAGE, spaces.Discrete(4, start=7), {"dueling": True, "noisy": True}, id="DQN-image-Discrete"
     ),
     pytest.param(SACModule, FLAT, BOUNDED, {}, id="SAC-Box-Box"),
+    pytest.param(TD3Module, FLAT, BOUNDED, {}, id="TD3-Box-Box"),
     pytest.param(ActorCritic, spaces.Discrete(5, start=-2), spaces.MultiBinary([2, 2]), {}, id="PPO-Discrete-Binary"),
     pytest.param(ActorCritic, IMAGE, BOUNDED, {"action_bounds": "squash"}, id="PPO-image-squashed"),
     pytest.param(QModule, NESTED, spaces.Discrete(3), {"num_atoms": 7}, id="DQN-Dict-Discrete"),

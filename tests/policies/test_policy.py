@@ -13,7 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from corral import DQNConfig, Module, Policy, PPOConfig, SACConfig, load_policy
+from corral import DQNConfig, Module, Policy, PPOConfig, SACConfig, TD3Config, load_policy
 from corral.core.tree import map_tree
 from corral.errors import CheckpointError, ObservationError
 from corral.modules.module import ActorCritic
@@ -43,7 +43,7 @@ class SpacesEnv(gym.Env[Any, Any]):
 
 
 def small_config(algo: str, observation_space: Any, action_space: Any) -> Any:
-    config = {"PPO": PPOConfig, "DQN": DQNConfig, "SAC": SACConfig}[algo]()
+    config = {"PPO": PPOConfig, "DQN": DQNConfig, "SAC": SACConfig, "TD3": TD3Config}[algo]()
     config.environment(SpacesEnv, env_config={"observation_space": observation_space, "action_space": action_space})
     config.rl_module(model_config={"fcnet_hiddens": [16], "conv_features": 16}).debugging(seed=1)
     return config
@@ -62,6 +62,7 @@ def batch_of(space: spaces.Space[Any], size: int) -> Any:
         ("DQN", POSITION, spaces.Discrete(4, start=3), {}),
         ("DQN", CAMERA, spaces.Discrete(2), {"noisy": True, "dueling": True, "num_atoms": 5}),
         ("SAC", CAMERA, BOUNDED, {}),
+        ("TD3", POSITION, BOUNDED, {}),
     ],
 )
 def test_a_loaded_policy_acts_exactly_as_the_algorithm(

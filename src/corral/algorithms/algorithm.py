@@ -43,7 +43,7 @@ from corral.errors import ConfigError, CorralError, nearest
 from corral.evaluation.evaluator import Evaluator
 from corral.exploration.base import Exploration, overrides_method
 from corral.learners.build import make_learner_group
-from corral.learners.losses import Loss, learner_metrics
+from corral.learners.losses import Loss, learner_metrics, own_loss
 from corral.learners.settings import LearningSpec
 from corral.loggers import Logger
 from corral.metrics.logger import MetricsLogger
@@ -314,7 +314,13 @@ class Algorithm(metaclass=_WithHints):
     def learning_spec(self, module_id: str) -> LearningSpec:
         """Return how a module learns: its loss and its optimizer."""
         config = self.module_config(module_id)
-        return LearningSpec(self.make_loss(config), optimizer_class(config.optimizer), config.optimizer_config)
+        return LearningSpec(self.loss_of(module_id), optimizer_class(config.optimizer), config.optimizer_config)
+
+    def loss_of(self, module_id: str) -> Loss:
+        """Return the loss of a module: the setting `loss`, or what `make_loss` returns."""
+        config = self.module_config(module_id)
+        loss = self.make_loss(config)
+        return loss if config.loss is None else own_loss(config.loss, loss)
 
     def reserve_metrics(self) -> None:
         """Put the metrics of the modules that learn into the result, before anything is learned."""
@@ -728,7 +734,7 @@ class Algorithm(metaclass=_WithHints):
         config = reconfigured(self.config, settings, fixed=self.FIXED_SETTINGS)
         self.round_size = round_size(config, self.env_runner_group.num_envs)
         self._use_config(config)
-        losses = {name: self.make_loss(self.module_config(name)) for name in self.learner_group.learning_ids}
+        losses = {name: self.loss_of(name) for name in self.learner_group.learning_ids}
         self.learner_group.set_losses(losses)
 
     # State and checkpoints.

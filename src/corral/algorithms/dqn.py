@@ -117,7 +117,13 @@ class DQN(OffPolicyAlgorithm):
 
 
 def dqn_loss(
-    module: QModule, batch: Batch, coefficients: Mapping[str, float], *, double_q: bool, huber: bool
+    module: QModule,
+    batch: Batch,
+    coefficients: Mapping[str, float],
+    *,
+    double_q: bool,
+    huber: bool,
+    outputs: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch; a pure function of weights and columns.
 
@@ -131,6 +137,7 @@ def dqn_loss(
         coefficients: Not used.
         double_q: Whether the network chooses the next action.
         huber: Whether the loss is linear for errors above 1; otherwise it is quadratic for all errors.
+        outputs: Receives `q_values`, `[B, n]`, and `q_taken` and `targets`, `[B]`.
 
     Returns:
         The scalar to minimise, and what to report: scalars, and the column `td_error`, float32 `[B]`.
@@ -146,6 +153,8 @@ def dqn_loss(
         else:
             next_value = next_values.amax(1)
         targets = batch["rewards"] + batch["discounts"] * (~batch["terminated"]) * next_value
+    if outputs is not None:
+        outputs |= {"q_values": q_values, "q_taken": q_taken, "targets": targets}
     if huber:
         losses = functional.smooth_l1_loss(q_taken, targets, reduction="none")
     else:
@@ -155,16 +164,23 @@ def dqn_loss(
 
 
 def c51_loss(
-    module: QModule, batch: Batch, coefficients: Mapping[str, float], *, double_q: bool
+    module: QModule,
+    batch: Batch,
+    coefficients: Mapping[str, float],
+    *,
+    double_q: bool,
+    outputs: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of distributional Q-learning: the cross-entropy to the projected target.
 
     This is algorithm 1 of Bellemare et al. 2017. Arguments and results are the same as for `dqn_loss`; the column
-    `td_error` holds the cross-entropies, which serve as priorities (Hessel et al. 2018, "The Integrated Agent").
+    `td_error` holds the cross-entropies, which serve as priorities (Hessel et al. 2018, "The Integrated Agent"), and
+    `outputs` receives `logits`, `[B, n, atoms]`, and the probabilities `targets`, `[B, atoms]`.
     """
     module.draw_noise()
     rows = torch.arange(len(batch["rewards"]), device=batch["rewards"].device)
-    logp = module.logits(batch["obs"])[rows, batch["actions"]].log_softmax(-1)
+    logits = module.logits(batch["obs"])
+    logp = logits[rows, batch["actions"]].log_softmax(-1)
     with torch.no_grad():
         next_probs = module.logits(batch["next_obs"], target=True).softmax(-1)
         chooser = module.q_values(batch["next_obs"]) if double_q else next_probs @ module.atoms
@@ -172,6 +188,8 @@ def c51_loss(
         discounts = batch["discounts"] * (~batch["terminated"])
         returns = batch["rewards"].unsqueeze(1) + discounts.unsqueeze(1) * module.atoms
         targets = projected(returns, next_probs, module.atoms)
+    if outputs is not None:
+        outputs |= {"logits": logits, "targets": targets}
     losses = -(targets * logp).sum(-1)
     loss = (batch["weights"] * losses).mean()
     return loss, _reported(logp.detach().exp() @ module.atoms, losses.detach())

@@ -90,7 +90,8 @@ class OffPolicyAlgorithm(Algorithm):
     Each module that learns has its own buffer, its own credit of updates and its own target network.
 
     Subclasses define `make_loss`, whose loss reports the column `td_error`, and name in `METRICS` what their learners
-    report. They may override `lr` and `prepare_batch`. A module that learns must have a method `update_target(tau)`.
+    report. They may override `lr`, `prepare_batch` and
+    `update_module`. A module that learns must have a method `update_target(tau)`.
 
     Attributes:
         replay_buffers: Replay buffers by module id, each with `add`, `sample`, `len`, `num_env_steps_added`,
@@ -152,6 +153,12 @@ class OffPolicyAlgorithm(Algorithm):
         """Return a batch from the buffer of a module in the form that the loss expects."""
         return batch
 
+    def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
+        """Take one update of a module from a batch, then move its targets if that is due; return the results."""
+        results = self.learner_group.update({module_id: batch}, {module_id: settings})
+        self.update_target_if_due(module_id)
+        return results[module_id]
+
     # The training step.
 
     def training_step(self) -> dict[str, dict[str, Any]]:
@@ -208,8 +215,7 @@ class OffPolicyAlgorithm(Algorithm):
                     ),
                 )
             with self.timers.time("learning"):
-                results = self.learner_group.update({module_id: batch}, {module_id: settings})
-                self._update_target_if_due(module_id)
+                results = {module_id: self.update_module(module_id, batch, settings)}
             td_error = results[module_id].pop("td_error", None)
             td_errors = _checked_td_errors(module_id, td_error, len(batch["indices"]))
             if isinstance(buffer, PrioritizedReplayBuffer):
@@ -233,7 +239,8 @@ class OffPolicyAlgorithm(Algorithm):
         self._update_credit[module_id] = credit - num_updates
         return num_updates
 
-    def _update_target_if_due(self, module_id: str) -> None:
+    def update_target_if_due(self, module_id: str) -> None:
+        """Move the targets of a module if `target_network_update_freq` env steps were sampled since the last time."""
         steps, config = self.num_env_steps_sampled_lifetime, self.module_config(module_id)
         if steps - self._target_updated_at.get(module_id, 0) >= config.target_network_update_freq:
             self._target_updated_at[module_id] = steps

@@ -258,6 +258,7 @@ def ppo_loss(
     clip_param: float,
     vf_clip_param: float | None,
     vf_loss_coeff: float,
+    outputs: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch; a pure function of weights and columns.
 
@@ -276,14 +277,18 @@ def ppo_loss(
         clip_param: Epsilon of the surrogate.
         vf_clip_param: Range of the value clipping, or `None`.
         vf_loss_coeff: Weight of the value loss.
+        outputs: Receives `dist_inputs`, `[B, D]`, and `values`, `ratio` and `logp`, `[B]`.
 
     Returns:
         The scalar to minimise, and scalars to report.
     """
     distribution = module.distribution
     dist_inputs, values = module.policy_and_value(batch["obs"])
-    log_ratio = distribution.logp(dist_inputs, batch["actions"]) - batch["logp"]
+    logp = distribution.logp(dist_inputs, batch["actions"])
+    log_ratio = logp - batch["logp"]
     ratio = log_ratio.exp()
+    if outputs is not None:
+        outputs |= {"dist_inputs": dist_inputs, "values": values, "logp": logp, "ratio": ratio}
     advantages = batch["advantages"]
     clipped_ratio = ratio.clamp(1 - clip_param, 1 + clip_param)
     policy_loss = -torch.min(ratio * advantages, clipped_ratio * advantages).mean()

@@ -1,7 +1,7 @@
 """Algorithms by name, for the command line, files, checkpoints and Ray Tune.
 
-A name is the short name of a built-in algorithm (`"PPO"`), a short name that `register_algorithm` was given, or the
-import path of a config class (`"my_algo:MyConfig"`).
+A name is the short name of a built-in algorithm (`"PPO"`), a short name that `register_algorithm` was given or that an
+installed package has as an entry point, or the import path of a config class (`"my_algo:MyConfig"`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ ALGORITHMS = {
     "PPO": "corral.algorithms.ppo:PPOConfig",
     "DQN": "corral.algorithms.dqn:DQNConfig",
     "SAC": "corral.algorithms.sac:SACConfig",
+    "TD3": "corral.algorithms.td3:TD3Config",
+    "DDPG": "corral.algorithms.td3:DDPGConfig",
 }
+
+ENTRY_POINTS = "corral.algorithms"
+"""Group of the entry points by which installed packages name their algorithms: `A2C = "my_package.a2c:A2CConfig"`."""
 
 _registered: dict[str, str | type[AlgorithmConfig]] = {}
 
@@ -27,8 +32,9 @@ _registered: dict[str, str | type[AlgorithmConfig]] = {}
 def register_algorithm(name: str, config: str | type[AlgorithmConfig]) -> None:
     """Give an algorithm a short name in this process, for `--algo`, `algo` in files, and `corral.tune`.
 
-    Checkpoints and run directories hold the import path of the config class instead, so that other processes can read
-    them without this call.
+    An installed package gives its algorithms short names in all processes with entry points of the group
+    `corral.algorithms`. Checkpoints and run directories hold the import path of the config class instead, so that other
+    processes can read them without this call.
 
     Args:
         name: The short name, such as `"A2C"`. Upper and lower case are the same. A name that was registered before is
@@ -52,7 +58,22 @@ def register_algorithm(name: str, config: str | type[AlgorithmConfig]) -> None:
 
 def algorithm_names() -> list[str]:
     """Return the short names of all algorithms, built-in ones first."""
-    return [*ALGORITHMS, *_registered]
+    return list(ALGORITHMS | _registered | _installed())
+
+
+def _installed() -> dict[str, str]:
+    """Return import paths by short name of the algorithms of installed packages."""
+    from importlib.metadata import entry_points  # which takes time, and most processes ask for built-in names only
+
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+
+
+def _named(name: str) -> str | type[AlgorithmConfig]:
+    """Return the config class of a short name, or its import path; a name that is not known is returned unchanged."""
+    known = {short.lower(): target for short, target in (_registered | ALGORITHMS).items()}
+    if name.lower() in known or ":" in name or "." in name:
+        return known.get(name.lower(), name)
+    return {short.lower(): target for short, target in _installed().items()}.get(name.lower(), name)
 
 
 def config_class(algo: str | type[AlgorithmConfig]) -> type[AlgorithmConfig]:
@@ -65,8 +86,7 @@ def config_class(algo: str | type[AlgorithmConfig]) -> type[AlgorithmConfig]:
         ConfigError: No algorithm has the name, or the import path names no config class.
     """
     if isinstance(algo, str):
-        known = {name.lower(): target for name, target in (ALGORITHMS | _registered).items()}
-        target = known.get(algo.lower(), algo)
+        target = _named(algo)
         if isinstance(target, str):
             return _imported_config_class(algo, target)
         algo = target

@@ -144,7 +144,12 @@ class SAC(OffPolicyAlgorithm):
 
 
 def sac_loss(
-    module: SACModule, batch: Batch, coefficients: Mapping[str, float], *, target_entropy: float | None
+    module: SACModule,
+    batch: Batch,
+    coefficients: Mapping[str, float],
+    *,
+    target_entropy: float | None,
+    outputs: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch; a pure function of weights and columns.
 
@@ -161,6 +166,9 @@ def sac_loss(
         batch: Columns `[B, ...]` of a replay buffer, and for Box actions `noise` and `next_noise`, as tensors.
         coefficients: Not used.
         target_entropy: Target of the entropy in nats; `None` is the module's `auto_target_entropy`.
+        outputs: Receives `q_taken`, `[C, B]`, and `targets`, `[B]`; for Box actions the policy's `actions`, `[B, d]`,
+            and their `logp`, `[B]`; for Discrete actions `q_values`, `[C, B, n]`, and the `logp` of all actions,
+            `[B, n]`.
 
     Returns:
         The scalar to minimise, and what to report: scalars, and the column `td_error`, float32 `[B]`, the absolute
@@ -168,7 +176,9 @@ def sac_loss(
     """
     alpha = module.log_alpha.detach().exp()
     terms = discrete_terms if module.is_discrete else continuous_terms
-    q_taken, targets, actor_loss, logp = terms(module, batch, alpha)
+    outputs = {} if outputs is None else outputs
+    q_taken, targets, actor_loss, logp = terms(module, batch, alpha, outputs)
+    outputs |= {"q_taken": q_taken, "targets": targets}
     errors = q_taken - targets
     critic_loss = 0.5 * (batch["weights"] * errors.square()).mean(-1).sum()
     surplus = entropy_surplus(module, logp, target_entropy)
@@ -178,7 +188,7 @@ def sac_loss(
     return critic_loss + actor_loss + alpha_loss, {name: loss.detach() for name, loss in losses.items()} | reported
 
 
-def continuous_terms(module: SACModule, batch: Batch, alpha: Tensor) -> Terms:
+def continuous_terms(module: SACModule, batch: Batch, alpha: Tensor, outputs: dict[str, Tensor]) -> Terms:
     """Return the terms for Box actions, with expectations over actions estimated from one action of the policy.
 
     The columns hold actions before the tanh.
@@ -191,10 +201,11 @@ def continuous_terms(module: SACModule, batch: Batch, alpha: Tensor) -> Terms:
     actions, logp = module.sample(batch["obs"], batch["noise"])
     with module.frozen_critics():
         q_policy = module.q_values(batch["obs"], actions).amin(0)
+    outputs |= {"actions": actions, "logp": logp}
     return q_taken, targets, (alpha * logp - q_policy).mean(), logp.detach()
 
 
-def discrete_terms(module: SACModule, batch: Batch, alpha: Tensor) -> Terms:
+def discrete_terms(module: SACModule, batch: Batch, alpha: Tensor, outputs: dict[str, Tensor]) -> Terms:
     """Return the terms for Discrete actions, with exact expectations (Christodoulou 2019, eqs. 10 to 12)."""
     with torch.no_grad():
         next_logp = categorical_logp(module.policy(batch["next_obs"]))
@@ -204,6 +215,7 @@ def discrete_terms(module: SACModule, batch: Batch, alpha: Tensor) -> Terms:
     probs = logp.exp()
     q_values = module.q_values(batch["obs"])
     q_taken = q_values[:, torch.arange(q_values.shape[1], device=q_values.device), batch["actions"]]
+    outputs |= {"q_values": q_values, "logp": logp}
     actor_loss = (probs * (alpha * logp - q_values.detach().amin(0))).sum(-1).mean()
     return q_taken, targets, actor_loss, (probs * logp).sum(-1).detach()
 

@@ -56,6 +56,7 @@ class TrainingArgs(TypedDict, total=False):
     shuffle_batch_per_epoch: bool
     grad_clip: float | None
     grad_clip_by: Literal["global_norm", "norm", "value"]
+    loss: Any
     optimizer: Any
     optimizer_config: Mapping[str, Any]
 
@@ -211,3 +212,39 @@ class SACTrainingArgs(TrainingArgs, total=False):
     actor_lr: ScheduleArg | None
     critic_lr: ScheduleArg | None
     alpha_lr: ScheduleArg | None
+
+
+class TD3TrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)` of TD3; see `TD3Config`."""
+
+    replay_buffer_config: Mapping[str, Any]
+    num_steps_sampled_before_learning_starts: int
+    training_intensity: float | None
+    n_step: int
+    target_network_update_freq: int
+    tau: float
+    store_buffer_in_checkpoints: bool | Literal["auto"]
+    twin_q: bool
+    policy_delay: int
+    target_noise: float
+    target_noise_clip: float
+    actor_lr: ScheduleArg | None
+    critic_lr: ScheduleArg | None
+
+
+class DDPGTrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)` of DDPG; see `DDPGConfig`."""
+
+    replay_buffer_config: Mapping[str, Any]
+    num_steps_sampled_before_learning_starts: int
+    training_intensity: float | None
+    n_step: int
+    target_network_update_freq: int
+    tau: float
+    store_buffer_in_checkpoints: bool | Literal["auto"]
+    twin_q: bool
+    policy_delay: int
+    target_noise: float
+    target_noise_clip: float
+    actor_lr: ScheduleArg | None
+    critic_lr: ScheduleArg | None

@@ -105,6 +105,9 @@ class TrainingSettings:
         shuffle_batch_per_epoch: Whether each pass uses the batch in a new order.
         grad_clip: Limit for the gradients; `None` means no clipping.
         grad_clip_by: Quantity that is limited: `"global_norm"`, `"norm"` (of each parameter) or `"value"`.
+        loss: Function `(module, batch, coefficients, default_loss)` used in place of the algorithm's loss; `None` means
+            the algorithm's loss. It returns what to minimise, and what to report. `default_loss(module, batch,
+            coefficients)` returns the same of the algorithm's loss, and a dict of the tensors that this loss computed.
         optimizer: `"adam"`, `"adamw"`, `"sgd"`, `"rmsprop"`, or a `torch.optim.Optimizer` class or its import path.
         optimizer_config: Keyword arguments of the optimizer, except `lr`.
     """
@@ -117,6 +120,7 @@ class TrainingSettings:
     shuffle_batch_per_epoch: bool = True
     grad_clip: PositiveFloat | None = None
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
+    loss: Importable = None
     optimizer: Any = "adam"
     optimizer_config: dict[str, Any] = field(default_factory=dict)
 

@@ -50,6 +50,7 @@ def validate(config: AlgorithmConfig) -> None:
             f"engine_name={config.engine_name!r} runs all in one process: use 'process' or 'ray', or num_learners=0."
         )
     _validate_evaluation(config)
+    _check_called("loss", config.loss, "module", "batch", "coefficients", "default_loss", group="training")
     _validate_optimizer(config)
     _validate_device(config.device)
     _validate_modules(config)
@@ -294,13 +295,13 @@ def _refuse_settings_of_agents(config: AlgorithmConfig) -> None:
             raise ConfigError(f"multi_agent: {name}={value!r:.80} needs policies={{...}}, the ids of the modules.")
 
 
-def _check_called(name: str, function: Any, *arguments: str) -> None:
+def _check_called(name: str, function: Any, *arguments: str, group: str = "multi_agent") -> None:
     """Refuse what is no function of these arguments; `policy_mapping_fn` may take `worker` too."""
     if function is None:
         return
     form = f"{name}({', '.join(arguments)})"
     if not callable(function):
-        raise ConfigError(f"multi_agent: {name} must be a function {form}, got {function!r:.80}.")
+        raise ConfigError(f"{group}: {name} must be a function {form}, got {function!r:.80}.")
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -309,9 +310,7 @@ def _check_called(name: str, function: Any, *arguments: str) -> None:
     try:
         signature.bind(*arguments, **worker)
     except TypeError as error:
-        raise ConfigError(
-            f"multi_agent: {name} is called as {form}, and {function!r:.80} cannot be: {error}."
-        ) from None
+        raise ConfigError(f"{group}: {name} is called as {form}, and {function!r:.80} cannot be: {error}.") from None
 
 
 def _validate_overrides_of_module(config: AlgorithmConfig, settings: Mapping[str, Any]) -> None:

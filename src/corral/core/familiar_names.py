@@ -27,13 +27,13 @@ SETTINGS: Mapping[str, Meanings] = {
     "train_batch_size": (("training.train_batch_size_per_learner", "the total divided by the number of learners"),),
     "n_steps": (
         ("training.train_batch_size_per_learner", f"for PPO; {_TOTAL_BATCH}"),
-        ("training.n_step", "for the n-step returns of DQN and SAC"),
+        ("training.n_step", "for the n-step returns of DQN, SAC and TD3"),
     ),
     "num_steps": (("training.train_batch_size_per_learner", _TOTAL_BATCH),),
     "step_per_collect": (("training.train_batch_size_per_learner", "for PPO"),),
     "batch_size": (
         ("training.minibatch_size", "for PPO"),
-        ("training.train_batch_size_per_learner", "for DQN and SAC"),
+        ("training.train_batch_size_per_learner", "for DQN, SAC and TD3"),
     ),
     "sgd_minibatch_size": _same("training.minibatch_size"),
     "mini_batch_size_per_learner": _same("training.minibatch_size"),
@@ -68,6 +68,9 @@ SETTINGS: Mapping[str, Meanings] = {
     "use_critic": (("", "the critic is always used: leave this out"),),
     "use_gae": (("training.lambda_", "1 means returns without generalized advantage estimation"),),
     "alpha": (("training.initial_alpha", "SAC learns the temperature from there"),),
+    **dict.fromkeys(("target_policy_noise", "policy_noise"), _same("training.target_noise")),
+    "noise_clip": _same("training.target_noise_clip"),
+    **dict.fromkeys(("policy_freq", "policy_frequency"), _same("training.policy_delay")),
     "autotune": (("training.initial_alpha", "SAC always learns the temperature, from this value"),),
     # Replay and targets.
     "buffer_size": (("training.replay_buffer_config.capacity", ""),),

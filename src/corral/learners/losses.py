@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,13 @@ What to minimise is one scalar for all groups of parameters, or a mapping with o
 gets the gradient of its own alone.
 """
 
+OwnLoss = Callable[[Module, Batch, Mapping[str, float], Callable[..., Any]], Any]
+"""`loss(module, minibatch, coefficients, default_loss)` returns what a `Loss` returns.
+
+`default_loss(module, minibatch, coefficients)` is the loss of the algorithm. It returns what to minimise, what to
+report, and a dict of the tensors that it computed, with their gradients.
+"""
+
 OWN_RESULTS = frozenset({"total_loss", "num_gradient_steps", "num_epochs", "module_train_batch_size_mean"})
 """Names of what every update reports, which a loss cannot report."""
 
@@ -33,6 +42,25 @@ def learner_metrics(*groups: str) -> tuple[str, ...]:
         *(f"gradients_{group}_optimizer_global_norm" for group in groups),
         *(f"{group}_optimizer_learning_rate" for group in groups),
     )
+
+
+def own_loss(own: OwnLoss, default: Loss) -> Loss:
+    """Return a user's loss as a `Loss`, with the default loss at hand; see `OwnLoss`."""
+    gives_outputs = "outputs" in inspect.signature(default).parameters
+    return partial(_call_own, own, partial(_with_outputs, default, gives_outputs))
+
+
+def _call_own(own: OwnLoss, default: Any, module: Module, batch: Batch, coefficients: Mapping[str, float]) -> Any:
+    return own(module, batch, coefficients, default)
+
+
+def _with_outputs(
+    loss: Any, gives_outputs: bool, module: Module, batch: Batch, coefficients: Mapping[str, float]
+) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
+    """Return what a loss returns, and the tensors that it computed, if it can give them."""
+    outputs: dict[str, Tensor] = {}
+    scalar, reported = loss(module, batch, coefficients, **({"outputs": outputs} if gives_outputs else {}))
+    return scalar, reported, outputs
 
 
 def call_loss(

@@ -19,6 +19,7 @@ from corral.errors import ConfigError
 from corral.modules.distributions import SquashedGaussian
 from corral.modules.module import Module, NetworkConfig
 from corral.modules.networks import Encoder, Flat, LogStdClamp, mlp, orthogonal
+from corral.modules.targets import Follower
 
 # Fraction of the largest entropy of Discrete actions that "auto" aims at; see `SACModule.auto_target_entropy`.
 TARGET_ENTROPY_SHARE = 0.5
@@ -112,7 +113,7 @@ class SACModule(Module):
             ConfigError: The actions are neither Discrete nor floats with finite bounds.
         """
         self.is_discrete = isinstance(action_space, spaces.Discrete)
-        if not self.is_discrete and not _is_bounded_floats(action_space):
+        if not self.is_discrete and not is_bounded_floats(action_space):
             raise ConfigError(
                 "SAC takes Discrete actions, or a Box of floats whose bounds are all finite, and the env's actions are "
                 f"{action_space}: give them such bounds with a wrapper, or use PPO."
@@ -125,7 +126,7 @@ class SACModule(Module):
         self.q = nn.ModuleList(self.make_critic() for _ in range(num_critics))
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
-        self._followed: tuple[list[Any], list[Any]] | None = None
+        self._targets = Follower({self.target_q: self.q})
 
     # Methods that a subclass may define.
 
@@ -212,15 +213,7 @@ class SACModule(Module):
 
     def update_target(self, tau: float) -> None:
         """Move the target critics towards the critics by a fraction `tau`; 1 copies the critics."""
-        if self._followed is None:  # to find them takes longer than to move them
-            self._followed = list(self.target_q.parameters()), list(self.q.parameters())
-            parts = zip(self.target_q.modules(), self.q.modules(), strict=True)
-            self._followed_buffers = [(target, part) for target, part in parts if part._buffers]
-        torch._foreach_lerp_(*self._followed, tau)
-        for target, part in self._followed_buffers:  # a forward pass may have assigned new tensors to the buffers
-            for name, buffer in part._buffers.items():
-                if buffer is not None:
-                    target.get_buffer(name).copy_(buffer)
+        self._targets.move(tau)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of `actor`, `critic` and `alpha`."""
@@ -247,5 +240,6 @@ class SACModule(Module):
         return len(parts) == 1 and isinstance(parts[0], Flat) and isinstance(self.observation_space, spaces.Box)
 
 
-def _is_bounded_floats(space: spaces.Space[Any]) -> bool:
+def is_bounded_floats(space: spaces.Space[Any]) -> bool:
+    """Return whether a space is a Box of floats whose bounds are all finite."""
     return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and space.is_bounded()

@@ -314,7 +314,7 @@ class EnvRunnerGroup:
 
     # Sampling.
 
-    def sample(self, request: SampleRequest, timers: Timers) -> list[Rollout]:
+    def sample(self, request: SampleRequest, timers: Timers | None = None) -> list[Rollout]:
         """Sample what a request asks for in all, spread evenly over the runners, one rollout each.
 
         It waits for the runners that can be waited for; see `sample_timeout_s` and `straggler_factor`. Fewer steps, or
@@ -323,7 +323,7 @@ class EnvRunnerGroup:
 
         Args:
             request: What to sample: at least this many steps or episodes if all goes well.
-            timers: Timers that count how long this process waits for runners of the engine.
+            timers: Timers that count how long this process waits for runners of the engine; `None` counts nothing.
 
         Raises:
             CorralError: The group was stopped.
@@ -340,7 +340,7 @@ class EnvRunnerGroup:
         missing = request.num_wanted - sum(request.num_in(rollout) for _, rollout in self._taken)
         for runner, wanted in shares(max(0, missing), self._idle(), exactly=request.num_episodes is not None):
             self._ask(runner, request.part(wanted, timestep))
-        with timers.time("waiting"):
+        with (timers or Timers()).time("waiting"):
             deadline_s = time.perf_counter() + self._config.sample_timeout_s
             if not self._taken and not any(runner.ready for runner in self._runners.values()):
                 self._await_restart(deadline_s)

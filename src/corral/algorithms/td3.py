@@ -1,0 +1,240 @@
+"""Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477), complete in this file.
+
+A round samples an env step into the replay buffer, and takes a gradient step of the critics on a batch drawn from it.
+Every second update also moves the actor, which seeks value, and all targets. DDPG (Lillicrap et al. 2016,
+arXiv:1509.02971) is the same algorithm with other settings. `docs/algorithms/td3.md` lists the metrics and the
+implementation details by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from corral.algorithms.algorithm import Algorithm
+from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
+from corral.core.schedules import schedule_value
+from corral.core.settings import NonNegativeFloat, NonNegativeSchedule, PositiveInt
+from corral.learners.losses import Batch, Loss
+from corral.learners.settings import UpdateSettings
+from corral.modules.module import Module
+from corral.modules.td3_module import TD3Module
+from corral.replay import ReplayConfig
+
+if TYPE_CHECKING:
+    from corral.config.setter_types import DDPGTrainingArgs, TD3TrainingArgs
+
+
+@dataclass(kw_only=True)
+class TD3Config(OffPolicyConfig):
+    """Settings of TD3; the settings below and in `OffPolicyConfig` belong to `.training(...)`.
+
+    Until learning starts, actions are drawn uniformly from the action space; after that, Gaussian noise is added to the
+    actor's actions. `exploration_config` changes both. The buffer keeps 1,000,000 env steps, unless
+    `replay_buffer_config` has a `capacity`; memory is allocated as steps arrive.
+
+    Attributes:
+        twin_q: Whether there are two critics, of which the lower value is the target.
+        policy_delay: Number of updates of the critics for each update of the actor and of the targets.
+        target_noise: Standard deviation of the noise on the target actor's actions, in units of [-1, 1]; 0 adds none.
+        target_noise_clip: Largest absolute value of this noise.
+        actor_lr: Learning rate of the actor, or a schedule over env steps; `None` is `lr`.
+        critic_lr: Learning rate of the critics, or a schedule over env steps; `None` is `lr`.
+    """
+
+    DEFAULT_CAPACITY: ClassVar[int] = 1_000_000
+
+    train_batch_size_per_learner: int = 256
+    rollout_fragment_length: int | Literal["auto"] = 1
+    target_network_update_freq: int = 0
+    tau: float = 5e-3
+    twin_q: bool = True
+    policy_delay: PositiveInt = 2
+    target_noise: NonNegativeFloat = 0.2
+    target_noise_clip: NonNegativeFloat = 0.5
+    actor_lr: NonNegativeSchedule | None = None
+    critic_lr: NonNegativeSchedule | None = None
+
+    def training(self, **settings: Unpack[TD3TrainingArgs]) -> Self:
+        """Set how to learn; see `TrainingSettings` and the settings above."""
+        return super().training(**settings)
+
+    @property
+    def algo_class(self) -> type[Algorithm]:
+        """`TD3`."""
+        return TD3
+
+    @property
+    def default_module_class(self) -> type[Module]:
+        """`TD3Module`."""
+        return TD3Module
+
+    @property
+    def module_settings(self) -> dict[str, Any]:
+        """Settings of the module in addition to its layers."""
+        return {"twin_q": self.twin_q}
+
+    @property
+    def default_exploration(self) -> dict[str, Any]:
+        """Gaussian noise with a standard deviation of 0.1; before learning starts, uniform actions."""
+        return {
+            "type": "GaussianNoise",
+            "stddev": 0.1,
+            "scale_schedule": 1.0,
+            "random_timesteps": self.num_steps_sampled_before_learning_starts,
+        }
+
+    @property
+    def replay_config(self) -> ReplayConfig:
+        """Settings of the buffer; see `OffPolicyConfig.replay_config`."""
+        return ReplayConfig.parse({"capacity": self.DEFAULT_CAPACITY, **self.replay_buffer_config})
+
+    def lrs(self, num_env_steps: int) -> dict[str, float]:
+        """Return the learning rate of each group of parameters after so many env steps."""
+        given = {"actor": self.actor_lr, "critic": self.critic_lr}
+        return {
+            name: schedule_value(self.lr if schedule is None else schedule, num_env_steps)
+            for name, schedule in given.items()
+        }
+
+
+@dataclass(kw_only=True)
+class DDPGConfig(TD3Config):
+    """Settings of DDPG: TD3 with one critic, no delay, no noise on targets, and Ornstein-Uhlenbeck noise."""
+
+    twin_q: bool = False
+    policy_delay: int = 1
+    target_noise: float = 0.0
+
+    def training(self, **settings: Unpack[DDPGTrainingArgs]) -> Self:
+        """Set how to learn; see `TrainingSettings` and `TD3Config`."""
+        return super().training(**settings)
+
+    @property
+    def algo_class(self) -> type[Algorithm]:
+        """`DDPG`."""
+        return DDPG
+
+    @property
+    def default_exploration(self) -> dict[str, Any]:
+        """Ornstein-Uhlenbeck noise of the paper on actions in [-1, 1]; before learning starts, uniform actions."""
+        return {
+            "type": "OrnsteinUhlenbeckNoise",
+            "ou_base_scale": 0.5,
+            "scale_schedule": 1.0,
+            "random_timesteps": self.num_steps_sampled_before_learning_starts,
+        }
+
+
+class TD3(OffPolicyAlgorithm):
+    """Twin delayed deep deterministic policy gradient."""
+
+    STATE = (*OffPolicyAlgorithm.STATE, "_noise_rng", "_num_updates")
+    FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"twin_q"}
+    METRICS = (
+        *("critic_loss", "actor_loss", "qf_mean", "qf_min", "qf_max"),
+        *off_policy_metrics("actor", "critic"),
+    )
+
+    config: TD3Config
+
+    def setup(self) -> None:
+        """Make the replay buffer, and the generator for the noise of the targets' actions."""
+        super().setup()
+        assert self.config.seed is not None
+        self._noise_rng = np.random.default_rng([self.config.seed, 1])  # no other part draws the same noise
+        self._num_updates: dict[str, int] = {}
+
+    def make_loss(self, config: TD3Config) -> Loss:
+        """Return the loss with a config's constants."""
+        return partial(td3_loss, target_noise=config.target_noise, target_noise_clip=config.target_noise_clip)
+
+    def lr(self, config: TD3Config) -> dict[str, float]:
+        """Return the learning rates of actor and critics."""
+        return config.lrs(self.num_env_steps_sampled_lifetime)
+
+    def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
+        """Add the column `next_noise`, float32 `[B, d]`: standard normal noise for the targets' actions."""
+        module: Any = self.get_module(module_id)
+        shape = (len(batch["rewards"]), module.num_action_dims)
+        return {**batch, "next_noise": self._noise_rng.standard_normal(shape, dtype=np.float32)}
+
+    def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
+        """Take one update of the critics; every `policy_delay` updates, also of the actor and of the targets."""
+        self._num_updates[module_id] = count = self._num_updates.get(module_id, 0) + 1
+        moves_actor = count % self.module_config(module_id).policy_delay == 0
+        settings = replace(
+            settings,
+            groups=("actor", "critic") if moves_actor else ("critic",),
+            coefficients={"actor_coeff": float(moves_actor)},
+        )
+        results = self.learner_group.update({module_id: batch}, {module_id: settings})
+        if moves_actor:
+            self.update_target_if_due(module_id)
+        return results[module_id]
+
+
+class DDPG(TD3):
+    """Deep deterministic policy gradient: TD3 with the settings of `DDPGConfig`."""
+
+    config: DDPGConfig
+
+
+def td3_loss(
+    module: TD3Module,
+    batch: Batch,
+    coefficients: Mapping[str, float],
+    *,
+    target_noise: float,
+    target_noise_clip: float,
+    outputs: dict[str, Tensor] | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the losses of a minibatch by group of parameters; a pure function of weights and columns.
+
+    The equations refer to arXiv:1802.09477.
+
+    - Critics, eqs. 10 and 14: the mean squared error of each critic. The target is the discounted sum of the rewards
+      and, where the episode did not terminate, the discounted lower value of the target actor's action with clipped
+      noise.
+    - Actor, algorithm 1: minus the first critic's value of the actor's action.
+
+    Args:
+        module: Module with a policy, values, and targets of both.
+        batch: Columns `[B, ...]` of a replay buffer, and `next_noise`, as tensors.
+        coefficients: `actor_coeff`; with 0 the loss of the actor is not computed.
+        target_noise: Standard deviation of the noise on the target actor's actions.
+        target_noise_clip: Largest absolute value of this noise.
+        outputs: Receives `q_taken`, `[C, B]`, `targets`, `[B]`, and the actor's `actions`, `[B, d]`, if its loss is
+            computed.
+
+    Returns:
+        The scalars to minimise by group, `critic` and, if it is computed, `actor`; and what to report: scalars, and the
+        column `td_error`, float32 `[B]`, the absolute errors averaged over the critics.
+    """
+    with torch.no_grad():
+        noise = (target_noise * batch["next_noise"]).clamp(-target_noise_clip, target_noise_clip)
+        next_actions = (module.target_policy(batch["next_obs"]) + noise).clamp(-1, 1)
+        next_q = module.q_values(batch["next_obs"], next_actions, target=True).amin(0)
+        targets = batch["rewards"] + batch["discounts"] * (~batch["terminated"]) * next_q
+    q_taken = module.q_values(batch["obs"], batch["actions"].reshape(len(next_q), -1))
+    errors = q_taken - targets
+    losses = {"critic": (batch["weights"] * errors.square()).mean(-1).sum()}
+    outputs = {} if outputs is None else outputs
+    outputs |= {"q_taken": q_taken, "targets": targets}
+    if coefficients["actor_coeff"]:
+        outputs["actions"] = module.policy(batch["obs"])
+        losses["actor"] = -module.q[0](batch["obs"], outputs["actions"]).mean()
+    smallest, largest = q_taken.detach().aminmax()
+    reported = {f"{name}_loss": loss.detach() for name, loss in losses.items()} | {
+        "qf_mean": q_taken.detach().mean(),
+        "qf_min": smallest,
+        "qf_max": largest,
+        "td_error": errors.detach().abs().mean(0),
+    }
+    return losses, reported

@@ -1,0 +1,141 @@
+"""The module of TD3 and DDPG: a deterministic actor, critics, and targets of both."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from corral.core.tree import Tree
+from corral.errors import ConfigError
+from corral.modules.distributions import Deterministic
+from corral.modules.module import Module, NetworkConfig
+from corral.modules.networks import Flat
+from corral.modules.sac_module import Actor, Critic, is_bounded_floats
+from corral.modules.targets import Follower
+
+
+@dataclass
+class TD3NetworkConfig(NetworkConfig):
+    """Settings of the default module of TD3 and DDPG, for each of its networks; the networks share no layers."""
+
+    DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (256, 256)
+
+
+class TD3Module(Module):
+    """An actor that returns one action, one or two critics, and a target network of each.
+
+    For custom networks, define `make_actor` or `make_critic`, or both, in a subclass. The constructor calls them; they
+    may read `observation_space`, `action_space`, `num_action_dims` and `model_config`. No parameter may belong to two
+    of the networks: each group of parameters has its own optimizer settings and its own loss.
+
+    Attributes:
+        actor: Network from observations to actions before the tanh, `[B, d]`.
+        target_actor: Target of the actor, without gradients.
+        q: Critics.
+        target_q: Targets of the critics, without gradients.
+        num_action_dims: Number of entries d of an action.
+    """
+
+    MUST_DEFINE = ()
+    CONFIG: ClassVar[type[NetworkConfig]] = TD3NetworkConfig
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        model_config: Mapping[str, Any],
+    ) -> None:
+        """Build the networks.
+
+        Args:
+            observation_space: Space of one observation.
+            action_space: Space of one action.
+            model_config: The algorithm's setting `twin_q`, and the settings of the networks.
+
+        Raises:
+            ConfigError: The actions are not floats with finite bounds.
+        """
+        if not is_bounded_floats(action_space):
+            raise ConfigError(
+                "TD3 and DDPG take a Box of floats whose bounds are all finite, and the env's actions are "
+                f"{action_space}: give them such bounds with a wrapper, or use PPO; for Discrete actions use DQN."
+            )
+        super().__init__(observation_space, action_space, {})
+        assert isinstance(action_space, spaces.Box)
+        self.distribution = Deterministic(action_space)
+        self.num_action_dims = math.prod(action_space.shape)
+        self.model_config = dict(model_config)
+        num_critics = 2 if self.model_config.pop("twin_q", True) else 1
+        self.actor = self.make_actor()
+        self.q = nn.ModuleList(self.make_critic() for _ in range(num_critics))
+        self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
+        self.target_q = copy.deepcopy(self.q).requires_grad_(False)
+        self._targets = Follower({self.target_actor: self.actor, self.target_q: self.q})
+
+    # Methods that a subclass may define.
+
+    def make_actor(self) -> nn.Module:
+        """Return a new network from observations (a tree of `[B, ...]`) to `[B, d]`; the module applies the tanh."""
+        config = TD3NetworkConfig.parse(self.model_config)
+        return Actor(self.observation_space, self.num_action_dims, config, clamp_log_std=False)
+
+    def make_critic(self) -> nn.Module:
+        """Return a new critic, called as `critic(obs, actions)` with actions float32 `[B, d]` in [-1, 1]: `[B]`."""
+        return Critic(self.observation_space, self.action_space, TD3NetworkConfig.parse(self.model_config))
+
+    def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+        """Call the networks, then the methods; see `Module.outputs`."""
+        for name in ("actor", "target_actor"):
+            yield f"{name}(obs)", getattr(self, name)(obs), (self.num_action_dims,)
+        for name in ("q", "target_q"):
+            for index, critic in enumerate(getattr(self, name)):
+                yield f"{name}[{index}](obs, actions)", critic(obs, torch.zeros(2, self.num_action_dims)), ()
+        yield from super().outputs(obs)
+
+    # Methods that the algorithm calls.
+
+    def policy(self, obs: Tree) -> Tensor:
+        """Map observations to actions, float32 `[B, d]` in [-1, 1]."""
+        actions: Tensor = self.actor(obs).tanh()
+        return actions
+
+    def target_policy(self, obs: Tree) -> Tensor:
+        """Map observations to the actions of the target actor, float32 `[B, d]` in [-1, 1]."""
+        actions: Tensor = self.target_actor(obs).tanh()
+        return actions
+
+    def q_values(self, obs: Tree, actions: Tensor, *, target: bool = False) -> Tensor:
+        """Return the values of all critics, `[C, B]`, for actions `[B, d]` in [-1, 1]."""
+        return torch.stack([critic(obs, actions) for critic in (self.target_q if target else self.q)])
+
+    def value(self, obs: Tree) -> Tensor:
+        """Return the lowest of the critics' values of the actor's action, float32 `[B]`."""
+        return self.q_values(obs, self.policy(obs)).amin(0)
+
+    def update_target(self, tau: float) -> None:
+        """Move all targets towards their networks by a fraction `tau`; 1 copies the networks."""
+        self._targets.move(tau)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Return the parameters of `actor` and `critic`."""
+        return {"actor": list(self.actor.parameters()), "critic": list(self.q.parameters())}
+
+    def acting_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the actor."""
+        return {f"actor.{name}": value for name, value in self.actor.state_dict().items()}
+
+    def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
+        """Return the layers of the actor, if it is the default actor on flat observations."""
+        if type(self).policy is not TD3Module.policy or type(self.actor) is not Actor:
+            return None
+        parts = self.actor.encoder.parts
+        if len(parts) != 1 or not isinstance(parts[0], Flat) or not isinstance(self.observation_space, spaces.Box):
+            return None
+        return [*self.actor.encoder.mlp, *self.actor.head, nn.Tanh()], None
