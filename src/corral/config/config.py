@@ -519,7 +519,7 @@ class AlgorithmConfig(
             self.module_class or self.default_module_class,
             observation_space,
             action_space,
-            {**self.model_config, **self.module_settings},
+            {**self.model_config, **self.module_settings, **({} if self.action_masks else {"action_masks": False})},
             self.seed or 0,
         )
 

@@ -23,6 +23,7 @@ class EnvironmentArgs(TypedDict, total=False):
     env_task_fn: Any
     env_reset_fn: Any
     disable_env_checking: bool
+    action_masks: bool | Literal["infos", "method"]
 
 
 class EnvRunnersArgs(TypedDict, total=False):

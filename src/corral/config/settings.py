@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -38,6 +39,9 @@ class EnvironmentSettings:
             `env_context`, called before each reset of a sub-env, in its process. It returns a dict with any of `seed`,
             `options` and `task`, or `None`. Sub-envs are then stepped one by one.
         disable_env_checking: Whether to skip the check of spaces, reset and first step at the start.
+        action_masks: Where the masks of legal actions are, for Discrete and MultiDiscrete actions. True: in Dict
+            observations, under `action_mask`, if there is such a key. `"infos"`: in infos, under `action_mask`.
+            `"method"`: the method `action_masks()` of the env. False: there are none.
     """
 
     env: Any = None
@@ -46,6 +50,16 @@ class EnvironmentSettings:
     env_task_fn: Importable = None
     env_reset_fn: Importable = None
     disable_env_checking: bool = False
+    action_masks: bool | Literal["infos", "method"] = True
+
+    @property
+    def all_wrappers(self) -> list[Any]:
+        """The wrappers of each sub-env: `wrappers`, and the one that puts action masks into observations."""
+        if not isinstance(self.action_masks, str):
+            return self.wrappers
+        from corral.envs.action_masks import ActionMasks
+
+        return [*self.wrappers, partial(ActionMasks, source=self.action_masks)]
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from corral.core.settings import module_named
 from corral.core.spaces import space_tree
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
-from corral.envs.checks import check_env, check_spaces, mismatch, warn_if_cast
+from corral.envs.checks import check_env, check_spaces, legal_sample, mismatch, warn_if_cast
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.masked_resets import MaskedResets
 from corral.envs.multi_agent_env import MultiAgentEnv
@@ -429,7 +429,9 @@ def _check_first_values(env: VectorEnv[Any, Any, Any], name: str) -> None:
     warn_if_cast(name, env.observation_space, obs)
     env.action_space.seed(0)
     with _errors_of(name, "it was first stepped"):
-        obs, rewards, terminated, truncated, _ = env.step(env.action_space.sample())
+        sampled = env.action_space.sample()
+        actions = legal_sample(env.single_observation_space, env.single_action_space, sampled, obs, batch=True)
+        obs, rewards, terminated, truncated, _ = env.step(actions)
     problem = mismatch(space_tree(env.observation_space), obs, "observation")
     for field, column in (("rewards", rewards), ("terminated", terminated), ("truncated", truncated)):
         if np.shape(column) != (env.num_envs,):

@@ -12,11 +12,12 @@ from gymnasium import spaces
 from pydantic import AfterValidator
 from torch import Tensor, nn
 
+from corral.core.action_masks import MASK_KEY, has_mask, without_mask
 from corral.core.settings import OneOf, PositiveInt, parse_settings
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
-from corral.modules.distributions import DiagGaussian, action_distribution
-from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, Flat, is_image, orthogonal
+from corral.modules.distributions import ILLEGAL, DiagGaussian, action_distribution
+from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, is_image, orthogonal
 
 
 @dataclass
@@ -31,6 +32,7 @@ class NetworkConfig:
             image.
         conv_activation: Activation after each convolutional layer, and after the layer of `conv_features`.
         conv_features: Width of the linear layer between the convolutions of an image and the hidden layers.
+        action_masks: Whether the key `action_mask` of a Dict observation tells which actions are legal.
     """
 
     DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (64, 64)
@@ -40,6 +42,7 @@ class NetworkConfig:
     conv_filters: ConvFilters | None = None
     conv_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] = "relu"
     conv_features: PositiveInt = 512
+    action_masks: bool = True
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
@@ -63,6 +66,8 @@ class Module(nn.Module):
     Attributes:
         distribution: Distribution over actions whose parameters `policy` returns; built from the action space and
             `action_bounds`.
+        has_action_mask: Whether observations hold a mask of legal actions, under the key `action_mask`.
+        features_space: Space of what the networks read: the observation space without the mask.
         MUST_DEFINE: Names of the methods that a custom subclass must define.
         CONFIG: Dataclass of the settings in `model_config`; with `None` the class reads `model_config` itself.
     """
@@ -87,9 +92,26 @@ class Module(nn.Module):
         self.observation_space = observation_space
         self.action_space = action_space
         self.distribution = action_distribution(action_space, model_config.get("action_bounds", "clip"))
+        self.has_action_mask = bool(model_config.get("action_masks", True)) and has_mask(
+            observation_space, action_space
+        )
+        self.features_space = without_mask(observation_space) if self.has_action_mask else observation_space
+
+    def mask_outputs(self, obs: Tree, outputs: Tensor) -> Tensor:
+        """Return outputs `[B, n]`, logits or action values, with a large negative number for each illegal action.
+
+        Illegal actions then have probability 0 and no gradient. Without a mask in the observations, the outputs stay as
+        they are.
+        """
+        if not self.has_action_mask:
+            return outputs
+        return outputs.masked_fill(obs[MASK_KEY].reshape(outputs.shape) == 0, ILLEGAL)
 
     def policy(self, obs: Tree) -> Tensor:
-        """Map observations (a tree of `[B, ...]`) to `dist_inputs`, float32 `[B, distribution.num_inputs]`."""
+        """Map observations (a tree of `[B, ...]`) to `dist_inputs`, float32 `[B, distribution.num_inputs]`.
+
+        Where observations hold a mask, the outputs have gone through `mask_outputs`.
+        """
         raise TypeError(f"{type(self).__name__} has no method policy(obs) -> dist_inputs [B, D].")
 
     def value(self, obs: Tree) -> Tensor:
@@ -142,6 +164,8 @@ class Module(nn.Module):
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the policy as a stack of linear and activation layers on a flat observation, or `None`.
 
+        An action mask next to the flat observation is left out: runners apply it to the output of the stack.
+
         Runners compute such a stack in NumPy, which is several times faster than torch for small networks. Hooks of the
         layers do not fire then. A layer of another class that computes a linear function must have a method `affine`
         that returns its weight `[out, in]` and bias `[out]`. The second entry of the result is a vector that the policy
@@ -188,12 +212,12 @@ class ActorCritic(Module):
         """Build the layers from the spaces; see `ModelConfig` for the settings."""
         super().__init__(observation_space, action_space, model_config)
         config = ModelConfig.parse(model_config)
-        hiddens = config.hiddens_for(observation_space)
+        hiddens = config.hiddens_for(self.features_space)
         share = config.vf_share_layers
         if share is None:
-            share = any(is_image(leaf) for leaf in leaves(space_tree(observation_space)))
-        self.policy_encoder = Encoder(observation_space, hiddens, config)
-        self.value_encoder = self.policy_encoder if share else Encoder(observation_space, hiddens, config)
+            share = any(is_image(leaf) for leaf in leaves(space_tree(self.features_space)))
+        self.policy_encoder = Encoder(self.features_space, hiddens, config)
+        self.value_encoder = self.policy_encoder if share else Encoder(self.features_space, hiddens, config)
         num_outputs = self.distribution.num_inputs
         self.log_std: nn.Parameter | None = None
         if isinstance(self.distribution, DiagGaussian) and config.free_log_std:
@@ -206,12 +230,15 @@ class ActorCritic(Module):
             with torch.no_grad():
                 self.policy_head.bias[num_outputs // 2 :] = config.initial_log_std  # type: ignore[index]
 
-    def _with_log_std(self, outputs: Tensor) -> Tensor:
-        return outputs if self.log_std is None else torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+    def _dist_inputs(self, obs: Tree, features: Tensor) -> Tensor:
+        outputs: Tensor = self.policy_head(features)
+        if self.log_std is not None:
+            return torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+        return self.mask_outputs(obs, outputs)
 
     def policy(self, obs: Tree) -> Tensor:
         """Map observations to `dist_inputs`, float32 `[B, D]`."""
-        return self._with_log_std(self.policy_head(self.policy_encoder(obs)))
+        return self._dist_inputs(obs, self.policy_encoder(obs))
 
     def value(self, obs: Tree) -> Tensor:
         """Map observations to state values, float32 `[B]`."""
@@ -224,13 +251,10 @@ class ActorCritic(Module):
         if changed or self.value_encoder is not self.policy_encoder:
             return super().policy_and_value(obs)
         features = self.policy_encoder(obs)
-        return self._with_log_std(self.policy_head(features)), self.value_head(features).squeeze(-1)
+        return self._dist_inputs(obs, features), self.value_head(features).squeeze(-1)
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the layers of the policy, if observations are flat and no subclass overrides `policy`."""
-        if type(self).policy is not ActorCritic.policy:
-            return None
-        parts = self.policy_encoder.parts
-        if len(parts) != 1 or not isinstance(parts[0], Flat) or not isinstance(self.observation_space, spaces.Box):
+        if type(self).policy is not ActorCritic.policy or not self.policy_encoder.is_flat:
             return None
         return [*self.policy_encoder.mlp, self.policy_head], self.log_std

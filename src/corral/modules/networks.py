@@ -170,6 +170,13 @@ class Encoder(nn.Module):
         self.mlp = mlp(num_inputs, hiddens, config.fcnet_activation)
         self.num_outputs = hiddens[-1] if hiddens else num_inputs
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether there is one leaf, a Box that is only flattened."""
+        return (
+            len(self.parts) == 1 and isinstance(self.parts[0], Flat) and isinstance(leaves(self._space)[0], spaces.Box)
+        )
+
     def forward(self, obs: Tree) -> Tensor:
         """Encode a tree of tensors `[B, ...]` to `[B, num_outputs]`."""
         # In the order of the space: the keys of a user's dict may come in any other.

@@ -14,11 +14,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from corral.core.action_masks import MASK_KEY
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.distributions import SquashedGaussian
 from corral.modules.module import Module, NetworkConfig
-from corral.modules.networks import Encoder, Flat, LogStdClamp, mlp, orthogonal
+from corral.modules.networks import Encoder, LogStdClamp, mlp, orthogonal
 
 # Fraction of the largest entropy of Discrete actions that "auto" aims at; see `SACModule.auto_target_entropy`.
 TARGET_ENTROPY_SHARE = 0.5
@@ -117,7 +118,8 @@ class SACModule(Module):
                 "SAC takes Discrete actions, or a Box of floats whose bounds are all finite, and the env's actions are "
                 f"{action_space}: give them such bounds with a wrapper, or use PPO."
             )
-        super().__init__(observation_space, action_space, {"action_bounds": "squash"})
+        own = {"action_bounds": "squash", "action_masks": model_config.get("action_masks", True)}
+        super().__init__(observation_space, action_space, own)
         self.model_config = dict(model_config)
         num_critics = 2 if self.model_config.pop("twin_q", True) else 1
         initial_alpha = float(self.model_config.pop("initial_alpha", 1.0))
@@ -136,7 +138,7 @@ class SACModule(Module):
         latter in a safe range. For Discrete actions they are logits.
         """
         config = SACNetworkConfig.parse(self.model_config)
-        return Actor(self.observation_space, self.distribution.num_inputs, config, clamp_log_std=not self.is_discrete)
+        return Actor(self.features_space, self.distribution.num_inputs, config, clamp_log_std=not self.is_discrete)
 
     def make_critic(self) -> nn.Module:
         """Return a new critic.
@@ -144,7 +146,7 @@ class SACModule(Module):
         For Box actions it is called as `critic(obs, actions)`, with actions float32 `[B, d]` in [-1, 1], and returns
         `[B]`. For Discrete actions it is called as `critic(obs)` and returns `[B, n]`.
         """
-        return Critic(self.observation_space, self.action_space, SACNetworkConfig.parse(self.model_config))
+        return Critic(self.features_space, self.action_space, SACNetworkConfig.parse(self.model_config))
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""
@@ -161,8 +163,7 @@ class SACModule(Module):
 
     def policy(self, obs: Tree) -> Tensor:
         """Map observations to `dist_inputs`, float32 `[B, D]`."""
-        outputs: Tensor = self.actor(obs)
-        return outputs
+        return self.mask_outputs(obs, self.actor(obs))
 
     def sample(self, obs: Tree, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return the Box actions for noise `[B, d]`, float32 `[B, d]` in [-1, 1], and their log-density `[B]`.
@@ -198,14 +199,17 @@ class SACModule(Module):
             for parameter in trainable:
                 parameter.requires_grad_(True)
 
-    @property
-    def auto_target_entropy(self) -> float:
-        """Default target of the entropy, in nats.
+    def auto_target_entropy(self, obs: Tree) -> float | Tensor:
+        """Return the default target of the entropy, in nats.
 
         For Box actions it is minus the number of dimensions (Haarnoja et al. 2018b, arXiv:1812.05905, appendix D). For
-        n Discrete actions it is `TARGET_ENTROPY_SHARE` of the largest entropy, log n. Christodoulou 2019
-        (arXiv:1910.07207) uses 0.98 of it, which keeps the policy close to uniform.
+        n Discrete actions it is `TARGET_ENTROPY_SHARE` of the largest entropy, log n; where observations hold a mask, n
+        is the number of legal actions, and the target is the mean over the observations, a tree of `[B, ...]`.
+        Christodoulou 2019 (arXiv:1910.07207) uses 0.98 of it, which keeps the policy close to uniform.
         """
+        if self.has_action_mask:
+            num_legal: Tensor = (obs[MASK_KEY] != 0).flatten(1).sum(-1)
+            return num_legal.clamp(min=1).log().mean() * TARGET_ENTROPY_SHARE
         if isinstance(self.action_space, spaces.Discrete):
             return TARGET_ENTROPY_SHARE * math.log(int(self.action_space.n))
         return -float(self.distribution.num_noise)
@@ -238,13 +242,9 @@ class SACModule(Module):
         """Return the layers of the actor, if it is the default actor on flat observations."""
         if type(self).policy is not SACModule.policy or type(self.actor) is not Actor:
             return None
-        if not self._is_flat(self.actor.encoder):
+        if not self.actor.encoder.is_flat:
             return None
         return [*self.actor.encoder.mlp, *self.actor.head], None
-
-    def _is_flat(self, encoder: Encoder) -> bool:
-        parts = encoder.parts
-        return len(parts) == 1 and isinstance(parts[0], Flat) and isinstance(self.observation_space, spaces.Box)
 
 
 def _is_bounded_floats(space: spaces.Space[Any]) -> bool:
