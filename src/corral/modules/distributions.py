@@ -317,6 +317,34 @@ class DiagGaussian(ActionDistribution):
         return 0.5 * ((2 * gap).exp() + z * z - 1 - 2 * gap).sum(-1)
 
 
+class Deterministic(DiagGaussian):
+    """The actions that the policy returns, `[B, d]`, with probability 1: the limit of a Gaussian without deviation.
+
+    Explorations add the noise that such a policy needs (Silver et al. 2014, https://proceedings.mlr.press/v32/silver14.html).
+    Bounds are respected as in `DiagGaussian`.
+    """
+
+    def __init__(self, space: spaces.Box) -> None:
+        """Make the distribution of a Box space of any shape."""
+        super().__init__(space)
+        self.num_inputs = self.num_noise
+
+    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
+        return self.mode(dist_inputs)
+
+    def env_mode(self, dist_inputs: Tensor) -> Tensor:
+        return self._scaled(dist_inputs)
+
+    def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
+        return -_infinite_where((actions.reshape(dist_inputs.shape) != dist_inputs).any(-1))
+
+    def entropy(self, dist_inputs: Tensor) -> Tensor:
+        return torch.zeros_like(dist_inputs[..., 0])
+
+    def kl(self, dist_inputs: Tensor, other_inputs: Tensor) -> Tensor:
+        return _infinite_where((dist_inputs != other_inputs).any(-1))
+
+
 class SquashedGaussian(DiagGaussian):
     """A diagonal Gaussian squashed by tanh onto bounds that are all finite (Haarnoja et al. 2018, arXiv:1801.01290).
 
@@ -403,6 +431,11 @@ def categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:
     logp = logits.log_softmax(-1)
     gap = (logp - other_logits.log_softmax(-1)).masked_fill(logits == -math.inf, 0)
     return (logp.exp() * gap).sum(-1)
+
+
+def _infinite_where(differs: Tensor) -> Tensor:
+    """Return infinity where a mask is True, and 0 elsewhere, float32."""
+    return torch.zeros(differs.shape, device=differs.device).masked_fill(differs, math.inf)
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype:
