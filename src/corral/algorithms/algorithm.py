@@ -24,6 +24,7 @@ from corral.algorithms.algorithm_state import (
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.fitting import fit
 from corral.algorithms.module_changes import add_module, load_module_weights, remove_module
+from corral.algorithms.pretrained import prepare_module
 from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
@@ -294,6 +295,8 @@ class Algorithm(metaclass=_WithHints):
         if policy.exploration is not None:
             self.explorations[module_id] = policy.exploration
         module = spec.build()
+        if not isinstance(module, HeuristicModule):
+            prepare_module(module, module_id, config)
         layers = Layers(module)
         self._callbacks.fire("on_create_policy", policy_id=module_id, policy=module, metrics_logger=self.metrics)
         layers.check_alike("on_create_policy")  # runners and learners of an engine build the class
@@ -380,7 +383,8 @@ class Algorithm(metaclass=_WithHints):
         Its optimizer keeps its state, and all other modules stay as they are.
 
         Args:
-            path: A checkpoint, or a run directory, of which the best checkpoint is taken.
+            path: A checkpoint, a run directory, of which the best checkpoint is taken, or a file of weights, as for
+                `.rl_module(load_from=...)`.
             module_id: Id of the module that gets the weights.
             from_module_id: Id of the module in the checkpoint; `None` is the same id, or the only one.
 

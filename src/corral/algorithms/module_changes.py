@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-
-from corral.checkpoint import find_checkpoint, read_checkpoint
-from corral.errors import CheckpointError, ConfigError
+from corral.algorithms.pretrained import check_weights, read_weights
+from corral.errors import ConfigError
 from corral.modules.heuristic import HeuristicModule
 
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ def add_module(
         learning = None if isinstance(module, HeuristicModule) else algorithm.learning_spec(module_id)
         if weights is not None:
             there = {name: value.numpy() for name, value in module.state_dict().items()}
-            _check_weights(module_id, there, weights, f"module {copy_from!r}")
+            check_weights(module_id, there, weights, f"module {copy_from!r}")
     except BaseException:
         algorithm.use_modules(config, algorithm.env_runner_group.module_specs)
         raise
@@ -91,17 +89,9 @@ def remove_module(algorithm: Algorithm, module_id: str, changes: Mapping[str, An
 def load_module_weights(algorithm: Algorithm, path: str | Path, module_id: str, from_module_id: str | None) -> None:
     """Load the weights of one module; see `Algorithm.load_module_weights`."""
     module_id = algorithm.find_module_id(module_id)
-    checkpoint = read_checkpoint(find_checkpoint(path, prefer="best"), with_state=False)
-    held = checkpoint.weights
-    if from_module_id is None:
-        from_module_id = module_id if module_id in held or len(held) != 1 else next(iter(held))
-    if from_module_id not in held:
-        raise CheckpointError(
-            f"{checkpoint.path} has no module {from_module_id!r}, only {sorted(held)}: give from_module_id."
-        )
-    where = f"module {from_module_id!r} of {checkpoint.path}"
-    _check_weights(module_id, algorithm.learner_group.get_weights()[module_id], held[from_module_id], where)
-    algorithm.learner_group.set_weights({module_id: held[from_module_id]})
+    where, weights = read_weights(path, module_id, from_module_id)
+    check_weights(module_id, algorithm.learner_group.get_weights()[module_id], weights, where)
+    algorithm.learner_group.set_weights({module_id: weights})
     algorithm.sync_weights()
 
 
@@ -127,20 +117,3 @@ def _finish(algorithm: Algorithm) -> None:
     algorithm.setup_modules()
     algorithm.reserve_metrics()
     algorithm.sync_weights()
-
-
-def _check_weights(
-    module_id: str, here: Mapping[str, NDArray[Any]], there: Mapping[str, NDArray[Any]], where: str
-) -> None:
-    """Refuse weights of other names or shapes.
-
-    Raises:
-        CheckpointError: They do not fit; the first one that differs is named.
-    """
-    for name in (*here, *there):
-        forms = [f"{part[name].dtype}{list(part[name].shape)}" if name in part else "missing" for part in (here, there)]
-        if forms[0] != forms[1]:
-            raise CheckpointError(
-                f"the weights of {where} do not fit module {module_id!r}: {name} is {forms[1]} there and {forms[0]} "
-                "here. Build the module with the same module_class, model_config and spaces."
-            )

@@ -69,6 +69,10 @@ class RLModuleArgs(TypedDict, total=False):
     """Settings of `.rl_module(...)`; see `RLModuleSettings`."""
 
     model_config: Mapping[str, Any]
+    load_from: str | None
+    load_parts: Sequence[str]
+    freeze_parts: Sequence[str]
+    freeze: Sequence[str]
 
 
 class LearnersArgs(TypedDict, total=False):
