@@ -16,8 +16,18 @@ from corral.core.action_masks import MASK_KEY, has_mask, without_mask
 from corral.core.settings import OneOf, PositiveInt, parse_settings
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
-from corral.modules.distributions import ILLEGAL, DiagGaussian, action_distribution
-from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, is_image, orthogonal
+from corral.errors import ConfigError
+from corral.modules.distributions import ILLEGAL, ActionDistribution, DiagGaussian, action_distribution
+from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, LogStdBounds, is_image, mlp, orthogonal
+
+
+def _increasing(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] >= bounds[1]:
+        raise ValueError("the first bound must be below the second one")
+    return bounds
+
+
+LogStdRange = Annotated[tuple[float, float], AfterValidator(_increasing)]
 
 
 @dataclass
@@ -28,6 +38,7 @@ class NetworkConfig:
         fcnet_hiddens: Widths of the hidden layers; `None` is no hidden layer if all observations are images, and
             `DEFAULT_HIDDENS` otherwise.
         fcnet_activation: Activation after each hidden layer: tanh, relu, elu, gelu or silu.
+        use_layernorm: Whether a layer normalisation is between each hidden layer and its activation.
         conv_filters: Convolutional layers, `[[out_channels, kernel, stride], ...]`; `None` chooses by the size of the
             image.
         conv_activation: Activation after each convolutional layer, and after the layer of `conv_features`.
@@ -39,6 +50,7 @@ class NetworkConfig:
 
     fcnet_hiddens: tuple[PositiveInt, ...] | None = None
     fcnet_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] = "relu"
+    use_layernorm: bool = False
     conv_filters: ConvFilters | None = None
     conv_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] = "relu"
     conv_features: PositiveInt = 512
@@ -183,6 +195,10 @@ class ModelConfig(NetworkConfig):
         free_log_std: Whether the log standard deviation of Box actions is one learned vector rather than an output of
             the network.
         initial_log_std: Initial value of the log standard deviation of Box actions.
+        log_std_bounds: Lower and upper bound of the log standard deviation of Box actions, kept by a sigmoid; `None` is
+            without bounds.
+        head_hiddens: Widths of the hidden layers of each head, between the encoder, which policy and value may share,
+            and the last layer.
         action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh).
     """
 
@@ -190,6 +206,8 @@ class ModelConfig(NetworkConfig):
     vf_share_layers: bool | None = None
     free_log_std: bool = True
     initial_log_std: float = 0.0
+    log_std_bounds: LogStdRange | None = None
+    head_hiddens: tuple[PositiveInt, ...] = ()
     action_bounds: Literal["clip", "squash"] = "clip"
 
 
@@ -220,20 +238,28 @@ class ActorCritic(Module):
         self.value_encoder = self.policy_encoder if share else Encoder(self.features_space, hiddens, config)
         num_outputs = self.distribution.num_inputs
         self.log_std: nn.Parameter | None = None
+        self.log_std_bounds, initial_log_std = _bounds(self.distribution, config)
         if isinstance(self.distribution, DiagGaussian) and config.free_log_std:
             num_outputs //= 2
-            self.log_std = nn.Parameter(torch.full((num_outputs,), float(config.initial_log_std)))
+            self.log_std = nn.Parameter(torch.full((num_outputs,), initial_log_std))
         num_features = self.policy_encoder.num_outputs
+        self.policy_hiddens, self.value_hiddens = (
+            mlp(num_features, config.head_hiddens, config.fcnet_activation, layernorm=config.use_layernorm)
+            for _ in range(2)
+        )
+        num_features = [num_features, *config.head_hiddens][-1]
         self.policy_head = orthogonal(nn.Linear(num_features, num_outputs), self._SMALL_POLICY_GAIN)
         self.value_head = orthogonal(nn.Linear(num_features, 1), 1.0)
         if isinstance(self.distribution, DiagGaussian) and self.log_std is None:
             with torch.no_grad():
-                self.policy_head.bias[num_outputs // 2 :] = config.initial_log_std  # type: ignore[index]
+                self.policy_head.bias[num_outputs // 2 :] = initial_log_std  # type: ignore[index]
 
     def _dist_inputs(self, obs: Tree, features: Tensor) -> Tensor:
-        outputs: Tensor = self.policy_head(features)
+        outputs: Tensor = self.policy_head(self.policy_hiddens(features))
         if self.log_std is not None:
-            return torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+        if self.log_std_bounds is not None:
+            outputs = self.log_std_bounds(outputs)
         return self.mask_outputs(obs, outputs)
 
     def policy(self, obs: Tree) -> Tensor:
@@ -242,7 +268,10 @@ class ActorCritic(Module):
 
     def value(self, obs: Tree) -> Tensor:
         """Map observations to state values, float32 `[B]`."""
-        values: Tensor = self.value_head(self.value_encoder(obs)).squeeze(-1)
+        return self._values(self.value_encoder(obs))
+
+    def _values(self, features: Tensor) -> Tensor:
+        values: Tensor = self.value_head(self.value_hiddens(features)).squeeze(-1)
         return values
 
     def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
@@ -251,10 +280,29 @@ class ActorCritic(Module):
         if changed or self.value_encoder is not self.policy_encoder:
             return super().policy_and_value(obs)
         features = self.policy_encoder(obs)
-        return self._dist_inputs(obs, features), self.value_head(features).squeeze(-1)
+        return self._dist_inputs(obs, features), self._values(features)
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the layers of the policy, if observations are flat and no subclass overrides `policy`."""
-        if type(self).policy is not ActorCritic.policy or not self.policy_encoder.is_flat:
+        if type(self).policy is not ActorCritic.policy or not self.policy_encoder.is_flat or self.log_std_bounds:
             return None
-        return [*self.policy_encoder.mlp, self.policy_head], self.log_std
+        return [*self.policy_encoder.mlp, *self.policy_hiddens, self.policy_head], self.log_std
+
+
+def _bounds(distribution: ActionDistribution, config: ModelConfig) -> tuple[LogStdBounds | None, float]:
+    """Return the bounds of log standard deviations, if there are any, and the initial value before these bounds.
+
+    Raises:
+        ConfigError: The actions have no deviation, or the initial one is not between the bounds.
+    """
+    if config.log_std_bounds is None:
+        return None, float(config.initial_log_std)
+    low, high = config.log_std_bounds
+    if not isinstance(distribution, DiagGaussian):
+        raise ConfigError(f"model_config: log_std_bounds={config.log_std_bounds} is for Box actions: leave it out.")
+    if not low < config.initial_log_std < high:
+        raise ConfigError(
+            f"model_config: initial_log_std={config.initial_log_std} must be between log_std_bounds={low, high}."
+        )
+    bounds = LogStdBounds(low, high)
+    return bounds, bounds.inverse(config.initial_log_std)

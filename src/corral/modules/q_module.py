@@ -133,7 +133,10 @@ class QNetwork(nn.Module):
         num_streams = 2 if form.dueling else 1
         layers: list[nn.Module] = []
         if width:
-            layers = [linear(num_features, num_streams * width, math.sqrt(2)), ACTIVATIONS[config.fcnet_activation]()]
+            layers = [linear(num_features, num_streams * width, math.sqrt(2))]
+            if config.use_layernorm:  # of each stream on its own
+                layers.append(nn.GroupNorm(num_streams, num_streams * width) if form.dueling else nn.LayerNorm(width))
+            layers.append(ACTIVATIONS[config.fcnet_activation]())
             num_features = width
         elif form.dueling:
             if [type(part) for part in self.encoder.parts] != [ImageEncoder] or num_features % 2:

@@ -18,8 +18,8 @@ from corral.core.action_masks import MASK_KEY
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.distributions import SquashedGaussian
-from corral.modules.module import Module, NetworkConfig
-from corral.modules.networks import Encoder, LogStdClamp, mlp, orthogonal
+from corral.modules.module import LogStdRange, Module, NetworkConfig
+from corral.modules.networks import Encoder, LogStdBounds, LogStdClamp, mlp, orthogonal
 
 # Fraction of the largest entropy of Discrete actions that "auto" aims at; see `SACModule.auto_target_entropy`.
 TARGET_ENTROPY_SHARE = 0.5
@@ -27,22 +27,37 @@ TARGET_ENTROPY_SHARE = 0.5
 
 @dataclass
 class SACNetworkConfig(NetworkConfig):
-    """Settings of the default module of SAC, for each of its networks; the networks share no layers."""
+    """Settings of the default module of SAC, for each of its networks; the networks share no layers.
+
+    Attributes:
+        log_std_bounds: Lower and upper bound of the log standard deviation of Box actions, kept by a sigmoid; `None`
+            clamps it to [-20, 2], as Haarnoja et al. 2018 do.
+    """
 
     DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (256, 256)
+
+    log_std_bounds: LogStdRange | None = None
 
 
 class Actor(nn.Module):
     """A network from observations to `dist_inputs`, `[B, D]`: an encoder and a head."""
 
     def __init__(
-        self, observation_space: spaces.Space[Any], num_inputs: int, config: NetworkConfig, *, clamp_log_std: bool
+        self,
+        observation_space: spaces.Space[Any],
+        num_inputs: int,
+        config: NetworkConfig,
+        *,
+        clamp_log_std: bool,
+        log_std_bounds: tuple[float, float] | None = None,
     ) -> None:
         """Build the layers; the weights of the head start small, so the initial policy is almost constant."""
         super().__init__()
         self.encoder = Encoder(observation_space, config.hiddens_for(observation_space), config)
         head: list[nn.Module] = [orthogonal(nn.Linear(self.encoder.num_outputs, num_inputs), 0.01)]
-        self.head = nn.Sequential(*head, *([LogStdClamp()] if clamp_log_std else []))
+        if clamp_log_std:
+            head.append(LogStdClamp() if log_std_bounds is None else LogStdBounds(*log_std_bounds))
+        self.head = nn.Sequential(*head)
 
     def forward(self, obs: Tree) -> Tensor:
         """Map observations, a tree of `[B, ...]`, to `[B, D]`."""
@@ -66,7 +81,7 @@ class Critic(nn.Module):
             num_values = int(action_space.n)
         else:
             num_features += math.prod(action_space.shape or ())
-        self.mlp = mlp(num_features, hiddens, config.fcnet_activation)
+        self.mlp = mlp(num_features, hiddens, config.fcnet_activation, layernorm=config.use_layernorm)
         self.head = orthogonal(nn.Linear(hiddens[-1] if hiddens else num_features, num_values), 1.0)
 
     def forward(self, obs: Tree, actions: Tensor | None = None) -> Tensor:
@@ -138,7 +153,13 @@ class SACModule(Module):
         latter in a safe range. For Discrete actions they are logits.
         """
         config = SACNetworkConfig.parse(self.model_config)
-        return Actor(self.features_space, self.distribution.num_inputs, config, clamp_log_std=not self.is_discrete)
+        return Actor(
+            self.features_space,
+            self.distribution.num_inputs,
+            config,
+            clamp_log_std=not self.is_discrete,
+            log_std_bounds=config.log_std_bounds,
+        )
 
     def make_critic(self) -> nn.Module:
         """Return a new critic.
