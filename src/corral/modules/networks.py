@@ -207,7 +207,7 @@ class LogStdClamp(nn.Module):
 class LogStdBounds(nn.Module):
     """Keeps the second half of `[B, 2d]`, log standard deviations, between two bounds: `low + (high - low) * sigmoid`.
 
-    Unlike a clamp it has a gradient everywhere, so that no deviation stays at a bound for ever.
+    Unlike a clamp it has a gradient everywhere, so that no deviation gets stuck at a bound.
     """
 
     def __init__(self, low: float, high: float) -> None:
