@@ -229,8 +229,8 @@ def test_the_loss_has_the_target_entropy_of_the_config(given: Any, aimed_at: flo
 
 
 def test_the_entropy_that_is_aimed_at() -> None:
-    assert make_module(BOX).auto_target_entropy == -2
-    assert make_module(DISCRETE).auto_target_entropy == pytest.approx(math.log(4) / 2)
+    assert make_module(BOX).auto_target_entropy({}) == -2
+    assert make_module(DISCRETE).auto_target_entropy({}) == pytest.approx(math.log(4) / 2)
 
 
 def test_targets_follow_by_tau() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch import distributions as td
 
 from corral.errors import ConfigError
-from corral.modules.distributions import ActionDistribution, action_distribution
+from corral.modules.distributions import ActionDistribution, Deterministic, action_distribution
 
 B = 40_000
 
@@ -247,3 +247,22 @@ def test_unsupported_spaces_are_named(space: spaces.Space[Any]) -> None:
 def test_squash_needs_finite_bounds(name: str) -> None:
     with pytest.raises(ConfigError, match="finite bounds"):
         action_distribution(CASES[name][0], "squash")
+
+
+def test_a_deterministic_action_is_the_output_with_probability_1() -> None:
+    space = box([0, -5], [10, 1])
+    distribution = Deterministic(space)
+    assert distribution.num_inputs == 2
+    outputs = inputs(distribution, 50)
+    actions = sampled(distribution, outputs)
+    np.testing.assert_array_equal(actions, outputs)
+    np.testing.assert_array_equal(distribution.mode(outputs), outputs)
+    expected = np.clip(outputs * [5, 3] + [5, -2], [0, -5], [10, 1])
+    np.testing.assert_allclose(distribution.to_env(actions), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(distribution.env_mode(torch.from_numpy(outputs)), expected, rtol=1e-5, atol=1e-5)
+    same, other = torch.from_numpy(outputs), torch.from_numpy(outputs + 0.1)
+    assert distribution.logp(same, same).tolist() == [0.0] * 50
+    assert distribution.logp(same, other).tolist() == [-np.inf] * 50
+    assert distribution.entropy(same).tolist() == [0.0] * 50
+    assert distribution.kl(same, same).tolist() == [0.0] * 50
+    assert distribution.kl(same, other).tolist() == [np.inf] * 50

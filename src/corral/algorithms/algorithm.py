@@ -24,6 +24,7 @@ from corral.algorithms.algorithm_state import (
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.fitting import fit
 from corral.algorithms.module_changes import add_module, load_module_weights, modules_of, remove_module
+from corral.algorithms.pretrained import prepare_module
 from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
@@ -306,6 +307,8 @@ class Algorithm(metaclass=_WithHints):
             self.explorations[module_id] = policy.exploration
         module = spec.build()
         share_layers(module_id, module, others, self.config.shared_layers)
+        if not isinstance(module, HeuristicModule):
+            prepare_module(module, module_id, config)
         layers = Layers(module)
         self._callbacks.fire("on_create_policy", policy_id=module_id, policy=module, metrics_logger=self.metrics)
         layers.check_alike("on_create_policy")  # runners and learners of an engine build the class
@@ -404,7 +407,8 @@ class Algorithm(metaclass=_WithHints):
         warning names them.
 
         Args:
-            path: A checkpoint, or a run directory, of which the best checkpoint is taken.
+            path: A checkpoint, a run directory, of which the best checkpoint is taken, or a file of weights, as for
+                `.rl_module(load_from=...)`.
             module_id: Id of the module that gets the weights.
             from_module_id: Id of the module in the checkpoint; `None` is the same id, or the only one.
 

@@ -183,7 +183,8 @@ def c51_loss(
     logp = logits[rows, batch["actions"]].log_softmax(-1)
     with torch.no_grad():
         next_probs = module.logits(batch["next_obs"], target=True).softmax(-1)
-        chooser = module.q_values(batch["next_obs"]) if double_q else next_probs @ module.atoms
+        means = module.mask_outputs(batch["next_obs"], next_probs @ module.atoms)
+        chooser = module.q_values(batch["next_obs"]) if double_q else means
         next_probs = next_probs[rows, chooser.argmax(1)]
         discounts = batch["discounts"] * (~batch["terminated"])
         returns = batch["rewards"].unsqueeze(1) + discounts.unsqueeze(1) * module.atoms

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from corral.core.action_masks import legal_actions
 from corral.core.seeding import module_seed
 from corral.core.tree import Tree
 from corral.exploration import Exploration, RowDistribution, make_exploration
@@ -73,6 +74,7 @@ class DriverPolicy(Policy):
         if self.exploration is None:
             return super()._choose(obs, inputs, explore)
         self._row.obs, self._row.inputs = obs, inputs
+        self._row.legal = legal_actions(obs) if self.module.has_action_mask else None
         actions, _ = self.exploration.get_exploration_action(
             action_distribution=self._row, timestep=self._timestep, explore=explore
         )

@@ -9,9 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-
-from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
+from corral.algorithms.pretrained import Weights, check_weights, read_weights
+from corral.checkpoint import Checkpoint
 from corral.checkpoint.imports import check_imports
 from corral.errors import CheckpointError, ConfigError
 from corral.loggers.run import plain
@@ -150,7 +149,7 @@ def _config_with_modules(config: AlgorithmConfig, checkpoint: Checkpoint, saved:
 def _use_modules(
     algorithm: Algorithm,
     changed: AlgorithmConfig,
-    weights: Mapping[str, tuple[Mapping[str, NDArray[Any]], str | None]] = MappingProxyType({}),
+    weights: Mapping[str, tuple[Weights, str | None]] = MappingProxyType({}),
 ) -> dict[str, Module]:
     """Make the modules of a config that are missing everywhere, and remove the others; if it fails, nothing changes.
 
@@ -176,7 +175,7 @@ def _use_modules(
         }
         for module_id, (arrays, source) in weights.items():
             own = {name: value.numpy() for name, value in made[module_id].state_dict().items()}
-            _check_weights(module_id, own, arrays, f"module {source!r}")
+            check_weights(module_id, own, arrays, f"module {source!r}")
     except BaseException:
         algorithm.use_modules(config, present)
         raise
@@ -197,16 +196,8 @@ def _use_modules(
 def load_module_weights(algorithm: Algorithm, path: str | Path, module_id: str, from_module_id: str | None) -> None:
     """Load the weights of one module; see `Algorithm.load_module_weights`."""
     module_id = algorithm.find_module_id(module_id)
-    checkpoint = read_checkpoint(find_checkpoint(path, prefer="best"), with_state=False)
-    held = checkpoint.weights
-    if from_module_id is None:
-        from_module_id = module_id if module_id in held or len(held) != 1 else next(iter(held))
-    if from_module_id not in held:
-        raise CheckpointError(
-            f"{checkpoint.path} has no module {from_module_id!r}, only {sorted(held)}: give from_module_id."
-        )
-    where = f"module {from_module_id!r} of {checkpoint.path}"
-    _check_weights(module_id, algorithm.learner_group.get_weights()[module_id], held[from_module_id], where)
+    where, weights = read_weights(path, module_id, from_module_id)
+    check_weights(module_id, algorithm.learner_group.get_weights()[module_id], weights, where)
     for layers, groups in algorithm.config.shared_layers.items():
         for group in groups:
             if module_id in group:
@@ -214,7 +205,7 @@ def load_module_weights(algorithm: Algorithm, path: str | Path, module_id: str, 
                     "load_module_weights: module %r shares %r with %s, so these have the weights of %s too.",
                     *(module_id, layers, [name for name in group if name != module_id], where),
                 )
-    algorithm.learner_group.set_weights({module_id: held[from_module_id]})
+    algorithm.learner_group.set_weights({module_id: weights})
     algorithm.sync_weights()
 
 
@@ -260,20 +251,3 @@ def _specs_with(algorithm: Algorithm, changed: AlgorithmConfig) -> dict[str, Mod
         except ConfigError as error:
             raise ConfigError(f"evaluation_config: {error}") from error
     return algorithm.env_runner_group.specs_with(changed)
-
-
-def _check_weights(
-    module_id: str, here: Mapping[str, NDArray[Any]], there: Mapping[str, NDArray[Any]], where: str
-) -> None:
-    """Refuse weights of other names or shapes.
-
-    Raises:
-        CheckpointError: They do not fit; the first one that differs is named.
-    """
-    for name in (*here, *there):
-        forms = [f"{part[name].dtype}{list(part[name].shape)}" if name in part else "missing" for part in (here, there)]
-        if forms[0] != forms[1]:
-            raise CheckpointError(
-                f"the weights of {where} do not fit module {module_id!r}: {name} is {forms[1]} there and {forms[0]} "
-                "here. Build the module with the same module_class, model_config and spaces."
-            )

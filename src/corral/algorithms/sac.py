@@ -181,7 +181,7 @@ def sac_loss(
     outputs |= {"q_taken": q_taken, "targets": targets}
     errors = q_taken - targets
     critic_loss = 0.5 * (batch["weights"] * errors.square()).mean(-1).sum()
-    surplus = entropy_surplus(module, logp, target_entropy)
+    surplus = entropy_surplus(module, batch, logp, target_entropy)
     alpha_loss = module.log_alpha * surplus
     reported = _reported(q_taken.detach(), errors.detach(), logp)
     losses = {"critic_loss": critic_loss, "actor_loss": actor_loss, "alpha_loss": alpha_loss, "alpha": alpha}
@@ -226,9 +226,9 @@ def soft_targets(batch: Batch, next_value: Tensor) -> Tensor:
     return targets
 
 
-def entropy_surplus(module: SACModule, logp: Tensor, target_entropy: float | None) -> Tensor:
+def entropy_surplus(module: SACModule, batch: Batch, logp: Tensor, target_entropy: float | None) -> Tensor:
     """Return the entropy minus its target, in nats: the gradient of the loss by log alpha."""
-    return -logp.mean() - (module.auto_target_entropy if target_entropy is None else target_entropy)
+    return -logp.mean() - (module.auto_target_entropy(batch["obs"]) if target_entropy is None else target_entropy)
 
 
 def _reported(q_taken: Tensor, errors: Tensor, logp: Tensor) -> dict[str, Tensor]:

@@ -111,10 +111,12 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
         CheckpointError: The checkpoint cannot be read, `cls` is another algorithm, or the config names something that
             is not taken from a checkpoint.
         ConfigError: The config holds values that no file can name and that are not given, names a class that cannot be
-            imported, or a setting is unknown.
+            imported, or a setting is unknown or contradicts restoring.
     """
     checkpoint = read_checkpoint(path)
-    config = config_of(checkpoint, settings)
+    if settings.get("load_from") is not None:
+        raise ConfigError("from_checkpoint: load_from has no effect, since all weights come from the checkpoint.")
+    config = _without_loading(config_of(checkpoint, settings))
     # The processes of runners and learners cannot import from this script, but they can be sent what is in it.
     if names_script(config.env):
         config.env = resolve_env(config.env)
@@ -127,6 +129,21 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
         algorithm.stop()
         raise
     return algorithm
+
+
+def _without_loading(config: AlgorithmConfig) -> AlgorithmConfig:
+    """Return a config whose modules load no other weights first: the checkpoint has theirs."""
+
+    def left(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in settings.items() if name not in ("load_from", "load_parts")}
+
+    overrides = config.algorithm_config_overrides_per_module
+    return config.copy(
+        load_from=None,
+        load_parts=["*"],
+        policies={module_id: left(settings) for module_id, settings in config.policies.items()},
+        algorithm_config_overrides_per_module={module_id: left(settings) for module_id, settings in overrides.items()},
+    )
 
 
 def _class_to_build(checkpoint: Checkpoint, config: AlgorithmConfig, cls: type[AlgorithmT]) -> type[AlgorithmT]:

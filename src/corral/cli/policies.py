@@ -64,7 +64,7 @@ def load_setup(options: argparse.Namespace) -> Setup:
         _policy(checkpoint, options.seed),
         options.env or environment.env,
         {**environment.env_config, **changed},
-        environment.wrappers,
+        environment.all_wrappers,
     )
 
 

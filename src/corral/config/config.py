@@ -499,7 +499,8 @@ class AlgorithmConfig(
     def for_module(self, module_id: str) -> Self:
         """Return a frozen copy with the settings of one module in place of those that all modules have in common."""
         given = self.policies.get(module_id, {})
-        own = {name: given[name] for name in ("module_class", "model_config") if given.get(name) is not None}
+        of_module = self.group_fields()["rl_module"]
+        own = {name: given[name] for name in of_module if given.get(name) is not None}
         return self.copy(**{**own, **self.algorithm_config_overrides_per_module.get(module_id, {})}).freeze()
 
     def trains(self, module_id: str) -> bool:
@@ -522,7 +523,7 @@ class AlgorithmConfig(
             self.module_class or self.default_module_class,
             observation_space,
             action_space,
-            {**self.model_config, **self.module_settings},
+            {**self.model_config, **self.module_settings, **({} if self.action_masks else {"action_masks": False})},
             self.seed or 0,
         )
 

@@ -26,6 +26,7 @@ class EnvironmentArgs(TypedDict, total=False):
     env_task_fn: Any
     env_reset_fn: Any
     disable_env_checking: bool
+    action_masks: bool | Literal["infos", "method"]
 
 
 class EnvRunnersArgs(TypedDict, total=False):
@@ -72,6 +73,10 @@ class RLModuleArgs(TypedDict, total=False):
     """Settings of `.rl_module(...)`; see `RLModuleSettings`."""
 
     model_config: Mapping[str, Any]
+    load_from: str | None
+    load_parts: Sequence[str]
+    freeze_parts: Sequence[str]
+    freeze: Sequence[str]
 
 
 class LearnersArgs(TypedDict, total=False):

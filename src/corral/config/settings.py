@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from corral.core.familiar_names import ALIASES
 from corral.core.ids import ALL_MODULES
 from corral.core.settings import (
     Importable,
@@ -38,6 +41,9 @@ class EnvironmentSettings:
             `env_context`, called before each reset of a sub-env, in its process. It returns a dict with any of `seed`,
             `options` and `task`, or `None`. Sub-envs are then stepped one by one.
         disable_env_checking: Whether to skip the check of spaces, reset and first step at the start.
+        action_masks: Where the masks of legal actions are, for Discrete and MultiDiscrete actions. True: in Dict
+            observations, under `action_mask`, if there is such a key. `"infos"`: in infos, under `action_mask`.
+            `"method"`: the method `action_masks()` of the env. False: there are none.
     """
 
     env: Any = None
@@ -46,6 +52,16 @@ class EnvironmentSettings:
     env_task_fn: Importable = None
     env_reset_fn: Importable = None
     disable_env_checking: bool = False
+    action_masks: bool | Literal["infos", "method"] = True
+
+    @property
+    def all_wrappers(self) -> list[Any]:
+        """The wrappers of each sub-env: `wrappers`, and the one that puts action masks into observations."""
+        if not isinstance(self.action_masks, str):
+            return self.wrappers
+        from corral.envs.action_masks import ActionMasks
+
+        return [*self.wrappers, partial(ActionMasks, source=self.action_masks)]
 
 
 @dataclass(kw_only=True)
@@ -137,6 +153,10 @@ class ExplorationSettings:
     exploration_config: dict[str, Any] = field(default_factory=dict)
 
 
+def _path_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 @dataclass(kw_only=True)
 class RLModuleSettings:
     """Settings of the network.
@@ -145,10 +165,18 @@ class RLModuleSettings:
         module_class: A `corral.Module` subclass; `None` means the default module, which is built for the spaces.
         model_config: Settings of the module; `corral.modules.module.ModelConfig` lists the settings of the default
             module.
+        load_from: Weights that the module starts with: a checkpoint, a run, of which the best checkpoint is taken, or
+            a file of weights, `.safetensors`, `.pt` or `.pth`.
+        load_parts: Patterns of the names of the weights that are loaded, such as `policy_encoder.*`.
+        freeze_parts: Patterns of the names of the parameters that do not learn, such as `policy_encoder.*`;
+            `freeze` is another name of the setting.
     """
 
     module_class: Importable = None
     model_config: dict[str, Any] = field(default_factory=dict)
+    load_from: Annotated[str | None, BeforeValidator(_path_text)] = None
+    load_parts: list[str] = field(default_factory=lambda: ["*"])
+    freeze_parts: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -272,7 +300,7 @@ class EvaluationSettings:
     in_evaluation: bool = False
 
 
-_POLICY_SETTINGS = ("module_class", "model_config", "observation_space", "action_space")
+_POLICY_SETTINGS = (*(each.name for each in fields(RLModuleSettings)), "observation_space", "action_space")
 
 
 def _policies(value: Any) -> Any:
@@ -292,8 +320,9 @@ def _policies(value: Any) -> Any:
                 f"policy {module_id!r} must have a dict with any of {', '.join(_POLICY_SETTINGS)}, or None, and has "
                 f"{settings!r:.80}"
             )
-        check_names(f"policies: {module_id!r}", settings or {}, _POLICY_SETTINGS)
-        found[module_id] = {name: _policy_setting(name, part) for name, part in (settings or {}).items()}
+        own = {ALIASES["rl_module"].get(name, name): part for name, part in (settings or {}).items()}
+        check_names(f"policies: {module_id!r}", own, _POLICY_SETTINGS)
+        found[module_id] = {name: _policy_setting(name, part) for name, part in own.items()}
     return found
 
 
@@ -301,6 +330,8 @@ def _policy_setting(name: str, value: Any) -> Any:
     """Return a setting of a module: a class that a string names, and a space that a file describes."""
     if name == "module_class":
         return imported(value)
+    if name == "load_from":
+        return _path_text(value)
     if not (name.endswith("_space") and isinstance(value, dict)):  # a `Dict` space is a `Mapping` too
         return value
     from corral.core.space_descriptions import described_space  # here: it imports gymnasium

@@ -334,6 +334,11 @@ def _validate_module_alone(config: AlgorithmConfig, module_id: str) -> None:
             "policies_to_train."
         )
     of_module = config.group_fields()["rl_module"]
+    if not _has_network(own) and (vain := sorted(given.keys() & {"load_from", "load_parts", "freeze_parts"})):
+        raise ConfigError(
+            f"{own.module_class.__name__} has no weights, so {', '.join(vain)} of module {module_id!r} has no effect: "
+            "leave it out."
+        )
     for name, value in config.algorithm_config_overrides_per_module.get(module_id, {}).items():
         if name not in of_module and not _has_network(own):
             raise ConfigError(
@@ -435,6 +440,8 @@ def reconfigured(config: ConfigT, settings: Mapping[str, Any], *, fixed: Collect
 
 def _validate_module(config: AlgorithmConfig) -> None:
     base, module_class = config.default_module_class, config.module_class or config.default_module_class
+    if config.load_from is None and list(config.load_parts) != ["*"]:
+        raise ConfigError(f"rl_module: load_parts={config.load_parts} has no effect without load_from: give both.")
     learns = _has_network(config) and any(map(config.trains, config.module_ids))
     own = Module if base is ActorCritic or not learns else base  # required base of a user's class
     if not _has_network(config):

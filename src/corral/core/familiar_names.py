@@ -198,7 +198,8 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
     "evaluation": {
         "evaluation_num_workers": "evaluation_num_env_runners",
         "custom_eval_function": "custom_evaluation_function",
-    }
+    },
+    "rl_module": {"freeze": "freeze_parts"},
 }
 """Names that the setter of a group takes as well, also in files and on the command line: the setting by its alias."""
 

@@ -12,10 +12,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from corral.core.action_masks import MASK_KEY, first_legal, has_mask
 from corral.core.spaces import space_tree, unsupported
 from corral.core.tree import Tree, leaves, map_tree, named_leaves
 from corral.envs.seats import SeatsSpace
-from corral.errors import EnvError
+from corral.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
     from corral.episodes.rollout import Rollout
@@ -47,8 +48,9 @@ def check_env(env: gym.Env[Any, Any], name: str) -> None:
     # Sample from a copy, so that the random stream of the env's own space does not change.
     action_space = copy.deepcopy(env.action_space)
     action_space.seed(0)
+    action = legal_sample(env.observation_space, action_space, action_space.sample(), returned[0])
     try:
-        returned = env.step(action_space.sample())
+        returned = env.step(action)
     except Exception as error:
         raise EnvError(f"env {name!r} raised in its first step(): {type(error).__name__}: {error}") from error
     if not (isinstance(returned, tuple) and len(returned) == 5):
@@ -63,6 +65,26 @@ def check_env(env: gym.Env[Any, Any], name: str) -> None:
     for field, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, (bool, np.bool_)):
             raise EnvError(f"env {name!r}: {field} from step() must be a bool, got {_short(flag)}.")
+
+
+def legal_sample(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any], action: Any, obs: Any, *, batch: bool = False
+) -> Any:
+    """Return a sampled action, or where the observation has a mask, the first legal one; with `batch`, N of both."""
+    if isinstance(observation_space, SeatsSpace):
+        return {
+            block.name: legal_sample(
+                block.observation_space, block.action_space, action[block.name], obs["obs"][block.name], batch=True
+            )
+            for block in observation_space.seats.blocks
+        }
+    try:
+        if not has_mask(observation_space, action_space):
+            return action
+    except ConfigError:  # the module says it, unless masks are switched off
+        return action
+    masks = obs[MASK_KEY]
+    return np.stack([first_legal(action_space, mask) for mask in masks]) if batch else first_legal(action_space, masks)
 
 
 def check_spaces(env: Any, name: str, prefix: str = "") -> None:

@@ -150,7 +150,7 @@ class EnvHost:
             default_num_envs=config.DEFAULT_NUM_ENVS,
             vectorization=config.vectorization,
             autoreset_mode=config.autoreset_mode,
-            wrappers=config.wrappers,
+            wrappers=config.all_wrappers,
             outermost=partial(EpisodeResets, reset_fn=self._reset_fn) if self._chooses_resets else None,
             check=not config.disable_env_checking,
             seed=self._reset_seed,

@@ -18,7 +18,7 @@ from corral.core.spaces import space_tree
 from corral.envs.adapted_vector import ENVPOOL, EnvPoolVectorEnv, adapt_vector_env, check_pool_id, make_pool
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
 from corral.envs.atari_env import PREPROCESSING, PreprocessedAtariEnv, is_atari, make_atari_vector
-from corral.envs.checks import check_env, check_spaces, mismatch, warn_if_cast
+from corral.envs.checks import check_env, check_spaces, legal_sample, mismatch, warn_if_cast
 from corral.envs.env_ids import id_hint, import_module, import_package, newest_version
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.masked_resets import MaskedResets
@@ -446,7 +446,9 @@ def _check_first_values(env: VectorEnv[Any, Any, Any], name: str) -> None:
     warn_if_cast(name, observation_space, obs)
     action_space.seed(0)
     with _errors_of(name, "it was first stepped"):
-        obs, rewards, terminated, truncated, _ = env.step(action_space.sample())
+        sampled = action_space.sample()
+        actions = legal_sample(env.single_observation_space, env.single_action_space, sampled, obs, batch=True)
+        obs, rewards, terminated, truncated, _ = env.step(actions)
     problem = mismatch(space_tree(observation_space), obs, "observation")
     for field, column in (("rewards", rewards), ("terminated", terminated), ("truncated", truncated)):
         if np.shape(column) != (env.num_envs,):

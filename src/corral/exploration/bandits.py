@@ -47,7 +47,7 @@ class LinearBandit(Exploration, ABC):
         if not_negative(self, "lambda_", lambda_) == 0:
             raise ConfigError(f"exploration_config of {type(self).__name__}: lambda_={lambda_} must be above 0.")
         assert isinstance(action_space, spaces.Discrete)
-        self._space = space_tree(self.model.observation_space)
+        self._space = space_tree(self.model.features_space)
         width = sum(_num_features(space) for space in leaves(self._space)) + 1
         self.num_arms = int(action_space.n)
         self._learns = False  # True in the algorithm, which learns, and False in runners
@@ -84,9 +84,11 @@ class LinearBandit(Exploration, ABC):
     ) -> Choice:
         """Choose the arm with the best score, at random among ties; without exploration, the best expected reward."""
         features, rng = self.features(action_distribution.obs), action_distribution.rng
+        scores = self.scores(features, rng) if explore else self.expected(features)
+        if action_distribution.legal is not None:
+            scores = np.where(action_distribution.legal, scores, -np.inf)
         if not explore:
-            return self.expected(features).argmax(-1), None
-        scores = self.scores(features, rng)
+            return scores.argmax(-1), None
         best = scores.max(-1, keepdims=True)
         ties = scores >= best - 1e-12 * np.abs(best)
         return np.where(ties, rng.random(scores.shape), -1.0).argmax(-1), None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from corral.core.seeding import check_rng, get_rng, set_rng
 from corral.core.tree import Tree
-from corral.modules.distributions import ActionDistribution, FloatArray
+from corral.modules.distributions import ActionDistribution, FloatArray, uniform_logits
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -36,11 +36,13 @@ class RowDistribution:
         inputs: The policy's outputs, float32 `[N, D]`: logits, Q-values, or means and log standard deviations.
         obs: Observations from which the inputs were computed, a tree of `[N, ...]`.
         acts: Which rows act now, bool `[N]`, because with several agents some may wait; `None` is all of them.
+        legal: Which actions are legal, bool `[N, n]`, or `None` if observations hold no mask. The inputs of illegal
+            actions are a large negative number.
         distribution: Distribution that has the inputs as its parameters.
         rng: Generator for all random numbers of the exploration.
     """
 
-    __slots__ = ("_noise", "_row", "acts", "distribution", "inputs", "obs", "rng")
+    __slots__ = ("_noise", "_row", "acts", "distribution", "inputs", "legal", "obs", "rng")
 
     def __init__(self, distribution: ActionDistribution, rng: np.random.Generator) -> None:
         """Keep the distribution of the action space; the runner sets inputs and observations for each row."""
@@ -49,6 +51,7 @@ class RowDistribution:
         self.inputs: FloatArray = np.zeros((0, distribution.num_inputs), np.float32)
         self.obs: Tree = None
         self.acts: NDArray[np.bool_] | None = None
+        self.legal: NDArray[np.bool_] | None = None
         self._noise: FloatArray | None = None
         self._row = 0
 
@@ -88,20 +91,28 @@ class RowDistribution:
     deterministic_sample = mode
 
     def random(self) -> NDArray[Any]:
-        """Return actions `[N, ...]` drawn uniformly from the action space."""
-        return self.distribution.random(self.rng, len(self.inputs))
+        """Return actions `[N, ...]` drawn uniformly from the action space, or from the legal actions."""
+        if self.legal is None:
+            return self.distribution.random(self.rng, len(self.inputs))
+        noise = self.distribution.noise(self.rng, (len(self.legal),))
+        return self.distribution.sample(uniform_logits(self.legal), noise)
 
     def logp(self, actions: NDArray[Any]) -> NDArray[np.float32]:
         """Return the log-likelihood of actions `[N, ...]`, float32 `[N]`."""
+        return self._logp(self.inputs, actions)
+
+    def _logp(self, inputs: FloatArray, actions: NDArray[Any]) -> NDArray[np.float32]:
         with torch.inference_mode():
             logp: NDArray[np.float32] = self.distribution.logp(
-                torch.from_numpy(np.ascontiguousarray(self.inputs)), torch.from_numpy(np.ascontiguousarray(actions))
+                torch.from_numpy(np.ascontiguousarray(inputs)), torch.from_numpy(np.ascontiguousarray(actions))
             ).numpy()
         return logp
 
     def random_logp(self, actions: NDArray[Any]) -> NDArray[np.float32]:
         """Return the log-likelihood `[N]` of actions that were drawn by `random`."""
-        return self.distribution.random_logp(actions)
+        if self.legal is None:
+            return self.distribution.random_logp(actions)
+        return self._logp(uniform_logits(self.legal), actions)
 
 
 class Exploration:

@@ -112,7 +112,7 @@ class CuriosityNet(nn.Module):
         """Build the nets for the spaces of the module that acts."""
         super().__init__()
         self.distribution: ActionDistribution = model.distribution
-        self.features = encoder(model.observation_space, config, feature_dim)
+        self.features = encoder(model.features_space, config, feature_dim)
         space, width = module_action_space(model.action_space), self.distribution.num_inputs
         if isinstance(space, spaces.Box):
             width = self.distribution.num_noise

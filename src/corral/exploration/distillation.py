@@ -70,7 +70,7 @@ class RND(IntrinsicReward):
 
     def make_net(self) -> nn.Module:
         """Return one module with both nets."""
-        return DistillationNet(self.model.observation_space, self.distill, self.embed_dim, self.normalize)
+        return DistillationNet(self.model.features_space, self.distill, self.embed_dim, self.normalize)
 
     def judge(self, steps: Steps, shares: Sequence[Share], timestep: int) -> tuple[FloatArray, dict[str, float]]:
         """Return the rewards `[B]` and the loss to report, and learn."""

@@ -75,7 +75,7 @@ class RE3(IntrinsicReward):
 
     def make_net(self) -> nn.Module:
         """Return the encoder."""
-        return encoder(self.model.observation_space, self.encoder, self.embeds_dim).requires_grad_(False)
+        return encoder(self.model.features_space, self.encoder, self.embeds_dim).requires_grad_(False)
 
     def judge(self, steps: Steps, shares: Sequence[Share], timestep: int) -> tuple[FloatArray, dict[str, float]]:
         """Return the rewards `[B]`, and `beta` and the mean distance to report."""

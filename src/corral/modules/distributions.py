@@ -25,6 +25,7 @@ from corral.errors import ConfigError
 FloatArray = NDArray[np.float32]
 _LOG_2PI = math.log(2 * math.pi)
 _LOWEST_LOGP = -1e4  # its exponential is 0 in every dtype
+ILLEGAL = -1e9  # logit or value of an illegal action; finite, so that sums with it and their gradients are no NaN
 _NEARLY_1 = 0.999  # limit of squashed actions before the arctanh
 
 
@@ -404,6 +405,11 @@ class SquashedGaussian(DiagGaussian):
         points = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * self._nodes.to(mean.device)
         slope = (_log_tanh_slope(points) * self._weights.to(mean.device)).sum(-1)
         return super().entropy(dist_inputs) + slope.sum(-1)
+
+
+def uniform_logits(legal: NDArray[np.bool_]) -> FloatArray:
+    """Return logits `[B, n]` with which the legal actions of each row, bool `[B, n]`, are equally likely."""
+    return np.where(legal, np.float32(0), np.float32(ILLEGAL))
 
 
 def categorical_logp(logits: Tensor) -> Tensor:

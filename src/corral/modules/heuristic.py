@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.action_masks import MASK_KEY, first_illegal, legal_actions
 from corral.core.spaces import first_outside
 from corral.core.tree import Tree, num_rows
 from corral.errors import ConfigError
-from corral.modules.distributions import module_action_space
+from corral.modules.distributions import module_action_space, uniform_logits
 from corral.modules.module import Module
 
 
@@ -58,6 +59,8 @@ class HeuristicModule(Module):
         space = module_action_space(self.action_space)
         if (index := first_outside(space, actions)) is not None:
             raise ConfigError(f"{name} returned the action {actions[index].tolist()}, which is outside {space}.")
+        if self.has_action_mask and (row := first_illegal(legal_actions(obs), space, actions)) is not None:
+            raise ConfigError(f"{name} returned the action {actions[row].tolist()}, which {MASK_KEY} does not allow.")
         return actions.astype(form.action_dtype, copy=False)
 
 
@@ -65,5 +68,8 @@ class RandomModule(HeuristicModule):
     """A module that draws actions uniformly from the action space."""
 
     def choose_actions(self, obs: Tree, rng: np.random.Generator) -> NDArray[Any]:
-        """Return uniform actions `[B, ...]`."""
-        return self.distribution.random(rng, num_rows(obs))
+        """Return uniform actions `[B, ...]`; only legal ones, if observations hold a mask."""
+        if not self.has_action_mask:
+            return self.distribution.random(rng, num_rows(obs))
+        legal = legal_actions(obs)
+        return self.distribution.sample(uniform_logits(legal), self.distribution.noise(rng, (len(legal),)))

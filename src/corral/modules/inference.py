@@ -14,7 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from corral.core.action_masks import MASK_KEY
+from corral.core.spaces import space_tree
 from corral.core.tree import Tree, map_tree, num_rows
+from corral.modules.distributions import ILLEGAL
 from corral.modules.module import Module
 from corral.modules.networks import MAX_LOG_STD, MIN_LOG_STD, LogStdClamp
 
@@ -51,6 +54,7 @@ class Inference:
         """Choose the backend and read the weights."""
         self.module = module.eval()  # no dropout, and fixed batch statistics
         self._stack = _numpy_stack(module)
+        self._keys = _keys_of_leaf(space_tree(module.features_space))
         self.backend = "torch" if self._stack is None else "numpy"
         self._appended: FloatArray | None = None
         self._layers: list[Layer] = []
@@ -151,10 +155,15 @@ class Inference:
                 else:
                     outputs = self.module.policy(tensors).numpy()
             return outputs
-        x: FloatArray = obs.reshape(obs.shape[0], -1).astype(np.float32, copy=False)
+        leaf = obs
+        for key in self._keys:
+            leaf = leaf[key]
+        x: FloatArray = leaf.reshape(leaf.shape[0], -1).astype(np.float32, copy=False)
         x = noise(x) if noise is not None and noise.num_rows == len(x) else layer_outputs(x, self._layers)[-1]
         if self._appended is not None:
             x = np.concatenate([x, np.broadcast_to(self._appended, (len(x), len(self._appended)))], -1)
+        if self.module.has_action_mask:
+            np.copyto(x, ILLEGAL, where=obs[MASK_KEY].reshape(x.shape) == 0)
         return x
 
 
@@ -343,6 +352,15 @@ def numpy_layers(layers: Sequence[nn.Module]) -> Stack | None:
         else:
             return None
     return stack
+
+
+def _keys_of_leaf(tree: Tree) -> list[Any]:
+    """Return the keys that lead to the first leaf of a tree of spaces: to the flat observation that a stack reads."""
+    keys = []
+    while isinstance(tree, (dict, tuple)):
+        keys.append(next(iter(tree)) if isinstance(tree, dict) else 0)
+        tree = tree[keys[-1]]
+    return keys
 
 
 def _numpy_stack(module: Module) -> tuple[Stack, nn.Parameter | None] | None:

@@ -12,11 +12,22 @@ from gymnasium import spaces
 from pydantic import AfterValidator
 from torch import Tensor, nn
 
+from corral.core.action_masks import MASK_KEY, has_mask, without_mask
 from corral.core.settings import OneOf, PositiveInt, parse_settings
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
-from corral.modules.distributions import DiagGaussian, action_distribution
-from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, Flat, is_image, orthogonal
+from corral.errors import ConfigError
+from corral.modules.distributions import ILLEGAL, ActionDistribution, DiagGaussian, action_distribution
+from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, LogStdBounds, is_image, mlp, orthogonal
+
+
+def _increasing(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] >= bounds[1]:
+        raise ValueError("the first bound must be below the second one")
+    return bounds
+
+
+LogStdRange = Annotated[tuple[float, float], AfterValidator(_increasing)]
 
 
 @dataclass
@@ -27,19 +38,23 @@ class NetworkConfig:
         fcnet_hiddens: Widths of the hidden layers; `None` is no hidden layer if all observations are images, and
             `DEFAULT_HIDDENS` otherwise.
         fcnet_activation: Activation after each hidden layer: tanh, relu, elu, gelu or silu.
+        use_layernorm: Whether a layer normalisation is between each hidden layer and its activation.
         conv_filters: Convolutional layers, `[[out_channels, kernel, stride], ...]`; `None` chooses by the size of the
             image.
         conv_activation: Activation after each convolutional layer, and after the layer of `conv_features`.
         conv_features: Width of the linear layer between the convolutions of an image and the hidden layers.
+        action_masks: Whether the key `action_mask` of a Dict observation tells which actions are legal.
     """
 
     DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (64, 64)
 
     fcnet_hiddens: tuple[PositiveInt, ...] | None = None
     fcnet_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] = "relu"
+    use_layernorm: bool = False
     conv_filters: ConvFilters | None = None
     conv_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] = "relu"
     conv_features: PositiveInt = 512
+    action_masks: bool = True
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
@@ -63,6 +78,8 @@ class Module(nn.Module):
     Attributes:
         distribution: Distribution over actions whose parameters `policy` returns; built from the action space and
             `action_bounds`.
+        has_action_mask: Whether observations hold a mask of legal actions, under the key `action_mask`.
+        features_space: Space of what the networks read: the observation space without the mask.
         MUST_DEFINE: Names of the methods that a custom subclass must define.
         CONFIG: Dataclass of the settings in `model_config`; with `None` the class reads `model_config` itself.
     """
@@ -87,9 +104,26 @@ class Module(nn.Module):
         self.observation_space = observation_space
         self.action_space = action_space
         self.distribution = action_distribution(action_space, model_config.get("action_bounds", "clip"))
+        self.has_action_mask = bool(model_config.get("action_masks", True)) and has_mask(
+            observation_space, action_space
+        )
+        self.features_space = without_mask(observation_space) if self.has_action_mask else observation_space
+
+    def mask_outputs(self, obs: Tree, outputs: Tensor) -> Tensor:
+        """Return outputs `[B, n]`, logits or action values, with a large negative number for each illegal action.
+
+        Illegal actions then have probability 0 and no gradient. Without a mask in the observations, the outputs stay as
+        they are.
+        """
+        if not self.has_action_mask:
+            return outputs
+        return outputs.masked_fill(obs[MASK_KEY].reshape(outputs.shape) == 0, ILLEGAL)
 
     def policy(self, obs: Tree) -> Tensor:
-        """Map observations (a tree of `[B, ...]`) to `dist_inputs`, float32 `[B, distribution.num_inputs]`."""
+        """Map observations (a tree of `[B, ...]`) to `dist_inputs`, float32 `[B, distribution.num_inputs]`.
+
+        Where observations hold a mask, the outputs have gone through `mask_outputs`.
+        """
         raise TypeError(f"{type(self).__name__} has no method policy(obs) -> dist_inputs [B, D].")
 
     def value(self, obs: Tree) -> Tensor:
@@ -142,6 +176,8 @@ class Module(nn.Module):
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the policy as a stack of linear and activation layers on a flat observation, or `None`.
 
+        An action mask next to the flat observation is left out: runners apply it to the output of the stack.
+
         Runners compute such a stack in NumPy, which is several times faster than torch for small networks. Hooks of the
         layers do not fire then. A layer of another class that computes a linear function must have a method `affine`
         that returns its weight `[out, in]` and bias `[out]`. The second entry of the result is a vector that the policy
@@ -159,6 +195,10 @@ class ModelConfig(NetworkConfig):
         free_log_std: Whether the log standard deviation of Box actions is one learned vector rather than an output of
             the network.
         initial_log_std: Initial value of the log standard deviation of Box actions.
+        log_std_bounds: Lower and upper bound of the log standard deviation of Box actions, kept by a sigmoid; `None` is
+            without bounds.
+        head_hiddens: Widths of the hidden layers of each head, between the encoder, which policy and value may share,
+            and the last layer.
         action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh).
     """
 
@@ -166,6 +206,8 @@ class ModelConfig(NetworkConfig):
     vf_share_layers: bool | None = None
     free_log_std: bool = True
     initial_log_std: float = 0.0
+    log_std_bounds: LogStdRange | None = None
+    head_hiddens: tuple[PositiveInt, ...] = ()
     action_bounds: Literal["clip", "squash"] = "clip"
 
 
@@ -188,34 +230,48 @@ class ActorCritic(Module):
         """Build the layers from the spaces; see `ModelConfig` for the settings."""
         super().__init__(observation_space, action_space, model_config)
         config = ModelConfig.parse(model_config)
-        hiddens = config.hiddens_for(observation_space)
+        hiddens = config.hiddens_for(self.features_space)
         share = config.vf_share_layers
         if share is None:
-            share = any(is_image(leaf) for leaf in leaves(space_tree(observation_space)))
-        self.policy_encoder = Encoder(observation_space, hiddens, config)
-        self.value_encoder = self.policy_encoder if share else Encoder(observation_space, hiddens, config)
+            share = any(is_image(leaf) for leaf in leaves(space_tree(self.features_space)))
+        self.policy_encoder = Encoder(self.features_space, hiddens, config)
+        self.value_encoder = self.policy_encoder if share else Encoder(self.features_space, hiddens, config)
         num_outputs = self.distribution.num_inputs
         self.log_std: nn.Parameter | None = None
+        self.log_std_bounds, initial_log_std = _bounds(self.distribution, config)
         if isinstance(self.distribution, DiagGaussian) and config.free_log_std:
             num_outputs //= 2
-            self.log_std = nn.Parameter(torch.full((num_outputs,), float(config.initial_log_std)))
+            self.log_std = nn.Parameter(torch.full((num_outputs,), initial_log_std))
         num_features = self.policy_encoder.num_outputs
+        self.policy_hiddens, self.value_hiddens = (
+            mlp(num_features, config.head_hiddens, config.fcnet_activation, layernorm=config.use_layernorm)
+            for _ in range(2)
+        )
+        num_features = [num_features, *config.head_hiddens][-1]
         self.policy_head = orthogonal(nn.Linear(num_features, num_outputs), self._SMALL_POLICY_GAIN)
         self.value_head = orthogonal(nn.Linear(num_features, 1), 1.0)
         if isinstance(self.distribution, DiagGaussian) and self.log_std is None:
             with torch.no_grad():
-                self.policy_head.bias[num_outputs // 2 :] = config.initial_log_std  # type: ignore[index]
+                self.policy_head.bias[num_outputs // 2 :] = initial_log_std  # type: ignore[index]
 
-    def _with_log_std(self, outputs: Tensor) -> Tensor:
-        return outputs if self.log_std is None else torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+    def _dist_inputs(self, obs: Tree, features: Tensor) -> Tensor:
+        outputs: Tensor = self.policy_head(self.policy_hiddens(features))
+        if self.log_std is not None:
+            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+        if self.log_std_bounds is not None:
+            outputs = self.log_std_bounds(outputs)
+        return self.mask_outputs(obs, outputs)
 
     def policy(self, obs: Tree) -> Tensor:
         """Map observations to `dist_inputs`, float32 `[B, D]`."""
-        return self._with_log_std(self.policy_head(self.policy_encoder(obs)))
+        return self._dist_inputs(obs, self.policy_encoder(obs))
 
     def value(self, obs: Tree) -> Tensor:
         """Map observations to state values, float32 `[B]`."""
-        values: Tensor = self.value_head(self.value_encoder(obs)).squeeze(-1)
+        return self._values(self.value_encoder(obs))
+
+    def _values(self, features: Tensor) -> Tensor:
+        values: Tensor = self.value_head(self.value_hiddens(features)).squeeze(-1)
         return values
 
     def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
@@ -224,13 +280,29 @@ class ActorCritic(Module):
         if changed or self.value_encoder is not self.policy_encoder:
             return super().policy_and_value(obs)
         features = self.policy_encoder(obs)
-        return self._with_log_std(self.policy_head(features)), self.value_head(features).squeeze(-1)
+        return self._dist_inputs(obs, features), self._values(features)
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the layers of the policy, if observations are flat and no subclass overrides `policy`."""
-        if type(self).policy is not ActorCritic.policy:
+        if type(self).policy is not ActorCritic.policy or not self.policy_encoder.is_flat or self.log_std_bounds:
             return None
-        parts = self.policy_encoder.parts
-        if len(parts) != 1 or not isinstance(parts[0], Flat) or not isinstance(self.observation_space, spaces.Box):
-            return None
-        return [*self.policy_encoder.mlp, self.policy_head], self.log_std
+        return [*self.policy_encoder.mlp, *self.policy_hiddens, self.policy_head], self.log_std
+
+
+def _bounds(distribution: ActionDistribution, config: ModelConfig) -> tuple[LogStdBounds | None, float]:
+    """Return the bounds of log standard deviations, if there are any, and the initial value before these bounds.
+
+    Raises:
+        ConfigError: The actions have no deviation, or the initial one is not between the bounds.
+    """
+    if config.log_std_bounds is None:
+        return None, float(config.initial_log_std)
+    low, high = config.log_std_bounds
+    if not isinstance(distribution, DiagGaussian):
+        raise ConfigError(f"model_config: log_std_bounds={config.log_std_bounds} is for Box actions: leave it out.")
+    if not low < config.initial_log_std < high:
+        raise ConfigError(
+            f"model_config: initial_log_std={config.initial_log_std} must be between log_std_bounds={low, high}."
+        )
+    bounds = LogStdBounds(low, high)
+    return bounds, bounds.inverse(config.initial_log_std)

@@ -43,6 +43,7 @@ class EncoderConfig(Protocol):
     """The settings of `corral.modules.module.NetworkConfig` that an encoder reads."""
 
     fcnet_activation: str
+    use_layernorm: bool
     conv_filters: ConvFilters | None
     conv_activation: str
     conv_features: int
@@ -56,11 +57,16 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Linear | nn.Conv
     return layer
 
 
-def mlp(num_inputs: int, hiddens: Sequence[int], activation: str) -> nn.Sequential:
-    """Return `len(hiddens)` linear layers, each followed by the activation; empty hiddens give the identity."""
+def mlp(num_inputs: int, hiddens: Sequence[int], activation: str, *, layernorm: bool = False) -> nn.Sequential:
+    """Return `len(hiddens)` linear layers, each followed by the activation; empty hiddens give the identity.
+
+    With `layernorm`, a layer normalisation (Ba et al. 2016, arXiv:1607.06450) is between each layer and its activation.
+    """
     layers: list[nn.Module] = []
     for width in hiddens:
-        layers += [orthogonal(nn.Linear(num_inputs, width), math.sqrt(2)), ACTIVATIONS[activation]()]
+        layers.append(orthogonal(nn.Linear(num_inputs, width), math.sqrt(2)))
+        layers += [nn.LayerNorm(width)] * layernorm
+        layers.append(ACTIVATIONS[activation]())
         num_inputs = width
     return nn.Sequential(*layers)
 
@@ -170,8 +176,15 @@ class Encoder(nn.Module):
         self._space = space_tree(space)
         self.parts = nn.ModuleList(_leaf_encoder(leaf, config) for leaf in leaves(self._space))
         num_inputs = sum(cast(int, part.num_outputs) for part in self.parts)
-        self.mlp = mlp(num_inputs, hiddens, config.fcnet_activation)
+        self.mlp = mlp(num_inputs, hiddens, config.fcnet_activation, layernorm=config.use_layernorm)
         self.num_outputs = hiddens[-1] if hiddens else num_inputs
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether there is one leaf, a Box that is only flattened."""
+        return (
+            len(self.parts) == 1 and isinstance(self.parts[0], Flat) and isinstance(leaves(self._space)[0], spaces.Box)
+        )
 
     def forward(self, obs: Tree) -> Tensor:
         """Encode a tree of tensors `[B, ...]` to `[B, num_outputs]`."""
@@ -192,6 +205,28 @@ class LogStdClamp(nn.Module):
         """Return the clamped tensor `[B, 2d]`."""
         mean, log_std = dist_inputs.chunk(2, -1)
         return torch.cat([mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)], -1)
+
+
+class LogStdBounds(nn.Module):
+    """Keeps the second half of `[B, 2d]`, log standard deviations, between two bounds: `low + (high - low) * sigmoid`.
+
+    Unlike a clamp it has a gradient everywhere, so that no deviation gets stuck at a bound.
+    """
+
+    def __init__(self, low: float, high: float) -> None:
+        """Take the bounds."""
+        super().__init__()
+        self.low, self.high = low, high
+
+    def forward(self, dist_inputs: Tensor) -> Tensor:
+        """Return the tensor `[B, 2d]` with bounded deviations."""
+        mean, unbounded = dist_inputs.chunk(2, -1)
+        return torch.cat([mean, self.low + (self.high - self.low) * unbounded.sigmoid()], -1)
+
+    def inverse(self, log_std: float) -> float:
+        """Return what becomes a log standard deviation between the bounds."""
+        share = (log_std - self.low) / (self.high - self.low)
+        return math.log(share / (1 - share))
 
 
 def _leaf_encoder(space: spaces.Space[Any], config: EncoderConfig) -> nn.Module:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.module import Module, NetworkConfig
-from corral.modules.networks import ACTIVATIONS, Encoder, Flat, ImageEncoder, orthogonal
+from corral.modules.networks import ACTIVATIONS, Encoder, ImageEncoder, orthogonal
 
 
 @dataclass
@@ -133,7 +133,10 @@ class QNetwork(nn.Module):
         num_streams = 2 if form.dueling else 1
         layers: list[nn.Module] = []
         if width:
-            layers = [linear(num_features, num_streams * width, math.sqrt(2)), ACTIVATIONS[config.fcnet_activation]()]
+            layers = [linear(num_features, num_streams * width, math.sqrt(2))]
+            if config.use_layernorm:  # of each stream on its own
+                layers.append(nn.GroupNorm(num_streams, num_streams * width) if form.dueling else nn.LayerNorm(width))
+            layers.append(ACTIVATIONS[config.fcnet_activation]())
             num_features = width
         elif form.dueling:
             if [type(part) for part in self.encoder.parts] != [ImageEncoder] or num_features % 2:
@@ -182,7 +185,8 @@ class QModule(Module):
         """
         if not isinstance(action_space, spaces.Discrete):
             raise ConfigError(f"Q-values need Discrete actions, and the env's are {action_space}: use SAC or PPO.")
-        super().__init__(observation_space, action_space, {})
+        own = {"action_masks": model_config.get("action_masks", True)}
+        super().__init__(observation_space, action_space, own)
         self.model_config = dict(model_config)
         self.form = QForm(**{name: self.model_config.pop(name) for name in vars(QForm()) if name in model_config})
         self.num_actions = int(action_space.n)
@@ -195,7 +199,7 @@ class QModule(Module):
     def make_network(self) -> nn.Module:
         """Return a new network from observations (a tree of `[B, ...]`) to `[B, n * atoms]`."""
         config = NetworkConfig.parse(self.model_config)
-        return QNetwork(self.observation_space, self.num_actions, config, self.form)
+        return QNetwork(self.features_space, self.num_actions, config, self.form)
 
     def logits(self, obs: Tree, *, target: bool = False) -> Tensor:
         """Return the logits of the atoms of each action's return, `[B, n, atoms]`."""
@@ -203,11 +207,12 @@ class QModule(Module):
         return outputs.reshape(outputs.shape[0], self.num_actions, -1)
 
     def q_values(self, obs: Tree, *, target: bool = False) -> Tensor:
-        """Return the value of each action, float32 `[B, n]`."""
+        """Return the value of each action, float32 `[B, n]`; a large negative number for an illegal action."""
         if self.form.num_atoms == 1:
             values: Tensor = (self.target_q if target else self.q)(obs)
-            return values
-        return self.logits(obs, target=target).softmax(-1) @ self.atoms
+        else:
+            values = self.logits(obs, target=target).softmax(-1) @ self.atoms
+        return self.mask_outputs(obs, values)
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""
@@ -258,10 +263,9 @@ class QModule(Module):
 
     def _layers(self, network: nn.Module) -> list[nn.Module] | None:
         plain = type(network) is QNetwork and type(self).q_values is QModule.q_values and self.form.num_atoms == 1
-        if not plain or type(self).policy is not QModule.policy or not isinstance(self.observation_space, spaces.Box):
+        if not plain or type(self).policy is not QModule.policy:
             return None
         assert isinstance(network, QNetwork)
-        parts = network.encoder.parts
-        if len(parts) != 1 or not isinstance(parts[0], Flat):
+        if not network.encoder.is_flat:
             return None
         return [*network.encoder.mlp, *network.streams, network.head]

@@ -14,11 +14,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from corral.core.action_masks import MASK_KEY
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.distributions import SquashedGaussian
-from corral.modules.module import Module, NetworkConfig
-from corral.modules.networks import Encoder, Flat, LogStdClamp, mlp, orthogonal
+from corral.modules.module import LogStdRange, Module, NetworkConfig
+from corral.modules.networks import Encoder, LogStdBounds, LogStdClamp, mlp, orthogonal
 from corral.modules.targets import Follower
 
 # Fraction of the largest entropy of Discrete actions that "auto" aims at; see `SACModule.auto_target_entropy`.
@@ -27,22 +28,37 @@ TARGET_ENTROPY_SHARE = 0.5
 
 @dataclass
 class SACNetworkConfig(NetworkConfig):
-    """Settings of the default module of SAC, for each of its networks; the networks share no layers."""
+    """Settings of the default module of SAC, for each of its networks; the networks share no layers.
+
+    Attributes:
+        log_std_bounds: Lower and upper bound of the log standard deviation of Box actions, kept by a sigmoid; `None`
+            clamps it to [-20, 2], as Haarnoja et al. 2018 do.
+    """
 
     DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (256, 256)
+
+    log_std_bounds: LogStdRange | None = None
 
 
 class Actor(nn.Module):
     """A network from observations to `dist_inputs`, `[B, D]`: an encoder and a head."""
 
     def __init__(
-        self, observation_space: spaces.Space[Any], num_inputs: int, config: NetworkConfig, *, clamp_log_std: bool
+        self,
+        observation_space: spaces.Space[Any],
+        num_inputs: int,
+        config: NetworkConfig,
+        *,
+        clamp_log_std: bool,
+        log_std_bounds: tuple[float, float] | None = None,
     ) -> None:
         """Build the layers; the weights of the head start small, so the initial policy is almost constant."""
         super().__init__()
         self.encoder = Encoder(observation_space, config.hiddens_for(observation_space), config)
         head: list[nn.Module] = [orthogonal(nn.Linear(self.encoder.num_outputs, num_inputs), 0.01)]
-        self.head = nn.Sequential(*head, *([LogStdClamp()] if clamp_log_std else []))
+        if clamp_log_std:
+            head.append(LogStdClamp() if log_std_bounds is None else LogStdBounds(*log_std_bounds))
+        self.head = nn.Sequential(*head)
 
     def forward(self, obs: Tree) -> Tensor:
         """Map observations, a tree of `[B, ...]`, to `[B, D]`."""
@@ -66,7 +82,7 @@ class Critic(nn.Module):
             num_values = int(action_space.n)
         else:
             num_features += math.prod(action_space.shape or ())
-        self.mlp = mlp(num_features, hiddens, config.fcnet_activation)
+        self.mlp = mlp(num_features, hiddens, config.fcnet_activation, layernorm=config.use_layernorm)
         self.head = orthogonal(nn.Linear(hiddens[-1] if hiddens else num_features, num_values), 1.0)
 
     def forward(self, obs: Tree, actions: Tensor | None = None) -> Tensor:
@@ -118,7 +134,8 @@ class SACModule(Module):
                 "SAC takes Discrete actions, or a Box of floats whose bounds are all finite, and the env's actions are "
                 f"{action_space}: give them such bounds with a wrapper, or use PPO."
             )
-        super().__init__(observation_space, action_space, {"action_bounds": "squash"})
+        own = {"action_bounds": "squash", "action_masks": model_config.get("action_masks", True)}
+        super().__init__(observation_space, action_space, own)
         self.model_config = dict(model_config)
         num_critics = 2 if self.model_config.pop("twin_q", True) else 1
         initial_alpha = float(self.model_config.pop("initial_alpha", 1.0))
@@ -137,7 +154,13 @@ class SACModule(Module):
         latter in a safe range. For Discrete actions they are logits.
         """
         config = SACNetworkConfig.parse(self.model_config)
-        return Actor(self.observation_space, self.distribution.num_inputs, config, clamp_log_std=not self.is_discrete)
+        return Actor(
+            self.features_space,
+            self.distribution.num_inputs,
+            config,
+            clamp_log_std=not self.is_discrete,
+            log_std_bounds=config.log_std_bounds,
+        )
 
     def make_critic(self) -> nn.Module:
         """Return a new critic.
@@ -145,7 +168,7 @@ class SACModule(Module):
         For Box actions it is called as `critic(obs, actions)`, with actions float32 `[B, d]` in [-1, 1], and returns
         `[B]`. For Discrete actions it is called as `critic(obs)` and returns `[B, n]`.
         """
-        return Critic(self.observation_space, self.action_space, SACNetworkConfig.parse(self.model_config))
+        return Critic(self.features_space, self.action_space, SACNetworkConfig.parse(self.model_config))
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""
@@ -162,8 +185,7 @@ class SACModule(Module):
 
     def policy(self, obs: Tree) -> Tensor:
         """Map observations to `dist_inputs`, float32 `[B, D]`."""
-        outputs: Tensor = self.actor(obs)
-        return outputs
+        return self.mask_outputs(obs, self.actor(obs))
 
     def sample(self, obs: Tree, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return the Box actions for noise `[B, d]`, float32 `[B, d]` in [-1, 1], and their log-density `[B]`.
@@ -199,14 +221,17 @@ class SACModule(Module):
             for parameter in trainable:
                 parameter.requires_grad_(True)
 
-    @property
-    def auto_target_entropy(self) -> float:
-        """Default target of the entropy, in nats.
+    def auto_target_entropy(self, obs: Tree) -> float | Tensor:
+        """Return the default target of the entropy, in nats.
 
         For Box actions it is minus the number of dimensions (Haarnoja et al. 2018b, arXiv:1812.05905, appendix D). For
-        n Discrete actions it is `TARGET_ENTROPY_SHARE` of the largest entropy, log n. Christodoulou 2019
-        (arXiv:1910.07207) uses 0.98 of it, which keeps the policy close to uniform.
+        n Discrete actions it is `TARGET_ENTROPY_SHARE` of the largest entropy, log n; where observations hold a mask, n
+        is the number of legal actions, and the target is the mean over the observations, a tree of `[B, ...]`.
+        Christodoulou 2019 (arXiv:1910.07207) uses 0.98 of it, which keeps the policy close to uniform.
         """
+        if self.has_action_mask:
+            num_legal: Tensor = (obs[MASK_KEY] != 0).flatten(1).sum(-1)
+            return num_legal.clamp(min=1).log().mean() * TARGET_ENTROPY_SHARE
         if isinstance(self.action_space, spaces.Discrete):
             return TARGET_ENTROPY_SHARE * math.log(int(self.action_space.n))
         return -float(self.distribution.num_noise)
@@ -231,13 +256,9 @@ class SACModule(Module):
         """Return the layers of the actor, if it is the default actor on flat observations."""
         if type(self).policy is not SACModule.policy or type(self.actor) is not Actor:
             return None
-        if not self._is_flat(self.actor.encoder):
+        if not self.actor.encoder.is_flat:
             return None
         return [*self.actor.encoder.mlp, *self.actor.head], None
-
-    def _is_flat(self, encoder: Encoder) -> bool:
-        parts = encoder.parts
-        return len(parts) == 1 and isinstance(parts[0], Flat) and isinstance(self.observation_space, spaces.Box)
 
 
 def is_bounded_floats(space: spaces.Space[Any]) -> bool:

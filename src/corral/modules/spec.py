@@ -11,11 +11,14 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from corral.core.action_masks import MASK_KEY
 from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError
+from corral.modules.distributions import ILLEGAL
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import Module
 
+MAX_ILLEGAL = ILLEGAL / 1000  # other large numbers do as well
 NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
@@ -95,7 +98,18 @@ def check_module(module: Module) -> None:
                     f"{type(module).__name__}.{call} must return a tensor {expected} for 2 observations, and returns "
                     f"{given}."
                 )
+            if module.has_action_mask and call.startswith("policy"):
+                _check_mask(module, call, output, obs)
     module.train(was_training)
+
+
+def _check_mask(module: Module, call: str, output: torch.Tensor, obs: Tree) -> None:
+    """Refuse a policy that gives illegal actions a probability; values of a policy have another width."""
+    if output.ndim == 2 and (output.masked_fill(obs[MASK_KEY].reshape(output.shape) != 0, ILLEGAL) > MAX_ILLEGAL).any():
+        raise ConfigError(
+            f"{type(module).__name__}.{call} allows actions that {MASK_KEY} of the observations does not allow: return "
+            "self.mask_outputs(obs, dist_inputs), or set .environment(action_masks=False)."
+        )
 
 
 def _check_choice(module: HeuristicModule, obs: Tree) -> None:

@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from corral.core.action_masks import MASK_KEY, NO_LEGAL_ACTION, first_without_choice
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree, num_rows
@@ -63,7 +64,8 @@ class Policy:
                 DQN has them, is their softmax.
 
         Raises:
-            ObservationError: The observation does not fit the observation space, or holds NaN or infinity.
+            ObservationError: The observation does not fit the observation space, holds NaN or infinity, or allows no
+                action.
         """
         self.check_obs(obs)
         return self.batch(map_tree(lambda leaf: np.asarray(leaf)[None], obs), explore=explore)[0]
@@ -84,11 +86,16 @@ class Policy:
         """Check one observation, or observations with the axes `batch` before the axes of the observation space.
 
         Raises:
-            ObservationError: The nesting, a shape, a dtype or a value does not fit.
+            ObservationError: The nesting, a shape, a dtype or a value does not fit, or the mask of one observation
+                allows no action. In a batch some rows may be final observations, after which nobody acts.
         """
         if problem := mismatch(self._spaces, obs, "observation", batch=batch):
             remedy = "" if batch else " ({} takes one observation, {} takes a batch)".format(*self._CALLS)
             raise ObservationError(f"{problem}{remedy}.")
+        if self.module.has_action_mask and not batch:
+            legal = np.ravel(obs[MASK_KEY])[None] != 0
+            if first_without_choice(legal, self.action_space, np.ones(1, np.bool_)) is not None:
+                raise ObservationError(f"{NO_LEGAL_ACTION}.")
 
     def _outputs(self, obs: Tree) -> FloatArray:
         """Return the policy's outputs `[B, D]`; a module without a network has none, and D is 0."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.action_masks import first_without_choice, legal_actions
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
@@ -27,6 +28,7 @@ class Actor:
     Attributes:
         module: The module.
         is_heuristic: Whether the module chooses actions by rules, without exploration.
+        has_action_mask: Whether observations hold a mask of legal actions.
         inference: Computes the outputs of the policy.
         distribution: Action distribution of the module.
         exploration: Chooses actions.
@@ -60,11 +62,16 @@ class Actor:
         self.module: Any = spec.build()
         self.inference = Inference(self.module)
         self.is_heuristic = isinstance(self.module, HeuristicModule)
+        self.has_action_mask = self.module.has_action_mask
         self.distribution = self.module.distribution
         self.action_space = module_action_space(action_space)
         self._env_action_space, self._worker_index, self._rng = action_space, worker_index, rng
         self.row_distribution = RowDistribution(self.distribution, rng)
         self.make_exploration(config, num_rows)
+
+    def first_without_choice(self, obs: Tree, acts: NDArray[np.bool_]) -> int | None:
+        """Return the first row that acts, of those in `acts`, and whose mask has no legal action; or `None`."""
+        return first_without_choice(legal_actions(obs), self._env_action_space, acts) if self.has_action_mask else None
 
     def choose_by_rules(self, obs: Tree, acts: NDArray[np.bool_]) -> Choices:
         """Return what `choose` returns; the rules of a `HeuristicModule` see the observations of rows that act.
@@ -101,6 +108,8 @@ class Actor:
         if self._sees_begins and not random_actions:
             self.exploration.begin_episodes(begins, timestep=timestep, explore=explore)
         row.obs, row.inputs = obs, self._no_outputs if self.is_heuristic else self.inference(obs)
+        if self.has_action_mask:
+            row.legal = legal_actions(obs)
         if random_actions:
             return row.random(), row.inputs, None
         actions, logp = self.exploration.get_exploration_action(

@@ -11,6 +11,7 @@ from gymnasium.vector.utils import create_empty_array
 from numpy.typing import NDArray
 
 from corral.config.modules import agents_of_modules, block_of_module, make_mapping
+from corral.core.action_masks import NO_LEGAL_ACTION
 from corral.core.ids import AgentID
 from corral.core.plain import is_plain
 from corral.core.spaces import module_observation_space
@@ -282,7 +283,7 @@ class MultiAgentEnvRunner(EnvRunner):
             began = clock()
             for module_id, lanes in self.lanes.items():
                 if np.count_nonzero(lanes.acts):
-                    self._act(module_id, lanes, timestep, explore, random_actions)
+                    self._act(t, module_id, lanes, timestep, explore, random_actions)
             timestep += self._num_samplers * (self.num_envs - int(np.count_nonzero(resetting)))
             inferred = clock()
             num_broken = len(rollout.broken)
@@ -311,9 +312,12 @@ class MultiAgentEnvRunner(EnvRunner):
             row, env_index = np.argwhere(~np.isfinite(rollout.rewards[start:stop]))[0].tolist()
             raise self.host.bad_value(start + row, env_index, f"reward is {rollout.rewards[start + row, env_index]}")
 
-    def _act(self, module_id: str, lanes: Lanes, timestep: int, explore: bool, random_actions: bool) -> None:
-        """Choose the actions of the lanes that act, and put them into the actions for the vector env."""
+    def _act(self, row: int, module_id: str, lanes: Lanes, timestep: int, explore: bool, random_actions: bool) -> None:
+        """Choose the actions of the lanes that act in a row, and put them into the actions for the vector env."""
         actor, block = self.actors[module_id], self._blocks[module_id]
+        if actor.has_action_mask and (lane := actor.first_without_choice(lanes.obs, lanes.acts)) is not None:
+            problem = f"agent {lanes.agents[lane]!r}: {NO_LEGAL_ACTION}"
+            raise self.host.bad_value(row, int(lanes.envs[lane]), problem)
         if actor.is_heuristic and not random_actions:
             actions, outputs, logp = actor.choose_by_rules(lanes.obs, lanes.acts)
         else:

@@ -13,6 +13,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import make_dispatcher
+from corral.core.action_masks import NO_LEGAL_ACTION
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.plain import is_plain
 from corral.core.seeding import id_prefix, runner_seeds, seed_everything
@@ -456,7 +457,8 @@ class EnvRunner:
         if stop > rollout.capacity:
             rollout.resize(max(stop, rollout.capacity * 3 // 2))
         step, events, clock, seconds = self.host.step, self._events, time.perf_counter, self.timers.seconds
-        choose, to_env = self.actors[DEFAULT_MODULE_ID].choose, self._distribution.to_env
+        actor = self.actors[DEFAULT_MODULE_ID]
+        choose, to_env, first_without_choice = actor.choose, self._distribution.to_env, actor.first_without_choice
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
         timestep = self._timestep + self._num_samplers * num_valid(rollout)
         begins, resetting = self._begins, self._resetting
@@ -468,10 +470,13 @@ class EnvRunner:
         )
         single_leaf, looks_at_infos = isinstance(obs, np.ndarray), self.host.is_same_step or self._keeps_infos
         num_envs, same_step = self.host.num_envs, self.host.is_same_step
+        has_action_mask = actor.has_action_mask
         inference_s = env_step_s = storage_s = 0.0
         now = clock()
         for t in range(start, stop):
             row = obs[t] if single_leaf else map_tree(lambda column, t=t: column[t], obs)
+            if has_action_mask and (stuck := first_without_choice(row, ~resetting)) is not None:
+                raise self.host.bad_value(t, stuck, NO_LEGAL_ACTION)
             try:
                 actions[t], dist_inputs[t], logp = choose(
                     row, begins, timestep=timestep, explore=explore, random_actions=random_actions

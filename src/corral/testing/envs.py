@@ -328,3 +328,76 @@ class FindSquare(_Plain, gym.Env[NDArray[np.uint8], int]):
         reward = float(int(action) == self._quadrant)
         self._t += 1
         return self._next(), reward, False, self._t >= self._length, {}
+
+
+class DoorCorridor(_Plain, gym.Env[Any, Any]):
+    """Corridor in which two values of each entry of the action are legal at each position: one forward, one back.
+
+    The agent moves forward if all entries of its action do, and otherwise back; each step gains or loses
+    `1 / length`, so the best return is 1. Episodes end at the end of the corridor, and after `4 * length` steps. With
+    masks an illegal action is an error. Without masks it wastes the step.
+
+    The observation is the position, one-hot. At the end the mask allows nothing, as in many board games.
+    """
+
+    STATE = ("_t", "_position")
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        """Read the config.
+
+        Its keys are `masks` (`"observations"` by default, `"infos"`, `"method"` or `None`), `length` (8), `sizes` (the
+        number of values of each entry, [20]; one entry makes a Discrete space) and `start` of the action space (0).
+        """
+        config = config or {}
+        self._masks, self._length = config.get("masks", "observations"), int(config.get("length", 8))
+        sizes, self._start = list(config.get("sizes", [20])), int(config.get("start", 0))
+        self.action_space: spaces.Space[Any] = (
+            spaces.Discrete(sizes[0], start=self._start)
+            if len(sizes) == 1
+            else spaces.MultiDiscrete(sizes, start=[self._start] * len(sizes))
+        )
+        position = spaces.Box(0, 1, (self._length + 1,), np.float32)
+        mask = spaces.Box(0, 1, (sum(sizes),), np.int8)
+        self.observation_space: spaces.Space[Any] = position
+        if self._masks == "observations":
+            self.observation_space = spaces.Dict(action_mask=mask, observations=position)
+        rng = np.random.default_rng(0)
+        pairs = [[rng.permutation(n)[:2] for n in sizes] for _ in range(self._length)]
+        self._doors: NDArray[np.int64] = np.array(pairs)  # [position, entry, (forward, back)]
+        self._offsets = np.cumsum([0, *sizes[:-1]])
+        self._num_values = sum(sizes)
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return which values are legal here, bool `[n]`."""
+        mask = np.zeros(self._num_values, np.bool_)
+        if self._position < self._length:
+            mask[self._doors[self._position] + self._offsets[:, None]] = True
+        return mask
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode at position 0."""
+        super().reset(seed=seed)
+        self._t = self._position = 0
+        return self._see()
+
+    def _see(self) -> tuple[Any, dict[str, Any]]:
+        position = np.eye(self._length + 1, dtype=np.float32)[self._position]
+        if self._masks == "observations":
+            return {"action_mask": self.action_masks().astype(np.int8), "observations": position}, {}
+        return position, {"action_mask": self.action_masks()} if self._masks == "infos" else {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Go through a door."""
+        self._t += 1
+        doors, values = self._doors[self._position], np.ravel(action) - self._start
+        before = self._position
+        if not (doors == values[:, None]).any(1).all():
+            if self._masks is not None:
+                raise ValueError(f"the action {action} is illegal at position {self._position}")
+        elif (doors[:, 0] == values).all():
+            self._position += 1
+        else:
+            self._position = max(0, self._position - 1)
+        reward = (self._position - before) / self._length
+        obs, info = self._see()
+        return obs, reward, self._position == self._length, self._t >= 4 * self._length, info

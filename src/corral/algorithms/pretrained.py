@@ -1,0 +1,122 @@
+"""Weights that a module starts with: loaded from another run or a file, by pattern, and frozen by pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from corral.checkpoint import find_checkpoint, read_checkpoint
+from corral.errors import CheckpointError, ConfigError, nearest_name
+from corral.modules.module import Module
+
+if TYPE_CHECKING:
+    from corral.config.config import AlgorithmConfig
+
+Weights = Mapping[str, NDArray[Any]]
+
+
+def prepare_module(module: Module, module_id: str, config: AlgorithmConfig) -> None:
+    """Load and freeze what the settings `load_from`, `load_parts` and `freeze_parts` of a module name.
+
+    Raises:
+        CheckpointError: The weights cannot be read, or do not fit; the first one that differs is named.
+        ConfigError: A pattern matches nothing.
+    """
+    if config.load_from is not None:
+        source, weights = read_weights(config.load_from, module_id)
+        here = {name: value.numpy() for name, value in module.state_dict().items()}
+        chosen = {name: here[name] for name in _matching("load_parts", config.load_parts, here, module_id)}
+        there = {name: array for name, array in weights.items() if _matches(name, config.load_parts)}
+        check_weights(module_id, chosen, there, source)
+        with torch.no_grad():
+            for name, value in module.state_dict().items():
+                if name in chosen:
+                    value.copy_(torch.from_numpy(there[name].copy()))
+            update_target: Any = getattr(module, "update_target", None)
+            if update_target is not None:
+                update_target(1.0)  # targets start as copies, as in a new module
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name in _matching("freeze_parts", config.freeze_parts, parameters, module_id):
+        parameters[name].requires_grad_(False)
+
+
+def read_weights(location: str | Path, module_id: str, from_module_id: str | None = None) -> tuple[str, Weights]:
+    """Return what to call the weights in messages, and the weights by name.
+
+    Args:
+        location: A checkpoint, a run, of which the best checkpoint is taken, or a file of one module's weights:
+            `.safetensors`, or `.pt` or `.pth` as `torch.save(module.state_dict(), file)` writes it.
+        module_id: Id of the module that gets the weights.
+        from_module_id: Id of the module in the checkpoint; `None` is the same id, or the only one.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, module or file, or the file holds something else.
+    """
+    if (path := Path(location)).suffix in (".safetensors", ".pt", ".pth"):
+        try:
+            return str(path), load_file(path) if path.suffix == ".safetensors" else _load_state_dict(path)
+        except Exception as error:
+            raise CheckpointError(f"{path} cannot be read as weights: {type(error).__name__}: {error}") from error
+    checkpoint = read_checkpoint(find_checkpoint(location, prefer="best"), with_state=False)
+    held = checkpoint.weights
+    if from_module_id is None:
+        from_module_id = module_id if module_id in held or len(held) != 1 else next(iter(held))
+    if from_module_id not in held:
+        raise CheckpointError(
+            f"{checkpoint.path} has no module {from_module_id!r}, only {sorted(held)}: give from_module_id to "
+            "load_module_weights; for load_from, save the weights of one module to a .safetensors file."
+        )
+    return f"module {from_module_id!r} of {checkpoint.path}", held[from_module_id]
+
+
+def _load_state_dict(path: Path) -> Weights:
+    """Return the tensors of a file of torch; nothing else in it is loaded, and no code is run."""
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    return {name: tensor.detach().numpy() for name, tensor in found.items()}
+
+
+def check_weights(module_id: str, here: Weights, there: Weights, where: str) -> None:
+    """Refuse weights of other names or shapes.
+
+    Args:
+        module_id: Id of the module that gets the weights.
+        here: Weights of the module by name.
+        there: Weights that it gets.
+        where: Where these come from, for the message.
+
+    Raises:
+        CheckpointError: They do not fit; the first one that differs is named.
+    """
+    for name in (*here, *there):
+        forms = [f"{part[name].dtype}{list(part[name].shape)}" if name in part else "missing" for part in (here, there)]
+        if forms[0] != forms[1]:
+            raise CheckpointError(
+                f"the weights of {where} do not fit module {module_id!r}: {name} is {forms[1]} there and {forms[0]} "
+                "here. Build the module with the same module_class, model_config and spaces."
+            )
+
+
+def _matching(setting: str, patterns: Sequence[str], names: Mapping[str, Any], module_id: str) -> list[str]:
+    """Return the names that match a pattern.
+
+    Raises:
+        ConfigError: A pattern matches none of them.
+    """
+    for pattern in patterns:
+        if not any(_matches(name, [pattern]) for name in names):
+            guess = nearest_name(pattern, names) or next(iter(names), "nothing")
+            raise ConfigError(
+                f"rl_module: {setting}={pattern!r} matches no weight of module {module_id!r}; its weights have names "
+                f"such as {guess!r}, and a * stands for any part of a name."
+            )
+    return [name for name in names if _matches(name, patterns)]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
