@@ -408,7 +408,7 @@ def reconfigured(config: ConfigT, settings: Mapping[str, Any], *, fixed: Collect
 def _validate_module(config: AlgorithmConfig) -> None:
     base, module_class = config.default_module_class, config.module_class or config.default_module_class
     learns = _has_network(config) and any(map(config.trains, config.module_ids))
-    own = Module if base is ActorCritic or not learns else base  # required base of a user's class
+    own = Module if issubclass(base, ActorCritic) or not learns else base  # required base of a user's class
     if not _has_network(config):
         own = HeuristicModule
         if not config.is_multi_agent:
@@ -422,6 +422,13 @@ def _validate_module(config: AlgorithmConfig) -> None:
     for method in own.MUST_DEFINE:
         if getattr(module_class, method) is getattr(own, method, None):
             raise ConfigError(f"rl_module: {module_class.__name__} must define {method}(self, obs).")
+    asked = [name for name in ("use_lstm", "use_gru") if config.model_config.get(name) and module_class is base]
+    if learns and not config.LEARNS_SEQUENCES and (asked or module_class.has_memory()):
+        what = f"model_config: {asked[0]}=True" if asked else f"{module_class.__name__} defines initial_state(), which"
+        raise ConfigError(
+            f"rl_module: {what} gives the module memory, and {config.algo_name} cannot train modules with memory: use "
+            "PPO, or a module without memory, for example on observations that hold the latest frames."
+        )
     if module_class is base and base.CONFIG is not None:
         base.CONFIG.parse(config.model_config)
 

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from corral.core.tree import Tree, map_tree, num_rows
+from corral.core.tree import Tree, map_tree, named_leaves, num_rows
+from corral.modules.memory import initial_states
 from corral.modules.module import Module
 from corral.modules.networks import MAX_LOG_STD, MIN_LOG_STD, LogStdClamp
 
@@ -134,6 +135,16 @@ class Inference:
             np.copyto(array, saved)
         self._perturbed = noise
 
+    def step(self, obs: Tree, states: Tree) -> tuple[FloatArray, Tree]:
+        """Return `dist_inputs`, float32 `[N, D]`, and the next states of a module with memory, for trees of `[N, ...]`.
+
+        The next states are new arrays.
+        """
+        policy: Any = self.module.policy
+        with torch.inference_mode():
+            outputs, after = policy(map_tree(_as_tensor, obs), map_tree(_as_tensor, states))
+        return outputs.numpy(), map_tree(lambda leaf: leaf.numpy(), after)
+
     def __call__(self, obs: Tree, *, perturbed: bool = True) -> FloatArray:
         """Map observations, a tree of arrays `[N, ...]`, to `dist_inputs`, float32 `[N, D]`.
 
@@ -156,6 +167,71 @@ class Inference:
         if self._appended is not None:
             x = np.concatenate([x, np.broadcast_to(self._appended, (len(x), len(self._appended)))], -1)
         return x
+
+
+class Memory:
+    """The states of a module with memory for the rows that act together.
+
+    Attributes:
+        states: State of each row after its last step, a tree of `[N, ...]`; replaced by new arrays at each step.
+        before: States in which the latest observations were seen, where episodes began the initial state.
+    """
+
+    def __init__(self, module: Module, num_rows: int) -> None:
+        """Begin with the initial state in all rows."""
+        self._initial: Tree = map_tree(lambda leaf: leaf.numpy(), initial_states(module, 1))
+        self.states: Tree = map_tree(lambda leaf: np.repeat(leaf, num_rows, 0), self._initial)
+        self.before = self.states
+
+    def begin(self, begins: NDArray[np.bool_]) -> None:
+        """Return to the initial state where episodes begin, bool `[N]`."""
+        if np.count_nonzero(begins):
+            self.states = map_tree(
+                lambda leaf, first: np.where(begins.reshape(-1, *[1] * (leaf.ndim - 1)), first, leaf),
+                self.states,
+                self._initial,
+            )
+
+    def step(self, inference: Inference, obs: Tree) -> FloatArray:
+        """Return `dist_inputs`, float32 `[N, D]`, for observations `[N, ...]`, and keep the next states."""
+        self.before = self.states
+        outputs, self.states = inference.step(obs, self.before)
+        return outputs
+
+    def keep(self, rows: NDArray[np.bool_]) -> None:
+        """Undo the last step in the rows that did not act; `rows`, bool `[N]`, says which did."""
+        self.states = map_tree(
+            lambda after, before: np.where(rows.reshape(-1, *[1] * (after.ndim - 1)), after, before),
+            self.states,
+            self.before,
+        )
+
+    def resize(self, size: int) -> None:
+        """Add rows at the end, up to `size`, with the initial state."""
+        more = size - num_rows(self.states)
+        self.states = map_tree(
+            lambda leaf, first: np.concatenate([leaf, np.repeat(first, more, 0)]), self.states, self._initial
+        )
+
+    def allocate(self, num_rows: int) -> Tree:
+        """Return a column for the states of rows of observations, a tree of zeros `[num_rows, N, ...]`."""
+        return map_tree(lambda leaf: np.zeros((num_rows, *leaf.shape), leaf.dtype), self.states)
+
+    def check(self, states: Tree) -> None:
+        """Check that states `[N, ...]` are like the ones here.
+
+        Raises:
+            ValueError: Names the part that differs.
+        """
+        expected, given = (
+            {name: f"{leaf.dtype}{list(leaf.shape[1:])}" for name, leaf in named_leaves(tree, "state")}
+            for tree in (self._initial, states)
+        )
+        for name in {**expected, **given}:
+            if expected.get(name) != given.get(name):
+                raise ValueError(
+                    f"{name} is {given.get(name, 'missing')}, and the module's is {expected.get(name, 'left out')}"
+                )
 
 
 class ActingWeights:

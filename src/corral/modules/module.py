@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -15,8 +15,13 @@ from torch import Tensor, nn
 from corral.core.settings import OneOf, PositiveInt, parse_settings
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
+from corral.errors import ConfigError
 from corral.modules.distributions import DiagGaussian, action_distribution
+from corral.modules.memory import memory_outputs, unroll
 from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, Flat, is_image, orthogonal
+
+DEFAULT_MAX_SEQ_LEN = 20
+DEFAULT_CELL_SIZE = 64
 
 
 @dataclass
@@ -63,6 +68,7 @@ class Module(nn.Module):
     Attributes:
         distribution: Distribution over actions whose parameters `policy` returns; built from the action space and
             `action_bounds`.
+        max_seq_len: Longest sequence, in steps, that a module with memory learns from; a key of `model_config`.
         MUST_DEFINE: Names of the methods that a custom subclass must define.
         CONFIG: Dataclass of the settings in `model_config`; with `None` the class reads `model_config` itself.
     """
@@ -87,6 +93,7 @@ class Module(nn.Module):
         self.observation_space = observation_space
         self.action_space = action_space
         self.distribution = action_distribution(action_space, model_config.get("action_bounds", "clip"))
+        self.max_seq_len = int(model_config.get("max_seq_len") or DEFAULT_MAX_SEQ_LEN)
 
     def policy(self, obs: Tree) -> Tensor:
         """Map observations (a tree of `[B, ...]`) to `dist_inputs`, float32 `[B, distribution.num_inputs]`."""
@@ -96,9 +103,31 @@ class Module(nn.Module):
         """Map observations (a tree of `[B, ...]`) to state values, float32 `[B]`."""
         raise TypeError(f"{type(self).__name__} has no method value(obs) -> values [B].")
 
-    def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
-        """Return `policy(obs)` and `value(obs)`; override it if they share layers."""
+    def policy_and_value(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return `policy(obs)` and `value(obs)`; override it if they share layers.
+
+        Losses call it with `corral.modules.memory.module_inputs(batch)`. A module with memory is given sequences
+        `[B, L, ...]`, their first states and their mask, and returns `[M, D]` and `[M]`. Override it if layers can
+        compute whole sequences; this method takes one step after another.
+        """
+        if mask is not None:
+            return unroll(self, obs, state, mask)
         return self.policy(obs), self.value(obs)
+
+    # Memory. A module with memory defines `initial_state`, and its methods take and return states:
+    # `policy(obs, state) -> (dist_inputs, state)` and `value(obs, state) -> values`, with states `[B, ...]`.
+
+    def initial_state(self) -> Tree:
+        """Return the state before the first observation of an episode, a tree of tensors `[...]` without a batch axis.
+
+        A module that defines it has memory; see `docs/memory.md`.
+        """
+        raise TypeError(f"{type(self).__name__} has no memory, and so no initial_state().")
+
+    @classmethod
+    def has_memory(cls) -> bool:
+        """Return whether the class defines `initial_state`."""
+        return cls.initial_state is not Module.initial_state
 
     def forward(self, obs: Tree) -> Tensor:
         """Return `policy(obs)`, so that a module that is called returns `dist_inputs`, float32 `[B, D]`."""
@@ -110,6 +139,9 @@ class Module(nn.Module):
         The check of a new module compares them. Override it to have other methods checked too.
         """
         own, num_inputs = type(self), (self.distribution.num_inputs,)
+        if own.has_memory():
+            yield from memory_outputs(self, obs)
+            return
         if own.policy is not Module.policy:
             yield "policy(obs)", self.policy(obs), num_inputs
         if own.value is not Module.value:
@@ -155,11 +187,17 @@ class ModelConfig(NetworkConfig):
     """Settings of the default module of policy-gradient algorithms, in addition to `NetworkConfig`.
 
     Attributes:
-        vf_share_layers: Whether policy and value share the hidden layers; `None` shares them only for images.
+        vf_share_layers: Whether policy and value share the hidden layers and a recurrent layer; `None` shares them only
+            for images or with a recurrent layer.
         free_log_std: Whether the log standard deviation of Box actions is one learned vector rather than an output of
             the network.
         initial_log_std: Initial value of the log standard deviation of Box actions.
         action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh).
+        use_lstm: Whether an LSTM comes after the hidden layers, which gives the module memory.
+        use_gru: Whether a GRU comes after them.
+        lstm_cell_size: Width of the LSTM; `None` is 64.
+        gru_cell_size: Width of the GRU; `None` is 64.
+        max_seq_len: Longest sequence, in steps, through which gradients of a module with memory flow; `None` is 20.
     """
 
     fcnet_activation: str = "tanh"
@@ -167,6 +205,37 @@ class ModelConfig(NetworkConfig):
     free_log_std: bool = True
     initial_log_std: float = 0.0
     action_bounds: Literal["clip", "squash"] = "clip"
+    use_lstm: bool = False
+    use_gru: bool = False
+    lstm_cell_size: PositiveInt | None = None
+    gru_cell_size: PositiveInt | None = None
+    max_seq_len: PositiveInt | None = None
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the module has a recurrent layer."""
+        return self.use_lstm or self.use_gru
+
+    @property
+    def cell_size(self) -> int:
+        """Width of the recurrent layer."""
+        return (self.lstm_cell_size if self.use_lstm else self.gru_cell_size) or DEFAULT_CELL_SIZE
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> Self:
+        """Return the config with these settings; see `NetworkConfig.parse`. Settings of absent layers are refused."""
+        config = super().parse(settings)
+        if config.use_lstm and config.use_gru:
+            raise ConfigError("model_config: use_lstm and use_gru are both True: choose one of them.")
+        for name, is_used in (
+            ("lstm_cell_size", config.use_lstm),
+            ("gru_cell_size", config.use_gru),
+            ("max_seq_len", config.has_memory),
+        ):
+            if getattr(config, name) is not None and not is_used:
+                needed = "use_lstm=True or use_gru=True" if name == "max_seq_len" else f"use_{name[:-10]}=True"
+                raise ConfigError(f"model_config: {name}={getattr(config, name)} has no effect without {needed}.")
+        return config
 
 
 class ActorCritic(Module):
@@ -191,9 +260,9 @@ class ActorCritic(Module):
         hiddens = config.hiddens_for(observation_space)
         share = config.vf_share_layers
         if share is None:
-            share = any(is_image(leaf) for leaf in leaves(space_tree(observation_space)))
-        self.policy_encoder = Encoder(observation_space, hiddens, config)
-        self.value_encoder = self.policy_encoder if share else Encoder(observation_space, hiddens, config)
+            share = config.has_memory or any(is_image(leaf) for leaf in leaves(space_tree(observation_space)))
+        self.policy_encoder = self.make_encoder(hiddens, config)
+        self.value_encoder = self.policy_encoder if share else self.make_encoder(hiddens, config)
         num_outputs = self.distribution.num_inputs
         self.log_std: nn.Parameter | None = None
         if isinstance(self.distribution, DiagGaussian) and config.free_log_std:
@@ -205,6 +274,10 @@ class ActorCritic(Module):
         if isinstance(self.distribution, DiagGaussian) and self.log_std is None:
             with torch.no_grad():
                 self.policy_head.bias[num_outputs // 2 :] = config.initial_log_std  # type: ignore[index]
+
+    def make_encoder(self, hiddens: Sequence[int], config: ModelConfig) -> Any:
+        """Return an encoder of observations with these hidden layers."""
+        return Encoder(self.observation_space, hiddens, config)
 
     def _with_log_std(self, outputs: Tensor) -> Tensor:
         return outputs if self.log_std is None else torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
@@ -218,11 +291,11 @@ class ActorCritic(Module):
         values: Tensor = self.value_head(self.value_encoder(obs)).squeeze(-1)
         return values
 
-    def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
+    def policy_and_value(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return both; shared layers run once, unless a subclass overrides `policy` or `value`."""
         changed = type(self).policy is not ActorCritic.policy or type(self).value is not ActorCritic.value
         if changed or self.value_encoder is not self.policy_encoder:
-            return super().policy_and_value(obs)
+            return super().policy_and_value(obs, state, mask)
         features = self.policy_encoder(obs)
         return self._with_log_std(self.policy_head(features)), self.value_head(features).squeeze(-1)
 

@@ -12,7 +12,7 @@ from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
 from corral.modules.distributions import module_action_space
 from corral.modules.heuristic import HeuristicModule
-from corral.modules.inference import Inference
+from corral.modules.inference import Inference, Memory
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -30,6 +30,7 @@ class Actor:
         inference: Computes the outputs of the policy.
         distribution: Action distribution of the module.
         exploration: Chooses actions.
+        memory: States of the rows of a module with memory; `None` for other modules.
         row_distribution: What the exploration is given for one row.
         action_space: Space of one module action.
     """
@@ -64,6 +65,7 @@ class Actor:
         self.action_space = module_action_space(action_space)
         self._env_action_space, self._worker_index, self._rng = action_space, worker_index, rng
         self.row_distribution = RowDistribution(self.distribution, rng)
+        self.memory = Memory(self.module, num_rows) if self.module.has_memory() else None
         self.make_exploration(config, num_rows)
 
     def choose_by_rules(self, obs: Tree, acts: NDArray[np.bool_]) -> Choices:
@@ -100,13 +102,19 @@ class Actor:
         row = self.row_distribution
         if self._sees_begins and not random_actions:
             self.exploration.begin_episodes(begins, timestep=timestep, explore=explore)
-        row.obs, row.inputs = obs, self._no_outputs if self.is_heuristic else self.inference(obs)
+        row.obs, row.inputs = obs, self._outputs(obs, begins)
         if random_actions:
             return row.random(), row.inputs, None
         actions, logp = self.exploration.get_exploration_action(
             action_distribution=row, timestep=timestep, explore=explore
         )
         return actions, row.inputs, logp
+
+    def _outputs(self, obs: Tree, begins: NDArray[np.bool_]) -> NDArray[np.float32]:
+        if self.memory is not None:
+            self.memory.begin(begins)
+            return self.memory.step(self.inference, obs)
+        return self._no_outputs if self.is_heuristic else self.inference(obs)
 
     def make_exploration(self, config: AlgorithmConfig, num_rows: int) -> None:
         """Make an exploration for `num_rows` observations at once, which continues from the state of the one before."""

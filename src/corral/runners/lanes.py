@@ -19,6 +19,7 @@ from corral.core.tree import Tree, map_tree
 from corral.episodes.lanes import LaneRollout
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.episodes.step_columns import COLUMNS_OF_OBS
 from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
 
@@ -236,7 +237,7 @@ class Lanes:
     def _with_rows(self, rollout: LaneRollout, num_rows: int) -> LaneRollout:
         """Return the first rows of a rollout, as a rollout of their own; the open steps stay in `rollout`."""
         columns = {
-            name: map_tree(lambda leaf, stop=num_rows + (name == "obs"): leaf[:stop], column)
+            name: map_tree(lambda leaf, stop=num_rows + (name in COLUMNS_OF_OBS): leaf[:stop], column)
             for name, column in rollout.columns.items()
         }
         done = LaneRollout(columns, num_rows=num_rows)

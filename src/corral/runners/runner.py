@@ -356,6 +356,8 @@ class EnvRunner:
         rollout.worker_index = self.worker_index
         rollout.observation_space = self.host.observation_space
         rollout.action_space = self.actors[DEFAULT_MODULE_ID].action_space
+        if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
+            rollout.columns["states"] = memory.allocate(num_rows + 1)
         rollout.carry = self._carry
         return rollout
 
@@ -458,6 +460,7 @@ class EnvRunner:
         step, events, clock, seconds = self.host.step, self._events, time.perf_counter, self.timers.seconds
         choose, to_env = self.actors[DEFAULT_MODULE_ID].choose, self._distribution.to_env
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
+        memory, states = self.actors[DEFAULT_MODULE_ID].memory, rollout.columns.get("states")
         timestep = self._timestep + self._num_samplers * num_valid(rollout)
         begins, resetting = self._begins, self._resetting
         rewards, terminated, truncated, times = (
@@ -481,8 +484,10 @@ class EnvRunner:
                 raise
             if logp is not None:
                 rollout.set_logp(t, logp)
+            if memory is not None:
+                write_row(states, t, memory.before)
             timestep += self._num_samplers * (num_envs - int(np.count_nonzero(resetting)))
-            inferred = clock()
+            inferred, num_broken = clock(), len(rollout.broken)
             try:
                 next_obs, rewards[t], terminated[t], truncated[t], infos = step(to_env(actions[t]))
                 rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
@@ -493,6 +498,9 @@ class EnvRunner:
                 raise self.host.error("step", t, error) from original(error)
             done = terminated[t] | truncated[t]
             begins, resetting = (done, resetting) if same_step else (resetting, done)
+            if len(rollout.broken) > num_broken:  # the next row is the first observation of an env made again
+                begins = begins.copy()
+                begins[[i for _, i in rollout.broken[num_broken:]]] = True
             if looks_at_infos:
                 self._keep_infos(rollout, t + 1, infos, done if same_step else None)
                 self._keep_final_obs(rollout, t, infos)
@@ -529,8 +537,11 @@ class EnvRunner:
     def _keep_final_obs(self, rollout: Rollout, t: int, infos: Mapping[Any, Any]) -> None:
         """Keep the final observations that a same-step autoreset overwrites in row t + 1."""
         if self.host.is_same_step:
+            memory = self.actors[DEFAULT_MODULE_ID].memory
             for i in np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]).tolist():
                 rollout.add_final_obs(t, i, self.host.final_obs(infos, i))
+                if memory is not None:
+                    rollout.final_states[t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), memory.states)
 
     def _finish(self, rollout: Rollout, whole_episodes: bool, explore: bool) -> int:
         """Trim the columns, compute log-probabilities and statistics of episodes from them, and log the metrics.
@@ -560,6 +571,8 @@ class EnvRunner:
 
     def _keep_last_row(self, rollout: Rollout) -> None:
         """Keep what the next rollout begins with, if it continues."""
+        if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
+            write_row(rollout.states, rollout.num_rows, memory.states)
         self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
         self._last_infos = rollout.info_rows.get(rollout.num_rows)
 

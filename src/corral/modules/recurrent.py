@@ -1,0 +1,111 @@
+"""The default modules with memory: an LSTM or a GRU behind the encoder of the observations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from corral.core.tree import Tree, map_tree
+from corral.modules.module import ActorCritic, ModelConfig
+from corral.modules.networks import Encoder
+
+State = dict[str, Tensor]
+
+
+class RecurrentEncoder(nn.Module):
+    """An encoder of observations with an LSTM (Hochreiter and Schmidhuber 1997) or a GRU (Cho et al. 2014) behind it.
+
+    The weights of the recurrent layer start orthogonal, its biases with 0.
+    """
+
+    def __init__(self, space: spaces.Space[Any], hiddens: Sequence[int], config: ModelConfig) -> None:
+        """Build the encoder and the recurrent layer."""
+        super().__init__()
+        self.encoder = Encoder(space, hiddens, config)
+        self.num_outputs = config.cell_size
+        kind = nn.LSTM if config.use_lstm else nn.GRU
+        self.rnn = kind(self.encoder.num_outputs, self.num_outputs, batch_first=True)
+        for name, parameter in self.rnn.named_parameters():
+            if name.startswith("weight"):
+                nn.init.orthogonal_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+
+    def initial_state(self) -> State:
+        """Return zeros: the output `h` `[H]`, and for an LSTM the cell `c` `[H]`."""
+        names = ("h", "c") if isinstance(self.rnn, nn.LSTM) else ("h",)
+        return {name: torch.zeros(self.num_outputs) for name in names}
+
+    def forward(self, obs: Tree, state: State) -> tuple[Tensor, State]:
+        """Return features `[B, L, H]` and the states after the last step, for observations `[B, L, ...]`."""
+        flat = map_tree(lambda leaf: leaf.flatten(0, 1), obs)
+        first = next(iter(state.values()))
+        inputs = self.encoder(flat).unflatten(0, (first.shape[0], -1))
+        if isinstance(self.rnn, nn.LSTM):
+            features, (h, c) = self.rnn(inputs, (state["h"].unsqueeze(0), state["c"].unsqueeze(0)))
+            return features, {"h": h.squeeze(0), "c": c.squeeze(0)}
+        features, h = self.rnn(inputs, state["h"].unsqueeze(0))
+        return features, {"h": h.squeeze(0)}
+
+    def step(self, obs: Tree, state: State) -> tuple[Tensor, State]:
+        """Return features `[B, H]` and the next states for one observation each, `[B, ...]`."""
+        features, state = self(map_tree(lambda leaf: leaf.unsqueeze(1), obs), state)
+        return features.squeeze(1), state
+
+
+class RecurrentActorCritic(ActorCritic):
+    """The default module with memory of policy-gradient algorithms; see `ModelConfig`, `use_lstm` and `use_gru`.
+
+    Policy and value share the encoder and the recurrent layer, unless `vf_share_layers=False` gives each its own.
+    """
+
+    def make_encoder(self, hiddens: Sequence[int], config: ModelConfig) -> RecurrentEncoder:
+        """Return an encoder with memory."""
+        return RecurrentEncoder(self.observation_space, hiddens, config)
+
+    @property
+    def _shares_layers(self) -> bool:
+        return self.value_encoder is self.policy_encoder
+
+    def initial_state(self) -> State:
+        """Return the state of the policy's layer, and that of the value's own layer with names `value_...`."""
+        state: State = self.policy_encoder.initial_state()
+        if not self._shares_layers:
+            state |= {f"value_{name}": part for name, part in self.value_encoder.initial_state().items()}
+        return state
+
+    def policy(self, obs: Tree, state: State) -> tuple[Tensor, State]:  # type: ignore[override]
+        """Return `dist_inputs`, float32 `[B, D]`, and the next states, for observations `[B, ...]` and states."""
+        features, after = self.policy_encoder.step(obs, _part(state, ""))
+        if not self._shares_layers:
+            _, own = self.value_encoder.step(obs, _part(state, "value_"))
+            after |= {f"value_{name}": part for name, part in own.items()}
+        return self._with_log_std(self.policy_head(features)), after
+
+    def value(self, obs: Tree, state: State) -> Tensor:  # type: ignore[override]
+        """Return state values, float32 `[B]`, for observations `[B, ...]` and the states before them."""
+        features, _ = self.value_encoder.step(obs, _part(state, "" if self._shares_layers else "value_"))
+        values: Tensor = self.value_head(features).squeeze(-1)
+        return values
+
+    def policy_and_value(  # type: ignore[override]
+        self, obs: Tree, state: State, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return `dist_inputs` `[M, D]` and values `[M]` of padded sequences; see `corral.modules.memory`.
+
+        The recurrent layer computes whole sequences, which is several times faster than one step after another.
+        """
+        own = type(self)
+        if own.policy is not RecurrentActorCritic.policy or own.value is not RecurrentActorCritic.value:
+            return super(ActorCritic, self).policy_and_value(obs, state, mask)
+        features = self.policy_encoder(obs, _part(state, ""))[0][mask]
+        for_values = features if self._shares_layers else self.value_encoder(obs, _part(state, "value_"))[0][mask]
+        return self._with_log_std(self.policy_head(features)), self.value_head(for_values).squeeze(-1)
+
+
+def _part(state: State, prefix: str) -> State:
+    return {name: state[prefix + name] for name in ("h", "c") if prefix + name in state}
