@@ -141,9 +141,9 @@ class Inference:
         The next states are new arrays.
         """
         policy: Any = self.module.policy
-        with torch.inference_mode():
-            outputs, after = policy(map_tree(_as_tensor, obs), map_tree(_as_tensor, states))
-        return outputs.numpy(), map_tree(lambda leaf: leaf.numpy(), after)
+        with torch.inference_mode():  # copies of the states, which a module may change in place
+            outputs, after = policy(map_tree(_as_tensor, obs), map_tree(torch.tensor, states))
+        return outputs.detach().numpy(), map_tree(lambda leaf: leaf.detach().numpy(), after)
 
     def __call__(self, obs: Tree, *, perturbed: bool = True) -> FloatArray:
         """Map observations, a tree of arrays `[N, ...]`, to `dist_inputs`, float32 `[N, D]`.
@@ -217,21 +217,19 @@ class Memory:
         """Return a column for the states of rows of observations, a tree of zeros `[num_rows, N, ...]`."""
         return map_tree(lambda leaf: np.zeros((num_rows, *leaf.shape), leaf.dtype), self.states)
 
-    def check(self, states: Tree) -> None:
-        """Check that states `[N, ...]` are like the ones here.
+    def check(self, states: Tree, size: int) -> None:
+        """Check that states are like the module's, for `size` rows: a tree of `[size, ...]`.
 
         Raises:
             ValueError: Names the part that differs.
         """
-        expected, given = (
-            {name: f"{leaf.dtype}{list(leaf.shape[1:])}" for name, leaf in named_leaves(tree, "state")}
-            for tree in (self._initial, states)
-        )
+        expected = {
+            name: f"{leaf.dtype}{[size, *leaf.shape[1:]]}" for name, leaf in named_leaves(self._initial, "state")
+        }
+        given = {name: f"{leaf.dtype}{[*leaf.shape]}" for name, leaf in named_leaves(states, "state")}
         for name in {**expected, **given}:
             if expected.get(name) != given.get(name):
-                raise ValueError(
-                    f"{name} is {given.get(name, 'missing')}, and the module's is {expected.get(name, 'left out')}"
-                )
+                raise ValueError(f"{name} is {given.get(name, 'missing')} and must be {expected.get(name, 'left out')}")
 
 
 class ActingWeights:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.tree import Tree, copy_nested, map_tree
+from corral.errors import CheckpointError
 from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
 from corral.modules.distributions import module_action_space
@@ -136,3 +138,20 @@ class Actor:
                 self.exploration.set_state(copy_nested(state))
             if weights := before.get_weights():
                 self.exploration.set_weights(weights)
+
+
+def check_states(memory: Memory | None, state: Mapping[str, Any], num_rows: int) -> None:
+    """Check the states of a module with memory in the saved state of a runner.
+
+    Raises:
+        CheckpointError: There are none, there are states of a module without memory, or they are of other shapes.
+    """
+    states = state.get("states")
+    if (memory is None) != (states is None):
+        kinds = "without memory" if memory is None else "with memory", "with" if memory is None else "without"
+        raise CheckpointError(f"the module is {kinds[0]}, and the state of a runner is of a module {kinds[1]}.")
+    if memory is not None:
+        try:
+            memory.check(states, num_rows)
+        except ValueError as error:
+            raise CheckpointError(f"the states of the module in a runner: {error}.") from error

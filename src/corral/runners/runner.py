@@ -30,7 +30,7 @@ from corral.metrics.timers import Timers
 from corral.modules.distributions import ActionDistribution
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
-from corral.runners.actor import Actor
+from corral.runners.actor import Actor, check_states
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest
 from corral.runners.sample_modes import SampleMode, make_mode, num_taken, num_valid
@@ -720,10 +720,11 @@ class EnvRunner:
 
     def get_unfinished(self) -> dict[str, Any]:
         """Return the last observations, and their infos if a checkpoint can hold them."""
-        infos = self._last_infos
+        infos, memory = self._last_infos, self.actors[DEFAULT_MODULE_ID].memory
         known = None if infos is None else [infos.of_lanes, infos.final]
         return {
             "obs": map_tree(np.copy, self._last_obs),
+            "states": None if memory is None else map_tree(np.copy, memory.states),
             "infos": copy_nested(known) if is_plain(known) else None,
         }
 
@@ -731,7 +732,7 @@ class EnvRunner:
         """Check a state of `get_unfinished`, without changing anything.
 
         Raises:
-            CheckpointError: The observations are of another env.
+            CheckpointError: The observations are of another env, or the states of another module.
         """
 
         def check(space: Any, leaf: Any) -> None:
@@ -739,15 +740,24 @@ class EnvRunner:
                 raise CheckpointError(f"the last observations of a runner are {leaf.dtype}{leaf.shape}.")
 
         map_tree(check, self.host.space, state["obs"])
+        check_states(self.actors[DEFAULT_MODULE_ID].memory, state, self.num_envs)
 
     def set_unfinished(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_unfinished`."""
+        if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
+            memory.states = map_tree(np.copy, state["states"])
         self._last_obs = map_tree(np.copy, state["obs"])
         self._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
 
     def keep_unfinished(self) -> Callable[[], None]:
         """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
-        return lambda: None
+        kept = [(actor.memory, actor.memory.states) for actor in self.actors.values() if actor.memory is not None]
+
+        def undo() -> None:
+            for memory, states in kept:
+                memory.states = states
+
+        return undo
 
     def _get_exploration_state(self) -> dict[str, Any]:
         return self.exploration.get_state()

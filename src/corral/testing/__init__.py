@@ -2,6 +2,7 @@
 
 from corral.testing.envs import (
     IDENTITY_ACTION_SPACES,
+    CartPolePositions,
     CountingEnv,
     DeepSea,
     FaultyEnv,
@@ -9,15 +10,18 @@ from corral.testing.envs import (
     IdentityEnv,
     PoorHabit,
     TimeLimitCorridor,
+    TMaze,
 )
 
 __all__ = [
     "IDENTITY_ACTION_SPACES",
+    "CartPolePositions",
     "CountingEnv",
     "DeepSea",
     "FaultyEnv",
     "FindSquare",
     "IdentityEnv",
     "PoorHabit",
+    "TMaze",
     "TimeLimitCorridor",
 ]
