@@ -431,6 +431,11 @@ def _validate_module(config: AlgorithmConfig) -> None:
         )
     if module_class is base and base.CONFIG is not None:
         base.CONFIG.parse(config.model_config)
+    if (length := config.model_config.get("max_seq_len")) is not None and module_class is ActorCritic:
+        raise ConfigError(
+            f"model_config: max_seq_len={length} has no effect on a module without memory: set use_lstm=True or "
+            "use_gru=True, or leave it out."
+        )
 
 
 def optimizer_class(setting: Any) -> Any:

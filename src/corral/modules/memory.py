@@ -109,7 +109,7 @@ def check_states(name: str, before: Tree, after: Tree) -> None:
     """
     expected, given = ({key: _described(leaf) for key, leaf in named_leaves(tree, "state")} for tree in (before, after))
     if expected != given:
-        key = next((key for key in expected if expected[key] != given.get(key)), None) or next(iter(given))
+        key = next(key for key in {**expected, **given} if expected.get(key) != given.get(key))
         raise ConfigError(
             f"{name}.policy(obs, state) must return a next state like initial_state(): {key} is "
             f"{given.get(key, 'missing')} for 2 observations, and must be {expected.get(key, 'left out')}."

@@ -227,14 +227,10 @@ class ModelConfig(NetworkConfig):
         config = super().parse(settings)
         if config.use_lstm and config.use_gru:
             raise ConfigError("model_config: use_lstm and use_gru are both True: choose one of them.")
-        for name, is_used in (
-            ("lstm_cell_size", config.use_lstm),
-            ("gru_cell_size", config.use_gru),
-            ("max_seq_len", config.has_memory),
-        ):
-            if getattr(config, name) is not None and not is_used:
-                needed = "use_lstm=True or use_gru=True" if name == "max_seq_len" else f"use_{name[:-10]}=True"
-                raise ConfigError(f"model_config: {name}={getattr(config, name)} has no effect without {needed}.")
+        for kind in ("lstm", "gru"):
+            size = getattr(config, f"{kind}_cell_size")
+            if size is not None and not getattr(config, f"use_{kind}"):
+                raise ConfigError(f"model_config: {kind}_cell_size={size} has no effect without use_{kind}=True.")
         return config
 
 

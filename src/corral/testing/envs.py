@@ -381,14 +381,20 @@ class TMaze(_Plain, gym.Env[NDArray[np.float32], int]):
 
 
 class CartPolePositions(gym.ObservationWrapper[Any, Any, Any]):
-    """CartPole-v1 that shows the position and the angle, without the velocities, which only memory can estimate."""
+    """CartPole-v1 that shows position and angle without the velocities, which only memory can estimate.
+
+    Both are divided by the limits at which an episode ends.
+    """
+
+    observation_space: Any = spaces.Box(-2.0, 2.0, (2,), np.float32)
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         """Make CartPole; there are no settings."""
         super().__init__(gym.make("CartPole-v1"))
-        shown: Any = self.env.observation_space
-        self.observation_space = spaces.Box(shown.low[::2], shown.high[::2], dtype=np.float32)
+        cart_pole: Any = self.env.unwrapped
+        self._limits = np.array([cart_pole.x_threshold, cart_pole.theta_threshold_radians], np.float32)
 
     def observation(self, observation: Any) -> NDArray[np.float32]:
         """Return position and angle, float32 `[2]`."""
-        return np.asarray(observation[::2], np.float32)
+        positions: NDArray[np.float32] = observation[::2] / self._limits
+        return positions
