@@ -84,8 +84,9 @@ def _program(module: Module) -> ExportedProgram:
         with torch.no_grad():
             return torch.export.export(_Graph(module), examples, dynamic_shapes=shapes, strict=False)
     except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ExportError(
-            f"the policy of {type(module).__name__} cannot be exported: {str(error).strip().splitlines()[0]} Its "
+            f"the policy of {type(module).__name__} cannot be exported: {reason} Its "
             "policy(obs) must use torch operations only, take any batch size, and not branch on values of tensors; "
             "`len(tensor)` fixes the batch size, `tensor.shape[0]` does not."
         ) from error
