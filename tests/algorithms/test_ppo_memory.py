@@ -20,7 +20,7 @@ from corral.modules.module import ActorCritic
 from corral.testing import CountingEnv, TMaze
 from memory_modules import Accumulates
 
-LSTM: dict[str, Any] = {"use_lstm": True, "lstm_cell_size": 8, "fcnet_hiddens": [8]}
+LSTM: dict[str, Any] = {"use_lstm": True, "lstm_cell_size": 8, "fcnet_hiddens": [8], "vf_share_layers": True}
 GRU: dict[str, Any] = {"use_gru": True, "gru_cell_size": 8, "fcnet_hiddens": [8], "vf_share_layers": False}
 STAGGERED: dict[str, Any] = {"episode_length": 6, "stagger": True, "ends": "alternate"}
 GAMMA, LAMBDA = 0.9, 0.8
@@ -104,7 +104,7 @@ def test_the_gradient_is_the_gradient_of_episodes_unrolled_one_by_one(mode: str,
             vf_clip_param=None,
             vf_loss_coeff=0.5,
         )
-        assert abs(scalars["mean_kl"].item()) < 1e-8  # the learner sees what the runner saw
+        assert abs(scalars["mean_kl"].item()) < 1e-6  # the learner sees what the runner saw
         expected = unrolled_loss(module, rollouts, max_seq_len)
         assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
         gradients = [torch.autograd.grad(one, list(module.parameters())) for one in (loss, expected)]

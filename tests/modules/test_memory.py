@@ -41,7 +41,7 @@ def batch_for(module: Any, starts: Any = STARTS) -> dict[str, Any]:
     return {"obs": obs, "states": states, "sequence_starts": torch.from_numpy(starts)}
 
 
-@pytest.mark.parametrize("settings", [LSTM, GRU, LSTM | {"vf_share_layers": False}], ids=["lstm", "gru", "separate"])
+@pytest.mark.parametrize("settings", [LSTM, GRU, LSTM | {"vf_share_layers": True}], ids=["lstm", "gru", "shared"])
 @pytest.mark.parametrize("observations", [BOX, CAMERA], ids=["box", "camera"])
 def test_whole_sequences_give_what_single_steps_give(settings: dict[str, Any], observations: Any) -> None:
     module = build(settings, observations, spaces.Box(-1, 1, (2,), np.float32))
@@ -164,3 +164,40 @@ def test_modules_without_memory_have_no_state() -> None:
     with pytest.raises(TypeError, match="has no memory"):
         PPOConfig().module_spec(BOX, spaces.Discrete(2)).build().initial_state()
     assert isinstance(build(LSTM).policy_encoder.rnn, nn.LSTM)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("share", [True, False])
+def test_numpy_takes_the_steps_of_torch(kind: str, share: bool) -> None:
+    settings = {f"use_{kind}": True, "vf_share_layers": share, "fcnet_hiddens": [8], f"{kind}_cell_size": 5}
+    module = build(settings, BOX, spaces.Box(-1, 1, (2,), np.float32))
+    inference = Inference(module)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    inference.refresh()
+    assert inference.backend == "numpy"
+    memory, states = Memory(module, 4), initial_states(module, 4)
+    for obs in np.random.default_rng(0).standard_normal((6, 4, 3)).astype(np.float32):
+        given = memory.step(inference, obs)
+        with torch.no_grad():
+            outputs, states = module.policy(torch.from_numpy(obs), states)
+        assert given.dtype == np.float32 and np.allclose(given, outputs, atol=1e-5)
+        assert memory.states.keys() == states.keys()
+        for name, state in states.items():
+            assert memory.states[name].dtype == np.float32 and np.allclose(memory.states[name], state, atol=1e-5)
+
+
+def test_numpy_leaves_modules_to_torch_that_it_cannot_compute() -> None:
+    class Own(RecurrentActorCritic):
+        def policy(self, obs: Any, state: Any) -> Any:  # type: ignore[override]
+            return super().policy(obs, state)
+
+    for module in (
+        build(LSTM, CAMERA),
+        build(LSTM | {"fcnet_activation": "gelu"}),
+        build({"use_lstm": True, "lstm_cell_size": 600}),
+        build(LSTM, cls=Own),
+        build({}, cls=CountsSteps),
+    ):
+        assert Inference(module).backend == "torch"

@@ -17,8 +17,8 @@ from corral.modules.spec import ModuleSpec
 from corral.testing import CountingEnv, TMaze
 from memory_modules import CountsSteps
 
-LSTM: dict[str, Any] = {"use_lstm": True, "lstm_cell_size": 8, "fcnet_hiddens": [8]}
-GRU: dict[str, Any] = {"use_gru": True, "gru_cell_size": 8, "fcnet_hiddens": [8]}
+LSTM: dict[str, Any] = {"use_lstm": True, "lstm_cell_size": 8, "fcnet_hiddens": [8], "vf_share_layers": True}
+GRU: dict[str, Any] = {"use_gru": True, "gru_cell_size": 8, "fcnet_hiddens": [8], "vf_share_layers": True}
 OBS = np.random.default_rng(0).standard_normal((6, 3, 2)).astype(np.float32).clip(-1, 1)  # [T, B, ...]
 
 

@@ -52,7 +52,12 @@ class Inference:
         """Choose the backend and read the weights."""
         self.module = module.eval()  # no dropout, and fixed batch statistics
         self._stack = _numpy_stack(module)
-        self.backend = "torch" if self._stack is None else "numpy"
+        self._recurrent: Any = None  # the class of the steps of a module with memory in NumPy
+        if module.has_memory():
+            from corral.modules.numpy_recurrent import RecurrentSteps, numpy_can_compute  # it imports this file
+
+            self._recurrent = RecurrentSteps if numpy_can_compute(module) else None
+        self.backend = "torch" if self._stack is None and self._recurrent is None else "numpy"
         self._appended: FloatArray | None = None
         self._layers: list[Layer] = []
         # Each layer of the stack; plain layers with arrays in the memory of their parameters, which does not move here.
@@ -73,10 +78,12 @@ class Inference:
         """Read the weights of the module again after a change."""
         if self._stack is not None:
             self._layers = [
-                (*(_affine(layer) if arrays is None else (arrays[0].T.copy(), arrays[1].copy())), activation)
+                (*(affine_arrays(layer) if arrays is None else (arrays[0].T.copy(), arrays[1].copy())), activation)
                 for layer, arrays, activation in self._sources
             ]
             self._appended = None if self._stack[1] is None else self._stack[1].detach().numpy().copy()
+        if self._recurrent is not None:
+            self._steps = self._recurrent(self.module)
         if self._perturbed is not None:
             self._perturbed.refresh(self._layers)
 
@@ -140,6 +147,9 @@ class Inference:
 
         The next states are new arrays.
         """
+        if self._recurrent is not None:
+            found: tuple[FloatArray, Tree] = self._steps(obs, states)
+            return found
         policy: Any = self.module.policy
         with torch.inference_mode():  # copies of the states, which a module may change in place
             outputs, after = policy(map_tree(_as_tensor, obs), map_tree(torch.tensor, states))
@@ -394,7 +404,7 @@ def _as_tensor(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _affine(layer: Any) -> tuple[FloatArray, FloatArray]:
+def affine_arrays(layer: Any) -> tuple[FloatArray, FloatArray]:
     """Return copies of the weight `[in, out]` and bias `[out]` of a layer that computes a linear function."""
     weight, bias = layer.affine() if hasattr(layer, "affine") else (layer.weight, layer.bias)
     return weight.detach().numpy().T.copy(), bias.detach().numpy().copy()

@@ -188,7 +188,7 @@ class ModelConfig(NetworkConfig):
 
     Attributes:
         vf_share_layers: Whether policy and value share the hidden layers and a recurrent layer; `None` shares them only
-            for images or with a recurrent layer.
+            for images.
         free_log_std: Whether the log standard deviation of Box actions is one learned vector rather than an output of
             the network.
         initial_log_std: Initial value of the log standard deviation of Box actions.
@@ -210,11 +210,6 @@ class ModelConfig(NetworkConfig):
     lstm_cell_size: PositiveInt | None = None
     gru_cell_size: PositiveInt | None = None
     max_seq_len: PositiveInt | None = None
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether the module has a recurrent layer."""
-        return self.use_lstm or self.use_gru
 
     @property
     def cell_size(self) -> int:
@@ -256,7 +251,7 @@ class ActorCritic(Module):
         hiddens = config.hiddens_for(observation_space)
         share = config.vf_share_layers
         if share is None:
-            share = config.has_memory or any(is_image(leaf) for leaf in leaves(space_tree(observation_space)))
+            share = any(is_image(leaf) for leaf in leaves(space_tree(observation_space)))
         self.policy_encoder = self.make_encoder(hiddens, config)
         self.value_encoder = self.policy_encoder if share else self.make_encoder(hiddens, config)
         num_outputs = self.distribution.num_inputs

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from corral.core.tree import Tree, map_tree
 from corral.modules.module import ActorCritic, ModelConfig
-from corral.modules.networks import Encoder
+from corral.modules.networks import Encoder, Flat
 
 State = dict[str, Tensor]
 
@@ -113,6 +113,21 @@ class RecurrentActorCritic(ActorCritic):
         features = self.policy_encoder(obs, _part(state, ""))[mask]
         for_values = self.value_encoder(obs, _part(state, "value_"))[mask] if "value_h" in state else features
         return self._with_log_std(self.policy_head(features)), self.value_head(for_values).squeeze(-1)
+
+    def recurrent_layers(self) -> list[tuple[str, list[nn.Module], Any]] | None:
+        """Return the layers that compute the next states, or `None` if a subclass or images need torch.
+
+        They are by encoder: the prefix of the names of its states, the layers before the recurrent layer, and the
+        recurrent layer. The first `h` is the input of the policy head.
+        """
+        parts = self.policy_encoder.encoder.parts
+        is_flat = len(parts) == 1 and isinstance(parts[0], Flat) and isinstance(self.observation_space, spaces.Box)
+        if type(self).policy is not RecurrentActorCritic.policy or not is_flat:
+            return None
+        encoders = {"": self.policy_encoder}
+        if self.value_encoder is not self.policy_encoder:
+            encoders["value_"] = self.value_encoder
+        return [(prefix, [*encoder.encoder.mlp], encoder.rnn) for prefix, encoder in encoders.items()]
 
 
 def _part(state: State, prefix: str) -> State:
