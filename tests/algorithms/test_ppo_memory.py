@@ -17,7 +17,7 @@ from corral.core.tree import map_tree
 from corral.learners import learner as learner_module
 from corral.modules.memory import initial_states, module_inputs
 from corral.modules.module import ActorCritic
-from corral.testing import CountingEnv, TMaze
+from corral.testing import CartPolePositions, CountingEnv, TMaze
 from memory_modules import Accumulates
 
 LSTM: dict[str, Any] = {"use_lstm": True, "lstm_cell_size": 8, "fcnet_hiddens": [8], "vf_share_layers": True}
@@ -223,6 +223,21 @@ def test_only_a_policy_with_memory_remembers_the_way() -> None:
 def test_memory_solves_a_maze_of_length_20(kind: str, seed: int) -> None:
     assert best_return(maze_config(20, seed, **{kind: True}, max_seq_len=64), 80, 0.9) >= 0.9
     assert best_return(maze_config(20, seed), 40, 0.9) < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", ["use_lstm", "use_gru"])
+def test_memory_balances_a_pole_without_velocities(kind: str, seed: int) -> None:
+    def config(**model_config: Any) -> PPOConfig:
+        made = PPOConfig().environment(CartPolePositions).env_runners(num_envs_per_env_runner=16).debugging(seed=seed)
+        made.rl_module(model_config={"fcnet_hiddens": [64], **model_config})
+        return made.training(
+            train_batch_size_per_learner=512, minibatch_size=128, num_epochs=10, lr=1e-3, gamma=0.98, lambda_=0.9
+        )
+
+    assert best_return(config(**{kind: True}), 300, 300.0) >= 300
+    assert best_return(config(), 150, 300.0) < 100
 
 
 def test_spaces_of_all_kinds_have_a_form_on_sequences() -> None:

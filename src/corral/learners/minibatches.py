@@ -34,7 +34,7 @@ def unit_bounds(batch: Batch) -> range | NDArray[np.int64]:
 
 
 class Cuts:
-    """How the rows of a batch are cut into minibatches, anew in each epoch if they are shuffled.
+    """How the rows of a batch are cut into minibatches, in a new way in each epoch if they are shuffled.
 
     Rows are cut into minibatches of about equal size. The rows of a sequence stay together, and minibatches have about
     equal numbers of sequences.

@@ -80,7 +80,7 @@ class RecurrentActorCritic(ActorCritic):
         return RecurrentEncoder(self.observation_space, hiddens, config)
 
     def initial_state(self) -> State:
-        """Return the state of the policy's layer, and that of the value's own layer with names `value_...`."""
+        """Return the state of the policy's layer, and the state of the value's own layer with names `value_...`."""
         state: State = self.policy_encoder.initial_state()
         if self.value_encoder is not self.policy_encoder:
             state |= {f"value_{name}": part for name, part in self.value_encoder.initial_state().items()}
