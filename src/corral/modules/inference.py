@@ -52,12 +52,8 @@ class Inference:
         """Choose the backend and read the weights."""
         self.module = module.eval()  # no dropout, and fixed batch statistics
         self._stack = _numpy_stack(module)
-        self._recurrent: Any = None  # the class of the steps of a module with memory in NumPy
-        if module.has_memory():
-            from corral.modules.numpy_recurrent import RecurrentSteps, numpy_can_compute  # it imports this file
-
-            self._recurrent = RecurrentSteps if numpy_can_compute(module) else None
-        self.backend = "torch" if self._stack is None and self._recurrent is None else "numpy"
+        self._steps = module.numpy_steps() if module.has_memory() else None
+        self.backend = "torch" if self._stack is None and self._steps is None else "numpy"
         self._appended: FloatArray | None = None
         self._layers: list[Layer] = []
         # Each layer of the stack; plain layers with arrays in the memory of their parameters, which does not move here.
@@ -82,8 +78,8 @@ class Inference:
                 for layer, arrays, activation in self._sources
             ]
             self._appended = None if self._stack[1] is None else self._stack[1].detach().numpy().copy()
-        if self._recurrent is not None:
-            self._steps = self._recurrent(self.module)
+        if self._steps is not None:
+            self._steps = self.module.numpy_steps()
         if self._perturbed is not None:
             self._perturbed.refresh(self._layers)
 
@@ -147,9 +143,8 @@ class Inference:
 
         The next states are new arrays.
         """
-        if self._recurrent is not None:
-            found: tuple[FloatArray, Tree] = self._steps(obs, states)
-            return found
+        if self._steps is not None:
+            return self._steps(obs, states)
         policy: Any = self.module.policy
         with torch.inference_mode():  # copies of the states, which a module may change in place
             outputs, after = policy(map_tree(_as_tensor, obs), map_tree(torch.tensor, states))

@@ -81,7 +81,7 @@ def initial_states(module: Module, num_rows: int) -> Tree:
     return map_tree(lambda leaf: repeat(next(names), leaf), state)
 
 
-def memory_outputs(module: Any, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+def memory_outputs(module: Any, obs: Tree, *, has_value: bool) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
     """Call the methods of a module with memory on two observations; see `Module.outputs`.
 
     Raises:
@@ -97,7 +97,7 @@ def memory_outputs(module: Any, obs: Tree) -> Iterator[tuple[str, Any, tuple[int
     dist_inputs, after = result
     yield "policy(obs, state)[0]", dist_inputs, (module.distribution.num_inputs,)
     check_states(name, before, after)
-    if type(module).value is not _base(module).value:
+    if has_value:
         yield "value(obs, state)", module.value(obs, before), ()
 
 
@@ -118,9 +118,3 @@ def check_states(name: str, before: Tree, after: Tree) -> None:
 
 def _described(leaf: Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}".removeprefix("torch.") if isinstance(leaf, Tensor) else type(leaf).__name__
-
-
-def _base(module: Module) -> Any:
-    from corral.modules.module import Module  # here: it imports this file
-
-    return Module

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -124,6 +124,13 @@ class Module(nn.Module):
         """
         raise TypeError(f"{type(self).__name__} has no memory, and so no initial_state().")
 
+    def numpy_steps(self) -> Callable[[Any, Any], tuple[Any, Any]] | None:
+        """Return `policy(obs, state)` on NumPy arrays, by the weights of now; `None` lets torch compute it.
+
+        Runners of a module with memory call it again after each change of the weights.
+        """
+        return None
+
     @classmethod
     def has_memory(cls) -> bool:
         """Return whether the class defines `initial_state`."""
@@ -140,7 +147,7 @@ class Module(nn.Module):
         """
         own, num_inputs = type(self), (self.distribution.num_inputs,)
         if own.has_memory():
-            yield from memory_outputs(self, obs)
+            yield from memory_outputs(self, obs, has_value=own.value is not Module.value)
             return
         if own.policy is not Module.policy:
             yield "policy(obs)", self.policy(obs), num_inputs

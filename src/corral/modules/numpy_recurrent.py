@@ -5,7 +5,7 @@ The sigmoid is computed as (1 + tanh(x / 2)) / 2. With half of the weights of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,24 @@ from corral.modules.inference import (
     layer_outputs,
     numpy_layers,
 )
-from corral.modules.recurrent import RecurrentActorCritic
 
 State = dict[str, FloatArray]
 
 
 class RecurrentSteps:
-    """Steps of a `RecurrentActorCritic`, by the weights that it had when this object was made."""
+    """Steps of encoders with a recurrent layer, and of a policy head, by the weights that they had at construction.
 
-    def __init__(self, module: RecurrentActorCritic) -> None:
-        """Read the weights; `numpy_can_compute` has said that NumPy can compute the module."""
+    Args:
+        encoders: By the prefix of the names of their states, layers and the recurrent layer after them. The head reads
+            the `h` of the first one, whose prefix is empty.
+        head: Policy head.
+        appended: What the policy appends to the outputs of the head, or `None`.
+    """
+
+    def __init__(
+        self, encoders: Mapping[str, tuple[Sequence[nn.Module], Any]], head: nn.Module, appended: nn.Parameter | None
+    ) -> None:
+        """Read the weights."""
         self._encoders: list[tuple[str, list[Layer], Callable[[FloatArray, State], State]]] = [
             (
                 prefix,
@@ -39,10 +47,10 @@ class RecurrentSteps:
                 ],
                 LSTMCell(rnn) if isinstance(rnn, nn.LSTM) else GRUCell(rnn),
             )
-            for prefix, layers, rnn in module.recurrent_layers() or ()
+            for prefix, (layers, rnn) in encoders.items()
         ]
-        self._head, self._head_bias = affine_arrays(module.policy_head)
-        self._appended = None if module.log_std is None else module.log_std.detach().numpy().copy()
+        self._head, self._head_bias = affine_arrays(head)
+        self._appended = None if appended is None else appended.detach().numpy().copy()
 
     def __call__(self, obs: FloatArray, states: State) -> tuple[FloatArray, State]:
         """Return `dist_inputs`, float32 `[N, D]`, and the next states, for observations `[N, ...]`."""
@@ -59,11 +67,9 @@ class RecurrentSteps:
         return outputs, after
 
 
-def numpy_can_compute(module: Any) -> bool:
-    """Return whether NumPy computes the steps of a module, and faster than torch."""
-    if not isinstance(module, RecurrentActorCritic) or (encoders := module.recurrent_layers()) is None:
-        return False
-    return all(numpy_layers(layers) is not None and rnn.hidden_size <= MAX_NUMPY_WIDTH for _, layers, rnn in encoders)
+def numpy_can_compute(layers: Sequence[nn.Module], rnn: Any) -> bool:
+    """Return whether NumPy computes layers and a recurrent layer after them, and faster than torch."""
+    return numpy_layers(layers) is not None and rnn.hidden_size <= MAX_NUMPY_WIDTH
 
 
 class LSTMCell:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from corral.core.tree import Tree, map_tree
 from corral.modules.module import ActorCritic, ModelConfig
 from corral.modules.networks import Encoder, Flat
+from corral.modules.numpy_recurrent import RecurrentSteps, numpy_can_compute
 
 State = dict[str, Tensor]
 
@@ -114,12 +115,8 @@ class RecurrentActorCritic(ActorCritic):
         for_values = self.value_encoder(obs, _part(state, "value_"))[mask] if "value_h" in state else features
         return self._with_log_std(self.policy_head(features)), self.value_head(for_values).squeeze(-1)
 
-    def recurrent_layers(self) -> list[tuple[str, list[nn.Module], Any]] | None:
-        """Return the layers that compute the next states, or `None` if a subclass or images need torch.
-
-        They are by encoder: the prefix of the names of its states, the layers before the recurrent layer, and the
-        recurrent layer. The first `h` is the input of the policy head.
-        """
+    def numpy_steps(self) -> RecurrentSteps | None:
+        """Return the policy in NumPy for small layers on flat observations, if no subclass overrides `policy`."""
         parts = self.policy_encoder.encoder.parts
         is_flat = len(parts) == 1 and isinstance(parts[0], Flat) and isinstance(self.observation_space, spaces.Box)
         if type(self).policy is not RecurrentActorCritic.policy or not is_flat:
@@ -127,7 +124,10 @@ class RecurrentActorCritic(ActorCritic):
         encoders = {"": self.policy_encoder}
         if self.value_encoder is not self.policy_encoder:
             encoders["value_"] = self.value_encoder
-        return [(prefix, [*encoder.encoder.mlp], encoder.rnn) for prefix, encoder in encoders.items()]
+        layers = {prefix: ([*encoder.encoder.mlp], encoder.rnn) for prefix, encoder in encoders.items()}
+        if not all(numpy_can_compute(*of_encoder) for of_encoder in layers.values()):
+            return None
+        return RecurrentSteps(layers, self.policy_head, self.log_std)
 
 
 def _part(state: State, prefix: str) -> State:
