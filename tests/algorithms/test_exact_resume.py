@@ -35,6 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("PPO", {}),
     "ppo_async": ("PPO", ASYNC),
     "ppo_evaluating": ("PPO", IN_TURN),
+    "ppo_lstm": ("PPO", IN_TURN | {"model_config": {"fcnet_hiddens": [8], "use_lstm": True, "max_seq_len": 5}}),
     "ppo_curiosity": ("PPO", SAME_STEP | {"exploration_config": {"type": "RND", "embed_dim": 8}}),
     "dqn": ("DQN", PRIORITIZED | SAME_STEP),
     "dqn_two": ("DQN", TWO),

@@ -21,12 +21,14 @@ from corral.algorithms.algorithm import Algorithm
 from corral.config.config import AlgorithmConfig
 from corral.core.returns import gae
 from corral.core.schedules import Schedule, schedule_value
+from corral.core.sequences import find_sequence_starts
 from corral.core.settings import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, Probability
-from corral.core.tree import Tree, map_tree
+from corral.core.tree import map_tree
 from corral.episodes.rollout import Rollout, level_added_columns
 from corral.errors import ConfigError
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
+from corral.modules.memory import module_inputs
 from corral.modules.module import Module
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class PPOConfig(AlgorithmConfig):
     """
 
     DEFAULT_NUM_ENVS: ClassVar[int] = 16
+    LEARNS_SEQUENCES: ClassVar[bool] = True
 
     lr: Schedule = 3e-4
     train_batch_size_per_learner: int = 2048
@@ -151,6 +154,7 @@ class PPO(Algorithm):
             gamma=config.gamma,
             lambda_=config.lambda_,
             normalize_advantages=config.normalize_advantages,
+            max_seq_len=self.get_module(module_id).max_seq_len,
             for_callbacks=self._callbacks.subscribed("on_learn_on_batch"),
         )
 
@@ -172,7 +176,7 @@ class PPO(Algorithm):
 
     def _divergence(self, module_id: str, batch: Batch) -> float:
         """Return the mean KL divergence from the policy that sampled a batch to the policy of now, in nats."""
-        now = self.learner_group.dist_inputs(module_id, batch["obs"])
+        now = self.learner_group.dist_inputs(module_id, batch)
         distribution = self.get_module(module_id).distribution
         return float(distribution.kl(torch.from_numpy(batch["dist_inputs"]), torch.from_numpy(now)).mean())
 
@@ -194,26 +198,29 @@ class KLStop:
 
 def ppo_batch(
     rollouts: Sequence[Rollout],
-    value_fn: Callable[[Tree], NDArray[np.float32]],
+    value_fn: Callable[..., NDArray[np.float32]],
     *,
     gamma: float,
     lambda_: float,
     normalize_advantages: bool,
+    max_seq_len: int = 1,
     for_callbacks: bool = False,
 ) -> Batch:
     """Turn rollouts into one batch of valid steps.
 
     Args:
         rollouts: Columns `[T, N, ...]` from each runner.
-        value_fn: Maps observations `[B, ...]` to values `[B]`.
+        value_fn: Maps observations `[B, ...]`, and states `[B, ...]` if the module has memory, to values `[B]`.
         gamma: Discount per step.
         lambda_: Lambda of generalized advantage estimation (GAE).
         normalize_advantages: Whether advantages get mean 0 and deviation 1 over the batch.
+        max_seq_len: Longest sequence of a module with memory, in steps.
         for_callbacks: Whether the batch has the columns that only callbacks read.
 
     Returns:
         Columns `[B, ...]`: `obs`, `actions`, `logp`, `dist_inputs`, `values`, `advantages`, `value_targets`, and the
-        columns that user code added to a rollout; for callbacks also `rewards`, `terminated` and `truncated`.
+        columns that user code added to a rollout; for callbacks also `rewards`, `terminated` and `truncated`. For a
+        module with memory also `states` and `sequence_starts`, and the rows of each sequence are adjacent.
     """
     parts = []
     level_added_columns(rollouts)
@@ -242,7 +249,10 @@ def ppo_batch(
         )
         if for_callbacks:
             columns |= {name: rollout.columns[name] for name in ("rewards", "terminated", "truncated")}
-        parts.append({name: rollout.valid_rows(column) for name, column in columns.items()})
+        if has_memory := "states" in rollout:
+            columns["states"] = map_tree(lambda column: column[:-1], rollout.states)
+            columns["sequence_starts"] = find_sequence_starts(rollout.valid, rollout.done, max_seq_len)
+        parts.append({name: rollout.valid_rows(column, by_lane=has_memory) for name, column in columns.items()})
     batch: Batch = parts[0] if len(parts) == 1 else map_tree(lambda *leaf: np.concatenate(leaf), *parts)
     if normalize_advantages:
         advantages = batch["advantages"]
@@ -283,7 +293,7 @@ def ppo_loss(
         The scalar to minimise, and scalars to report.
     """
     distribution = module.distribution
-    dist_inputs, values = module.policy_and_value(batch["obs"])
+    dist_inputs, values = module.policy_and_value(*module_inputs(batch))
     logp = distribution.logp(dist_inputs, batch["actions"])
     log_ratio = logp - batch["logp"]
     ratio = log_ratio.exp()

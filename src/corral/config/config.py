@@ -94,6 +94,9 @@ class AlgorithmConfig(
     ON_POLICY: typing.ClassVar[bool] = True
     """Whether the algorithm learns only from actions of its current policy, and so from their log-likelihood."""
 
+    LEARNS_SEQUENCES: typing.ClassVar[bool] = False
+    """Whether the algorithm can train modules with memory."""
+
     DEFAULT_EXPLORATION: typing.ClassVar[dict[str, Any]] = {"type": "StochasticSampling"}
     """The `exploration_config` used when the user gives none."""
 
@@ -457,8 +460,10 @@ class AlgorithmConfig(
     def default_module_class(self) -> type[Module]:
         """The module class for `module_class=None`; it names the settings of `model_config` too."""
         from corral.modules.module import ActorCritic
+        from corral.modules.recurrent import RecurrentActorCritic
 
-        return ActorCritic
+        has_memory = self.model_config.get("use_lstm") or self.model_config.get("use_gru")
+        return RecurrentActorCritic if has_memory else ActorCritic
 
     @property
     def module_settings(self) -> dict[str, Any]:

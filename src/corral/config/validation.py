@@ -443,7 +443,7 @@ def _validate_module(config: AlgorithmConfig) -> None:
     if config.load_from is None and list(config.load_parts) != ["*"]:
         raise ConfigError(f"rl_module: load_parts={config.load_parts} has no effect without load_from: give both.")
     learns = _has_network(config) and any(map(config.trains, config.module_ids))
-    own = Module if base is ActorCritic or not learns else base  # required base of a user's class
+    own = Module if issubclass(base, ActorCritic) or not learns else base  # required base of a user's class
     if not _has_network(config):
         own = HeuristicModule
         if not config.is_multi_agent:
@@ -458,8 +458,20 @@ def _validate_module(config: AlgorithmConfig) -> None:
         if getattr(module_class, method) is getattr(own, method, None):
             arguments = ", ".join(inspect.signature(getattr(own, method)).parameters)
             raise ConfigError(f"rl_module: {module_class.__name__} must define {method}({arguments}).")
+    asked = [name for name in ("use_lstm", "use_gru") if config.model_config.get(name) and module_class is base]
+    if learns and not config.LEARNS_SEQUENCES and (asked or module_class.has_memory()):
+        what = f"model_config: {asked[0]}=True" if asked else f"{module_class.__name__} defines initial_state(), which"
+        raise ConfigError(
+            f"rl_module: {what} gives the module memory, and {config.algo_name} cannot train modules with memory: use "
+            "PPO, or a module without memory, for example on observations that hold the latest frames."
+        )
     if module_class is base and base.CONFIG is not None:
         base.CONFIG.parse(config.model_config)
+    if (length := config.model_config.get("max_seq_len")) is not None and module_class is ActorCritic:
+        raise ConfigError(
+            f"model_config: max_seq_len={length} has no effect on a module without memory: set use_lstm=True or "
+            "use_gru=True, or leave it out."
+        )
 
 
 def optimizer_class(setting: Any) -> Any:

@@ -124,6 +124,11 @@ SETTINGS: Mapping[str, Meanings] = {
         (("rl_module.model_config.fcnet_activation", "a name, such as 'relu'"),),
     ),
     "conv_filters": _same("rl_module.model_config.conv_filters"),
+    **{
+        name: _same(f"rl_module.model_config.{name}")
+        for name in ("use_lstm", "use_gru", "lstm_cell_size", "max_seq_len")
+    },
+    "lstm_hidden_size": _same("rl_module.model_config.lstm_cell_size"),
     "vf_share_layers": _same("rl_module.model_config.vf_share_layers"),
     "log_std_init": _same("rl_module.model_config.initial_log_std"),
     "normalize_actions": (("rl_module.model_config.action_bounds", "'squash' keeps actions within their bounds"),),

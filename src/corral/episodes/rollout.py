@@ -42,6 +42,9 @@ class Rollout(StepColumns):
         dist_inputs: float32 `[T, N, D]`, the policy's outputs.
         logp: float32 `[T, N]`, log-probability of the actions; filled when the rollout is complete.
         row_times_s: float64 `[T]`, clock readings at the end of each row.
+        states: For a module with memory, a tree of `[T + 1, N, ...]`: row t is the state in which the module saw the
+            observation of row t.
+        final_states: By (row, sub-env) as in `final_obs`, the state in which the final observation would be seen.
         columns: All columns by name, the columns that user code added included.
         final_obs: By (row, sub-env) of a step that ended its episode, the final observation that `obs` does not hold
             because a same-step autoreset overwrote it; in the order of time.
@@ -68,8 +71,12 @@ class Rollout(StepColumns):
     dist_inputs = ColumnAttribute()
     logp = ColumnAttribute()
     row_times_s = ColumnAttribute()
+    states = ColumnAttribute()
 
-    __slots__ = ("broken", "carry", "continues", "notes", "num_env_steps", "weights_version", "worker_index")
+    __slots__ = (
+        *("broken", "carry", "continues", "final_states", "notes", "num_env_steps", "weights_version"),
+        "worker_index",
+    )
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
         """Take columns with room for as many rows as `rewards` has."""
@@ -79,6 +86,7 @@ class Rollout(StepColumns):
         self.worker_index = 0
         self.continues = False
         self.num_env_steps = 0
+        self.final_states: dict[tuple[int, int], Tree] = {}
         self.notes: dict[tuple[int, int], Notes] = {}
         self.broken: list[tuple[int, int]] = []
 
@@ -247,22 +255,26 @@ class Rollout(StepColumns):
 
     # Batches.
 
-    def evaluate(self, value_fn: Callable[[Tree], NDArray[np.float32]]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def evaluate(self, value_fn: Callable[..., NDArray[np.float32]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the values that return computations need.
 
         Args:
-            value_fn: Maps observations (tree of `[B, ...]`) to values `[B]`.
+            value_fn: Maps observations (tree of `[B, ...]`), and states (tree of `[B, ...]`) if the module has memory,
+                to values `[B]`.
 
         Returns:
             V(s_t), and V of the observation that step t led to, both `[T, N]`.
         """
         shape = (self.num_rows + 1, self.num_envs)
-        values = value_fn(map_tree(lambda column: column.reshape(-1, *column.shape[2:]), self.obs)).reshape(shape)
+        inputs = (self.obs, self.states) if "states" in self else (self.obs,)
+        values = value_fn(*map_tree(lambda column: column.reshape(-1, *column.shape[2:]), inputs)).reshape(shape)
         next_values = values[1:]
         if self.final_obs:
             next_values = next_values.copy()
             rows, envs = zip(*self.final_obs, strict=True)
-            next_values[rows, envs] = value_fn(map_tree(lambda *leaf: np.stack(leaf), *self.final_obs.values()))
+            finals = (self.final_obs, self.final_states) if self.final_states else (self.final_obs,)
+            stacked_finals = [map_tree(lambda *leaf: np.stack(leaf), *of_steps.values()) for of_steps in finals]
+            next_values[rows, envs] = value_fn(*stacked_finals)
         return values[:-1], next_values
 
     def latest_steps(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -270,8 +282,10 @@ class Rollout(StepColumns):
         rows = np.full(self.num_lanes, self.num_rows - 1)
         return rows, self.valid[-1] if self.num_rows else np.zeros(self.num_lanes, np.bool_)
 
-    def valid_rows(self, column: Tree) -> Tree:
-        """Return the valid steps of a column `[T, N, ...]` as `[B, ...]`, in the order of time."""
+    def valid_rows(self, column: Tree, *, by_lane: bool = False) -> Tree:
+        """Return the valid steps of a column `[T, N, ...]` as `[B, ...]`, in the order of time, or of lanes first."""
+        if by_lane:
+            return map_tree(lambda leaf: leaf.swapaxes(0, 1)[self.valid.T], column)
         if self.valid.all():
             return map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
         return map_tree(lambda leaf: leaf[self.valid], column)

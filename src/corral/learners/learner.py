@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from corral.learners.distributed import Peers
 from corral.learners.gradients import backward, clip_gradients, total_loss
 from corral.learners.learner_state import check_learner_state, get_learner_state, set_learner_state
 from corral.learners.losses import Batch, Loss, call_loss, compile_loss
-from corral.learners.minibatches import UpdateReport, loss_error, row_bounds, shares_of_rows
+from corral.learners.minibatches import Cuts, UpdateReport, loss_error, shares_of_rows, unit_bounds
 from corral.learners.numpy_q_learning import fast_form
 from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import LearningSpec, Stop, UpdateSettings
@@ -32,6 +32,7 @@ from corral.metrics.logger import MetricsLogger
 from corral.modules.distributions import module_action_space
 from corral.modules.inference import ActingWeights
 from corral.modules.layers import Layers
+from corral.modules.memory import module_inputs
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
 
@@ -235,19 +236,22 @@ class Learner:
         self._layers[module_id].check_same(f"module {module_id!r}")
         optimizer.sync()
         size = num_rows(batch)
-        sizes = self._gather_sizes(module_id, size)
+        sizes, num_units = self._gather_sizes(module_id, size, len(unit_bounds(batch)) - 1)
         num_minibatches = max(1, round(min(sizes) / settings.minibatch_size)) if settings.minibatch_size else 1
+        num_minibatches = min(num_minibatches, num_units)
         num_gradient_steps = settings.num_epochs * num_minibatches
         settings.check_groups(optimizer.groups, num_gradient_steps)
         optimizer.set_lr(settings.lr)
-        bounds = row_bounds(size, num_minibatches)
-        weights = shares_of_rows(bounds, sizes)  # of this learner in each gradient step
+        cuts = Cuts(batch, num_minibatches, self.rng if settings.shuffle else None)
+        peers = self.peers if "sequence_starts" in batch else None
         report = UpdateReport(size, num_minibatches)
         if not module.training:  # `values` leaves it in evaluation mode
             module.train()
         compute_loss, batch = self._loss_and_columns(module_id, batch, num_gradient_steps)
         for epoch in range(settings.num_epochs):
-            order = self._order(size) if settings.shuffle and num_minibatches > 1 else None
+            new_order, bounds = cuts.draw()
+            order = None if new_order is None else torch.from_numpy(new_order).to(self.device)
+            weights = shares_of_rows(bounds, sizes, peers)  # of this learner in each gradient step
             rows = batch if order is None else map_tree(lambda column, rows=order: column.index_select(0, rows), batch)
             for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
                 minibatch = rows
@@ -276,17 +280,20 @@ class Learner:
         lrs = {f"{name}_optimizer_learning_rate": lr for name, lr in optimizer.lrs().items()}
         return {**report.results(), **lrs}
 
-    def _gather_sizes(self, module_id: str, size: int) -> list[int]:
-        """Return the sizes of the batches of all learners, which must have the same trainable parameters."""
+    def _gather_sizes(self, module_id: str, size: int, num_units: int) -> tuple[list[int], int]:
+        """Return the sizes of the batches of all learners, and the smallest number of rows or sequences of one.
+
+        The learners must have the same trainable parameters.
+        """
         if self.peers is None:
-            return [size]
-        sizes, fingerprints = self.peers.gather(size, self._optimizers[module_id].fingerprint)
+            return [size], num_units
+        sizes, units, fingerprints = self.peers.gather(size, num_units, self._optimizers[module_id].fingerprint)
         if len(set(fingerprints)) > 1:
             raise LossError(
                 f"learners/{module_id}: the learners have frozen different parameters. Change requires_grad in all of "
                 "them, with learner_group.foreach_module or in a callback that runs in every learner."
             )
-        return sizes
+        return sizes, min(units)
 
     def _loss_and_columns(self, module_id: str, batch: Batch, num_gradient_steps: int) -> tuple[Any, Batch]:
         """Return the form of the loss that suits this update, and the batch as arrays or tensors for this form."""
@@ -348,29 +355,40 @@ class Learner:
                 raise ColumnError(f"on_gradients: {name!r} must be a tensor {tuple(gradient.shape)}, and is {was}.")
             gradient.copy_(new)
 
-    def _order(self, size: int) -> Tensor:
-        return torch.from_numpy(self.rng.permutation(size)).to(self.device)
-
     def _to_device(self, column: NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(column))
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
-    def values(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
-        """Return the module's state values, float32 `[B]`, for a tree of observations `[B, ...]`."""
-        return self._evaluate(module_id, "value", obs)
+    def values(self, module_id: str, obs: Tree, states: Tree = None) -> NDArray[np.float32]:
+        """Return the module's state values, float32 `[B]`, for a tree of observations `[B, ...]`.
 
-    def dist_inputs(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
-        """Return the outputs of the module's policy, float32 `[B, d]`, for a tree of observations `[B, ...]`."""
-        return self._evaluate(module_id, "policy", obs)
+        Args:
+            module_id: Id of the module.
+            obs: Observations.
+            states: For a module with memory, the states in which it sees them, a tree of `[B, ...]`.
+        """
+        inputs = {"obs": obs} if states is None else {"obs": obs, "states": states}
+        return self._evaluate(module_id, lambda module, rows: module.value(*rows.values()), inputs)
 
-    def _evaluate(self, module_id: str, method: str, obs: Tree) -> NDArray[np.float32]:
-        """Return what a method of the module returns, in evaluation mode and without gradients."""
-        evaluate = getattr(self.modules[module_id].eval(), method)
-        parts = []
+    def dist_inputs(self, module_id: str, batch: Batch) -> NDArray[np.float32]:
+        """Return the outputs of the module's policy, float32 `[B, d]`, for the observations of a batch."""
+        if "sequence_starts" not in batch:
+            return self._evaluate(module_id, lambda module, rows: module.policy(rows["obs"]), {"obs": batch["obs"]})
+        inputs = {name: batch[name] for name in ("obs", "states", "sequence_starts")}
+        return self._evaluate(module_id, lambda module, rows: module.policy_and_value(*module_inputs(rows))[0], inputs)
+
+    def _evaluate(
+        self, module_id: str, evaluate: Callable[[Module, Batch], Tensor], batch: Batch
+    ) -> NDArray[np.float32]:
+        """Return what a function of a module and columns returns, in evaluation mode and without gradients."""
+        module, bounds, parts = self.modules[module_id].eval(), unit_bounds(batch), []
+        size = len(bounds) - 1
+        units = max(1, EVALUATION_CHUNK * size // max(1, num_rows(batch)))  # rows, or sequences
         with torch_threads(self._num_threads[module_id]), torch.inference_mode():
-            for start in range(0, max(1, num_rows(obs)), EVALUATION_CHUNK):
-                chunk = map_tree(lambda column, a=start: self._to_device(column[a : a + EVALUATION_CHUNK]), obs)
-                parts.append(evaluate(chunk).cpu().numpy())
+            for unit in range(0, max(1, size), units):
+                start, stop = bounds[unit], bounds[min(unit + units, size)]
+                chunk = map_tree(lambda column, a=start, b=stop: self._to_device(column[a:b]), batch)
+                parts.append(evaluate(module, chunk).cpu().numpy())
         return np.concatenate(parts)
 
     def get_weights(self) -> dict[str, dict[str, NDArray[Any]]]:

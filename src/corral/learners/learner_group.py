@@ -24,6 +24,7 @@ from corral.errors import CheckpointError, CorralError, LossError, WorkerDiedErr
 from corral.learners.distributed import LostPeerError, backend_for, gpu_id
 from corral.learners.learner import Learner
 from corral.learners.losses import Batch, Loss
+from corral.learners.minibatches import unit_bounds
 from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.metrics.logger import MetricsLogger, Parts, check_metrics_state
 from corral.metrics.timers import Timers
@@ -220,13 +221,13 @@ class LearnerGroup:
         self._is_behind = False
         return self._learner
 
-    def values(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
-        """Return state values `[B]` of observations `[B, ...]`."""
-        return self._current_learner().values(module_id, obs)
+    def values(self, module_id: str, obs: Tree, states: Tree = None) -> NDArray[np.float32]:
+        """Return state values `[B]` of observations `[B, ...]`, and states `[B, ...]` if the module has memory."""
+        return self._current_learner().values(module_id, obs, states)
 
-    def dist_inputs(self, module_id: str, obs: Tree) -> NDArray[np.float32]:
-        """Return the outputs of the policy `[B, d]` for observations `[B, ...]`."""
-        return self._current_learner().dist_inputs(module_id, obs)
+    def dist_inputs(self, module_id: str, batch: Batch) -> NDArray[np.float32]:
+        """Return the outputs of the policy `[B, d]` for the observations of a batch."""
+        return self._current_learner().dist_inputs(module_id, batch)
 
     def get_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return the weights by module id and parameter name."""
@@ -495,7 +496,7 @@ def _errors(futures: Sequence[Future[Any]]) -> list[BaseException]:
 
 
 def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[str, Batch]]:
-    """Split every batch into one shard of consecutive rows per learner; sizes differ by one row at most.
+    """Split every batch into one shard of consecutive rows per learner; sizes differ by one row or sequence at most.
 
     Args:
         batches: Columns `[B, ...]` by module id.
@@ -506,13 +507,17 @@ def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[
     """
     shards: list[dict[str, Batch]] = [{} for _ in range(num_learners)]
     for module_id, batch in batches.items():
-        size = num_rows(batch)
+        units = unit_bounds(batch)
+        size = len(units) - 1
         if size < num_learners:
+            unit = "sequence" if "sequence_starts" in batch else "row"
             raise LossError(
-                f"learners/{module_id}: the batch has {size} row(s) for num_learners={num_learners}. Did a callback "
-                "set `valid` to False?"
+                f"learners/{module_id}: the batch has {size} {unit}(s) for num_learners={num_learners}. "
+                "Did a callback set `valid` to False?"
             )
-        starts = [rank * (size // num_learners) + min(rank, size % num_learners) for rank in range(num_learners + 1)]
+        starts = [
+            units[rank * (size // num_learners) + min(rank, size % num_learners)] for rank in range(num_learners + 1)
+        ]
         for shard, start, stop in zip(shards, starts, starts[1:], strict=False):
             shard[module_id] = map_tree(lambda column, a=start, b=stop: column[a:b], batch)
     return shards

@@ -8,9 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from corral.core.sequences import rows_of_sequences, sequence_bounds
+from corral.core.tree import num_rows
 from corral.errors import LossError
+from corral.learners.distributed import Peers
+from corral.learners.losses import Batch
 
 
 def row_bounds(size: int, num_parts: int) -> list[int]:
@@ -21,17 +26,62 @@ def row_bounds(size: int, num_parts: int) -> list[int]:
     return bounds
 
 
-def shares_of_rows(bounds: Sequence[int], sizes: Sequence[int]) -> list[float]:
+def unit_bounds(batch: Batch) -> range | NDArray[np.int64]:
+    """Return the bounds of what minibatches are made of: rows, or the sequences of a module with memory."""
+    if "sequence_starts" in batch:
+        return sequence_bounds(batch["sequence_starts"])
+    return range(num_rows(batch) + 1)
+
+
+class Cuts:
+    """How the rows of a batch are cut into minibatches, in a new way in each epoch if they are shuffled.
+
+    Rows are cut into minibatches of about equal size. The rows of a sequence stay together, and minibatches have about
+    equal numbers of sequences.
+
+    Args:
+        batch: Columns `[B, ...]` as arrays.
+        num_parts: Number of minibatches.
+        rng: Generator for shuffling; `None` takes the rows as they come.
+    """
+
+    def __init__(self, batch: Batch, num_parts: int, rng: np.random.Generator | None) -> None:
+        """Keep the arguments."""
+        self._bounds = unit_bounds(batch)
+        self._parts = row_bounds(len(self._bounds) - 1, num_parts)
+        self._rng = rng if num_parts > 1 else None
+
+    def draw(self) -> tuple[NDArray[np.int64] | None, list[int]]:
+        """Return the rows of the batch in the order of the next epoch, `None` for their own order, and the bounds.
+
+        The bounds of the minibatches are `num_parts + 1` places in that order.
+        """
+        bounds = self._bounds
+        if self._rng is None:
+            return None, [int(bounds[part]) for part in self._parts]
+        order = self._rng.permutation(len(bounds) - 1)
+        if isinstance(bounds, range):
+            return order, self._parts
+        ends = np.append(0, np.cumsum(np.diff(bounds)[order]))
+        return rows_of_sequences(bounds, order), ends[self._parts].tolist()
+
+
+def shares_of_rows(bounds: Sequence[int], sizes: Sequence[int], peers: Peers | None) -> list[float]:
     """Return one learner's share of the rows of each minibatch.
 
     Args:
         bounds: Bounds of the learner's own minibatches.
         sizes: Rows of the batches of all learners, including this learner.
+        peers: The other learners if their bounds do not follow from their sizes, because they cut sequences.
     """
     if len(sizes) == 1:
         return [1.0] * (len(bounds) - 1)
-    rows_in_all = np.sum([np.diff(row_bounds(size, len(bounds) - 1)) for size in sizes], axis=0)
-    shares: list[float] = (np.diff(bounds) / rows_in_all).tolist()
+    own = np.diff(bounds)
+    if peers is None:
+        in_all = np.sum([np.diff(row_bounds(size, len(bounds) - 1)) for size in sizes], axis=0)
+    else:
+        in_all = np.sum(peers.gather(*own.tolist()), axis=1)
+    shares: list[float] = (own / in_all).tolist()
     return shares
 
 

@@ -16,8 +16,9 @@ from torch import nn
 
 from corral.core.action_masks import MASK_KEY
 from corral.core.spaces import space_tree
-from corral.core.tree import Tree, map_tree, num_rows
+from corral.core.tree import Tree, map_tree, named_leaves, num_rows
 from corral.modules.distributions import ILLEGAL
+from corral.modules.memory import initial_states
 from corral.modules.module import Module
 from corral.modules.networks import MAX_LOG_STD, MIN_LOG_STD, LogStdClamp
 
@@ -55,7 +56,8 @@ class Inference:
         self.module = module.eval()  # no dropout, and fixed batch statistics
         self._stack = _numpy_stack(module)
         self._keys = _keys_of_leaf(space_tree(module.features_space))
-        self.backend = "torch" if self._stack is None else "numpy"
+        self._steps = module.numpy_steps() if module.has_memory() else None
+        self.backend = "torch" if self._stack is None and self._steps is None else "numpy"
         self._appended: FloatArray | None = None
         self._layers: list[Layer] = []
         # Each layer of the stack; plain layers with arrays in the memory of their parameters, which does not move here.
@@ -76,10 +78,12 @@ class Inference:
         """Read the weights of the module again after a change."""
         if self._stack is not None:
             self._layers = [
-                (*(_affine(layer) if arrays is None else (arrays[0].T.copy(), arrays[1].copy())), activation)
+                (*(affine_arrays(layer) if arrays is None else (arrays[0].T.copy(), arrays[1].copy())), activation)
                 for layer, arrays, activation in self._sources
             ]
             self._appended = None if self._stack[1] is None else self._stack[1].detach().numpy().copy()
+        if self._steps is not None:
+            self._steps = self.module.numpy_steps()
         if self._perturbed is not None:
             self._perturbed.refresh(self._layers)
 
@@ -138,6 +142,18 @@ class Inference:
             np.copyto(array, saved)
         self._perturbed = noise
 
+    def step(self, obs: Tree, states: Tree) -> tuple[FloatArray, Tree]:
+        """Return `dist_inputs`, float32 `[N, D]`, and the next states of a module with memory, for trees of `[N, ...]`.
+
+        The next states are new arrays.
+        """
+        if self._steps is not None:
+            return self._steps(obs, states)
+        policy: Any = self.module.policy
+        with torch.inference_mode():  # copies of the states, which a module may change in place
+            outputs, after = policy(map_tree(_as_tensor, obs), map_tree(torch.tensor, states))
+        return outputs.detach().numpy(), map_tree(lambda leaf: leaf.detach().numpy(), after)
+
     def __call__(self, obs: Tree, *, perturbed: bool = True) -> FloatArray:
         """Map observations, a tree of arrays `[N, ...]`, to `dist_inputs`, float32 `[N, D]`.
 
@@ -165,6 +181,69 @@ class Inference:
         if self.module.has_action_mask:
             np.copyto(x, ILLEGAL, where=obs[MASK_KEY].reshape(x.shape) == 0)
         return x
+
+
+class Memory:
+    """The states of a module with memory for the rows that act together.
+
+    Attributes:
+        states: State of each row after its last step, a tree of `[N, ...]`; replaced by new arrays at each step.
+        before: States in which the latest observations were seen, where episodes began the initial state.
+    """
+
+    def __init__(self, module: Module, num_rows: int) -> None:
+        """Begin with the initial state in all rows."""
+        self._initial: Tree = map_tree(lambda leaf: leaf.numpy(), initial_states(module, 1))
+        self.states: Tree = map_tree(lambda leaf: np.repeat(leaf, num_rows, 0), self._initial)
+        self.before = self.states
+
+    def begin(self, begins: NDArray[np.bool_]) -> None:
+        """Return to the initial state where episodes begin, bool `[N]`."""
+        if np.count_nonzero(begins):
+            self.states = map_tree(
+                lambda leaf, first: np.where(begins.reshape(-1, *[1] * (leaf.ndim - 1)), first, leaf),
+                self.states,
+                self._initial,
+            )
+
+    def step(self, inference: Inference, obs: Tree) -> FloatArray:
+        """Return `dist_inputs`, float32 `[N, D]`, for observations `[N, ...]`, and keep the next states."""
+        self.before = self.states
+        outputs, self.states = inference.step(obs, self.before)
+        return outputs
+
+    def keep(self, rows: NDArray[np.bool_]) -> None:
+        """Undo the last step in the rows that did not act; `rows`, bool `[N]`, says which did."""
+        self.states = map_tree(
+            lambda after, before: np.where(rows.reshape(-1, *[1] * (after.ndim - 1)), after, before),
+            self.states,
+            self.before,
+        )
+
+    def resize(self, size: int) -> None:
+        """Add rows at the end, up to `size`, with the initial state."""
+        more = size - num_rows(self.states)
+        self.states = map_tree(
+            lambda leaf, first: np.concatenate([leaf, np.repeat(first, more, 0)]), self.states, self._initial
+        )
+
+    def allocate(self, num_rows: int) -> Tree:
+        """Return a column for the states of rows of observations, a tree of zeros `[num_rows, N, ...]`."""
+        return map_tree(lambda leaf: np.zeros((num_rows, *leaf.shape), leaf.dtype), self.states)
+
+    def check(self, states: Tree, size: int) -> None:
+        """Check that states are like the module's, for `size` rows: a tree of `[size, ...]`.
+
+        Raises:
+            ValueError: Names the part that differs.
+        """
+        expected = {
+            name: f"{leaf.dtype}{[size, *leaf.shape[1:]]}" for name, leaf in named_leaves(self._initial, "state")
+        }
+        given = {name: f"{leaf.dtype}{[*leaf.shape]}" for name, leaf in named_leaves(states, "state")}
+        for name in {**expected, **given}:
+            if expected.get(name) != given.get(name):
+                raise ValueError(f"{name} is {given.get(name, 'missing')} and must be {expected.get(name, 'left out')}")
 
 
 class ActingWeights:
@@ -329,7 +408,7 @@ def _as_tensor(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _affine(layer: Any) -> tuple[FloatArray, FloatArray]:
+def affine_arrays(layer: Any) -> tuple[FloatArray, FloatArray]:
     """Return copies of the weight `[in, out]` and bias `[out]` of a layer that computes a linear function."""
     weight, bias = layer.affine() if hasattr(layer, "affine") else (layer.weight, layer.bias)
     return weight.detach().numpy().T.copy(), bias.detach().numpy().copy()

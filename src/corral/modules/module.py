@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -18,6 +18,7 @@ from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
 from corral.errors import ConfigError
 from corral.modules.distributions import ILLEGAL, ActionDistribution, DiagGaussian, action_distribution
+from corral.modules.memory import memory_outputs, unroll
 from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, LogStdBounds, is_image, mlp, orthogonal
 
 
@@ -28,6 +29,9 @@ def _increasing(bounds: tuple[float, float]) -> tuple[float, float]:
 
 
 LogStdRange = Annotated[tuple[float, float], AfterValidator(_increasing)]
+
+DEFAULT_MAX_SEQ_LEN = 20
+DEFAULT_CELL_SIZE = 64
 
 
 @dataclass
@@ -80,6 +84,7 @@ class Module(nn.Module):
             `action_bounds`.
         has_action_mask: Whether observations hold a mask of legal actions, under the key `action_mask`.
         features_space: Space of what the networks read: the observation space without the mask.
+        max_seq_len: Longest sequence, in steps, that a module with memory learns from; a key of `model_config`.
         MUST_DEFINE: Names of the methods that a custom subclass must define.
         CONFIG: Dataclass of the settings in `model_config`; with `None` the class reads `model_config` itself.
     """
@@ -108,6 +113,7 @@ class Module(nn.Module):
             observation_space, action_space
         )
         self.features_space = without_mask(observation_space) if self.has_action_mask else observation_space
+        self.max_seq_len = int(model_config.get("max_seq_len") or DEFAULT_MAX_SEQ_LEN)
 
     def mask_outputs(self, obs: Tree, outputs: Tensor) -> Tensor:
         """Return outputs `[B, n]`, logits or action values, with a large negative number for each illegal action.
@@ -130,9 +136,38 @@ class Module(nn.Module):
         """Map observations (a tree of `[B, ...]`) to state values, float32 `[B]`."""
         raise TypeError(f"{type(self).__name__} has no method value(obs) -> values [B].")
 
-    def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
-        """Return `policy(obs)` and `value(obs)`; override it if they share layers."""
+    def policy_and_value(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return `policy(obs)` and `value(obs)`; override it if they share layers.
+
+        Losses call it with `corral.modules.memory.module_inputs(batch)`. A module with memory is given sequences
+        `[B, L, ...]`, their first states and their mask, and returns `[M, D]` and `[M]`. Override it if layers can
+        compute whole sequences; this method takes one step after another.
+        """
+        if mask is not None:
+            return unroll(self, obs, state, mask)
         return self.policy(obs), self.value(obs)
+
+    # Memory. A module with memory defines `initial_state`, and its methods take and return states:
+    # `policy(obs, state) -> (dist_inputs, state)` and `value(obs, state) -> values`, with states `[B, ...]`.
+
+    def initial_state(self) -> Tree:
+        """Return the state before the first observation of an episode, a tree of tensors `[...]` without a batch axis.
+
+        A module that defines it has memory; see `docs/memory.md`.
+        """
+        raise TypeError(f"{type(self).__name__} has no memory, and so no initial_state().")
+
+    def numpy_steps(self) -> Callable[[Any, Any], tuple[Any, Any]] | None:
+        """Return `policy(obs, state)` on NumPy arrays, by the weights of now; `None` lets torch compute it.
+
+        Runners of a module with memory call it again after each change of the weights.
+        """
+        return None
+
+    @classmethod
+    def has_memory(cls) -> bool:
+        """Return whether the class defines `initial_state`."""
+        return cls.initial_state is not Module.initial_state
 
     def forward(self, obs: Tree) -> Tensor:
         """Return `policy(obs)`, so that a module that is called returns `dist_inputs`, float32 `[B, D]`."""
@@ -144,6 +179,9 @@ class Module(nn.Module):
         The check of a new module compares them. Override it to have other methods checked too.
         """
         own, num_inputs = type(self), (self.distribution.num_inputs,)
+        if own.has_memory():
+            yield from memory_outputs(self, obs, has_value=own.value is not Module.value)
+            return
         if own.policy is not Module.policy:
             yield "policy(obs)", self.policy(obs), num_inputs
         if own.value is not Module.value:
@@ -191,7 +229,8 @@ class ModelConfig(NetworkConfig):
     """Settings of the default module of policy-gradient algorithms, in addition to `NetworkConfig`.
 
     Attributes:
-        vf_share_layers: Whether policy and value share the hidden layers; `None` shares them only for images.
+        vf_share_layers: Whether policy and value share the hidden layers and a recurrent layer; `None` shares them only
+            for images.
         free_log_std: Whether the log standard deviation of Box actions is one learned vector rather than an output of
             the network.
         initial_log_std: Initial value of the log standard deviation of Box actions.
@@ -200,6 +239,11 @@ class ModelConfig(NetworkConfig):
         head_hiddens: Widths of the hidden layers of each head, between the encoder, which policy and value may share,
             and the last layer.
         action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh).
+        use_lstm: Whether an LSTM comes after the hidden layers, which gives the module memory.
+        use_gru: Whether a GRU comes after them.
+        lstm_cell_size: Width of the LSTM; `None` is 64.
+        gru_cell_size: Width of the GRU; `None` is 64.
+        max_seq_len: Longest sequence, in steps, through which gradients of a module with memory flow; `None` is 20.
     """
 
     fcnet_activation: str = "tanh"
@@ -209,6 +253,28 @@ class ModelConfig(NetworkConfig):
     log_std_bounds: LogStdRange | None = None
     head_hiddens: tuple[PositiveInt, ...] = ()
     action_bounds: Literal["clip", "squash"] = "clip"
+    use_lstm: bool = False
+    use_gru: bool = False
+    lstm_cell_size: PositiveInt | None = None
+    gru_cell_size: PositiveInt | None = None
+    max_seq_len: PositiveInt | None = None
+
+    @property
+    def cell_size(self) -> int:
+        """Width of the recurrent layer."""
+        return (self.lstm_cell_size if self.use_lstm else self.gru_cell_size) or DEFAULT_CELL_SIZE
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> Self:
+        """Return the config with these settings; see `NetworkConfig.parse`. Settings of absent layers are refused."""
+        config = super().parse(settings)
+        if config.use_lstm and config.use_gru:
+            raise ConfigError("model_config: use_lstm and use_gru are both True: choose one of them.")
+        for kind in ("lstm", "gru"):
+            size = getattr(config, f"{kind}_cell_size")
+            if size is not None and not getattr(config, f"use_{kind}"):
+                raise ConfigError(f"model_config: {kind}_cell_size={size} has no effect without use_{kind}=True.")
+        return config
 
 
 class ActorCritic(Module):
@@ -234,8 +300,8 @@ class ActorCritic(Module):
         share = config.vf_share_layers
         if share is None:
             share = any(is_image(leaf) for leaf in leaves(space_tree(self.features_space)))
-        self.policy_encoder = Encoder(self.features_space, hiddens, config)
-        self.value_encoder = self.policy_encoder if share else Encoder(self.features_space, hiddens, config)
+        self.policy_encoder = self.make_encoder(hiddens, config)
+        self.value_encoder = self.policy_encoder if share else self.make_encoder(hiddens, config)
         num_outputs = self.distribution.num_inputs
         self.log_std: nn.Parameter | None = None
         self.log_std_bounds, initial_log_std = _bounds(self.distribution, config)
@@ -253,6 +319,10 @@ class ActorCritic(Module):
         if isinstance(self.distribution, DiagGaussian) and self.log_std is None:
             with torch.no_grad():
                 self.policy_head.bias[num_outputs // 2 :] = initial_log_std  # type: ignore[index]
+
+    def make_encoder(self, hiddens: Sequence[int], config: ModelConfig) -> Any:
+        """Return an encoder of observations with these hidden layers."""
+        return Encoder(self.features_space, hiddens, config)
 
     def _dist_inputs(self, obs: Tree, features: Tensor) -> Tensor:
         outputs: Tensor = self.policy_head(self.policy_hiddens(features))
@@ -274,11 +344,11 @@ class ActorCritic(Module):
         values: Tensor = self.value_head(self.value_hiddens(features)).squeeze(-1)
         return values
 
-    def policy_and_value(self, obs: Tree) -> tuple[Tensor, Tensor]:
+    def policy_and_value(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return both; shared layers run once, unless a subclass overrides `policy` or `value`."""
         changed = type(self).policy is not ActorCritic.policy or type(self).value is not ActorCritic.value
         if changed or self.value_encoder is not self.policy_encoder:
-            return super().policy_and_value(obs)
+            return super().policy_and_value(obs, state, mask)
         features = self.policy_encoder(obs)
         return self._dist_inputs(obs, features), self._values(features)
 

@@ -21,6 +21,7 @@ from corral.modules.spec import ModuleSpec
 MODULE_CLASSES = {
     "ActorCritic": "corral.modules.module",
     "QModule": "corral.modules.q_module",
+    "RecurrentActorCritic": "corral.modules.recurrent",
     "RandomModule": "corral.modules.heuristic",
     "SACModule": "corral.modules.sac_module",
 }

@@ -26,6 +26,7 @@ from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.errors import ConfigError, CorralError, EnvError
 from corral.evaluation.statistics import summarize_episodes
+from corral.modules.inference import Memory
 from corral.policies.agent_policies import AgentPolicies, refuse_several_agents
 from corral.policies.policy import Policy
 
@@ -246,15 +247,30 @@ def _acting(policy: Any, env: VectorEnv[Any, Any, Any], name: str, explore: bool
     refuse_several_agents(given[0], name)
     if isinstance(policy, Policy):
         check_spaces_fit(policy, *given, name)
-        return lambda obs, _: policy.batch(obs, explore=explore)
+        policy.reset()
+        return lambda obs, begins: policy.batch(obs, explore=explore, begins=begins)
     if hasattr(policy, "compute_actions"):
         check_spaces_fit(policy.env_runner_group.module_specs[policy.find_module_id()], *given, name)
+        module = policy.get_module()
+        if module.has_memory():
+            return _remembering(partial(policy.compute_actions, explore=explore), Memory(module, env.num_envs))
         return lambda obs, _: policy.compute_actions(obs, explore=explore)
     if not callable(policy):
         raise ConfigError(f"evaluate_policy: {policy!r:.80} is no policy, no algorithm and no function.")
 
     def act(obs: Tree, _: Any) -> NDArray[Any]:
         return np.asarray([policy(map_tree(lambda leaf, i=i: leaf[i], obs)) for i in range(env.num_envs)])
+
+    return act
+
+
+def _remembering(compute_actions: Callable[..., tuple[Any, Tree]], memory: Memory) -> Acting:
+    """Return the function that chooses actions with states, and keeps the states."""
+
+    def act(obs: Tree, begins: NDArray[np.bool_]) -> Any:
+        memory.begin(begins)
+        actions, memory.states = compute_actions(obs, state=memory.states)
+        return actions
 
     return act
 

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 import corral
 from corral.core.space_descriptions import describe_space
-from corral.core.tree import Tree, map_tree, named_leaves
+from corral.core.tree import Tree, leaves, map_tree, named_leaves
 from corral.errors import ConfigError, ExportError
 from corral.modules.heuristic import HeuristicModule
+from corral.modules.memory import initial_states
 from corral.modules.module import Module
 from corral.modules.spec import example_obs
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from corral.policies.policy import Policy
 
 INPUT, OUTPUT, BATCH = "obs", "actions", "batch"
+STATE, NEXT_STATE = "state", "next_state"  # of a module with memory
 METADATA_FILE = "corral.json"  # in a .pt2 file
 
 
@@ -60,25 +62,37 @@ def export_policy(policy: Policy, file: Path) -> Path:
 
 
 class _Graph(nn.Module):
-    """From observations, a tree of `[B, ...]`, to env actions `[B, ...]`."""
+    """From observations, a tree of `[B, ...]`, to env actions `[B, ...]`; with memory, also from states to states."""
 
     def __init__(self, module: Module) -> None:
         super().__init__()
         self.module = module
 
-    def forward(self, obs: Tree) -> Tensor:
-        return self.module.distribution.env_mode(self.module.policy(obs)).detach()
+    def forward(self, *inputs: Tree) -> tuple[Tensor, ...] | Tensor:
+        outputs: Any = self.module.policy(*inputs)
+        if not self.module.has_memory():
+            return self.module.distribution.env_mode(outputs).detach()
+        dist_inputs, states = outputs
+        states = map_tree(lambda leaf, _: leaf.detach(), states, inputs[1])
+        return (self.module.distribution.env_mode(dist_inputs).detach(), *leaves(states))
+
+
+def _examples(module: Module) -> tuple[Tree, ...]:
+    """Return inputs of the policy for two rows, as trees of tensors."""
+    obs = example_obs(module.observation_space)
+    return (obs, initial_states(module, 2)) if module.has_memory() else (obs,)
 
 
 def _program(module: Module) -> ExportedProgram:
-    example, batch = example_obs(module.observation_space), torch.export.Dim(BATCH)
-    shapes = (map_tree(lambda _: {0: batch}, example),)
+    examples, batch = _examples(module), torch.export.Dim(BATCH)
+    shapes = (map_tree(lambda _: {0: batch}, examples),)  # of *inputs
     try:
         with torch.no_grad():
-            return torch.export.export(_Graph(module), (example,), dynamic_shapes=shapes, strict=False)
+            return torch.export.export(_Graph(module), examples, dynamic_shapes=shapes, strict=False)
     except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ExportError(
-            f"the policy of {type(module).__name__} cannot be exported: {str(error).strip().splitlines()[0]} Its "
+            f"the policy of {type(module).__name__} cannot be exported: {reason} Its "
             "policy(obs) must use torch operations only, take any batch size, and not branch on values of tensors; "
             "`len(tensor)` fixes the batch size, `tensor.shape[0]` does not."
         ) from error
@@ -89,21 +103,27 @@ def _metadata(policy: Policy) -> dict[str, str]:
         "corral_version": corral.__version__,
         "observation_space": json.dumps(describe_space(policy.observation_space)),
         "action_space": json.dumps(describe_space(policy.action_space)),
-        "inputs": json.dumps(_input_names(policy)),
-        "outputs": json.dumps([OUTPUT]),
+        "inputs": json.dumps(_input_names(policy.module)),
+        "outputs": json.dumps(_output_names(policy.module)),
     }
 
 
-def _input_names(policy: Policy) -> list[str]:
-    return [name for name, _ in named_leaves(example_obs(policy.observation_space), INPUT)]
+def _input_names(module: Module) -> list[str]:
+    parts = zip((INPUT, STATE), _examples(module), strict=False)
+    return [name for prefix, tree in parts for name, _ in named_leaves(tree, prefix)]
+
+
+def _output_names(module: Module) -> list[str]:
+    states = initial_states(module, 1) if module.has_memory() else {}
+    return [OUTPUT, *(name for name, _ in named_leaves(states, NEXT_STATE))]
 
 
 def _onnx_bytes(program: ExportedProgram, policy: Policy) -> bytes:
     made: Any = torch.onnx.export(
         program,
-        input_names=_input_names(policy),
-        output_names=[OUTPUT],
-        dynamic_shapes=(map_tree(lambda _: {0: BATCH}, example_obs(policy.observation_space)),),  # names the axis
+        input_names=_input_names(policy.module),
+        output_names=_output_names(policy.module),
+        dynamic_shapes=(map_tree(lambda _: {0: BATCH}, _examples(policy.module)),),  # names the axis
         dynamo=True,
         verbose=False,
     )

@@ -19,7 +19,7 @@ from corral.envs.checks import mismatch
 from corral.errors import CheckpointError, ObservationError, nearest
 from corral.modules.distributions import FloatArray
 from corral.modules.heuristic import HeuristicModule
-from corral.modules.inference import Inference
+from corral.modules.inference import Inference, Memory
 from corral.modules.module import Module
 from corral.policies.description import described_spec
 
@@ -32,6 +32,9 @@ class Policy:
 
     `policy(obs)` returns the action for one observation, `policy.batch(obs)` the actions for a batch. Without
     exploration, an action is the most likely one, or the one with the highest value.
+
+    The policy of a module with memory remembers the observations that it was given, for each row of a batch; `reset()`
+    begins another episode. `act(obs, states)` leaves the states to the caller.
 
     Attributes:
         module: The module, in evaluation mode.
@@ -54,6 +57,20 @@ class Policy:
         self.action_space: spaces.Space[Any] = module.action_space
         self._spaces = space_tree(self.observation_space)
         self._rng = np.random.default_rng(seed)
+        self._memory: Memory | None = None  # made by the first batch after a reset
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether actions depend on earlier observations of the episode too."""
+        return self.module.has_memory()
+
+    def initial_states(self, num_rows: int) -> Tree:
+        """Return the states in which a module with memory sees the first observations, a tree of `[num_rows, ...]`."""
+        return Memory(self.module, num_rows).states
+
+    def reset(self) -> None:
+        """Begin another episode: forget the observations so far. Without memory there is nothing to forget."""
+        self._memory = None
 
     def __call__(self, obs: Tree, *, explore: bool = False) -> Any:
         """Return the env action for one observation.
@@ -70,17 +87,63 @@ class Policy:
         self.check_obs(obs)
         return self.batch(map_tree(lambda leaf: np.asarray(leaf)[None], obs), explore=explore)[0]
 
-    def batch(self, obs: Tree, *, explore: bool = False) -> NDArray[Any]:
+    def batch(self, obs: Tree, *, explore: bool = False, begins: NDArray[np.bool_] | None = None) -> NDArray[Any]:
         """Return the env actions `[B, ...]` for observations, a tree of `[B, ...]`; see `__call__`.
 
+        Args:
+            obs: Observations. For a module with memory, B is the same until the next `reset()`.
+            explore: Whether to draw the actions.
+            begins: In which rows an episode begins, bool `[B]`; after `reset()` all do anyway.
+
         Raises:
-            ObservationError: The observations do not fit the observation space, or hold NaN or infinity.
+            ObservationError: The observations do not fit the observation space, or hold NaN or infinity; or B changed.
+        """
+        if not self.has_memory:
+            return self.act(obs, explore=explore)[0]
+        size = len(next(iter(leaves(obs))))
+        if self._memory is None:
+            self._memory = Memory(self.module, size)
+        if size != (before := num_rows(self._memory.states)):
+            raise ObservationError(
+                f"the policy remembers episodes of {before} row(s), and is given {size}: call reset() first, or use "
+                "another policy object."
+            )
+        if begins is not None:
+            self._memory.begin(begins)
+        actions, self._memory.states = self.act(obs, self._memory.states, explore=explore)
+        return actions
+
+    def act(self, obs: Tree, states: Tree = None, *, explore: bool = False) -> tuple[NDArray[Any], Tree]:
+        """Return the env actions `[B, ...]` and the next states for observations and states, trees of `[B, ...]`.
+
+        Nothing is remembered: the caller keeps the states, which begin with `initial_states(B)`. Without memory they
+        are `None`.
+
+        Raises:
+            ObservationError: The observations or the states do not fit the module, or hold NaN or infinity.
         """
         shape = np.shape(next(iter(leaves(obs)), ()))
         self.check_obs(obs, batch=(shape[0] if shape else 1,))
         obs = map_tree(lambda space, leaf: np.asarray(leaf, space.dtype), self._spaces, obs)
         self._inference.begin_sample(explore, self._rng)
-        return self.module.distribution.to_env(np.asarray(self._choose(obs, self._outputs(obs), explore)))
+        if self.has_memory:
+            inputs, states = self._inference.step(obs, self._checked_states(states, num_rows(obs)))
+        else:
+            inputs = self._outputs(obs)
+        return self.module.distribution.to_env(np.asarray(self._choose(obs, inputs, explore))), states
+
+    def _checked_states(self, states: Tree, size: int) -> Tree:
+        """Return states as arrays `[B, ...]`.
+
+        Raises:
+            ObservationError: They are not like `initial_states`.
+        """
+        try:
+            arrays = map_tree(np.asarray, states)
+            Memory(self.module, 1).check(arrays, size)
+        except (ValueError, TypeError) as error:
+            raise ObservationError(f"state of the module: {error}.") from error
+        return arrays
 
     def check_obs(self, obs: Tree, *, batch: tuple[int, ...] = ()) -> None:
         """Check one observation, or observations with the axes `batch` before the axes of the observation space.

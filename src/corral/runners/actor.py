@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,11 +10,12 @@ from numpy.typing import NDArray
 
 from corral.core.action_masks import first_without_choice, legal_actions
 from corral.core.tree import Tree, copy_nested, map_tree
+from corral.errors import CheckpointError
 from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
 from corral.modules.distributions import module_action_space
 from corral.modules.heuristic import HeuristicModule
-from corral.modules.inference import Inference
+from corral.modules.inference import Inference, Memory
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -32,6 +34,7 @@ class Actor:
         inference: Computes the outputs of the policy.
         distribution: Action distribution of the module.
         exploration: Chooses actions.
+        memory: States of the rows of a module with memory; `None` for other modules.
         row_distribution: What the exploration is given for one row.
         action_space: Space of one module action.
     """
@@ -67,6 +70,7 @@ class Actor:
         self.action_space = module_action_space(action_space)
         self._env_action_space, self._worker_index, self._rng = action_space, worker_index, rng
         self.row_distribution = RowDistribution(self.distribution, rng)
+        self.memory = Memory(self.module, num_rows) if self.module.has_memory() else None
         self.make_exploration(config, num_rows)
 
     def first_without_choice(self, obs: Tree, acts: NDArray[np.bool_]) -> int | None:
@@ -107,7 +111,7 @@ class Actor:
         row = self.row_distribution
         if self._sees_begins and not random_actions:
             self.exploration.begin_episodes(begins, timestep=timestep, explore=explore)
-        row.obs, row.inputs = obs, self._no_outputs if self.is_heuristic else self.inference(obs)
+        row.obs, row.inputs = obs, self._outputs(obs, begins)
         if self.has_action_mask:
             row.legal = legal_actions(obs)
         if random_actions:
@@ -116,6 +120,12 @@ class Actor:
             action_distribution=row, timestep=timestep, explore=explore
         )
         return actions, row.inputs, logp
+
+    def _outputs(self, obs: Tree, begins: NDArray[np.bool_]) -> NDArray[np.float32]:
+        if self.memory is not None:
+            self.memory.begin(begins)
+            return self.memory.step(self.inference, obs)
+        return self._no_outputs if self.is_heuristic else self.inference(obs)
 
     def make_exploration(self, config: AlgorithmConfig, num_rows: int) -> None:
         """Make an exploration for `num_rows` observations at once, which continues from the state of the one before."""
@@ -139,3 +149,20 @@ class Actor:
                 self.exploration.set_state(copy_nested(state))
             if weights := before.get_weights():
                 self.exploration.set_weights(weights)
+
+
+def check_states(memory: Memory | None, state: Mapping[str, Any], num_rows: int) -> None:
+    """Check the states of a module with memory in the saved state of a runner.
+
+    Raises:
+        CheckpointError: There are none, there are states of a module without memory, or they are of other shapes.
+    """
+    states = state.get("states")
+    if (memory is None) != (states is None):
+        kinds = "without memory" if memory is None else "with memory", "with" if memory is None else "without"
+        raise CheckpointError(f"the module is {kinds[0]}, and the state of a runner is of a module {kinds[1]}.")
+    if memory is not None:
+        try:
+            memory.check(states, num_rows)
+        except ValueError as error:
+            raise CheckpointError(f"the states of the module in a runner: {error}.") from error

@@ -19,8 +19,11 @@ from corral.core.tree import Tree, map_tree
 from corral.episodes.lanes import LaneRollout
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.episodes.step_columns import COLUMNS_OF_OBS
 from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
+from corral.modules.inference import Memory
+from corral.runners.actor import check_states
 
 CARRY = ("returns", "lengths", "start_times_s", "counts")
 
@@ -36,6 +39,7 @@ class Lanes:
         observation_space: Space of one observation, as the module gets it.
         action_space: Space of one module action.
         distribution: Action distribution of the module.
+        memory: States of a module with memory, one for each lane.
 
     Attributes:
         envs: Index of the sub-env of each lane, int64 `[L]`.
@@ -61,8 +65,10 @@ class Lanes:
         observation_space: Any,
         action_space: Any,
         distribution: ActionDistribution,
+        memory: Memory | None = None,
     ) -> None:
         """Make the lanes, none of them in use."""
+        self.memory = memory
         self.envs, self.places = np.repeat(np.arange(num_envs), len(places)), np.tile(places, num_envs)
         self.agents = list(agents) * num_envs
         self._lane_at = np.full((num_envs, block_size), -1)
@@ -122,6 +128,7 @@ class Lanes:
             "lengths": self._carry.lengths.copy(),
             "counts": self._carry.counts.copy(),
             "id_prefix": self._carry.id_prefix,
+            "states": None if self.memory is None else map_tree(np.copy, self.memory.states),
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -143,6 +150,7 @@ class Lanes:
                 raise CheckpointError(f"the observations of agents of a runner are {leaf.dtype}{leaf.shape}.")
 
         map_tree(check, self.obs, state["obs"])
+        check_states(self.memory, state, num_lanes)
 
     def missing_places(self, state: Mapping[str, Any]) -> list[int]:
         """Return the places of a state for which there are no lanes here."""
@@ -156,6 +164,9 @@ class Lanes:
         lanes = np.arange(len(saved))
         self.obs = map_tree(np.copy, self.obs)
         map_tree(lambda here, saved: here.__setitem__(lanes, saved), self.obs, state["obs"])
+        if self.memory is not None:
+            self.memory.states = map_tree(np.copy, self.memory.states)
+            map_tree(lambda here, saved: here.__setitem__(lanes, saved), self.memory.states, state["states"])
         self._is_open[lanes], self.acts[lanes], self.is_used[lanes], self.begins[lanes] = (
             state[name] for name in ("is_open", "acts", "is_used", "begins")
         )
@@ -208,6 +219,8 @@ class Lanes:
             "dist_inputs": np.zeros((*shape, distribution.num_inputs), np.float32),
             "row_times_s": np.zeros(num_rows),
         }
+        if self.memory is not None:
+            columns["states"] = self.memory.allocate(num_rows + 1)
         return LaneRollout(columns)
 
     def _make_room(self) -> None:
@@ -246,7 +259,7 @@ class Lanes:
     def _with_rows(self, rollout: LaneRollout, num_rows: int) -> LaneRollout:
         """Return the first rows of a rollout, as a rollout of their own; the open steps stay in `rollout`."""
         columns = {
-            name: map_tree(lambda leaf, stop=num_rows + (name == "obs"): leaf[:stop], column)
+            name: map_tree(lambda leaf, stop=num_rows + (name in COLUMNS_OF_OBS): leaf[:stop], column)
             for name, column in rollout.columns.items()
         }
         done = LaneRollout(columns, num_rows=num_rows)
@@ -297,6 +310,8 @@ class Lanes:
         for name in ("_clock", "_is_open", "acts", "is_used", "begins", "_early_rewards", "_open_rows"):
             array = getattr(self, name)
             setattr(self, name, np.append(array, more.astype(array.dtype)))
+        if self.memory is not None:
+            self.memory.resize(len(self))
         self.obs = map_tree(
             lambda leaf: np.append(leaf, np.zeros((num_envs, *leaf.shape[1:]), leaf.dtype), 0), self.obs
         )
@@ -327,6 +342,11 @@ class Lanes:
         steps = self._flat_rows(lanes)
         _flat(columns["actions"])[steps] = actions[lanes]
         _flat(columns["dist_inputs"])[steps] = dist_inputs[lanes]
+        if self.memory is not None:
+            map_tree(
+                lambda column, now: _flat(column).__setitem__(steps, now[lanes]), columns["states"], self.memory.before
+            )
+            self.memory.keep(self.acts)
         if logp is not None:
             if "logp" not in columns:
                 columns["logp"] = np.full(columns["rewards"].shape, np.nan, np.float32)
@@ -378,6 +398,10 @@ class Lanes:
         (lanes,) = (seen | closes).nonzero()  # an agent that ended unobserved has its last observation as the final one
         steps = self._flat_rows(lanes)
         map_tree(lambda column, now: _flat(column).__setitem__(steps, now[lanes]), rollout.obs, self.obs)
+        if self.memory is not None:  # `act` writes the initial states where episodes begin
+            map_tree(
+                lambda column, now: _flat(column).__setitem__(steps, now[lanes]), columns["states"], self.memory.states
+            )
         _flat(rollout.obs_rows)[steps] = rollout.parent.num_rows
         clock += closes & ends  # the row after the last step holds only the final observation
         self.acts = seen & ~ends

@@ -95,6 +95,7 @@ class MultiAgentEnvRunner(EnvRunner):
                 observation_space=module_observation_space(block.observation_space),
                 action_space=actor.action_space,
                 distribution=actor.distribution,
+                memory=actor.memory,
             )
         self.actors, self.lanes, self._blocks, self._configs = actors, lanes, blocks, configs
         self._mapping = make_mapping(config)
@@ -211,8 +212,10 @@ class MultiAgentEnvRunner(EnvRunner):
     def keep_unfinished(self) -> Callable[[], None]:
         """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
         kept = [(lanes, dict(vars(lanes))) for lanes in self.lanes.values()]
+        undo_states = super().keep_unfinished()
 
         def undo() -> None:
+            undo_states()
             for lanes, attributes in kept:
                 vars(lanes).update(attributes)
 

@@ -31,7 +31,7 @@ from corral.metrics.timers import Timers
 from corral.modules.distributions import ActionDistribution
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
-from corral.runners.actor import Actor
+from corral.runners.actor import Actor, check_states
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest
 from corral.runners.sample_modes import SampleMode, make_mode, num_taken, num_valid
@@ -357,6 +357,8 @@ class EnvRunner:
         rollout.worker_index = self.worker_index
         rollout.observation_space = self.host.observation_space
         rollout.action_space = self.actors[DEFAULT_MODULE_ID].action_space
+        if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
+            rollout.columns["states"] = memory.allocate(num_rows + 1)
         rollout.carry = self._carry
         return rollout
 
@@ -458,8 +460,9 @@ class EnvRunner:
             rollout.resize(max(stop, rollout.capacity * 3 // 2))
         step, events, clock, seconds = self.host.step, self._events, time.perf_counter, self.timers.seconds
         actor = self.actors[DEFAULT_MODULE_ID]
-        choose, to_env, first_without_choice = actor.choose, self._distribution.to_env, actor.first_without_choice
+        choose, to_env = actor.choose, self._distribution.to_env
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
+        memory, states = actor.memory, rollout.columns.get("states")
         timestep = self._timestep + self._num_samplers * num_valid(rollout)
         begins, resetting = self._begins, self._resetting
         rewards, terminated, truncated, times = (
@@ -470,13 +473,12 @@ class EnvRunner:
         )
         single_leaf, looks_at_infos = isinstance(obs, np.ndarray), self.host.is_same_step or self._keeps_infos
         num_envs, same_step = self.host.num_envs, self.host.is_same_step
-        has_action_mask = actor.has_action_mask
         inference_s = env_step_s = storage_s = 0.0
         now = clock()
         for t in range(start, stop):
             row = obs[t] if single_leaf else map_tree(lambda column, t=t: column[t], obs)
-            if has_action_mask and (stuck := first_without_choice(row, ~resetting)) is not None:
-                raise self.host.bad_value(t, stuck, NO_LEGAL_ACTION)
+            if actor.has_action_mask:
+                self._check_choice(t, row, resetting)
             try:
                 actions[t], dist_inputs[t], logp = choose(
                     row, begins, timestep=timestep, explore=explore, random_actions=random_actions
@@ -486,8 +488,10 @@ class EnvRunner:
                 raise
             if logp is not None:
                 rollout.set_logp(t, logp)
+            if memory is not None:
+                write_row(states, t, memory.before)
             timestep += self._num_samplers * (num_envs - int(np.count_nonzero(resetting)))
-            inferred = clock()
+            inferred, num_broken = clock(), len(rollout.broken)
             try:
                 next_obs, rewards[t], terminated[t], truncated[t], infos = step(to_env(actions[t]))
                 rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
@@ -498,6 +502,9 @@ class EnvRunner:
                 raise self.host.error("step", t, error) from original(error)
             done = terminated[t] | truncated[t]
             begins, resetting = (done, resetting) if same_step else (resetting, done)
+            if len(rollout.broken) > num_broken:  # the next row is the first observation of an env made again
+                begins = begins.copy()
+                begins[[i for _, i in rollout.broken[num_broken:]]] = True
             if looks_at_infos:
                 self._keep_infos(rollout, t + 1, infos, done if same_step else None)
                 self._keep_final_obs(rollout, t, infos)
@@ -517,6 +524,11 @@ class EnvRunner:
         self._check_block(rollout, start, stop)
         seconds["storage"] += storage_s + clock() - now
 
+    def _check_choice(self, t: int, obs: Tree, resetting: NDArray[np.bool_]) -> None:
+        """Raise if a sub-env that acts has no legal action."""
+        if (stuck := self.actors[DEFAULT_MODULE_ID].first_without_choice(obs, ~resetting)) is not None:
+            raise self.host.bad_value(t, stuck, NO_LEGAL_ACTION)
+
     def _keep_infos(
         self, rollout: Rollout, row: int, infos: Mapping[Any, Any], ended: NDArray[np.bool_] | None
     ) -> None:
@@ -534,8 +546,11 @@ class EnvRunner:
     def _keep_final_obs(self, rollout: Rollout, t: int, infos: Mapping[Any, Any]) -> None:
         """Keep the final observations that a same-step autoreset overwrites in row t + 1."""
         if self.host.is_same_step:
+            memory = self.actors[DEFAULT_MODULE_ID].memory
             for i in np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]).tolist():
                 rollout.add_final_obs(t, i, self.host.final_obs(infos, i))
+                if memory is not None:
+                    rollout.final_states[t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), memory.states)
 
     def _finish(self, rollout: Rollout, whole_episodes: bool, explore: bool) -> int:
         """Trim the columns, compute log-probabilities and statistics of episodes from them, and log the metrics.
@@ -565,6 +580,8 @@ class EnvRunner:
 
     def _keep_last_row(self, rollout: Rollout) -> None:
         """Keep what the next rollout begins with, if it continues."""
+        if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
+            write_row(rollout.states, rollout.num_rows, memory.states)
         self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
         self._last_infos = rollout.info_rows.get(rollout.num_rows)
 
@@ -712,10 +729,11 @@ class EnvRunner:
 
     def get_unfinished(self) -> dict[str, Any]:
         """Return the last observations, and their infos if a checkpoint can hold them."""
-        infos = self._last_infos
+        infos, memory = self._last_infos, self.actors[DEFAULT_MODULE_ID].memory
         known = None if infos is None else [infos.of_lanes, infos.final]
         return {
             "obs": map_tree(np.copy, self._last_obs),
+            "states": None if memory is None else map_tree(np.copy, memory.states),
             "infos": copy_nested(known) if is_plain(known) else None,
         }
 
@@ -723,7 +741,7 @@ class EnvRunner:
         """Check a state of `get_unfinished`, without changing anything.
 
         Raises:
-            CheckpointError: The observations are of another env.
+            CheckpointError: The observations are of another env, or the states of another module.
         """
 
         def check(space: Any, leaf: Any) -> None:
@@ -731,15 +749,24 @@ class EnvRunner:
                 raise CheckpointError(f"the last observations of a runner are {leaf.dtype}{leaf.shape}.")
 
         map_tree(check, self.host.space, state["obs"])
+        check_states(self.actors[DEFAULT_MODULE_ID].memory, state, self.num_envs)
 
     def set_unfinished(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_unfinished`."""
+        if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
+            memory.states = map_tree(np.copy, state["states"])
         self._last_obs = map_tree(np.copy, state["obs"])
         self._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
 
     def keep_unfinished(self) -> Callable[[], None]:
         """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
-        return lambda: None
+        kept = [(actor.memory, actor.memory.states) for actor in self.actors.values() if actor.memory is not None]
+
+        def undo() -> None:
+            for memory, states in kept:
+                memory.states = states
+
+        return undo
 
     def _get_exploration_state(self) -> dict[str, Any]:
         return self.exploration.get_state()

@@ -2,6 +2,7 @@
 
 from corral.testing.envs import (
     IDENTITY_ACTION_SPACES,
+    CartPolePositions,
     CountingEnv,
     DeepSea,
     DoorCorridor,
@@ -10,10 +11,12 @@ from corral.testing.envs import (
     IdentityEnv,
     PoorHabit,
     TimeLimitCorridor,
+    TMaze,
 )
 
 __all__ = [
     "IDENTITY_ACTION_SPACES",
+    "CartPolePositions",
     "CountingEnv",
     "DeepSea",
     "DoorCorridor",
@@ -21,5 +24,6 @@ __all__ = [
     "FindSquare",
     "IdentityEnv",
     "PoorHabit",
+    "TMaze",
     "TimeLimitCorridor",
 ]

@@ -401,3 +401,73 @@ class DoorCorridor(_Plain, gym.Env[Any, Any]):
         reward = (self._position - before) / self._length
         obs, info = self._see()
         return obs, reward, self._position == self._length, self._t >= 4 * self._length, info
+
+
+class TMaze(_Plain, gym.Env[NDArray[np.float32], int]):
+    """A corridor with a junction at its end, where the first observation says which way is right (Bakker 2001).
+
+    Action 0 moves on, 1 and 2 turn left and right. Turning in the corridor, and moving on at the junction, leaves the
+    agent where it is and costs 0.1. A turn at the junction ends the episode, with a reward of 1 for the right way and
+    of -1 for the other. The observation is the sign, which is -1 or 1 at the start and 0 elsewhere, and whether the
+    agent is at the junction. Without memory, the best return is 0; with memory it is 1.
+    """
+
+    observation_space: Any = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space: Any = spaces.Discrete(3)
+    STATE = ("_t", "_place", "_side")
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        """Read `length` (20), the steps from the start to the junction, from the config."""
+        self._length = int((config or {}).get("length", 20))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Start an episode at the start of the corridor."""
+        super().reset(seed=seed)
+        self._t, self._place = 0, 0
+        self._side = int(self.np_random.integers(1, 3))
+        return self._obs(), {}
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state, with the generator of the right way."""
+        return {**super().get_state(), "rng": get_rng(self.np_random)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_state`."""
+        super().set_state(state)
+        set_rng(self.np_random, state["rng"])
+
+    def _obs(self) -> NDArray[np.float32]:
+        sign = 0.0 if self._place else 2.0 * self._side - 3.0
+        return np.array([sign, self._place == self._length], np.float32)
+
+    def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Move on, or turn; the episode is truncated after three times the steps that it needs."""
+        self._t += 1
+        at_junction, turns = self._place == self._length, action > 0
+        reward = (1.0 if action == self._side else -1.0) if at_junction else -0.1
+        if at_junction != turns:
+            self._place, reward = min(self._place + 1, self._length), -0.1 if at_junction else 0.0
+        over = bool(at_junction and turns)
+        return self._obs(), reward, over, not over and self._t == 3 * (self._length + 1), {}
+
+
+class CartPolePositions(gym.ObservationWrapper[Any, Any, Any]):
+    """CartPole-v1 that shows position and angle without the velocities, which only memory can estimate.
+
+    Both are divided by the limits at which an episode ends.
+    """
+
+    observation_space: Any = spaces.Box(-2.0, 2.0, (2,), np.float32)
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        """Make CartPole; there are no settings."""
+        super().__init__(gym.make("CartPole-v1"))
+        cart_pole: Any = self.env.unwrapped
+        self._limits = np.array([cart_pole.x_threshold, cart_pole.theta_threshold_radians], np.float32)
+
+    def observation(self, observation: Any) -> NDArray[np.float32]:
+        """Return position and angle, float32 `[2]`."""
+        positions: NDArray[np.float32] = observation[::2] / self._limits
+        return positions
