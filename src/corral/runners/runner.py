@@ -17,7 +17,7 @@ from corral.core.action_masks import NO_LEGAL_ACTION
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.plain import is_plain
 from corral.core.seeding import id_prefix, runner_seeds, seed_everything
-from corral.core.tree import copy_nested, map_tree
+from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
 from corral.envs.seats import SeatsSpace
@@ -502,9 +502,7 @@ class EnvRunner:
                 raise self.host.error("step", t, error) from original(error)
             done = terminated[t] | truncated[t]
             begins, resetting = (done, resetting) if same_step else (resetting, done)
-            if len(rollout.broken) > num_broken:  # the next row is the first observation of an env made again
-                begins = begins.copy()
-                begins[[i for _, i in rollout.broken[num_broken:]]] = True
+            begins = _with_remade(begins, rollout.broken[num_broken:])
             if looks_at_infos:
                 self._keep_infos(rollout, t + 1, infos, done if same_step else None)
                 self._keep_final_obs(rollout, t, infos)
@@ -797,6 +795,14 @@ class EnvRunner:
     def stop(self) -> None:
         """Close the env."""
         self.host.close()
+
+
+def _with_remade(begins: NDArray[np.bool_], broken: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Return where episodes begin, bool `[N]`, with the sub-envs that failed and show their first observation next."""
+    if broken:
+        begins = begins.copy()
+        begins[[i for _, i in broken]] = True
+    return begins
 
 
 def fill_logp(rollout: Rollout, distribution: ActionDistribution, *, needed: bool) -> None:
