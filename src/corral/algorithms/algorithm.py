@@ -828,7 +828,8 @@ class Algorithm(metaclass=_WithHints):
         module_id = self.find_module_id(module_id, policy_id)
         self._policies[module_id].check_obs(obs)
         batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
-        return self.compute_actions(batch, explore=explore, module_id=module_id)[0]
+        actions = self.compute_actions(batch, explore=explore, module_id=module_id)
+        return map_tree(lambda leaf: leaf[0], actions)
 
     def agent_policies(self) -> AgentPolicies:
         """Return the policies of several agents with their mapping, which choose actions as `compute_actions` does."""

@@ -9,6 +9,7 @@ noise of many steps in one call.
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from typing import Any
@@ -20,6 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from corral.core.settings import import_path
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, leaves
 from corral.errors import ConfigError
 
 FloatArray = NDArray[np.float32]
@@ -37,12 +41,14 @@ class ActionDistribution(ABC):
         num_noise: Width of the noise for one sample.
         action_shape: Shape of one module action.
         action_dtype: Dtype of module actions in the columns.
+        log_std_columns: Columns of `dist_inputs` that hold log standard deviations; none by default.
     """
 
     num_inputs: int
     num_noise: int
     action_shape: tuple[int, ...]
     action_dtype: np.dtype[Any]
+    log_std_columns: NDArray[np.int64] = np.zeros(0, np.int64)
 
     @abstractmethod
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
@@ -65,11 +71,14 @@ class ActionDistribution(ABC):
         """Return the log-probability (or log-density) `[B]` of actions that `random` drew."""
 
     @abstractmethod
-    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """Convert module actions `[B, ...]` to actions of the env's space and dtype, in a new array."""
+    def to_env(self, actions: NDArray[Any]) -> Tree:
+        """Convert module actions `[B, ...]` to actions of the env's space and dtype, in a new array.
+
+        Actions of a Dict or Tuple space become a tree of arrays.
+        """
 
     @abstractmethod
-    def env_mode(self, dist_inputs: Tensor) -> Tensor:
+    def env_mode(self, dist_inputs: Tensor) -> Tree:
         """Return `to_env(mode(dist_inputs))` in torch operations, so that an exported graph can hold them."""
 
     @abstractmethod
@@ -244,6 +253,7 @@ class DiagGaussian(ActionDistribution):
         self.action_shape = tuple(space.shape)
         self.num_noise = math.prod(self.action_shape)
         self.num_inputs = 2 * self.num_noise
+        self.log_std_columns = np.arange(self.num_noise, self.num_inputs)
         self.action_dtype = np.dtype(np.float32)
         self._env_dtype = space.dtype
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
@@ -328,6 +338,7 @@ class Deterministic(DiagGaussian):
         """Make the distribution of a Box space of any shape."""
         super().__init__(space)
         self.num_inputs = self.num_noise
+        self.log_std_columns = self.log_std_columns[:0]
 
     def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
         return self.mode(dist_inputs)
@@ -455,18 +466,33 @@ def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
     return noise
 
 
-def action_distribution(space: spaces.Space[Any], action_bounds: str = "clip") -> ActionDistribution:
+def action_distribution(
+    space: spaces.Space[Any],
+    action_bounds: str = "clip",
+    action_parts: str = "independent",
+    custom: type[ActionDistribution] | str | None = None,
+) -> ActionDistribution:
     """Return the distribution of an action space.
 
     Args:
-        space: Discrete, MultiDiscrete, MultiBinary, or a floating-point Box.
+        space: Discrete, MultiDiscrete, MultiBinary, a floating-point Box, or a Dict or Tuple of these.
         action_bounds: `"clip"` or `"squash"`, for a Box: see `DiagGaussian` and `SquashedGaussian`.
+        action_parts: `"independent"` or `"autoregressive"`, for a Dict or Tuple: see `Joint`.
+        custom: A subclass of `ActionDistribution`, or its import path, which is called with the space instead.
 
     Raises:
-        ConfigError: No distribution fits the space, or `action_bounds` is neither.
+        ConfigError: No distribution fits the space, a setting has another value, or the class is no distribution.
     """
+    if custom is not None:
+        return _custom_distribution(custom, space)
     if action_bounds not in ("clip", "squash"):
         raise ConfigError(f"model_config: action_bounds is 'clip' or 'squash', not {action_bounds!r}.")
+    if action_parts not in ("independent", "autoregressive"):
+        raise ConfigError(f"model_config: action_parts is 'independent' or 'autoregressive', not {action_parts!r}.")
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        from corral.modules.joint_distribution import Joint  # it is made of these distributions
+
+        return Joint(space, action_bounds, autoregressive=action_parts == "autoregressive")
     if isinstance(space, spaces.Discrete):
         return Categorical(space)
     if isinstance(space, spaces.MultiDiscrete):
@@ -476,15 +502,41 @@ def action_distribution(space: spaces.Space[Any], action_bounds: str = "clip") -
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return SquashedGaussian(space) if action_bounds == "squash" else DiagGaussian(space)
     raise ConfigError(
-        f"Unsupported action space {space}: use Discrete, MultiDiscrete, MultiBinary or a floating-point Box "
-        "(flatten a Dict or Tuple with gymnasium.wrappers)."
+        f"Unsupported action space {space}: use Discrete, MultiDiscrete, MultiBinary, a floating-point Box, or a Dict "
+        "or Tuple of these."
     )
 
 
+def _custom_distribution(given: Any, space: spaces.Space[Any]) -> ActionDistribution:
+    try:
+        cls = import_path(given) if isinstance(given, str) else given
+    except ConfigError as error:
+        raise ConfigError(f"model_config: action_distribution {error}.") from error
+    if not (inspect.isclass(cls) and issubclass(cls, ActionDistribution)):
+        raise ConfigError(
+            f"model_config: action_distribution={given!r} must be a subclass of "
+            "corral.modules.distributions.ActionDistribution, or its import path."
+        )
+    if missing := sorted(cls.__abstractmethods__):
+        raise ConfigError(f"model_config: action_distribution {cls.__name__} must define {', '.join(missing)}.")
+    make: Any = cls
+    found: ActionDistribution = make(space)
+    names = ("num_inputs", "num_noise", "action_shape", "action_dtype")
+    if missing := [name for name in names if not hasattr(found, name)]:
+        raise ConfigError(f"model_config: {cls.__name__}.__init__(space) must set {', '.join(missing)}.")
+    return found
+
+
 def module_action_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the space of module actions: the space of the env, but Discrete and MultiDiscrete spaces start at 0."""
+    """Return the space of module actions: the space of the env, but Discrete and MultiDiscrete spaces start at 0.
+
+    Actions of a Dict or Tuple space are rows of numbers; see `Joint`.
+    """
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
     if isinstance(space, spaces.MultiDiscrete):
         return spaces.MultiDiscrete(space.nvec)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        length = sum(math.prod(leaf.shape) for leaf in leaves(space_tree(space)))
+        return spaces.Box(-np.inf, np.inf, (length,), np.float32)
     return space

@@ -103,7 +103,12 @@ class Module(nn.Module):
         super().__init__()
         self.observation_space = observation_space
         self.action_space = action_space
-        self.distribution = action_distribution(action_space, model_config.get("action_bounds", "clip"))
+        self.distribution = action_distribution(
+            action_space,
+            model_config.get("action_bounds", "clip"),
+            model_config.get("action_parts", "independent"),
+            model_config.get("action_distribution"),
+        )
         self.has_action_mask = bool(model_config.get("action_masks", True)) and has_mask(
             observation_space, action_space
         )
@@ -200,6 +205,10 @@ class ModelConfig(NetworkConfig):
         head_hiddens: Widths of the hidden layers of each head, between the encoder, which policy and value may share,
             and the last layer.
         action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh).
+        action_parts: Whether the parts of Dict and Tuple actions are `"independent"`, or `"autoregressive"`: each
+            depends on the nearest Discrete part before it.
+        action_distribution: A subclass of `corral.modules.distributions.ActionDistribution`, or its import path, which
+            is called with the action space; `None` chooses by the action space.
     """
 
     fcnet_activation: str = "tanh"
@@ -209,6 +218,8 @@ class ModelConfig(NetworkConfig):
     log_std_bounds: LogStdRange | None = None
     head_hiddens: tuple[PositiveInt, ...] = ()
     action_bounds: Literal["clip", "squash"] = "clip"
+    action_parts: Literal["independent", "autoregressive"] = "independent"
+    action_distribution: Any = None
 
 
 class ActorCritic(Module):
@@ -239,7 +250,8 @@ class ActorCritic(Module):
         num_outputs = self.distribution.num_inputs
         self.log_std: nn.Parameter | None = None
         self.log_std_bounds, initial_log_std = _bounds(self.distribution, config)
-        if isinstance(self.distribution, DiagGaussian) and config.free_log_std:
+        columns = self.distribution.log_std_columns
+        if isinstance(self.distribution, DiagGaussian) and len(columns) and config.free_log_std:
             num_outputs //= 2
             self.log_std = nn.Parameter(torch.full((num_outputs,), initial_log_std))
         num_features = self.policy_encoder.num_outputs
@@ -250,9 +262,9 @@ class ActorCritic(Module):
         num_features = [num_features, *config.head_hiddens][-1]
         self.policy_head = orthogonal(nn.Linear(num_features, num_outputs), self._SMALL_POLICY_GAIN)
         self.value_head = orthogonal(nn.Linear(num_features, 1), 1.0)
-        if isinstance(self.distribution, DiagGaussian) and self.log_std is None:
+        if self.log_std is None:
             with torch.no_grad():
-                self.policy_head.bias[num_outputs // 2 :] = initial_log_std  # type: ignore[index]
+                self.policy_head.bias[torch.from_numpy(columns)] = initial_log_std  # type: ignore[index]
 
     def _dist_inputs(self, obs: Tree, features: Tensor) -> Tensor:
         outputs: Tensor = self.policy_head(self.policy_hiddens(features))
@@ -298,7 +310,7 @@ def _bounds(distribution: ActionDistribution, config: ModelConfig) -> tuple[LogS
     if config.log_std_bounds is None:
         return None, float(config.initial_log_std)
     low, high = config.log_std_bounds
-    if not isinstance(distribution, DiagGaussian):
+    if not isinstance(distribution, DiagGaussian) or not len(distribution.log_std_columns):
         raise ConfigError(f"model_config: log_std_bounds={config.log_std_bounds} is for Box actions: leave it out.")
     if not low < config.initial_log_std < high:
         raise ConfigError(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import corral
 from corral.core.space_descriptions import describe_space
+from corral.core.spaces import space_tree
 from corral.core.tree import Tree, map_tree, named_leaves
 from corral.errors import ConfigError, ExportError
 from corral.modules.module import Module
@@ -60,8 +61,8 @@ class _Graph(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, obs: Tree) -> Tensor:
-        return self.module.distribution.env_mode(self.module.policy(obs)).detach()
+    def forward(self, obs: Tree) -> Tree:
+        return map_tree(Tensor.detach, self.module.distribution.env_mode(self.module.policy(obs)))
 
 
 def _program(module: Module) -> ExportedProgram:
@@ -84,7 +85,7 @@ def _metadata(policy: Policy) -> dict[str, str]:
         "observation_space": json.dumps(describe_space(policy.observation_space)),
         "action_space": json.dumps(describe_space(policy.action_space)),
         "inputs": json.dumps(_input_names(policy)),
-        "outputs": json.dumps([OUTPUT]),
+        "outputs": json.dumps(_output_names(policy)),
     }
 
 
@@ -92,11 +93,15 @@ def _input_names(policy: Policy) -> list[str]:
     return [name for name, _ in named_leaves(example_obs(policy.observation_space), INPUT)]
 
 
+def _output_names(policy: Policy) -> list[str]:
+    return [name for name, _ in named_leaves(space_tree(policy.action_space), OUTPUT)]
+
+
 def _onnx_bytes(program: ExportedProgram, policy: Policy) -> bytes:
     made: Any = torch.onnx.export(
         program,
         input_names=_input_names(policy),
-        output_names=[OUTPUT],
+        output_names=_output_names(policy),
         dynamic_shapes=(map_tree(lambda _: {0: BATCH}, example_obs(policy.observation_space)),),  # names the axis
         dynamo=True,
         verbose=False,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from corral.core.action_masks import MASK_KEY, NO_LEGAL_ACTION, first_without_choice
 from corral.core.ids import DEFAULT_MODULE_ID
@@ -68,10 +67,13 @@ class Policy:
                 action.
         """
         self.check_obs(obs)
-        return self.batch(map_tree(lambda leaf: np.asarray(leaf)[None], obs), explore=explore)[0]
+        actions = self.batch(map_tree(lambda leaf: np.asarray(leaf)[None], obs), explore=explore)
+        return map_tree(lambda leaf: leaf[0], actions)
 
-    def batch(self, obs: Tree, *, explore: bool = False) -> NDArray[Any]:
+    def batch(self, obs: Tree, *, explore: bool = False) -> Any:
         """Return the env actions `[B, ...]` for observations, a tree of `[B, ...]`; see `__call__`.
+
+        Actions of a Dict or Tuple space are a tree of arrays.
 
         Raises:
             ObservationError: The observations do not fit the observation space, or hold NaN or infinity.
