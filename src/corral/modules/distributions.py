@@ -9,7 +9,6 @@ noise of many steps in one call.
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from typing import Any
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from corral.core.settings import import_path
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
 from corral.errors import ConfigError
@@ -466,33 +464,18 @@ def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
     return noise
 
 
-def action_distribution(
-    space: spaces.Space[Any],
-    action_bounds: str = "clip",
-    action_parts: str = "independent",
-    custom: type[ActionDistribution] | str | None = None,
-) -> ActionDistribution:
-    """Return the distribution of an action space.
+def action_distribution(space: spaces.Space[Any], action_bounds: str = "clip") -> ActionDistribution:
+    """Return the distribution of a plain action space.
 
     Args:
-        space: Discrete, MultiDiscrete, MultiBinary, a floating-point Box, or a Dict or Tuple of these.
+        space: Discrete, MultiDiscrete, MultiBinary, or a floating-point Box.
         action_bounds: `"clip"` or `"squash"`, for a Box: see `DiagGaussian` and `SquashedGaussian`.
-        action_parts: `"independent"` or `"autoregressive"`, for a Dict or Tuple: see `Joint`.
-        custom: A subclass of `ActionDistribution`, or its import path, which is called with the space instead.
 
     Raises:
-        ConfigError: No distribution fits the space, a setting has another value, or the class is no distribution.
+        ConfigError: No distribution fits the space, or `action_bounds` is neither.
     """
-    if custom is not None:
-        return _custom_distribution(custom, space)
     if action_bounds not in ("clip", "squash"):
         raise ConfigError(f"model_config: action_bounds is 'clip' or 'squash', not {action_bounds!r}.")
-    if action_parts not in ("independent", "autoregressive"):
-        raise ConfigError(f"model_config: action_parts is 'independent' or 'autoregressive', not {action_parts!r}.")
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        from corral.modules.joint_distribution import Joint  # it is made of these distributions
-
-        return Joint(space, action_bounds, autoregressive=action_parts == "autoregressive")
     if isinstance(space, spaces.Discrete):
         return Categorical(space)
     if isinstance(space, spaces.MultiDiscrete):
@@ -505,26 +488,6 @@ def action_distribution(
         f"Unsupported action space {space}: use Discrete, MultiDiscrete, MultiBinary, a floating-point Box, or a Dict "
         "or Tuple of these."
     )
-
-
-def _custom_distribution(given: Any, space: spaces.Space[Any]) -> ActionDistribution:
-    try:
-        cls = import_path(given) if isinstance(given, str) else given
-    except ConfigError as error:
-        raise ConfigError(f"model_config: action_distribution {error}.") from error
-    if not (inspect.isclass(cls) and issubclass(cls, ActionDistribution)):
-        raise ConfigError(
-            f"model_config: action_distribution={given!r} must be a subclass of "
-            "corral.modules.distributions.ActionDistribution, or its import path."
-        )
-    if missing := sorted(cls.__abstractmethods__):
-        raise ConfigError(f"model_config: action_distribution {cls.__name__} must define {', '.join(missing)}.")
-    make: Any = cls
-    found: ActionDistribution = make(space)
-    names = ("num_inputs", "num_noise", "action_shape", "action_dtype")
-    if missing := [name for name in names if not hasattr(found, name)]:
-        raise ConfigError(f"model_config: {cls.__name__}.__init__(space) must set {', '.join(missing)}.")
-    return found
 
 
 def module_action_space(space: spaces.Space[Any]) -> spaces.Space[Any]:

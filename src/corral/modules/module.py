@@ -17,7 +17,8 @@ from corral.core.settings import OneOf, PositiveInt, parse_settings
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
 from corral.errors import ConfigError
-from corral.modules.distributions import ILLEGAL, ActionDistribution, DiagGaussian, action_distribution
+from corral.modules.distributions import ILLEGAL, ActionDistribution, DiagGaussian
+from corral.modules.make_distribution import make_distribution
 from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, LogStdBounds, is_image, mlp, orthogonal
 
 
@@ -103,7 +104,7 @@ class Module(nn.Module):
         super().__init__()
         self.observation_space = observation_space
         self.action_space = action_space
-        self.distribution = action_distribution(
+        self.distribution = make_distribution(
             action_space,
             model_config.get("action_bounds", "clip"),
             model_config.get("action_parts", "independent"),
