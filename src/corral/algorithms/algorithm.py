@@ -895,10 +895,11 @@ class Algorithm(metaclass=_WithHints):
         self._policies[module_id].check_obs(obs)
         batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
         if state is None:
-            return self.compute_actions(batch, explore=explore, module_id=module_id)[0]
+            actions = self.compute_actions(batch, explore=explore, module_id=module_id)
+            return map_tree(lambda leaf: leaf[0], actions)
         states = map_tree(lambda leaf: np.asarray(leaf)[None], state)
         actions, states = self.compute_actions(batch, state=states, explore=explore, module_id=module_id)
-        return actions[0], map_tree(lambda leaf: leaf[0], states)
+        return map_tree(lambda leaf: leaf[0], (actions, states))
 
     def agent_policies(self) -> AgentPolicies:
         """Return the policies of several agents with their mapping, which choose actions as `compute_actions` does."""

@@ -75,6 +75,9 @@ def _import_paths(values: Any) -> Iterator[tuple[str, str]]:
                 yield from _import_paths(settings)
         elif name == "policies_to_train" and isinstance(value, list):
             continue  # ids
+        elif name == "model_config":
+            custom = value.get("action_distribution") if isinstance(value, Mapping) else None
+            yield from (("action_distribution", path) for path in _strings(custom) if _is_path(path))
         elif name == "exploration_config":
             yield from ((name, path) for path in _strings(value) if _is_path(path))
         elif name in IMPORTED:

@@ -32,12 +32,13 @@ def unsupported(observation_space: spaces.Space[Any], action_space: spaces.Space
                 f"unsupported observation space {leaf} at {path}; use Box, Discrete, MultiDiscrete, MultiBinary, or a "
                 "Dict or Tuple of these spaces"
             )
-    is_float_box = isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
-    if not isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)) and not is_float_box:
-        return (
-            f"unsupported action space {action_space}; use Discrete, MultiDiscrete, MultiBinary or a floating-point "
-            "Box (flatten a Dict or Tuple with gymnasium.wrappers)"
-        )
+    for path, leaf in named_leaves(space_tree(action_space), "action_space"):
+        is_float_box = isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating)
+        if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)) and not is_float_box:
+            return (
+                f"unsupported action space {leaf} at {path}; use Discrete, MultiDiscrete, MultiBinary, a "
+                "floating-point Box, or a Dict or Tuple of these spaces"
+            )
     return None
 
 

@@ -96,7 +96,9 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
         pending = self._autoreset_envs.tolist()
         num_steps = 0
-        if isinstance(actions, dict):
+        if self._seats is None and isinstance(actions, (dict, tuple)):
+            actions = [map_tree(lambda column, i=i: column[i], actions) for i in range(n)]
+        elif isinstance(actions, dict):
             actions = [dict(zip(actions, rows, strict=True)) for rows in zip(*actions.values(), strict=True)]
         try:
             for i, env in enumerate(self.envs):

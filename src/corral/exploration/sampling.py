@@ -17,6 +17,7 @@ class StochasticSampling(Exploration):
         random_timesteps: Number of env steps at the beginning with actions drawn uniformly from the action space.
     """
 
+    action_spaces = (*Exploration.action_spaces, spaces.Dict, spaces.Tuple)
     paper = "Williams 1992, doi:10.1007/BF00992696"
 
     def __init__(self, action_space: spaces.Space[Any], *, random_timesteps: int = 0, **kwargs: Any) -> None:
@@ -40,6 +41,7 @@ class Random(Exploration):
     """Draws actions uniformly from the action space; without exploration, chooses the policy's most likely action."""
 
     on_policy = False
+    action_spaces = (*Exploration.action_spaces, spaces.Dict, spaces.Tuple)
     paper = "a baseline"
 
     def get_exploration_action(

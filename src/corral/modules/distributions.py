@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, leaves
 from corral.errors import ConfigError
 
 FloatArray = NDArray[np.float32]
@@ -37,12 +39,14 @@ class ActionDistribution(ABC):
         num_noise: Width of the noise for one sample.
         action_shape: Shape of one module action.
         action_dtype: Dtype of module actions in the columns.
+        log_std_columns: Columns of `dist_inputs` that hold log standard deviations; none by default.
     """
 
     num_inputs: int
     num_noise: int
     action_shape: tuple[int, ...]
     action_dtype: np.dtype[Any]
+    log_std_columns: NDArray[np.int64] = np.zeros(0, np.int64)
 
     @abstractmethod
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
@@ -65,11 +69,14 @@ class ActionDistribution(ABC):
         """Return the log-probability (or log-density) `[B]` of actions that `random` drew."""
 
     @abstractmethod
-    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """Convert module actions `[B, ...]` to actions of the env's space and dtype, in a new array."""
+    def to_env(self, actions: NDArray[Any]) -> Tree:
+        """Convert module actions `[B, ...]` to actions of the env's space and dtype, in a new array.
+
+        Actions of a Dict or Tuple space become a tree of arrays.
+        """
 
     @abstractmethod
-    def env_mode(self, dist_inputs: Tensor) -> Tensor:
+    def env_mode(self, dist_inputs: Tensor) -> Tree:
         """Return `to_env(mode(dist_inputs))` in torch operations, so that an exported graph can hold them."""
 
     @abstractmethod
@@ -244,6 +251,7 @@ class DiagGaussian(ActionDistribution):
         self.action_shape = tuple(space.shape)
         self.num_noise = math.prod(self.action_shape)
         self.num_inputs = 2 * self.num_noise
+        self.log_std_columns = np.arange(self.num_noise, self.num_inputs)
         self.action_dtype = np.dtype(np.float32)
         self._env_dtype = space.dtype
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
@@ -328,6 +336,7 @@ class Deterministic(DiagGaussian):
         """Make the distribution of a Box space of any shape."""
         super().__init__(space)
         self.num_inputs = self.num_noise
+        self.log_std_columns = self.log_std_columns[:0]
 
     def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
         return self.mode(dist_inputs)
@@ -456,7 +465,7 @@ def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
 
 
 def action_distribution(space: spaces.Space[Any], action_bounds: str = "clip") -> ActionDistribution:
-    """Return the distribution of an action space.
+    """Return the distribution of a plain action space.
 
     Args:
         space: Discrete, MultiDiscrete, MultiBinary, or a floating-point Box.
@@ -476,15 +485,21 @@ def action_distribution(space: spaces.Space[Any], action_bounds: str = "clip") -
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return SquashedGaussian(space) if action_bounds == "squash" else DiagGaussian(space)
     raise ConfigError(
-        f"Unsupported action space {space}: use Discrete, MultiDiscrete, MultiBinary or a floating-point Box "
-        "(flatten a Dict or Tuple with gymnasium.wrappers)."
+        f"Unsupported action space {space}: use Discrete, MultiDiscrete, MultiBinary, a floating-point Box, or a Dict "
+        "or Tuple of these."
     )
 
 
 def module_action_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the space of module actions: the space of the env, but Discrete and MultiDiscrete spaces start at 0."""
+    """Return the space of module actions: the space of the env, but Discrete and MultiDiscrete spaces start at 0.
+
+    Actions of a Dict or Tuple space are rows of numbers; see `Joint`.
+    """
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
     if isinstance(space, spaces.MultiDiscrete):
         return spaces.MultiDiscrete(space.nvec)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        length = sum(math.prod(leaf.shape) for leaf in leaves(space_tree(space)))
+        return spaces.Box(-np.inf, np.inf, (length,), np.float32)
     return space

@@ -17,7 +17,8 @@ from corral.core.settings import OneOf, PositiveInt, parse_settings
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
 from corral.errors import ConfigError
-from corral.modules.distributions import ILLEGAL, ActionDistribution, DiagGaussian, action_distribution
+from corral.modules.distributions import ILLEGAL, ActionDistribution, DiagGaussian
+from corral.modules.make_distribution import make_distribution
 from corral.modules.memory import memory_outputs, unroll
 from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, LogStdBounds, is_image, mlp, orthogonal
 
@@ -108,7 +109,12 @@ class Module(nn.Module):
         super().__init__()
         self.observation_space = observation_space
         self.action_space = action_space
-        self.distribution = action_distribution(action_space, model_config.get("action_bounds", "clip"))
+        self.distribution = make_distribution(
+            action_space,
+            model_config.get("action_bounds", "clip"),
+            model_config.get("action_parts", "independent"),
+            model_config.get("action_distribution"),
+        )
         self.has_action_mask = bool(model_config.get("action_masks", True)) and has_mask(
             observation_space, action_space
         )
@@ -244,6 +250,10 @@ class ModelConfig(NetworkConfig):
         lstm_cell_size: Width of the LSTM; `None` is 64.
         gru_cell_size: Width of the GRU; `None` is 64.
         max_seq_len: Longest sequence, in steps, through which gradients of a module with memory flow; `None` is 20.
+        action_parts: Whether the parts of Dict and Tuple actions are `"independent"`, or `"autoregressive"`: each
+            depends on the nearest Discrete part before it.
+        action_distribution: A subclass of `corral.modules.distributions.ActionDistribution`, or its import path, which
+            is called with the action space; `None` chooses by the action space.
     """
 
     fcnet_activation: str = "tanh"
@@ -253,6 +263,8 @@ class ModelConfig(NetworkConfig):
     log_std_bounds: LogStdRange | None = None
     head_hiddens: tuple[PositiveInt, ...] = ()
     action_bounds: Literal["clip", "squash"] = "clip"
+    action_parts: Literal["independent", "autoregressive"] = "independent"
+    action_distribution: Any = None
     use_lstm: bool = False
     use_gru: bool = False
     lstm_cell_size: PositiveInt | None = None
@@ -305,7 +317,8 @@ class ActorCritic(Module):
         num_outputs = self.distribution.num_inputs
         self.log_std: nn.Parameter | None = None
         self.log_std_bounds, initial_log_std = _bounds(self.distribution, config)
-        if isinstance(self.distribution, DiagGaussian) and config.free_log_std:
+        columns = self.distribution.log_std_columns
+        if isinstance(self.distribution, DiagGaussian) and len(columns) and config.free_log_std:
             num_outputs //= 2
             self.log_std = nn.Parameter(torch.full((num_outputs,), initial_log_std))
         num_features = self.policy_encoder.num_outputs
@@ -316,9 +329,9 @@ class ActorCritic(Module):
         num_features = [num_features, *config.head_hiddens][-1]
         self.policy_head = orthogonal(nn.Linear(num_features, num_outputs), self._SMALL_POLICY_GAIN)
         self.value_head = orthogonal(nn.Linear(num_features, 1), 1.0)
-        if isinstance(self.distribution, DiagGaussian) and self.log_std is None:
+        if self.log_std is None:
             with torch.no_grad():
-                self.policy_head.bias[num_outputs // 2 :] = initial_log_std  # type: ignore[index]
+                self.policy_head.bias[torch.from_numpy(columns)] = initial_log_std  # type: ignore[index]
 
     def make_encoder(self, hiddens: Sequence[int], config: ModelConfig) -> Any:
         """Return an encoder of observations with these hidden layers."""
@@ -368,7 +381,7 @@ def _bounds(distribution: ActionDistribution, config: ModelConfig) -> tuple[LogS
     if config.log_std_bounds is None:
         return None, float(config.initial_log_std)
     low, high = config.log_std_bounds
-    if not isinstance(distribution, DiagGaussian):
+    if not isinstance(distribution, DiagGaussian) or not len(distribution.log_std_columns):
         raise ConfigError(f"model_config: log_std_bounds={config.log_std_bounds} is for Box actions: leave it out.")
     if not low < config.initial_log_std < high:
         raise ConfigError(

@@ -81,6 +81,9 @@ def described_spec(
             "the actions of this algorithm are not chosen by its module, but by its exploration, which a policy does "
             "not hold: load the algorithm with Algorithm.from_checkpoint, and call its compute_actions."
         )
+    from corral.checkpoint.imports import check_imports  # here: what writes checkpoints imports this module
+
+    check_imports({"rl_module": {"model_config": named}}, "policies.json")
     settings = {**named, **(model_config or {})}
     if missing := [name for name in unnamed if name not in settings]:
         given = ", ".join(f"{name!r}: ..." for name in missing)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import corral
 from corral.core.space_descriptions import describe_space
+from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree, named_leaves
 from corral.errors import ConfigError, ExportError
 from corral.modules.heuristic import HeuristicModule
@@ -68,13 +69,14 @@ class _Graph(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, *inputs: Tree) -> tuple[Tensor, ...] | Tensor:
+    def forward(self, *inputs: Tree) -> Tree:
         outputs: Any = self.module.policy(*inputs)
         if not self.module.has_memory():
-            return self.module.distribution.env_mode(outputs).detach()
+            return map_tree(Tensor.detach, self.module.distribution.env_mode(outputs))
         dist_inputs, states = outputs
         states = map_tree(lambda leaf, _: leaf.detach(), states, inputs[1])
-        return (self.module.distribution.env_mode(dist_inputs).detach(), *leaves(states))
+        actions = leaves(self.module.distribution.env_mode(dist_inputs))
+        return (*(action.detach() for action in actions), *leaves(states))
 
 
 def _examples(module: Module) -> tuple[Tree, ...]:
@@ -115,7 +117,8 @@ def _input_names(module: Module) -> list[str]:
 
 def _output_names(module: Module) -> list[str]:
     states = initial_states(module, 1) if module.has_memory() else {}
-    return [OUTPUT, *(name for name, _ in named_leaves(states, NEXT_STATE))]
+    actions = named_leaves(space_tree(module.action_space), OUTPUT)
+    return [name for name, _ in (*actions, *named_leaves(states, NEXT_STATE))]
 
 
 def _onnx_bytes(program: ExportedProgram, policy: Policy) -> bytes:

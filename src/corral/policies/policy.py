@@ -85,10 +85,13 @@ class Policy:
                 action.
         """
         self.check_obs(obs)
-        return self.batch(map_tree(lambda leaf: np.asarray(leaf)[None], obs), explore=explore)[0]
+        actions = self.batch(map_tree(lambda leaf: np.asarray(leaf)[None], obs), explore=explore)
+        return map_tree(lambda leaf: leaf[0], actions)
 
-    def batch(self, obs: Tree, *, explore: bool = False, begins: NDArray[np.bool_] | None = None) -> NDArray[Any]:
+    def batch(self, obs: Tree, *, explore: bool = False, begins: NDArray[np.bool_] | None = None) -> Any:
         """Return the env actions `[B, ...]` for observations, a tree of `[B, ...]`; see `__call__`.
+
+        Actions of a Dict or Tuple space are a tree of arrays.
 
         Args:
             obs: Observations. For a module with memory, B is the same until the next `reset()`.
@@ -113,7 +116,7 @@ class Policy:
         actions, self._memory.states = self.act(obs, self._memory.states, explore=explore)
         return actions
 
-    def act(self, obs: Tree, states: Tree = None, *, explore: bool = False) -> tuple[NDArray[Any], Tree]:
+    def act(self, obs: Tree, states: Tree = None, *, explore: bool = False) -> tuple[Any, Tree]:
         """Return the env actions `[B, ...]` and the next states for observations and states, trees of `[B, ...]`.
 
         Nothing is remembered: the caller keeps the states, which begin with `initial_states(B)`. Without memory they

@@ -1,0 +1,181 @@
+"""The distribution of nested actions: one part for each leaf of a Dict or Tuple space."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, leaves, map_tree
+from corral.modules.distributions import ActionDistribution, Categorical, FloatArray, action_distribution
+
+
+class Joint(ActionDistribution):
+    """Distribution of nested actions. A module action is one row with the actions of all parts, one after another.
+
+    Independent parts have the sum of their entropies and log-probabilities. With autoregressive parts, the inputs of a
+    part depend on the value of the nearest Discrete part before it, its parent: `dist_inputs` hold inputs of the part
+    for each value of the parent. So `p(a, b, ...) = p(a) p(b | a) ...`, and entropy and KL divergence are exact,
+    without another pass through the network. The most likely action is the one whose parts are most likely one after
+    another.
+
+    Attributes:
+        parts: Distribution of each leaf of the space, in the order of the leaves.
+        parents: Index of the parent of each part, or `None`.
+    """
+
+    def __init__(self, space: spaces.Space[Any], action_bounds: str = "clip", *, autoregressive: bool = False) -> None:
+        """Make the parts.
+
+        Args:
+            space: A Dict or Tuple, nested in any way.
+            action_bounds: `"clip"` or `"squash"`, for Box parts.
+            autoregressive: Whether parts depend on the parts before them.
+
+        Raises:
+            ConfigError: No distribution fits a leaf.
+        """
+        self._tree = space_tree(space)
+        self.parts = [action_distribution(leaf, action_bounds) for leaf in leaves(self._tree)]
+        self.parents: list[int | None] = []
+        latest: int | None = None
+        for index, part in enumerate(self.parts):
+            self.parents.append(latest if autoregressive else None)
+            latest = index if isinstance(part, Categorical) else latest
+        self._rows = [1 if parent is None else self.parts[parent].num_inputs for parent in self.parents]
+        self._inputs = _slices([rows * part.num_inputs for rows, part in zip(self._rows, self.parts, strict=True)])
+        self._noise = _slices([part.num_noise for part in self.parts])
+        self._actions = _slices([math.prod(part.action_shape) for part in self.parts])
+        self.num_inputs, self.num_noise = self._inputs[-1].stop, self._noise[-1].stop
+        self.action_shape = (self._actions[-1].stop,)
+        self.action_dtype = np.result_type(np.int64, *(part.action_dtype for part in self.parts))
+        if self.action_dtype.kind == "f":
+            self.action_dtype = np.dtype(np.float32)  # it holds the numbers of discrete values exactly
+        tables = zip(self.parts, self._rows, self._inputs, strict=True)
+        self.log_std_columns = np.concatenate(
+            [
+                part.log_std_columns + inputs.start + row * part.num_inputs
+                for part, rows, inputs in tables
+                for row in range(rows)
+            ]
+        )
+
+    # NumPy.
+
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+        return np.concatenate([part.noise(rng, shape) for part in self.parts], -1)
+
+    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
+        return self._choose(
+            dist_inputs, lambda index, inputs: self.parts[index].sample(inputs, noise[:, self._noise[index]])
+        )
+
+    def mode(self, dist_inputs: FloatArray) -> NDArray[Any]:
+        return self._choose(dist_inputs, lambda index, inputs: self.parts[index].mode(inputs))
+
+    def _choose(self, dist_inputs: FloatArray, choose: Callable[[int, FloatArray], NDArray[Any]]) -> NDArray[Any]:
+        """Return module actions whose parts a function of index and inputs chooses, one after another."""
+        chosen: list[NDArray[Any]] = []
+        for index, (parent, columns) in enumerate(zip(self.parents, self._inputs, strict=True)):
+            inputs = dist_inputs[:, columns]
+            if parent is not None:
+                inputs = inputs.reshape(len(inputs), self._rows[index], -1)[np.arange(len(inputs)), chosen[parent]]
+            chosen.append(choose(index, inputs))
+        return self._join(chosen)
+
+    def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
+        return self._join([part.random(rng, batch_size) for part in self.parts])
+
+    def _join(self, chosen: list[NDArray[Any]]) -> NDArray[Any]:
+        flat = [actions.reshape(len(actions), -1) for actions in chosen]
+        return np.concatenate(flat, -1).astype(self.action_dtype, copy=False)
+
+    def _split(self, actions: NDArray[Any]) -> list[NDArray[Any]]:
+        return [
+            actions[:, columns].reshape(len(actions), *part.action_shape).astype(part.action_dtype)
+            for part, columns in zip(self.parts, self._actions, strict=True)
+        ]
+
+    def random_logp(self, actions: NDArray[Any]) -> FloatArray:
+        pairs = zip(self.parts, self._split(actions), strict=True)
+        logp: FloatArray = np.sum([part.random_logp(own) for part, own in pairs], axis=0, dtype=np.float32)
+        return logp
+
+    def to_env(self, actions: NDArray[Any]) -> Tree:
+        """Convert module actions `[B, D]` to env actions, a tree of `[B, ...]` nested like the space."""
+        return self._nested(part.to_env(own) for part, own in zip(self.parts, self._split(actions), strict=True))
+
+    def _nested(self, parts: Iterator[Any]) -> Tree:
+        return map_tree(lambda _: next(parts), self._tree)
+
+    # Torch.
+
+    def env_mode(self, dist_inputs: Tensor) -> Tree:
+        """Return `to_env(mode(dist_inputs))`, a tree of tensors."""
+        chosen: list[Tensor] = []
+        found: list[Tensor] = []
+        for index, part in enumerate(self.parts):
+            inputs = self._inputs_of(dist_inputs, index, chosen)
+            found.append(part.env_mode(inputs))
+            chosen.append(inputs.argmax(-1))  # only read where the part is Discrete
+        return self._nested(iter(found))
+
+    def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
+        chosen: list[Tensor] = []
+        total = torch.zeros_like(dist_inputs[:, 0])
+        for index, (part, columns) in enumerate(zip(self.parts, self._actions, strict=True)):
+            own = actions[:, columns].reshape(actions.shape[0], *part.action_shape)
+            chosen.append(own if part.action_dtype.kind == "f" else own.long())
+            total = total + part.logp(self._inputs_of(dist_inputs, index, chosen), chosen[-1])
+        return total
+
+    def _inputs_of(self, dist_inputs: Tensor, index: int, chosen: list[Tensor]) -> Tensor:
+        """Return the inputs `[B, n]` of a part, for the values of the parts before it."""
+        inputs, parent = dist_inputs[:, self._inputs[index]], self.parents[index]
+        if parent is None:
+            return inputs
+        table = inputs.reshape(inputs.shape[0], self._rows[index], -1)
+        rows = chosen[parent].reshape(-1, 1, 1).expand(-1, 1, table.shape[2])
+        return table.gather(1, rows).squeeze(1)
+
+    def entropy(self, dist_inputs: Tensor) -> Tensor:
+        return self._expected(dist_inputs, lambda part, tables: part.entropy(tables[0]), dist_inputs)
+
+    def kl(self, dist_inputs: Tensor, other_inputs: Tensor) -> Tensor:
+        return self._expected(dist_inputs, lambda part, tables: part.kl(*tables), dist_inputs, other_inputs)
+
+    def _expected(
+        self, dist_inputs: Tensor, function: Callable[[ActionDistribution, list[Tensor]], Tensor], *others: Tensor
+    ) -> Tensor:
+        """Return the sum over the parts of the expectation of a function over the values of the parent.
+
+        Args:
+            dist_inputs: Parameters of the distribution of the values, `[B, D]`.
+            function: Function of a part and its inputs, `[K, n]` for each of `others`, that returns `[K]`.
+            others: Parameters `[B, D]` whose parts the function gets.
+        """
+        batch_size = dist_inputs.shape[0]
+        marginals: dict[int, Tensor] = {}  # probabilities `[B, n]` of the values of Discrete parts
+        total = torch.zeros_like(dist_inputs[:, 0])
+        for index, (part, parent, rows) in enumerate(zip(self.parts, self.parents, self._rows, strict=True)):
+            columns = self._inputs[index]
+            tables = [other[:, columns].reshape(batch_size * rows, part.num_inputs) for other in others]
+            values = function(part, tables).reshape(batch_size, rows)
+            weights = torch.ones_like(values) if parent is None else marginals[parent]
+            total = total + (weights * values).sum(-1)
+            if isinstance(part, Categorical):
+                table = dist_inputs[:, columns].reshape(batch_size, rows, part.num_inputs).softmax(-1)
+                marginals[index] = (weights.unsqueeze(-1) * table).sum(1)
+        return total
+
+
+def _slices(widths: list[int]) -> list[slice]:
+    ends = np.cumsum(widths).tolist()
+    return [slice(end - width, end) for width, end in zip(widths, ends, strict=True)]

@@ -1,0 +1,59 @@
+"""The action distribution of a module: by the action space, or a custom class."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from gymnasium import spaces
+
+from corral.core.settings import import_path
+from corral.errors import ConfigError
+from corral.modules.distributions import ActionDistribution, action_distribution
+from corral.modules.joint_distribution import Joint
+
+
+def make_distribution(
+    space: spaces.Space[Any],
+    action_bounds: str = "clip",
+    action_parts: str = "independent",
+    custom: type[ActionDistribution] | str | None = None,
+) -> ActionDistribution:
+    """Return the distribution of an action space.
+
+    Args:
+        space: Discrete, MultiDiscrete, MultiBinary, a floating-point Box, or a Dict or Tuple of these.
+        action_bounds: `"clip"` or `"squash"`, for a Box: see `DiagGaussian` and `SquashedGaussian`.
+        action_parts: `"independent"` or `"autoregressive"`, for a Dict or Tuple: see `Joint`.
+        custom: A subclass of `ActionDistribution`, or its import path, which is called with the space instead.
+
+    Raises:
+        ConfigError: No distribution fits the space, a setting has another value, or the class is no distribution.
+    """
+    if action_parts not in ("independent", "autoregressive"):
+        raise ConfigError(f"model_config: action_parts is 'independent' or 'autoregressive', not {action_parts!r}.")
+    if custom is not None:
+        return _custom_distribution(custom, space)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return Joint(space, action_bounds, autoregressive=action_parts == "autoregressive")
+    return action_distribution(space, action_bounds)
+
+
+def _custom_distribution(given: Any, space: spaces.Space[Any]) -> ActionDistribution:
+    try:
+        cls = import_path(given) if isinstance(given, str) else given
+    except ConfigError as error:
+        raise ConfigError(f"model_config: action_distribution {error}.") from error
+    if not (inspect.isclass(cls) and issubclass(cls, ActionDistribution)):
+        raise ConfigError(
+            f"model_config: action_distribution={given!r} must be a subclass of "
+            "corral.modules.distributions.ActionDistribution, or its import path."
+        )
+    if missing := sorted(cls.__abstractmethods__):
+        raise ConfigError(f"model_config: action_distribution {cls.__name__} must define {', '.join(missing)}.")
+    make: Any = cls
+    found: ActionDistribution = make(space)
+    names = ("num_inputs", "num_noise", "action_shape", "action_dtype")
+    if missing := [name for name in names if not hasattr(found, name)]:
+        raise ConfigError(f"model_config: {cls.__name__}.__init__(space) must set {', '.join(missing)}.")
+    return found
