@@ -69,7 +69,12 @@ class AgentPolicies:
                 _check_fit(module_id, policy, block.observation_space, block.action_space, block.agents[lanes[0][1]])
                 index = tuple(np.array(lanes).T)
                 own: Tree = map_tree(lambda leaf, index=index: leaf[index], obs["obs"][block.name])
-                actions[block.name][index] = policy.batch(own, explore=explore)
+                chosen_actions = policy.batch(own, explore=explore)
+                map_tree(
+                    lambda column, part, index=index: column.__setitem__(index, part),
+                    actions[block.name],
+                    chosen_actions,
+                )
         return actions
 
 
