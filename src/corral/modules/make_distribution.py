@@ -39,8 +39,8 @@ def make_distribution(
     if action_parts == "autoregressive":
         raise ConfigError(
             f"model_config: action_parts='autoregressive' is for Dict and Tuple actions, and the module has {space}: "
-            "leave it out. With several agents, Tuple actions whose parts are all of one kind are joined to one plain space: "
-            "give a Dict in place of it."
+            "leave it out. With several agents, Tuple actions whose parts are all of one kind are joined to one plain "
+            "space: give a Dict in place of it."
         )
     return action_distribution(space, action_bounds)
 
