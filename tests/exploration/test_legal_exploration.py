@@ -9,7 +9,8 @@ import pytest
 from explorers import Explorer, SamplingConfig
 from gymnasium import spaces
 
-from corral.exploration import BUILT_IN, exploration_class
+from corral.errors import ConfigError
+from corral.exploration import BUILT_IN, Exploration, exploration_class
 from corral.testing import DoorCorridor
 
 DISCRETE = [name for name in BUILT_IN if issubclass(spaces.Discrete, exploration_class(name).action_spaces)]
@@ -58,3 +59,19 @@ def test_bandits_choose_the_best_legal_arm(kind: str) -> None:
     best = np.where(mask, np.arange(4), -1).argmax(1)
     for explore in (True, False):
         np.testing.assert_array_equal(explorer.choose(np.zeros((50, 4)), obs=obs, explore=explore)[0], best)
+
+
+class Stubborn(Exploration):
+    """Takes action 1, whatever the mask allows."""
+
+    def get_exploration_action(self, *, action_distribution: Any, timestep: int, explore: bool = True) -> Any:
+        return np.ones(len(action_distribution.inputs), np.int64), None
+
+
+def test_a_custom_exploration_that_ignores_the_mask_is_named() -> None:
+    config = SamplingConfig().environment(DoorCorridor).exploration(exploration_config={"type": Stubborn})
+    with (
+        config.build() as algo,
+        pytest.raises(ConfigError, match=r"Stubborn chose the action 1, which action_mask does not allow"),
+    ):
+        algo.train()

@@ -169,8 +169,9 @@ def test_rows_without_a_choice_are_found_for_each_entry() -> None:
     assert first_without_choice(legal, MULTI, np.array([1, 0, 1, 1], np.bool_)) == 2
     assert first_without_choice(legal, MULTI, np.array([1, 0, 0, 1], np.bool_)) is None
     actions = np.array([[2, 3], [0, 0], [1, 2], [0, 0]])
-    assert first_illegal(legal, MULTI, actions) == 1
-    assert first_illegal(legal[[0, 3]], MULTI, actions[[0, 3]]) is None
+    assert first_illegal(legal, MULTI, actions) is None  # rows without a choice do not count
+    legal[3, 3] = False
+    assert first_illegal(legal, MULTI, actions) == 3
 
 
 class Stubborn(HeuristicModule):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from corral import DQNConfig, Policy, PPOConfig, evaluate_policy, load_policy
+from corral import DQNConfig, MultiAgentEnv, Policy, PPOConfig, evaluate_policy, load_policy
 from corral.core.tree import leaves, map_tree, named_leaves
 from corral.errors import ConfigError, EnvError
 from corral.modules.distributions import Categorical
@@ -196,6 +196,44 @@ def test_onnx_names_the_parts(tmp_path: Path) -> None:
     check_same(policy, obs, session.run(names, {"obs": obs}))
 
 
+class Pairs(MultiAgentEnv):
+    """Two agents with nested actions, one with joined ones; `c` acts in every other step."""
+
+    possible_agents = ("a", "b", "c")
+    observation_spaces = dict.fromkeys("abc", FLAT)
+    action_spaces = {"a": MIXED, "b": MIXED, "c": spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)])}  # noqa: RUF012
+
+    def __init__(self, config: Any) -> None:
+        self.obs = np.zeros(3, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._t = 0
+        return self._see(), {}
+
+    def _see(self) -> Any:
+        return {agent: self.obs for agent in ("ab" if self._t % 2 else "abc")}
+
+    def step(self, action_dict: Any) -> Any:  # type: ignore[override]
+        assert all(self.action_spaces[agent].contains(action) for agent, action in action_dict.items())
+        self._t += 1
+        rewards = {agent: float(action["door"]) for agent, action in action_dict.items() if agent != "c"}
+        return self._see(), rewards, {"__all__": self._t == 6}, {"__all__": False}, {}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_agents_take_nested_actions(vectorization: str) -> None:
+    config = PPOConfig().environment(Pairs).debugging(seed=0).rl_module(model_config={"fcnet_hiddens": [8]})
+    config.env_runners(num_envs_per_env_runner=2, vectorization=vectorization)
+    policies = {"p": {"model_config": {"action_parts": "autoregressive", "fcnet_hiddens": [8]}}, "c": {}}
+    config.multi_agent(policies=policies, policy_mapping_fn=lambda agent, episode: "c" if agent == "c" else "p")
+    with config.training(train_batch_size_per_learner=60, minibatch_size=30).build() as algo:
+        result = algo.train()
+        assert result["env_runners"]["episode_len_mean"] == 6
+        actions = algo.compute_single_action(np.zeros(3, np.float32), module_id="p")
+        assert MIXED.contains(actions)
+        assert evaluate_policy(algo, Pairs, episodes=2).num_episodes == 2
+
+
 @pytest.mark.parametrize("settings", [{"vectorization": "async"}, {"autoreset_mode": "same_step"}])
 def test_every_vectorization_passes_nested_actions(settings: dict[str, Any]) -> None:
     config = config_of("independent").env_runners(num_envs_per_env_runner=2, **settings)
@@ -208,6 +246,10 @@ def test_every_vectorization_passes_nested_actions(settings: dict[str, Any]) -> 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="action_parts"):
         config_of("dependent").build()
+    with pytest.raises(
+        ConfigError, match=r"'autoregressive' is for Dict and Tuple actions, and the module has Discrete"
+    ):
+        config_of("autoregressive").environment("CartPole-v1").build()
     with pytest.raises(ConfigError, match=r"Q-values need Discrete actions"):
         DQNConfig().environment(Signals).build()
     with pytest.raises(ConfigError, match=r"GaussianNoise needs the action space Box|learns from actions of its own"):

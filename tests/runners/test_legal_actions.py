@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -11,7 +12,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from corral import DQNConfig, MultiAgentEnv, PPOConfig, SACConfig
+from corral import Algorithm, DQNConfig, MultiAgentEnv, PPOConfig, SACConfig
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError, EnvError
 from corral.testing import CountingEnv, DoorCorridor, IdentityEnv
@@ -257,3 +258,15 @@ def test_tic_tac_toe_of_pettingzoo_is_played_by_its_rules(kind: type[AlgorithmCo
     with config.build() as algo:
         result = algo.train()  # the env asserts that moves are legal
     assert 5 <= result["env_runners"]["episode_len_mean"] <= 9
+
+
+@pytest.mark.parametrize("masks", ["observations", "infos", "method"])
+def test_a_restored_run_continues_in_the_middle_of_its_episodes(masks: str, tmp_path: Path) -> None:
+    with config_of(DQNConfig, masks).build() as algo:
+        algo.train()
+        path = algo.save(tmp_path / "checkpoint")
+        expected = algo.train()
+    with Algorithm.from_checkpoint(path) as algo:
+        found = algo.train()
+    assert found["learners"]["default_policy"] == expected["learners"]["default_policy"]
+    assert found["env_runners"]["episode_return_mean"] == expected["env_runners"]["episode_return_mean"]

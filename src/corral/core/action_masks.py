@@ -76,10 +76,11 @@ def first_without_choice(
 
 
 def first_illegal(legal: NDArray[np.bool_], action_space: spaces.Space[Any], actions: NDArray[Any]) -> int | None:
-    """Return the first row whose module action is illegal, or `None`; see `first_without_choice`."""
+    """Return the first row with a legal action whose module action is another one, or `None`."""
     starts = np.cumsum([0, *(num_choices(action_space) or ())[:-1]])
     allowed = np.take_along_axis(legal, actions.reshape(len(actions), -1) + starts, 1).all(1)
-    return None if allowed.all() else int(allowed.argmin())
+    wrong = ~allowed & np.logical_or.reduceat(legal, starts, axis=1).all(1)
+    return int(wrong.argmax()) if wrong.any() else None
 
 
 def first_legal(action_space: spaces.Space[Any], mask: NDArray[Any]) -> Any:

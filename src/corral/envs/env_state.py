@@ -20,6 +20,7 @@ from gymnasium.vector import VectorWrapper
 from corral.core.plain import check_plain
 from corral.core.seeding import check_bits, get_rng, set_rng
 from corral.core.tree import copy_nested
+from corral.envs.action_masks import ActionMasks
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.masked_resets import MaskedResets
 from corral.envs.multi_agent_env import AgentGroups
@@ -39,7 +40,7 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
         ),
         (),
     ),
-    **dict.fromkeys(("AgentGroups", "ParallelPettingZooEnv", "PettingZooEnv"), ()),
+    **dict.fromkeys(("ActionMasks", "AgentGroups", "ParallelPettingZooEnv", "PettingZooEnv"), ()),
     "AtariPreprocessing": ("obs_buffer", "lives", "game_over"),
     "Autoreset": ("autoreset",),
     "DelayObservation": ("observation_queue",),
@@ -62,7 +63,7 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
     "TimeLimit": ("_elapsed_steps",),
 }
 """Attributes that make up the state of Gymnasium's wrappers, and of Corral's, by the wrapper's name."""
-OWN_WRAPPERS = (AgentGroups, EpisodeResets, FromPettingZoo, MaskedResets, SeatedEnv)
+OWN_WRAPPERS = (ActionMasks, AgentGroups, EpisodeResets, FromPettingZoo, MaskedResets, SeatedEnv)
 
 
 def get_env_state(env: Any, name: str = "") -> dict[str, Any]:

@@ -35,9 +35,9 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
     have ended, the episode has ended too. Infos are `{"agents": infos by agent id, "common": info under "__common__"}`,
     or empty.
 
-    Actions are arrays `[B, ...]` for each block of seats; an action of a `Tuple` space is one flat row. The env
-    receives only the actions of the agents that have to act: they received an observation in the latest `reset` or
-    `step`, and have not ended.
+    Actions are arrays `[B, ...]` for each block of seats; an action of a `Tuple` space of parts of one kind is one flat
+    row, and other actions of Dict and Tuple spaces are trees of arrays. The env receives only the actions of the agents
+    that have to act: they received an observation in the latest `reset` or `step`, and have not ended.
 
     Args:
         env: A `MultiAgentEnv`, or a wrapper around one.
@@ -267,9 +267,13 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
         """Return the actions of the agents that have to act."""
         given: dict[AgentID, Any] = {}
         for i, agents, index in self._acting.parts:
-            rows = action[self._names[i]][index]
-            parts = self.seats.blocks[i].action_parts
-            given.update(zip(agents, split_actions(parts, rows) if parts else rows, strict=True))
+            own, parts = action[self._names[i]], self.seats.blocks[i].action_parts
+            if isinstance(own, np.ndarray):
+                rows = split_actions(parts, own[index]) if parts else own[index]
+            else:
+                places = np.arange(len(self.seats.blocks[i].agents))[index]
+                rows = [map_tree(lambda leaf, place=place: leaf[place], own) for place in places]
+            given.update(zip(agents, rows, strict=True))
         return given
 
 

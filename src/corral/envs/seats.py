@@ -23,8 +23,8 @@ class SeatBlock:
         name: Name of the block: `"block_0"`, `"block_1"`, and so on.
         agents: Ids of the agents in the order of their seats.
         observation_space: Observation space of each agent.
-        action_space: Action space of each agent; a `Tuple` space is joined to a plain one.
-        action_parts: Spaces of the parts of an action, where the agents have a `Tuple` space; otherwise empty.
+        action_space: Action space of each agent; a `Tuple` space of parts of one kind is joined to a plain one.
+        action_parts: Spaces of the parts of an action, where the space was joined; otherwise empty.
         start: First seat of the block.
         stop: Seat after the last one of the block.
     """
@@ -75,8 +75,10 @@ class Seats:
         for observation_space, action_space, agents in alike:
             start = blocks[-1].stop if blocks else 0
             name, stop = f"block_{len(blocks)}", start + len(agents)
-            parts = tuple(action_space.spaces) if isinstance(action_space, spaces.Tuple) else ()
-            blocks.append(SeatBlock(name, tuple(agents), observation_space, _joined(action_space), parts, start, stop))
+            joined = _joined(action_space)
+            is_joined = isinstance(action_space, spaces.Tuple) and joined is not action_space
+            parts = tuple(action_space.spaces) if is_joined else ()  # type: ignore[attr-defined]
+            blocks.append(SeatBlock(name, tuple(agents), observation_space, joined, parts, start, stop))
         return cls(tuple(agent for block in blocks for agent in block.agents), tuple(blocks))
 
     @property

@@ -96,10 +96,10 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
         pending = self._autoreset_envs.tolist()
         num_steps = 0
-        if self._seats is None and isinstance(actions, (dict, tuple)):
-            actions = [map_tree(lambda column, i=i: column[i], actions) for i in range(n)]
-        elif isinstance(actions, dict):
+        if isinstance(actions, dict) and all(isinstance(column, np.ndarray) for column in actions.values()):
             actions = [dict(zip(actions, rows, strict=True)) for rows in zip(*actions.values(), strict=True)]
+        elif isinstance(actions, (dict, tuple)):
+            actions = [map_tree(lambda column, i=i: column[i], actions) for i in range(n)]
         try:
             for i, env in enumerate(self.envs):
                 method = "reset" if pending[i] and not same_step else "step"

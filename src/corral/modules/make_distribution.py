@@ -36,6 +36,12 @@ def make_distribution(
         return _custom_distribution(custom, space)
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         return Joint(space, action_bounds, autoregressive=action_parts == "autoregressive")
+    if action_parts == "autoregressive":
+        raise ConfigError(
+            f"model_config: action_parts='autoregressive' is for Dict and Tuple actions, and the module has {space}: "
+            "leave it out. With several agents, Tuple actions whose parts are all of one kind are joined to one plain "
+            "space: give a Dict in place of it."
+        )
     return action_distribution(space, action_bounds)
 
 

@@ -73,7 +73,12 @@ class AgentPolicies:
                 index = tuple(np.array(lanes).T)
                 own: Tree = map_tree(lambda leaf, index=index: leaf[index], obs["obs"][block.name])
                 seats_of_lanes = [(module_id, i, block.start + place) for i, place in lanes]
-                actions[block.name][index] = self._act(policy, own, seats_of_lanes, explore)
+                chosen_actions = self._act(policy, own, seats_of_lanes, explore)
+                map_tree(
+                    lambda column, part, index=index: column.__setitem__(index, part),
+                    actions[block.name],
+                    chosen_actions,
+                )
         return actions
 
     def _act(self, policy: Any, obs: Tree, lanes: list[tuple[str, int, int]], explore: bool) -> Any:

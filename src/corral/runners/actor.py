@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.core.action_masks import first_without_choice, legal_actions
+from corral.core.action_masks import MASK_KEY, first_illegal, first_without_choice, legal_actions
 from corral.core.tree import Tree, copy_nested, map_tree
-from corral.errors import CheckpointError
+from corral.errors import CheckpointError, ConfigError
 from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
 from corral.modules.distributions import module_action_space
@@ -107,6 +107,9 @@ class Actor:
 
         Returns:
             Actions `[B, ...]`, outputs float32 `[B, D]`, and `None` or log-probabilities `[B]`.
+
+        Raises:
+            ConfigError: A custom exploration chose an illegal action.
         """
         row = self.row_distribution
         if self._sees_begins and not random_actions:
@@ -119,6 +122,8 @@ class Actor:
         actions, logp = self.exploration.get_exploration_action(
             action_distribution=row, timestep=timestep, explore=explore
         )
+        if self.has_action_mask:
+            self._check_legal(actions, row)
         return actions, row.inputs, logp
 
     def _outputs(self, obs: Tree, begins: NDArray[np.bool_]) -> NDArray[np.float32]:
@@ -126,6 +131,15 @@ class Actor:
             self.memory.begin(begins)
             return self.memory.step(self.inference, obs)
         return self._no_outputs if self.is_heuristic else self.inference(obs)
+
+    def _check_legal(self, actions: Any, row: RowDistribution) -> None:
+        assert row.legal is not None
+        if (index := first_illegal(row.legal, self.action_space, np.asarray(actions))) is not None:
+            raise ConfigError(
+                f"exploration_config: {type(self.exploration).__name__} chose the action "
+                f"{np.asarray(actions)[index].tolist()}, which {MASK_KEY} does not allow: choose among "
+                "action_distribution.legal, or use its sample(), mode() and random()."
+            )
 
     def make_exploration(self, config: AlgorithmConfig, num_rows: int) -> None:
         """Make an exploration for `num_rows` observations at once, which continues from the state of the one before."""

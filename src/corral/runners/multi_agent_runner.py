@@ -15,7 +15,7 @@ from corral.core.action_masks import NO_LEGAL_ACTION
 from corral.core.ids import AgentID
 from corral.core.plain import is_plain
 from corral.core.spaces import module_observation_space
-from corral.core.tree import copy_nested
+from corral.core.tree import copy_nested, map_tree
 from corral.envs.checks import bad_obs
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos
@@ -331,7 +331,8 @@ class MultiAgentEnvRunner(EnvRunner):
         actions = np.asarray(actions)
         acting = lanes.act(actions, outputs, logp)
         env_actions, seats = actor.distribution.to_env(actions), self._actions[block.name]
-        seats[lanes.envs[acting], lanes.places[acting]] = env_actions[acting]
+        index = lanes.envs[acting], lanes.places[acting]
+        map_tree(lambda column, chosen: column.__setitem__(index, chosen[acting]), seats, env_actions)
 
     def _take(self, rollout: Rollout, obs: Any, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]) -> None:
         """Give what the vector env returned to the lanes, after mapping the agents that were observed first."""
