@@ -27,7 +27,7 @@ Written by docs/generate.py; run `make docs` after a change of a setting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
@@ -35,7 +35,17 @@ if TYPE_CHECKING:
 
 ScheduleArg = float | Sequence[Sequence[float]]
 """A number, or `[[num_env_steps, value], ...]` joined by straight lines."""
+
+IdsArg = Set[str] | list[str] | tuple[str, ...]
+"""Ids of modules; a string alone is not a set of ids."""
 '''
+
+# What the setters take for settings whose values they convert, where that is more than what the config then holds.
+CONVERTED = {
+    "policies": "IdsArg | Mapping[str, Mapping[str, Any] | None]",
+    "policies_to_train": "IdsArg | Callable[[str], bool] | str | None",
+    "shared_layers": "Mapping[str, IdsArg | Sequence[Sequence[str]]]",
+}
 
 
 def type_text(hint: Any) -> str:
@@ -66,7 +76,8 @@ def type_text(hint: Any) -> str:
 def typed_dict(name: str, base: str, summary: str, hints: Mapping[str, Any]) -> str:
     """Return the code of a `TypedDict` whose keys may all be left out."""
     lines = [f"class {name}({base}, total=False):", f'    """{summary}"""', ""]
-    return "\n".join([*lines, *(f"    {key}: {type_text(hint)}" for key, hint in hints.items())]) + "\n"
+    types_of = {key: CONVERTED.get(key) or type_text(hint) for key, hint in hints.items()}
+    return "\n".join([*lines, *(f"    {key}: {text}" for key, text in types_of.items())]) + "\n"
 
 
 def module_text() -> str:

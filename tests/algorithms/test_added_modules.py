@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 from several_agents import CONFIGS, Repeats, all_to_red, config_of, module_of, same, weights_of
 
-from corral import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig
+from corral import Algorithm, AlgorithmConfig, Callback, DQNConfig, PPOConfig
+from corral.checkpoint import read_checkpoint, write_checkpoint
 from corral.errors import CheckpointError, ConfigError
 
 
@@ -44,21 +46,109 @@ def test_a_run_with_an_added_module_continues_exactly(base: type[AlgorithmConfig
         one.add_module("new", policy_mapping_fn=green_to_new, policies_to_train=["red", "new"])
         one.train()
         one.save(tmp_path / "checkpoint")
-        with Algorithm.from_checkpoint(tmp_path / "checkpoint") as other:
-            assert other.module_ids == one.module_ids
-            results = [[algo.train() for _ in range(2)] for algo in (one, other)]
-            assert results[1][0]["restored"]["num_envs_continued"] == 2
-            for module_id, weights in weights_of(one).items():
-                assert same(weights, weights_of(other)[module_id])
-            for result, again in zip(*results, strict=True):
-                assert again["learners"].keys() <= result["learners"].keys()  # without what `blue` reported once
-                for module_id, learned in again["learners"].items():
-                    np.testing.assert_equal(learned, result["learners"][module_id])
-        with (
-            config_of(base).build() as third,
-            pytest.raises(CheckpointError, match=r"\['blue', 'new', 'red', 'rest'\]"),
-        ):
+        with Algorithm.from_checkpoint(tmp_path / "checkpoint") as other, config_of(base).build() as third:
+            with pytest.raises(CheckpointError, match=r"\['blue', 'new', 'red', 'rest'\]"):
+                third.set_state(one.get_state())
+            third.add_module("old", copy_from="red")
+            third.train()
             third.restore_from_path(tmp_path / "checkpoint")
+            results = [[algo.train() for _ in range(2)] for algo in (one, other, third)]
+            for restored, again in ((other, results[1]), (third, results[2])):
+                assert restored.module_ids == one.module_ids
+                assert again[0]["restored"]["num_envs_continued"] == 2
+                for module_id, weights in weights_of(one).items():
+                    assert same(weights, weights_of(restored)[module_id])
+                for result, continued in zip(results[0], again, strict=True):
+                    # Without what `blue` reported once.
+                    assert continued["learners"].keys() <= result["learners"].keys()
+                    for module_id, learned in continued["learners"].items():
+                        np.testing.assert_equal(learned, result["learners"][module_id])
+
+
+@pytest.mark.parametrize("base", [PPOConfig, DQNConfig])
+def test_a_checkpoint_of_other_modules_that_cannot_be_restored_changes_nothing(
+    base: type[AlgorithmConfig], tmp_path: Path
+) -> None:
+    class Local(Repeats):
+        """A class that no file can name."""
+
+    with config_of(base).build() as one:
+        one.add_module("new", copy_from="red")
+        one.remove_module("rest", policy_mapping_fn=all_to_red)
+        one.save(tmp_path / "fits")
+        one.add_module("local", module_class=Local)
+        one.save(tmp_path / "local")
+    found = read_checkpoint(tmp_path / "fits")
+    write_checkpoint(
+        tmp_path / "wrong",
+        state=found.state,
+        weights={**found.weights, "new": {name: array[:1] for name, array in found.weights["new"].items()}},
+        config=found.config,
+        metadata=dict(found.metadata),
+        policies=found.policies,
+        arrays=found.arrays,
+    )
+    with config_of(base).build() as algo, config_of(base).build() as other:
+        for made in (algo, other):
+            made.train()
+        with pytest.raises(
+            CheckpointError, match=r"policies\.local\.module_class .*Build the algorithm .*multi_agent\(policies="
+        ):
+            algo.restore_from_path(tmp_path / "local")
+        with pytest.raises(CheckpointError, match="learners/new"):
+            algo.restore_from_path(tmp_path / "wrong")
+        assert algo.module_ids == other.module_ids == ["red", "blue", "rest"]
+        for _ in range(2):
+            mine, theirs = algo.train(), other.train()
+            np.testing.assert_equal(mine["restored"], theirs["restored"])
+            np.testing.assert_equal(mine["learners"], theirs["learners"])
+
+
+class AddsInTurn(Callback):
+    """Adds a module after the second iteration, and another one in place of it after the fourth."""
+
+    def on_train_result(self, *, algorithm: Any, **kwargs: Any) -> None:
+        if algorithm.training_iteration == 2:
+            algorithm.add_module("new", copy_from="red", policy_mapping_fn=green_to_new)
+        if algorithm.training_iteration == 4:
+            algorithm.remove_module("new", policy_mapping_fn=module_of)
+            algorithm.add_module("newer", copy_from="blue")
+
+
+@pytest.mark.parametrize("last", [3, 5])
+def test_a_run_whose_modules_changed_is_resumed_exactly(last: int, tmp_path: Path) -> None:
+    for name, stops in (("whole", [7]), ("parts", [last, 7])):
+        for number, stop in enumerate(stops):
+            where = {"resume": tmp_path / name} if number else {"run_dir": tmp_path / name}
+            with config_of(PPOConfig).callbacks(AddsInTurn).build() as algo:
+                algo.fit(stop={"training_iteration": stop}, progress=False, **where)
+                assert algo.module_ids == ["red", "blue", "rest", {3: "new"}.get(stop, "newer")]
+    rows = {name: (tmp_path / name / "progress.csv").read_text().splitlines() for name in ("whole", "parts")}
+    columns = rows["whole"][0].split(",")
+    assert "learners/newer/total_loss" in columns and sorted(columns) == sorted(rows["parts"][0].split(","))
+    found = {
+        name: [dict(zip(lines[0].split(","), row, strict=True)) for row in csv.reader(lines[1:])]
+        for name, lines in rows.items()
+    }
+    for one, other in zip(found["whole"], found["parts"], strict=True):
+        for column in columns:
+            if column.startswith("learners/"):
+                assert one[column] == other[column], column
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+def test_a_run_whose_agents_changed_modules_continues_exactly(base: type[AlgorithmConfig], tmp_path: Path) -> None:
+    with config_of(base).build() as one:
+        one.train()
+        one.remove_module("blue", policy_mapping_fn=all_to_red)  # whose agents come after those that red has
+        for _ in range(3):
+            one.train()
+        one.save(tmp_path / "checkpoint")
+        with Algorithm.from_checkpoint(tmp_path / "checkpoint") as other:
+            for result, again in [(one.train(), other.train()) for _ in range(2)]:
+                np.testing.assert_equal(again["learners"]["red"], result["learners"]["red"])
+                assert again["env_runners"]["episode_return_mean"] == result["env_runners"]["episode_return_mean"]
+            assert same(weights_of(one)["red"], weights_of(other)["red"])
 
 
 @pytest.mark.parametrize("base", CONFIGS)

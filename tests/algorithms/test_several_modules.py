@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from several_agents import CONFIGS, Repeats, all_to_red, config_of, same, weights_of
+import torch
+from gymnasium import spaces
+from several_agents import CONFIGS, Repeats, Signals, all_to_red, config_of, same, weights_of
 
 from corral import (
     Algorithm,
@@ -20,7 +23,9 @@ from corral import (
     load_policy,
 )
 from corral.core.returns import gae
-from corral.errors import CheckpointError, ConfigError
+from corral.core.seeding import get_global_rngs
+from corral.errors import CheckpointError, ConfigError, ExportError
+from corral.metrics.result import flat_result
 from corral.modules.q_module import QModule
 
 
@@ -218,13 +223,40 @@ def test_a_policy_is_loaded_by_its_module(base: type[AlgorithmConfig], tmp_path:
         assert names == {"red.safetensors", "blue.safetensors", "rest.safetensors"}
         with pytest.raises(CheckpointError, match=r"\['blue', 'red', 'rest'\]: give module_id"):
             load_policy(tmp_path / "checkpoint")
-        with pytest.raises(CheckpointError, match=r"no policy 'reed'.*'red'"):
-            load_policy(tmp_path / "checkpoint", module_id="reed")
+        for wrong in ("reed", ""):
+            with pytest.raises(CheckpointError, match=rf"no policy '{wrong}'.*red"):
+                load_policy(tmp_path / "checkpoint", module_id=wrong)
         for ask in (algo.get_module, lambda: algo.compute_actions(obs)):
             with pytest.raises(ConfigError, match=r"several modules, \['red', 'blue', 'rest'\]"):
                 ask()
         with pytest.raises(ConfigError, match=r"no module 'reed'.*'red'"):
             algo.compute_single_action(obs[0], policy_id="reed")
+
+
+def test_one_of_several_modules_is_exported(tmp_path: Path) -> None:
+    policies = {"red": {}, "blue": {"model_config": {"fcnet_hiddens": [5]}}, "rest": {"module_class": Repeats}}
+    with config_of(PPOConfig, policies=policies).build() as algo:
+        for module_id in ("red", "blue"):
+            algo.learner_group.foreach_module(module_id, spread_weights)
+        algo.save(tmp_path / "checkpoint")
+        obs = np.linspace(-3, 3, 20, dtype=np.float32).reshape(10, 2)
+        expected = {name: algo.compute_actions(obs, explore=False, module_id=name) for name in ("red", "blue")}
+    assert expected["red"].tolist() != expected["blue"].tolist()
+    for module_id, actions in expected.items():
+        policy = load_policy(tmp_path / "checkpoint", module_id=module_id)
+        program = torch.export.load(policy.export(tmp_path / f"{module_id}.pt2"))
+        assert np.array_equal(program.module()(torch.from_numpy(obs)).numpy(), actions)
+    for suffix in (".onnx", ".pt2"):
+        with pytest.raises(ExportError, match=r"Repeats chooses actions by rules in Python: only a module with a net"):
+            load_policy(tmp_path / "checkpoint", module_id="rest").export(tmp_path / f"rest{suffix}")
+
+
+def spread_weights(module: Any) -> None:
+    """Move the weights far from the initial ones, so that actions depend on the observations."""
+    torch.manual_seed(sum(parameter.numel() for parameter in module.parameters()))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter))
 
 
 @pytest.mark.parametrize("base", [PPOConfig, DQNConfig])
@@ -299,6 +331,10 @@ def test_several_learners_train_several_modules() -> None:
         assert result["red"]["num_gradient_steps"] > 0
 
 
+class Ruleless(HeuristicModule):
+    """A heuristic module that chooses nothing."""
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -315,8 +351,12 @@ def test_several_learners_train_several_modules() -> None:
         ),
         ({"algorithm_config_overrides_per_module": {"blue": {"lrr": 3}}}, r"module 'blue': .*lrr.*'lr'"),
         (
-            {"algorithm_config_overrides_per_module": {"blue": {"minibatch_size": 512}}},
-            r"module 'blue': minibatch_size=512 is larger than train_batch_size_per_learner=64",
+            {"policies": {"red": {}, "blue": {}, "rest": {"module_class": Ruleless}}},
+            r"module 'rest': rl_module: Ruleless must define choose_actions\(self, obs, rng\)",
+        ),
+        (
+            {"algorithm_config_overrides_per_module": {"blue": {"kl_target": 0.01}}},
+            r"module 'blue': kl_target=0\.01 adapts a coefficient that starts at kl_coeff=0",
         ),
         (
             {"algorithm_config_overrides_per_module": {"blue": {"kl_target": 0.1}}},
@@ -340,6 +380,9 @@ def test_several_learners_train_several_modules() -> None:
             {"algorithm_config_overrides_per_module": {"rest": {"lr": 0.1}}},
             r"module 'rest': RandomModule chooses actions by rules, so .*lr=0.1 has no effect: leave it out",
         ),
+        ({"policies": 3}, r"policies=3: give a set or a list of module ids, or a dict"),
+        ({"policies": {"red", 3}}, r"3 is no module id"),
+        ({"policies_to_train": {"red", 3}}, r"there is no module 3"),
         ({"policies": {"red": (None, {})}}, r"policy 'red' must have a dict with any of module_class"),
         ({"policy_mapping_fn": {"a": "red"}}, r"policy_mapping_fn must be a function .*\(agent_id, episode\)"),
         ({"policies_to_train": 3}, r"policies_to_train=3: give a list of module ids"),
@@ -387,12 +430,36 @@ def test_evaluation_may_map_agents_to_other_modules() -> None:
             change()
             result = algo.train()
             assert result["env_runners"]["num_module_steps_sampled"]["blue"] > 0
-            steps = result["evaluation"]["env_runners"]["num_module_steps_sampled"]
+            evaluated = result["evaluation"]["env_runners"]
+            of_round = evaluated["episode_return_mean"]  # of this round alone, as the returns of modules and agents
+            for kind in ("module", "agent"):
+                returns = evaluated[f"{kind}_episode_return_mean"].values()
+                assert np.nansum([*returns]) == pytest.approx(of_round)
+            steps = evaluated["num_module_steps_sampled"]
             assert steps["red"] == 2 * 5 and steps["blue"] == 0 and steps["rest"] == 2 * (7 + 9)
         with pytest.raises(ConfigError, match=r"evaluation_config: .*policy_mapping_fn returned 'rest'"):
             algo.remove_module("rest", policy_mapping_fn=lambda agent_id, episode: "red")
         assert algo.module_ids == ["red", "blue", "rest", "later"]
         algo.train()
+
+
+@pytest.mark.parametrize("num_modules", [1, 3])
+@pytest.mark.parametrize("base", CONFIGS)
+def test_results_have_the_same_keys_before_and_after_the_first_evaluation(
+    base: type[AlgorithmConfig], num_modules: int
+) -> None:
+    config = config_of(base)
+    if num_modules == 1:  # a single agent
+        env = "Pendulum-v1" if base is SACConfig else "CartPole-v1"
+        config.environment(env, env_config={}).multi_agent(policies={}, policy_mapping_fn=None)
+    with config.evaluation(evaluation_interval=2, evaluation_duration=1).build() as algo:
+        first, second = flat_result(algo.train()), flat_result(algo.train())
+    assert first.keys() == second.keys()
+    before = {name: value for name, value in first.items() if name.startswith("evaluation/env_runners/")}
+    assert len(before) > 10 and all(value == [] or np.isnan(value) for value in before.values())
+    if num_modules == 3:
+        assert np.isfinite(second["evaluation/env_runners/module_episode_return_mean/blue"])
+    assert not any(name.endswith("_lifetime") for name in before)
 
 
 def test_a_mapping_of_evaluation_leads_to_modules() -> None:
@@ -454,3 +521,51 @@ def test_rules_see_only_the_agents_that_act() -> None:
         algo.train()
     # In both sub-envs red leaves after 5 steps and green after 9; the next step only resets.
     assert [len(obs) for obs in Looks.seen[:10]] == [4] * 5 + [2] * 4 + [4]
+
+
+def test_minibatches_count_the_steps_of_the_module() -> None:
+    config = config_of(PPOConfig, policy_mapping_fn=all_to_red)
+    with config.training(train_batch_size_per_learner=40, minibatch_size=50, num_epochs=1).build() as algo:
+        result = algo.train()
+        sampled = result["env_runners"]["num_module_steps_sampled"]["red"]
+        assert sampled >= 80  # of 40 env steps with up to three agents
+        assert result["learners"]["red"]["num_gradient_steps"] == round(sampled / 50) > 1
+
+
+class Mixed(Signals):
+    """The third agent has actions of another kind than the others."""
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__(config)
+        other: Any = spaces.Discrete(2) if self.box else spaces.Box(-1, 1, (1,), np.float32)
+        self.action_spaces = {**self.action_spaces, self.agent_ids[-1]: other}
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+def test_rules_need_no_exploration_that_fits_their_actions(base: type[AlgorithmConfig], tmp_path: Path) -> None:
+    config = config_of(base).environment(Mixed)
+    if base is SACConfig:
+        config.exploration(exploration_config={"type": "GaussianNoise"})  # for Box actions only
+    with config.build() as algo:
+        result = algo.train()
+        assert result["env_runners"]["num_module_steps_sampled"]["rest"] > 0
+        algo.save(tmp_path / "checkpoint")
+        with Algorithm.from_checkpoint(tmp_path / "checkpoint") as other:
+            for each in (algo, other):
+                each.train()
+            assert same(weights_of(algo)["red"], weights_of(other)["red"])
+
+
+def draws_globally(agent_id: str, episode: Any, **_: Any) -> str:
+    """Draw from every global generator."""
+    number = random.random() + np.random.random() + float(torch.rand(()))
+    return "red" if number > 1.5 else "blue"
+
+
+def test_trials_of_the_mapping_leave_the_global_generators_as_they_were() -> None:
+    states = []
+    for mapping in (all_to_red, draws_globally):
+        with config_of(PPOConfig, policy_mapping_fn=mapping).build() as algo:
+            algo.add_module("new")
+            states.append(get_global_rngs())
+    np.testing.assert_equal(states[1], states[0])

@@ -168,6 +168,42 @@ def test_a_killed_run_continues_from_its_last_checkpoint(tmp_path: Path, capsys:
     assert rows(run_dir) == list(range(1, kept + 3))
 
 
+SEVERAL_AGENTS = {
+    "multi_agent.policies": "{red: {}, blue: {}, rest: {module_class: 'several_agents:Repeats'}}",
+    "multi_agent.policy_mapping_fn": "several_agents:module_of",
+}
+
+
+@pytest.mark.parametrize("where", ["here", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_killed_run_of_several_agents_continues_exactly(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(Path(__file__).parents[1] / "algorithms")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
+    settings = {**SEVERAL_AGENTS, **({"env_runners.num_env_runners": 1} if where == "process" else {})}
+    settings["env_runners.straggler_factor"] = "null"
+    more = ["--env", "several_agents:Signals", "--checkpoint-every", "0.2"]
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    with Training(killed, *more, **settings) as training:
+        training.wait_for(lambda: list(killed.glob("checkpoints/iteration-*/metadata.json")))
+        training.wait_for_iterations(rows(killed)[-1] + 3)
+        training.end(signal.SIGKILL)
+    last = rows(killed)[-1] + 5
+    stop = ["--stop", f"training_iteration={last}", "--quiet"]
+    assert main(["train", "--resume", str(killed), *stop]) == 0
+    assert main([*arguments(**SETTINGS, **settings), *more, *stop, "--run-dir", str(whole)]) == 0
+    found = []
+    for run_dir in (killed, whole):
+        with (run_dir / "progress.csv").open(newline="", encoding="utf-8") as file:
+            learned = [
+                {name: row[name] for name in row if name.startswith("learners/")} for row in csv.DictReader(file)
+            ]
+        assert len(learned) == last and learned[0]["learners/blue/total_loss"]
+        found.append(learned)
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("how", ["option", "file"])
 def test_a_number_below_a_limit_ends_a_run(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stop = ["--stop", "learners/default_policy/entropy<100"]

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral import AlgorithmConfig, Callback, PPOConfig
+from corral import AlgorithmConfig, Callback, DQNConfig, PPOConfig
 from corral.algorithms.registry import config_class, config_from_dict
 from corral.config.validation import optimizer_class
 from corral.core.space_descriptions import describe_space
@@ -244,6 +244,28 @@ def test_set_path() -> None:
     assert config.model_config == {"fcnet_activation": "relu", "fcnet_hiddens": [8]}
 
 
+def test_a_path_reaches_the_settings_of_a_module() -> None:
+    policies = {"red": {"model_config": {"fcnet_hiddens": [64], "fcnet_activation": "relu"}}, "blue": None}
+    config = PPOConfig().multi_agent(policies=policies)
+    config.set_path("multi_agent.policies.red.model_config.fcnet_hiddens", [8])
+    config.set_path("multi_agent.policies.blue.model_config.fcnet_hiddens", [4])
+    assert config.policies == {
+        "red": {"model_config": {"fcnet_hiddens": [8], "fcnet_activation": "relu"}},
+        "blue": {"model_config": {"fcnet_hiddens": [4]}},
+    }
+    assert policies["red"] == {"model_config": {"fcnet_hiddens": [64], "fcnet_activation": "relu"}}
+    config.set_path("multi_agent.algorithm_config_overrides_per_module.red.lr", 0.1)
+    assert config.algorithm_config_overrides_per_module == {"red": {"lr": 0.1}}
+    with pytest.raises(ConfigError, match=r"policies: 'red': unknown setting 'model'"):
+        config.set_path("multi_agent.policies.red.model.fcnet_hiddens", [8])
+
+
+def test_a_path_finds_a_key_with_dots() -> None:
+    config = PPOConfig().environment("CartPole-v1", env_config={"maze.size": 3, "wind": {}})
+    config.set_path("environment.env_config.maze.size", 4).set_path("environment.env_config.wind.north", 1)
+    assert config.env_config == {"maze.size": 4, "wind": {"north": 1}}
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -253,11 +275,12 @@ def test_set_path() -> None:
         ("training.lrr", "'lrr'"),
         ("training.lr.fast", r"training\.lr"),
         ("training.copy.x", "'copy'"),
+        ("rl_module.model_config.fcnet_hiddens.0", r"model_config\.fcnet_hiddens=\[64, 64\] is not a dict"),
     ],
 )
 def test_a_path_that_names_nothing(path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        PPOConfig().set_path(path, 1)
+        PPOConfig().rl_module(model_config={"fcnet_hiddens": [64, 64]}).set_path(path, 1)
 
 
 # Each contradiction, and every word that its message must hold.
@@ -357,6 +380,17 @@ def test_a_value_out_of_bounds_is_refused_at_the_setter(changes: dict[str, Any],
 )
 def test_validate_takes_what_fits_together(changes: dict[str, Any]) -> None:
     valid().copy(**changes).validate()
+
+
+def test_batches_of_several_agents_are_compared_in_their_own_steps() -> None:
+    """A minibatch counts the steps of a module, of which several agents take more than one per env step."""
+    agents = valid().multi_agent(policies={"main", "other"}, policy_mapping_fn=lambda agent_id, episode: "main")
+    agents.copy(minibatch_size=600, train_batch_size_per_learner=512).validate()
+    counted = agents.copy(count_steps_by="agent_steps", rollout_fragment_length=3, num_envs_per_env_runner=4)
+    counted.copy(train_batch_size_per_learner=512).validate()
+    buffered = DQNConfig().environment("CartPole-v1").multi_agent(policies={"main"})
+    with pytest.raises(ConfigError, match=r"minibatch_size=65 .*train_batch_size_per_learner=64"):
+        buffered.training(minibatch_size=65, train_batch_size_per_learner=64).validate()
 
 
 def test_a_contradiction_stops_build_before_any_env_is_made() -> None:

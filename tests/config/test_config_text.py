@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from corral import AlgorithmConfig, Callback, DQNConfig, PPOConfig, SACConfig
 from corral.core.schedules import Schedule
@@ -82,3 +83,15 @@ def test_what_has_no_short_text_is_shown_by_its_class() -> None:
 def test_a_frozen_config_has_the_same_text() -> None:
     config = PPOConfig().training(gamma=0.9)
     assert repr(config.copy().freeze()) == repr(config)
+
+
+def test_spaces_are_shown_as_they_print() -> None:
+    hand = spaces.Dict({"hand": spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)])})
+    config = PPOConfig().multi_agent(policies={"a": {"observation_space": hand, "action_space": spaces.Discrete(2)}})
+    assert "'observation_space': <Dict('hand': Tuple(Discrete(3), Discrete(3)))>, 'action_space': <Discrete(2)>" in str(
+        config
+    )
+    wide = spaces.Box(np.arange(99, dtype=np.float32), np.arange(99, dtype=np.float32) + 1)
+    shown = str(PPOConfig().multi_agent(policies={"a": {"observation_space": wide}}))
+    assert "...>" in shown
+    assert len(shown.splitlines()) <= 4

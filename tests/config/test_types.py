@@ -37,7 +37,18 @@ dqn: DQNConfig = DQNConfig().environment(CountingEnv).training(lr=1e-3, n_step=3
 sac: SACConfig = SACConfig().training(actor_lr=[(0, 1e-3)], twin_q=True, replay_buffer_config={"capacity": 10})
 td3: TD3Config = TD3Config().training(critic_lr=1e-3, policy_delay=3, target_noise=0.1)
 ddpg: DDPGConfig = DDPGConfig().training(actor_lr=1e-4, target_noise_clip=0.3)
+agents = PPOConfig().multi_agent(policies={"main", "other"}, policies_to_train=["main"], count_steps_by="agent_steps")
+agents.multi_agent(policies=["main", "other"], policies_to_train={"main"}, policy_mapping_fn=lambda agent, episode: "a")
+agents.multi_agent(policies=("main",), policies_to_train=lambda module_id: module_id == "main")
+agents.multi_agent(policies={"main": {}, "other": None, "rules": {"model_config": {"fcnet_hiddens": [8]}}})
+agents.multi_agent(policies=dict.fromkeys(["main", "other"]), policies_to_train=None)
+agents.multi_agent(shared_layers={"policy_encoder": ["main", "other"], "value_encoder": [["a", "b"], ["c", "d"]]})
+agents.multi_agent(algorithm_config_overrides_per_module={"main": {"lr": 1e-4}})
 
+PPOConfig().multi_agent(policies="main")  # error: Argument "policies"
+PPOConfig().multi_agent(policies={"main": 3})  # error: Dict entry 0 has incompatible type
+PPOConfig().multi_agent(policies_to_train=3)  # error: Argument "policies_to_train"
+PPOConfig().multi_agent(shared_layers=["main"])  # error: Argument "shared_layers"
 PPOConfig().training(lrr=1)  # error: Unexpected keyword argument "lrr" for "training" of "PPOConfig"
 DQNConfig().training(lrr=1)  # error: Unexpected keyword argument "lrr" for "training" of "DQNConfig"
 SACConfig().training(lrr=1)  # error: Unexpected keyword argument "lrr" for "training" of "SACConfig"

@@ -252,3 +252,17 @@ def test_seats_and_their_space_travel_to_other_processes() -> None:
     space = SeatedEnv(Team()).observation_space
     other = pickle.loads(pickle.dumps(space))
     assert other == space and other.seats == space.seats
+
+
+@pytest.mark.parametrize("kind", ["observation", "action"])
+def test_an_agent_that_a_dict_of_spaces_lacks_is_named(kind: str) -> None:
+    class Partly(MultiAgentEnv):
+        possible_agents = ("left", "right")
+
+    env, box = Partly(), spaces.Box(0, 1, (2,), np.float32)
+    whole, part = (spaces.Dict(dict.fromkeys(names, box)) for names in (("left", "right"), ("left",)))
+    env.observation_space, env.action_space = (part, whole) if kind == "observation" else (whole, part)
+    with pytest.raises(EnvError, match=rf"agent 'right' has no {kind} space.*add 'right' to the Dict {kind}_space"):
+        Seats.of(env)
+    env.observation_space, env.action_space = spaces.Dict({"near": box, "far": box}), box
+    assert Seats.of(env).blocks[0].agents == ("left", "right")  # a Dict that all agents share

@@ -156,11 +156,22 @@ def test_a_chunk_continues_a_step_that_hangs() -> None:
 
 def test_agents_know_who_they_are() -> None:
     own = turns().agent_episodes["a"]
-    assert (own.agent_id, own.module_id, own.id_) == ("a", "default_policy", "e_a")
+    assert (own.agent_id, own.module_id, own.id_, own.multi_agent_episode_id) == ("a", "default_policy", "e_a", "e")
     for other in (own[:], own.cut(), SingleAgentEpisode.from_state(own.get_state())):
-        assert (other.agent_id, other.module_id) == ("a", "default_policy")
+        assert (other.agent_id, other.module_id, other.multi_agent_episode_id) == ("a", "default_policy", "e")
     alone = SingleAgentEpisode()
-    assert (alone.agent_id, alone.module_id) == (None, None)
+    assert (alone.agent_id, alone.module_id, alone.multi_agent_episode_id) == (None, None, None)
+
+
+def test_the_table_shows_when_agents_were_observed(capsys: pytest.CaptureFixture[str]) -> None:
+    episode = MultiAgentEpisode("e")
+    episode.add_env_reset({"white": 0})
+    episode.add_env_step({"black": 1}, {"white": 10}, {})
+    episode.add_env_step({"white": 2, "black": 2}, {"black": 21}, {})
+    episode.print()
+    assert capsys.readouterr().out.splitlines() == ["env_t  0  1  2", "black  .  x  x", "white  x  .  x"]
+    episode.cut().print()
+    assert capsys.readouterr().out.splitlines() == ["env_t  2", "black  x", "white  x"]
 
 
 @pytest.mark.parametrize(

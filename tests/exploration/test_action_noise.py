@@ -10,6 +10,8 @@ import pytest
 from explorers import BOX, Explorer, SamplingConfig
 from gymnasium import spaces
 
+from corral import MultiAgentEnv, SACConfig
+from corral.runners.make_runner import make_runner
 from corral.runners.runner import EnvRunner
 from corral.testing import IdentityEnv
 
@@ -144,3 +146,43 @@ def test_the_process_takes_batches_of_any_size_and_states_of_its_own_size_only()
     smaller = Explorer("OrnsteinUhlenbeckNoise", BOX, num_envs=2).exploration
     smaller.set_state(state)
     assert np.all(smaller.state == 0)
+
+
+class InTurn(MultiAgentEnv):
+    """Two agents act in turn, without an end."""
+
+    possible_agents = ("first", "second")
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def observe(self) -> dict[str, Any]:
+        return {self.possible_agents[self.time % 2]: np.zeros(1, np.float32)}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, action_dict: Any) -> Any:
+        self.time += 1
+        return self.observe(), {}, {"__all__": False}, {"__all__": False}, {}
+
+
+def test_the_process_of_an_agent_waits_while_the_agent_waits() -> None:
+    noise = {"type": "OrnsteinUhlenbeckNoise", "ou_theta": 0.5, "ou_sigma": 0.0, "random_timesteps": 0}
+    config = (
+        SACConfig()
+        .environment(InTurn)
+        .env_runners(num_envs_per_env_runner=2)
+        .multi_agent(policies={"both"})
+        .rl_module(model_config={"fcnet_hiddens": []})
+        .exploration(exploration_config=noise)
+        .debugging(seed=0)
+    )
+    runner = make_runner(config.freeze())
+    runner.sample(num_timesteps=4)  # 2 in each sub-env
+    state = runner.actors["both"].exploration.state
+    state[:] = 1.0
+    runner.sample(num_timesteps=12)  # each of the agents acts 3 times in each sub-env
+    assert runner.actors["both"].exploration.state == pytest.approx(np.full((4, 1), 0.5**3))
+    runner.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import io
 import math
+import re
 import sys
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -145,23 +146,28 @@ def test_the_curve_shows_the_latest_values_from_their_smallest_to_their_largest(
     assert sparkline([math.nan, math.nan], "abcd") == sparkline([]) == ""
 
 
+def lines_of_panel(display: Progress, episodes: dict[str, Any], width: int) -> list[str]:
+    """Return the lines of a panel without its borders, each space once."""
+    result = {
+        "training_iteration": 2,
+        "num_env_steps_sampled_lifetime": 256,
+        "time_total_s": 1.5,
+        "env_runners": {**episodes, "num_env_steps_sampled": 128},
+        "timers": {"iteration_s": 0.5, **{f"{part}_share": 0.0 for part in PARTS}, f"{PART}_share": 0.75},
+        "bottleneck": {"part": PART, "share": 0.75, "setting": "env_runners.num_env_runners"},
+    }
+    display._console = console = Console(width=width, record=True, file=io.StringIO())
+    display.update(result)
+    console.print(display._panel())
+    return [" ".join(line.strip("│ ").split()) for line in console.export_text().splitlines()]
+
+
 def test_the_panel_shows_numbers_progress_and_what_takes_the_time() -> None:
     stop = {"num_env_steps": 1000, "episode_return_mean": 100, "env_runners/num_episodes": 8}
     display = Progress(PPOConfig().environment("CartPole-v1"), stop)
     display.start(Path("run"))
     returns = {"episode_return_mean": math.nan, "episode_return_min": 3.0, "episode_return_max": 41.0}
-    result = {
-        "training_iteration": 2,
-        "num_env_steps_sampled_lifetime": 256,
-        "time_total_s": 1.5,
-        "env_runners": {**returns, "num_env_steps_sampled": 128, "num_episodes": 5},
-        "timers": {"iteration_s": 0.5, **{f"{part}_share": 0.0 for part in PARTS}, f"{PART}_share": 0.75},
-        "bottleneck": {"part": PART, "share": 0.75, "setting": "env_runners.num_env_runners"},
-    }
-    console = Console(width=120, record=True, file=io.StringIO())
-    display.update(result)
-    console.print(display._panel())
-    lines = [" ".join(line.strip("│ ").split()) for line in console.export_text().splitlines()]
+    lines = lines_of_panel(display, {**returns, "num_episodes": 5}, 120)
     assert "PPO on CartPole-v1" in lines[0]
     assert "iteration 2 time 1.5 s" in lines
     assert "env steps 256 env steps/s 256" in lines
@@ -172,6 +178,28 @@ def test_the_panel_shows_numbers_progress_and_what_takes_the_time() -> None:
     assert f"{PART} 75%" in lines  # parts without a share are left out
     assert f"{PART} takes 75% of the time; env_runners.num_env_runners moves it" in lines
     assert "run" in lines
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("num_modules", [1, 2, 30])
+def test_the_panel_shows_the_returns_of_modules_and_whole_names(num_modules: int, width: int) -> None:
+    means = {f"warehouse_robot_{index:02d}": -1000.0 - index for index in range(num_modules)}
+    [*_, last] = [f"env_runners/module_episode_return_mean/{name}" for name in means]
+    display = Progress(PPOConfig().environment("CartPole-v1"), {last: 3.5})
+    episodes = dict.fromkeys(("episode_return_mean", "episode_return_min", "episode_return_max"), 0.0)
+    lines = lines_of_panel(display, {**episodes, "module_episode_return_mean": means}, width)
+    text = " ".join(lines)
+    shown = re.findall(r"warehouse_robot_(\d\d) (-\d+\.0)", text.partition("moves it")[0])
+    assert [float(mean) for _, mean in shown] == [-1000.0 - int(number) for number, _ in shown]
+    assert ("by module" in text) == (num_modules > 1)
+    if num_modules <= 2:
+        assert len(shown) == (num_modules if num_modules > 1 else 0)
+    else:
+        assert 3 <= len(shown) < 30 and f"and {30 - len(shown)} more" in text
+    value = f"-{1000 + num_modules - 1:,} of 3.5"
+    bar = re.compile(r"[━╸╺ ]")
+    assert value in text and last in bar.sub("", text.replace(value, ""))  # the name may take several lines
+    assert len(lines) <= 16
 
 
 @pytest.mark.parametrize("mode", ["lines", "panel"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import math
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from PIL import Image, ImageSequence
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from corral import PPOConfig
+from corral import PPOConfig, make_multi_agent
 from corral.errors import ConfigError
 from corral.loggers import CSVLogger, TensorBoardLogger, default_loggers
 from corral.testing import CountingEnv
@@ -209,6 +211,42 @@ def test_a_run_writes_events_beside_the_other_files(tmp_path: Path) -> None:
     assert texts(events, "engine") == [(32, last["engine"])]
     files = {path.name for path in tmp_path.iterdir() if "tfevents" not in path.name}
     assert files == {"config.yaml", "run.log", "progress.csv", "result.jsonl", "checkpoints", ".lock"}
+
+
+def test_all_files_have_the_numbers_of_modules_and_of_one_that_came_later(tmp_path: Path) -> None:
+    def add(algorithm: Any, result: dict[str, Any]) -> None:
+        if algorithm.training_iteration == 2:
+            algorithm.add_module(
+                "late", copy_from="0", policy_mapping_fn=lambda agent_id, episode: ["0", "late"][agent_id]
+            )
+
+    config = (
+        PPOConfig()
+        .environment(make_multi_agent(CountingEnv), env_config={"num_agents": 2})
+        .callbacks(on_train_result=add)
+    )
+    config.multi_agent(policies={"0", "1"}).rl_module(model_config={"fcnet_hiddens": [4]}).debugging(seed=0)
+    config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
+    with config.build() as algo:
+        algo.fit(stop={"training_iteration": 4}, run_dir=tmp_path, loggers=[*default_loggers(), TensorBoardLogger()])
+    events = read(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "result.jsonl").read_text().splitlines()]
+    with (tmp_path / "progress.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(lines) == 4
+    for name in ("0", "late"):
+        path = f"learners/{name}/total_loss"
+        shown = [
+            (32 * (number + 1), line["learners"].get(name, {}).get("total_loss")) for number, line in enumerate(lines)
+        ]
+        kept = [(step, value) for step, value in shown if value is not None]
+        assert kept[-1][0] == 128 and (kept[0][0] == 32) == (name == "0")
+        assert points(events, path) == [(step, pytest.approx(value)) for step, value in kept]
+        assert [float(row[path]) for row in rows if row[path] not in ("", "nan")] == [value for _, value in kept]
+    of_agents = [line["env_runners"]["agent_episode_return_mean"] for line in lines]
+    assert [set(means) for means in of_agents] == [{"0", "1"}] * 4
+    in_rows = [float(row["env_runners/agent_episode_return_mean/1"]) for row in rows]
+    assert in_rows[1:] == [means["1"] for means in of_agents[1:]]  # in the first iteration no episode ended
 
 
 class Percent(TensorBoardLogger):

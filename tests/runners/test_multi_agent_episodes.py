@@ -298,6 +298,7 @@ def test_the_mapping_is_asked_once_with_the_episode() -> None:
         for episode in runner.sample(num_timesteps=12):
             assert episode.custom_data["choice"] == episode.id_
             assert all(own.module_id == module_of(agent) for agent, own in episode.agent_episodes.items())
+            assert all(own.multi_agent_episode_id == episode.id_ for own in episode.agent_episodes.values())
     runner.stop()
     assert len(asked) == len(set(asked)) > 20
 

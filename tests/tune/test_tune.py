@@ -18,7 +18,7 @@ from ray.tune.schedulers import PopulationBasedTraining
 from walk_env import Walk
 
 import corral.tune
-from corral import Callback, PPOConfig
+from corral import Callback, PPOConfig, make_multi_agent
 from corral.errors import ConfigError
 from corral.testing import IdentityEnv
 from user_files import SMALL, write_my_algo
@@ -149,6 +149,54 @@ def test_an_experiment_that_failed_is_restored_and_continues_exactly(tmp_path: P
     for name in ("total_loss", "entropy", "gradients_default_optimizer_global_norm"):
         key = f"learners/default_policy/{name}"
         assert restored.metrics_dataframe[key].tolist() == results["whole"].metrics_dataframe[key].tolist()
+
+
+def module_of_agent(agent_id: int, episode: Any) -> str:
+    return ["left", "right"][agent_id]
+
+
+class AddsOnce(Callback):
+    """Gives the agent on the right a copy of the module on the left after the first iteration."""
+
+    def on_train_result(self, *, algorithm: Any, **kwargs: Any) -> None:
+        if algorithm.training_iteration == 1:
+            algorithm.add_module("copy", copy_from="left", policies_to_train=["left", "right", "copy"])
+
+
+@pytest.mark.slow
+def test_the_settings_of_one_module_are_searched_and_its_return_is_the_metric(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    config = PPOConfig().environment(
+        make_multi_agent(IdentityEnv), env_config={"num_agents": 2, "notes": str(tmp_path / "notes")}
+    )
+    config.multi_agent(policies={"left", "right"}, policy_mapping_fn=module_of_agent).debugging(seed=0)
+    config.callbacks([AddsOnce, FailsOnce])
+    path = "multi_agent.algorithm_config_overrides_per_module.left.lr"
+    metric = "env_runners/module_episode_return_mean/left"
+    results = tune.Tuner(
+        corral.tune.trainable(config),
+        param_space={
+            "training": SMALL,
+            path: tune.grid_search([0.0, 1e-2]),
+            "multi_agent.policies.right.model_config.fcnet_hiddens": [4],
+        },
+        tune_config=tune.TuneConfig(metric=metric, mode="max"),
+        run_config=run_config(
+            tmp_path / "results",
+            stop={"training_iteration": 4},
+            failure_config=tune.FailureConfig(max_failures=1),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
+        ),
+    ).fit()
+    assert results.errors == [] and (tmp_path / "notes" / "failed").exists()  # one trial was restored, with its copy
+    for result in results:
+        learned = result.metrics["learners"]
+        assert learned.keys() == {"left", "right", "copy", "__all_modules__"}
+        assert learned["left"]["default_optimizer_learning_rate"] == result.config[path]
+        assert result.metrics_dataframe["training_iteration"].tolist() == [1, 2, 3, 4]
+    best = results.get_best_result()
+    means = [result.metrics["env_runners"]["module_episode_return_mean"]["left"] for result in results]
+    assert best.metrics["env_runners"]["module_episode_return_mean"]["left"] == max(means)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from corral.algorithms.algorithm_state import (
 )
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.fitting import fit
-from corral.algorithms.module_changes import add_module, load_module_weights, remove_module
+from corral.algorithms.module_changes import add_module, load_module_weights, modules_of, remove_module
 from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
@@ -50,7 +50,7 @@ from corral.metrics.logger import MetricsLogger
 from corral.metrics.result import merge_nested, plain_numbers
 from corral.metrics.timers import Timers, timer_results
 from corral.modules.heuristic import HeuristicModule
-from corral.modules.layers import Layers
+from corral.modules.layers import Layers, share_layers
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
 from corral.modules.threads import limit_threads, num_threads_for
@@ -192,7 +192,9 @@ class Algorithm(metaclass=_WithHints):
             specs = self.env_runner_group.module_specs
             self._policies: dict[str, DriverPolicy] = {}
             self.explorations: dict[str, Exploration] = {}
-            modules = {module_id: self.make_module(module_id, spec) for module_id, spec in specs.items()}
+            modules: dict[str, Module] = {}
+            for module_id, spec in specs.items():
+                modules[module_id] = self.make_module(module_id, spec, modules)
             wanted = [num_threads_for(module, config.num_threads) for module in modules.values()]
             self._num_threads = None if None in wanted else max(filter(None, wanted))
             learning = {
@@ -286,14 +288,24 @@ class Algorithm(metaclass=_WithHints):
             raise ConfigError(f"module_id: there is no module {given!r}. {nearest(given, ids)}")
         return given
 
-    def make_module(self, module_id: str, spec: ModuleSpec) -> Module:
-        """Return a new module for the learners, and make the policy and the exploration of this process for it."""
+    def make_module(self, module_id: str, spec: ModuleSpec, others: Mapping[str, Module]) -> Module:
+        """Return a new module for the learners, and make the policy and the exploration of this process for it.
+
+        Args:
+            module_id: Its id.
+            spec: Its spec.
+            others: The modules that are there already, with which it may share layers.
+
+        Raises:
+            ConfigError: A method of the module returns what it must not, or the module lacks layers that it shares.
+        """
         config = self.module_config(module_id)
         policy = DriverPolicy(config, module_id, spec, self.env_runner_group.num_envs)  # which checks the module
         self._policies[module_id] = policy
         if policy.exploration is not None:
             self.explorations[module_id] = policy.exploration
         module = spec.build()
+        share_layers(module_id, module, others, self.config.shared_layers)
         layers = Layers(module)
         self._callbacks.fire("on_create_policy", policy_id=module_id, policy=module, metrics_logger=self.metrics)
         layers.check_alike("on_create_policy")  # runners and learners of an engine build the class
@@ -332,6 +344,7 @@ class Algorithm(metaclass=_WithHints):
         overrides: Mapping[str, Any] | None = None,
         policy_mapping_fn: Any = None,
         policies_to_train: Any = None,
+        shared_layers: Mapping[str, Any] | None = None,
     ) -> Module:
         """Add a module while training, in all learners and runners, and return it. Fires `on_create_policy`.
 
@@ -349,6 +362,8 @@ class Algorithm(metaclass=_WithHints):
             overrides: Settings of the module, as in `algorithm_config_overrides_per_module`.
             policy_mapping_fn: A new mapping; `None` keeps the present one.
             policies_to_train: Which modules learn from now on; `None` keeps the present choice.
+            shared_layers: Layers that modules share from now on, in which only the new module may be new. `None`
+                keeps the present setting: the new module shares none.
 
         Raises:
             ConfigError: The module exists, or a setting is wrong; nothing was changed.
@@ -365,7 +380,9 @@ class Algorithm(metaclass=_WithHints):
             {name: value for name, value in given.items() if value is not None},
             overrides=overrides or {},
             copy_from=copy_from,
-            changes=_given(policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train),
+            changes=_given(
+                policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train, shared_layers=shared_layers
+            ),
         )
 
     def remove_module(self, module_id: str, *, policy_mapping_fn: Any = None, policies_to_train: Any = None) -> None:
@@ -384,7 +401,8 @@ class Algorithm(metaclass=_WithHints):
     def load_module_weights(self, path: str | Path, module_id: str, from_module_id: str | None = None) -> None:
         """Load the weights of one module from a checkpoint of this run or another one, and send them to the runners.
 
-        Its optimizer keeps its state, and all other modules stay as they are.
+        Its optimizer keeps its state. Other modules stay as they are, except for layers that they share with it: a
+        warning names them.
 
         Args:
             path: A checkpoint, or a run directory, of which the best checkpoint is taken.
@@ -771,6 +789,9 @@ class Algorithm(metaclass=_WithHints):
     def restore_from_path(self, path: str | Path) -> None:
         """Continue from a checkpoint; see `set_state`. No code from it is run. Fires `on_checkpoint_loaded`.
 
+        With several agents, modules that the run added are made, as the checkpoint says, and those that it removed are
+        removed; the classes and functions that the checkpoint names for this are imported.
+
         Raises:
             CheckpointError: There is none, it is damaged, or it is of another algorithm, module or optimizer.
         """
@@ -778,7 +799,7 @@ class Algorithm(metaclass=_WithHints):
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         state = algorithm_state(checkpoint, type(self))
-        with all_or_nothing(self):  # also what a subclass restores in its own `set_state`
+        with modules_of(self, checkpoint), all_or_nothing(self):  # also what a subclass restores in its own `set_state`
             self.set_state(state)
         self._callbacks.fire("on_checkpoint_loaded", algorithm=self)
 

@@ -164,8 +164,7 @@ def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tupl
     """
     path = find_checkpoint(run_dir / CHECKPOINTS)
     checkpoint = read_checkpoint(path, with_state=False)
-    changes += _changes(checkpoint, algorithm)
-    fixed = [change for change in changes if change.startswith(("algo:", "rl_module."))]
+    fixed = [change for change in _changes(checkpoint, algorithm) if change.startswith(("algo:", "rl_module."))]
     fixed += _changes_of_spaces(checkpoint, algorithm)
     if fixed:
         raise CheckpointError(
@@ -173,6 +172,7 @@ def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tupl
             "settings of the run, or begin another run."
         )
     algorithm.restore_from_path(path)
+    changes += _changes(checkpoint, algorithm)
     for name in newer_incomplete(run_dir / CHECKPOINTS, algorithm.training_iteration):
         log.warning(
             "%s was not written to its end: the run continues from iteration %d.", name, algorithm.training_iteration
@@ -195,7 +195,7 @@ def _changes(checkpoint: Checkpoint, algorithm: Algorithm) -> Iterator[str]:
 def _changes_of_spaces(checkpoint: Checkpoint, algorithm: Algorithm) -> Iterator[str]:
     """Yield the spaces of modules that differ from the spaces in a checkpoint, as text."""
     for module_id, now in describe_policies(algorithm).items():
-        before = checkpoint.policies.get(module_id, {})
+        before = checkpoint.policies.get(module_id, now)  # the run may have removed it
         for name in ("observation_space", "action_space"):
             if before.get(name) != now[name]:
                 yield f"{name}: {now[name]!r:.120}, was {before.get(name)!r:.120}"

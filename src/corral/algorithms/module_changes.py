@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from corral.checkpoint import find_checkpoint, read_checkpoint
+from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
+from corral.checkpoint.imports import check_imports
 from corral.errors import CheckpointError, ConfigError
+from corral.loggers.run import plain
 from corral.modules.heuristic import HeuristicModule
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
     from corral.config.config import AlgorithmConfig
+    from corral.modules.layers import SharedLayers
     from corral.modules.module import Module
     from corral.modules.spec import ModuleSpec
+
+log = logging.getLogger("corral")
 
 
 def add_module(
@@ -47,24 +55,8 @@ def add_module(
         **changes,
     )
     changed.validate()
-    specs = _specs_with(algorithm, changed)
-    algorithm.use_modules(changed, algorithm.env_runner_group.module_specs)
-    try:
-        spec = specs[module_id]
-        module = algorithm.make_module(module_id, spec)
-        learning = None if isinstance(module, HeuristicModule) else algorithm.learning_spec(module_id)
-        if weights is not None:
-            there = {name: value.numpy() for name, value in module.state_dict().items()}
-            _check_weights(module_id, there, weights, f"module {copy_from!r}")
-    except BaseException:
-        algorithm.use_modules(config, algorithm.env_runner_group.module_specs)
-        raise
-    algorithm.use_modules(changed, specs)
-    algorithm.learner_group.add_module(module_id, spec, module, learning)
-    if weights is not None:
-        algorithm.learner_group.set_weights({module_id: weights})
-    _finish(algorithm)
-    return module
+    _check_sharing(config, changed, module_id, copy_from)
+    return _use_modules(algorithm, changed, {} if weights is None else {module_id: (weights, copy_from)})[module_id]
 
 
 def remove_module(algorithm: Algorithm, module_id: str, changes: Mapping[str, Any]) -> None:
@@ -80,12 +72,126 @@ def remove_module(algorithm: Algorithm, module_id: str, changes: Mapping[str, An
     changed = config.copy(
         policies={name: part for name, part in config.policies.items() if name != module_id},
         algorithm_config_overrides_per_module={name: part for name, part in overrides.items() if name != module_id},
+        shared_layers=_shared_among(config.shared_layers, set(config.policies) - {module_id}),
         **changes,
     )
+    _use_modules(algorithm, changed)
+
+
+@contextmanager
+def modules_of(algorithm: Algorithm, checkpoint: Checkpoint) -> Iterator[None]:
+    """Let an algorithm have the modules of a checkpoint, such as a league's; if the block raises, its own ones again.
+
+    Modules that the algorithm has keep its settings. Other modules have the settings of the checkpoint, whose
+    `policy_mapping_fn` and `policies_to_train` apply then, if a file can hold them.
+
+    Raises:
+        CheckpointError: A module cannot be made from what the checkpoint says.
+    """
+    saved = checkpoint.config.get("multi_agent") or {}
+    held = saved.get("policies") or {}
+    if not algorithm.config.is_multi_agent or not held or held.keys() == set(algorithm.module_ids):
+        yield
+        return
+    try:
+        changed = _config_with_modules(algorithm.config, checkpoint, saved)
+        changed.validate()
+        _specs_with(algorithm, changed)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{checkpoint.path} has modules {sorted(held)}, here are {sorted(algorithm.module_ids)}, and the missing "
+            f"ones cannot be made: {error} Build the algorithm with the modules of the checkpoint, "
+            ".multi_agent(policies={...}), before it is restored."
+        ) from error
+    before, state, restored = algorithm.config, algorithm.get_state(), algorithm._restored
+    try:
+        _use_modules(algorithm, changed)
+        yield
+    except BaseException:
+        _use_modules(algorithm, before)
+        algorithm.set_state(state)
+        algorithm._restored = restored
+        raise
+
+
+def _config_with_modules(config: AlgorithmConfig, checkpoint: Checkpoint, saved: Mapping[str, Any]) -> AlgorithmConfig:
+    """Return a config with the modules of a checkpoint, whose settings of `multi_agent` are given."""
+    unnamed = checkpoint.metadata.get("unnamed") or {}
+    places = [place for place in unnamed if place.startswith("multi_agent.policies.")]
+    if lost := [place for place in places if place.split(".")[2] not in config.policies]:
+        raise ConfigError(f"no file can hold {', '.join(f'{place} ({unnamed[place]})' for place in lost)}.")
+    changes: dict[str, Any] = {}
+    for name in ("policies", "algorithm_config_overrides_per_module"):
+        own = getattr(config, name)
+        parts = {module_id: own.get(module_id, part) for module_id, part in saved.get(name, {}).items()}
+        changes[name] = {module_id: part for module_id, part in parts.items() if module_id in saved["policies"]}
+    changes["shared_layers"] = saved.get("shared_layers") or {}
+    staying = config.policies.keys() & changes["policies"].keys()
+    here, there = (_shared_among(shared, staying) for shared in (config.shared_layers, changes["shared_layers"]))
+    if here != there:
+        raise ConfigError(f"shared_layers is {there} there and {here} here, for modules that are built already.")
+    present = plain(config.to_dict())["multi_agent"]
+    for name in ("policy_mapping_fn", "policies_to_train"):
+        if saved.get(name) == present[name]:
+            continue
+        if any(place.startswith(f"multi_agent.{name}") for place in unnamed):
+            log.warning(
+                "%s: no file can hold %s of this run: it is the one of this algorithm's config, until a callback sets "
+                "it, such as with add_module in on_checkpoint_loaded.",
+                checkpoint.path,
+                name,
+            )
+        else:
+            changes[name] = saved.get(name)
+    check_imports({"multi_agent": changes}, checkpoint.path)
+    return config.copy(**changes)
+
+
+def _use_modules(
+    algorithm: Algorithm,
+    changed: AlgorithmConfig,
+    weights: Mapping[str, tuple[Mapping[str, NDArray[Any]], str | None]] = MappingProxyType({}),
+) -> dict[str, Module]:
+    """Make the modules of a config that are missing everywhere, and remove the others; if it fails, nothing changes.
+
+    Args:
+        algorithm: The algorithm.
+        changed: Its config, with other modules.
+        weights: First weights of new modules, and which module they are from.
+
+    Returns:
+        The new modules by id.
+    """
     changed.validate()
-    algorithm.use_modules(changed, _specs_with(algorithm, changed))
-    algorithm.learner_group.remove_module(module_id)
-    _finish(algorithm)
+    config, present, specs = algorithm.config, algorithm.env_runner_group.module_specs, _specs_with(algorithm, changed)
+    algorithm.use_modules(changed, present)
+    try:
+        made: dict[str, Module] = {}
+        there = {module_id: algorithm.get_module(module_id) for module_id in present}
+        for module_id in [name for name in specs if name not in present]:
+            made[module_id] = algorithm.make_module(module_id, specs[module_id], there | made)
+        learning = {
+            module_id: None if isinstance(module, HeuristicModule) else algorithm.learning_spec(module_id)
+            for module_id, module in made.items()
+        }
+        for module_id, (arrays, source) in weights.items():
+            own = {name: value.numpy() for name, value in made[module_id].state_dict().items()}
+            _check_weights(module_id, own, arrays, f"module {source!r}")
+    except BaseException:
+        algorithm.use_modules(config, present)
+        raise
+    algorithm.use_modules(changed, specs)
+    for module_id in present.keys() - specs.keys():
+        algorithm.learner_group.remove_module(module_id)
+    for module_id, module in made.items():
+        algorithm.learner_group.add_module(
+            module_id, specs[module_id], module, learning[module_id], changed.shared_layers
+        )
+    algorithm.learner_group.set_weights({module_id: arrays for module_id, (arrays, _) in weights.items()})
+    algorithm.setup_modules()
+    algorithm.reserve_metrics()
+    algorithm.sync_weights()
+    return made
 
 
 def load_module_weights(algorithm: Algorithm, path: str | Path, module_id: str, from_module_id: str | None) -> None:
@@ -101,8 +207,41 @@ def load_module_weights(algorithm: Algorithm, path: str | Path, module_id: str, 
         )
     where = f"module {from_module_id!r} of {checkpoint.path}"
     _check_weights(module_id, algorithm.learner_group.get_weights()[module_id], held[from_module_id], where)
+    for layers, groups in algorithm.config.shared_layers.items():
+        for group in groups:
+            if module_id in group:
+                log.warning(
+                    "load_module_weights: module %r shares %r with %s, so these have the weights of %s too.",
+                    *(module_id, layers, [name for name in group if name != module_id], where),
+                )
     algorithm.learner_group.set_weights({module_id: held[from_module_id]})
     algorithm.sync_weights()
+
+
+def _shared_among(shared_layers: SharedLayers, module_ids: Collection[str]) -> dict[str, list[list[str]]]:
+    """Return the part of the setting `shared_layers` that is about some modules; a module alone shares nothing."""
+    found = {}
+    for path, groups in shared_layers.items():
+        left = [[name for name in group if name in module_ids] for group in groups]
+        if left := [group for group in left if len(set(group)) > 1]:
+            found[path] = left
+    return found
+
+
+def _check_sharing(config: AlgorithmConfig, changed: AlgorithmConfig, module_id: str, copy_from: str | None) -> None:
+    """Refuse to share other layers of modules that were built already, and copies of other layers than the shared."""
+    if _shared_among(changed.shared_layers, config.policies) != config.shared_layers:
+        raise ConfigError(
+            f"add_module: shared_layers={changed.shared_layers} differs from {config.shared_layers} in more than the "
+            f"new module {module_id!r}, and the other modules are built already: add only {module_id!r} to it."
+        )
+    for path, groups in changed.shared_layers.items():
+        for group in groups:
+            if copy_from is not None and module_id in group and copy_from not in group:
+                raise ConfigError(
+                    f"add_module: copy_from={copy_from!r} has other layers {path!r} than {module_id!r} would share "
+                    f"with {[name for name in group if name != module_id]}: leave one of the two arguments out."
+                )
 
 
 def _check_multi_agent(algorithm: Algorithm) -> None:
@@ -121,12 +260,6 @@ def _specs_with(algorithm: Algorithm, changed: AlgorithmConfig) -> dict[str, Mod
         except ConfigError as error:
             raise ConfigError(f"evaluation_config: {error}") from error
     return algorithm.env_runner_group.specs_with(changed)
-
-
-def _finish(algorithm: Algorithm) -> None:
-    algorithm.setup_modules()
-    algorithm.reserve_metrics()
-    algorithm.sync_weights()
 
 
 def _check_weights(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,6 +23,7 @@ from corral.core.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from corral.errors import ConfigError, LossError
 from corral.learners.losses import Batch, learner_metrics
 from corral.learners.settings import UpdateSettings
+from corral.learners.sharing import take_turns
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
 
 log = logging.getLogger("corral")
@@ -170,19 +171,26 @@ class OffPolicyAlgorithm(Algorithm):
         with self.timers.time("replay"):
             for module_id, parts in rollouts.items():
                 self.replay_buffers[module_id].add(parts)
-        results: dict[str, dict[str, Any]] = {}
+        taken: dict[str, int] = {}
         for module_id in self.replay_buffers:
             num_steps = sum(rollout.num_env_steps for rollout in rollouts.get(module_id, []))
             # As if the last update was earlier, by the steps that the module took beyond the env steps, or later.
             marked = self._target_updated_at.get(module_id, 0)
             self._target_updated_at[module_id] = marked + num_env_steps - num_steps
             if num_steps:
-                results |= self.learn(module_id, num_steps)
+                taken[module_id] = num_steps
+        results: dict[str, dict[str, Any]] = {}
+        for group in self.learner_group.group_sharing(taken):
+            learning = {module_id: self.learn(module_id, taken[module_id]) for module_id in group}
+            for learned in take_turns(learning).values():
+                results |= learned
         self.sync_weights()
         return results
 
-    def learn(self, module_id: str, num_env_steps: int) -> dict[str, dict[str, Any]]:
-        """Make the updates of a module that are due after a round of sampling.
+    def learn(self, module_id: str, num_env_steps: int) -> Generator[None, None, dict[str, dict[str, Any]]]:
+        """Make the updates of a module that are due after a round of sampling, and yield after each of them.
+
+        Modules that share layers make their updates in turn.
 
         Args:
             module_id: Id of the module.
@@ -214,6 +222,7 @@ class OffPolicyAlgorithm(Algorithm):
                 with self.timers.time("replay"):
                     buffer.update_priorities(batch["indices"], np.abs(td_errors))
             results[module_id]["td_error_mean"] = float(np.mean(td_errors))
+            yield
         return results
 
     def _num_updates_due(self, module_id: str, num_env_steps: int) -> int:

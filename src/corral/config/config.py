@@ -392,10 +392,13 @@ class AlgorithmConfig(
         return config
 
     def set_path(self, path: str, value: Any) -> Self:
-        """Set one setting by `"group.name"`, with `"group.name.key"` for one key of a dict, as the command line does.
+        """Set one setting by `"group.name"`, as the command line does.
+
+        `"group.name.key"` sets one key of a dict, and `"group.name.key.key"` one key of a dict in it. Dicts that are
+        not there yet are made. A key of the dict that contains dots itself is found as a whole.
 
         Raises:
-            ConfigError: No setting has this path.
+            ConfigError: No setting has this path, or a value on the way is not a dict.
         """
         group, _, name = path.partition(".")
         name, _, key = name.partition(".")
@@ -404,10 +407,10 @@ class AlgorithmConfig(
             hint = self.meaning_of(path.rpartition(".")[2]) or nearest(path, paths)
             raise ConfigError(f"config: unknown setting {path!r}. {hint}")
         if key and name in self.group_fields()[group]:
-            before = getattr(self, name)
-            if not isinstance(before, dict):
-                raise ConfigError(f"config: {path!r}: {name}={before!r} is not a dict, so it has no key {key!r}.")
-            value = {**before, key: value}
+            try:
+                value = _with_key(getattr(self, name), name, key, value)
+            except ValueError as error:
+                raise ConfigError(f"config: {path!r}: {error}") from None
         return self._set(group, {name: value})
 
     def for_evaluation(self) -> Self:
@@ -589,6 +592,20 @@ def _copied(value: Any) -> Any:
     if type(value) is dict:
         return {key: _copied(part) for key, part in value.items()}
     return [_copied(part) for part in value] if type(value) is list else value
+
+
+def _with_key(values: Any, name: str, path: str, value: Any) -> dict[str, Any]:
+    """Return a copy of a dict with a value at a path of keys; the name of the dict is for the message.
+
+    Raises:
+        ValueError: A value on the way is not a dict.
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f"{name}={values!r:.80} is not a dict, so it has no key {path!r}.")
+    key, _, rest = path.partition(".")
+    if not rest or path in values:
+        return {**values, path: value}
+    return {**values, key: _with_key(values.get(key, {}), f"{name}.{key}", rest, value)}
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ def display(config: AlgorithmConfig) -> str:
     """Return the class of a config and what differs from the defaults of that class, as calls of the setters.
 
     Classes and functions are import paths. Where settings are plain values and import paths, Python makes an equal
-    config from the text. Other objects are shown by the name of their class, and long values are cut off.
+    config from the text. Spaces are shown as they print, other objects by the name of their class, and long values are
+    cut off.
     """
     calls = [f"{type(config).__name__}()"]
     for group in config.group_fields():
@@ -58,6 +60,9 @@ def _text(value: Any) -> str:
         return repr(value if len(value) <= LONGEST_STRING else value[:LONGEST_STRING] + "...")
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
+    if _is_space(value):  # before mappings and sequences, which some spaces are too
+        text = " ".join(repr(value).split())
+        return f"<{text if len(text) <= LONGEST_STRING else text[:LONGEST_STRING] + '...'}>"
     if isinstance(value, Mapping):
         return "{" + _join(f"{_text(key)}: {_text(part)}" for key, part in value.items()) + "}"
     if isinstance(value, list):
@@ -70,6 +75,11 @@ def _text(value: Any) -> str:
             return repr(path)
         return f"<{value.__name__.strip('<>')}>"  # a lambda, or something that a function made, has no import path
     return f"<{type(value).__name__}>"
+
+
+def _is_space(value: Any) -> bool:
+    spaces = sys.modules.get("gymnasium.spaces")  # imported if there is a space
+    return spaces is not None and isinstance(value, spaces.Space)
 
 
 def _join(parts: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from corral.core.ids import AgentID
-from corral.core.seeding import module_seed
+from corral.core.seeding import get_global_rngs, module_seed, set_global_rngs
 from corral.core.spaces import module_observation_space, space_kinds
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.errors import ConfigError, nearest
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
     from corral.envs.seats import SeatBlock, Seats
 
-# How often the mapping is asked for each agent, to see which modules it may get.
+# How often the mapping is asked for each agent, to see which modules it may get: a mapping may draw among several, and
+# every process must find the same ones, in the same order, for their spaces and lanes.
 NUM_TRIALS = 20
 
 
@@ -97,11 +98,14 @@ def agents_of_modules(config: AlgorithmConfig, seats: Seats) -> dict[str, list[A
         ConfigError: The mapping raises, or returns what is no module.
     """
     found: dict[str, list[AgentID]] = {module_id: [] for module_id in config.module_ids}
-    mapping = make_mapping(config)
-    for agent in seats.agents:
-        trials = NUM_TRIALS if config.policy_mapping_fn is not None else 1
-        for module_id in {mapping(agent, MultiAgentEpisode(), None) for _ in range(trials)}:
-            found[module_id].append(agent)
+    mapping, rngs = make_mapping(config), get_global_rngs()
+    try:
+        for agent in seats.agents:
+            trials = NUM_TRIALS if config.policy_mapping_fn is not None else 1
+            for module_id in {mapping(agent, MultiAgentEpisode(), None) for _ in range(trials)}:
+                found[module_id].append(agent)
+    finally:
+        set_global_rngs(rngs)  # a mapping may draw from them
     return found
 
 

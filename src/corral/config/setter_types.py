@@ -5,7 +5,7 @@ Written by docs/generate.py; run `make docs` after a change of a setting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 ScheduleArg = float | Sequence[Sequence[float]]
 """A number, or `[[num_env_steps, value], ...]` joined by straight lines."""
+
+IdsArg = Set[str] | list[str] | tuple[str, ...]
+"""Ids of modules; a string alone is not a set of ids."""
 
 
 class EnvironmentArgs(TypedDict, total=False):
@@ -108,11 +111,12 @@ class EvaluationArgs(TypedDict, total=False):
 class MultiAgentArgs(TypedDict, total=False):
     """Settings of `.multi_agent(...)`; see `MultiAgentSettings`."""
 
-    policies: Mapping[str, Mapping[str, Any]]
+    policies: IdsArg | Mapping[str, Mapping[str, Any] | None]
     policy_mapping_fn: Any
-    policies_to_train: Any
+    policies_to_train: IdsArg | Callable[[str], bool] | str | None
     count_steps_by: Literal["env_steps", "agent_steps"]
     algorithm_config_overrides_per_module: Mapping[str, Mapping[str, Any]]
+    shared_layers: Mapping[str, IdsArg | Sequence[Sequence[str]]]
 
 
 class FaultToleranceArgs(TypedDict, total=False):

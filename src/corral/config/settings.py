@@ -99,7 +99,8 @@ class TrainingSettings:
         lr: Learning rate, or a schedule over env steps.
         gamma: Discount per step.
         train_batch_size_per_learner: Number of env steps in the batch of one iteration, per learner.
-        minibatch_size: Number of env steps in the minibatch of one gradient step; `None` means the whole batch.
+        minibatch_size: Number of env steps in the minibatch of one gradient step, or with several agents of steps
+            of the module; `None` means the whole batch.
         num_epochs: Number of passes over each batch.
         shuffle_batch_per_epoch: Whether each pass uses the batch in a new order.
         grad_clip: Limit for the gradients; `None` means no clipping.
@@ -284,8 +285,10 @@ def _policies(value: Any) -> Any:
     """Return settings by module id from what a user may give: ids alone, or ids with settings or `None`."""
     if isinstance(value, str):
         raise ValueError(f"{value!r} is one id: give a set or a dict of ids, such as {{{value!r}}}")
+    if not isinstance(value, (Mapping, Set, list, tuple)):
+        raise ValueError("give a set or a list of module ids, or a dict of settings by module id")
     if not isinstance(value, Mapping):
-        value = dict.fromkeys(sorted(value) if isinstance(value, Set) else value)
+        value = dict.fromkeys(sorted(value, key=str) if isinstance(value, Set) else value)
     found: dict[str, dict[str, Any]] = {}
     for module_id, settings in value.items():
         if not isinstance(module_id, str) or not module_id or "/" in module_id or module_id == ALL_MODULES:
@@ -317,7 +320,22 @@ def _to_train(value: Any) -> Any:
         raise ValueError(f"{value!r} is one id: give a list of ids, such as [{value!r}]")
     if not (value is None or callable(value) or isinstance(value, (Set, list, tuple))):
         raise ValueError("give a list of module ids, or a function (module_id)")
-    return sorted(value) if isinstance(value, Set) else value
+    return sorted(value, key=str) if isinstance(value, Set) else value
+
+
+def _sharing(value: Any) -> Any:
+    """Return lists of module ids by path from what a user may give: by path, the ids of one group or several groups."""
+    if not isinstance(value, Mapping):
+        raise ValueError('give a dict of module ids by the path of the layers, such as {"encoder": ["left", "right"]}')
+    found: dict[str, list[list[str]]] = {}
+    for path, given in value.items():
+        if not isinstance(path, str) or not path:
+            raise ValueError(f"{path!r} is no path of layers, such as 'encoder' or 'q.encoder'")
+        if not isinstance(given, (Set, list, tuple)):
+            raise ValueError(f"{path!r} must have a list of module ids, or a list of such lists, and has {given!r:.80}")
+        groups = [given] if all(isinstance(part, str) for part in given) else given
+        found[path] = [sorted(group) if isinstance(group, Set) else list(group) for group in groups]
+    return found
 
 
 @dataclass(kw_only=True)
@@ -338,6 +356,9 @@ class MultiAgentSettings:
             `"agent_steps"`.
         algorithm_config_overrides_per_module: Settings of `.training(...)` and `.exploration(...)` that differ for a
             module, by module id, as in `{"main": {"lr": 1e-4}}`.
+        shared_layers: Layers that modules have in common: ids of modules by the path of the layers in the modules, as
+            in `{"encoder": ["left", "right"]}`, or several lists of ids for one path. The layers begin as in the module
+            that is built first, in the order of `policies`.
     """
 
     policies: Annotated[dict[str, dict[str, Any]], BeforeValidator(_policies)] = field(default_factory=dict)
@@ -345,6 +366,7 @@ class MultiAgentSettings:
     policies_to_train: Annotated[Any, BeforeValidator(_to_train)] = None
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
     algorithm_config_overrides_per_module: dict[str, dict[str, Any]] = field(default_factory=dict)
+    shared_layers: Annotated[dict[str, list[list[str]]], BeforeValidator(_sharing)] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

@@ -255,12 +255,37 @@ def _validate_modules(config: AlgorithmConfig) -> None:
     for module_id in named:
         if module_id not in config.policies:
             raise ConfigError(f"multi_agent: there is no module {module_id!r}. {nearest(module_id, config.policies)}")
+    _validate_shared_layers(config)
     for module_id in config.policies:
         try:
             _validate_overrides_of_module(config, overrides.get(module_id, {}))
             _validate_module_alone(config, module_id)
         except ConfigError as error:
             raise ConfigError(f"module {module_id!r}: {error}") from error
+
+
+def _validate_shared_layers(config: AlgorithmConfig) -> None:
+    """Refuse groups of modules that do not exist or share nothing, and layers that would be shared twice."""
+    taken: dict[str, list[str]] = {}
+    for path, groups in config.shared_layers.items():
+        for group in groups:
+            for module_id in group:
+                if module_id not in config.policies:
+                    raise ConfigError(
+                        f"shared_layers: there is no module {module_id!r}. {nearest(module_id, config.policies)}"
+                    )
+            if len(set(group)) < 2:
+                raise ConfigError(
+                    f"shared_layers: {path!r} has the modules {group}: name at least two, or leave it out."
+                )
+            for module_id in dict.fromkeys(group):
+                for other in taken.get(module_id, []):
+                    if f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}."):
+                        raise ConfigError(
+                            f"shared_layers: module {module_id!r} shares {other!r} and {path!r}, which overlap: name "
+                            "its layers once."
+                        )
+                taken.setdefault(module_id, []).append(path)
 
 
 def _refuse_settings_of_agents(config: AlgorithmConfig) -> None:
@@ -317,8 +342,9 @@ def _validate_module_alone(config: AlgorithmConfig, module_id: str) -> None:
             )
     if given or module_id in config.algorithm_config_overrides_per_module:
         learns = _has_network(own) and config.trains(module_id)
-        alone = {"policies": {module_id: {}}, "policies_to_train": [module_id] if learns else []}
-        own.copy(**alone, policy_mapping_fn=None, algorithm_config_overrides_per_module={}).validate()
+        alone: dict[str, Any] = {"policies": {module_id: {}}, "policies_to_train": [module_id] if learns else []}
+        alone |= {"policy_mapping_fn": None, "algorithm_config_overrides_per_module": {}, "shared_layers": {}}
+        own.copy(**alone).validate()
 
 
 def _has_network(config: AlgorithmConfig) -> bool:
@@ -382,7 +408,9 @@ def _validate_scheduler(config: AlgorithmConfig, optimizer: Any) -> None:
 
 def _validate_batch(config: AlgorithmConfig) -> None:
     batch, minibatch = config.train_batch_size_per_learner, config.minibatch_size
-    if minibatch is not None and minibatch > batch:
+    # A sampled batch of several agents counts other steps than the batch of one module, which is cut into minibatches.
+    are_comparable = not (config.ON_POLICY and config.is_multi_agent)
+    if minibatch is not None and minibatch > batch and are_comparable:
         raise ConfigError(
             f"minibatch_size={minibatch} is larger than train_batch_size_per_learner={batch}: lower the first or raise "
             "the second."
@@ -402,13 +430,14 @@ def round_size(config: AlgorithmConfig, num_envs: int) -> int | None:
             the factory was called.
 
     Raises:
-        ConfigError: The steps of a round do not divide the batch of an on-policy algorithm.
+        ConfigError: The steps of a round do not divide the batch of an on-policy algorithm, which counts env steps.
     """
     fragment, runners = config.rollout_fragment_length, max(1, config.num_env_runners)
     if fragment == "auto":
         return None if config.ON_POLICY else num_envs * runners
     steps = fragment * num_envs * runners
-    if config.ON_POLICY and config.total_train_batch_size % steps:
+    counts_agents = config.is_multi_agent and config.count_steps_by == "agent_steps"
+    if config.ON_POLICY and not counts_agents and config.total_train_batch_size % steps:
         raise ConfigError(
             f"rollout_fragment_length={fragment} does not divide train_batch_size_per_learner="
             f"{config.train_batch_size_per_learner}: {runners} runner(s) of {num_envs} env(s) sample {steps} steps per "
@@ -457,7 +486,8 @@ def _validate_module(config: AlgorithmConfig) -> None:
         raise ConfigError(f"rl_module: module_class must be a subclass of {name}, got {module_class!r}.")
     for method in own.MUST_DEFINE:
         if getattr(module_class, method) is getattr(own, method, None):
-            raise ConfigError(f"rl_module: {module_class.__name__} must define {method}(self, obs).")
+            arguments = ", ".join(inspect.signature(getattr(own, method)).parameters)
+            raise ConfigError(f"rl_module: {module_class.__name__} must define {method}({arguments}).")
     if module_class is base and base.CONFIG is not None:
         base.CONFIG.parse(config.model_config)
 

@@ -74,11 +74,11 @@ class MultiAgentEnv(gym.Env[Any, Any]):
 
     def get_observation_space(self, agent_id: AgentID) -> gym.Space[Any] | None:
         """Return the observation space of an agent, or `None` if it has none."""
-        return _space_of(agent_id, self.observation_spaces, self.observation_space)
+        return _space_of(agent_id, self, self.observation_spaces, self.observation_space)
 
     def get_action_space(self, agent_id: AgentID) -> gym.Space[Any] | None:
         """Return the action space of an agent, or `None` if it has none."""
-        return _space_of(agent_id, self.action_spaces, self.action_space)
+        return _space_of(agent_id, self, self.action_spaces, self.action_space)
 
     def with_agent_groups(
         self,
@@ -254,17 +254,22 @@ def agent_space(env: gym.Env[Any, Any], kind: str, agent: AgentID) -> gym.Space[
         found = None
     if not isinstance(found, gym.Space):
         raise EnvError(
-            f"agent {agent!r} has no {kind} space, but {found!r:.80}: set {attribute}[{agent!r}], or one {kind}_space "
-            "that all agents share"
+            f"agent {agent!r} has no {kind} space, but {found!r:.80}: set {attribute}[{agent!r}], add {agent!r} to the "
+            f"Dict {kind}_space, or set one {kind}_space that all agents share"
         )
     return found
 
 
 def _space_of(
-    agent_id: AgentID, spaces: Mapping[Any, gym.Space[Any]] | None, shared: gym.Space[Any] | None
+    agent_id: AgentID,
+    env: MultiAgentEnv,
+    spaces: Mapping[Any, gym.Space[Any]] | None,
+    shared: gym.Space[Any] | None,
 ) -> gym.Space[Any] | None:
-    if spaces is not None:
-        return spaces.get(agent_id)
-    if isinstance(shared, gym.spaces.Dict) and agent_id in shared.spaces:
-        return shared[agent_id]
-    return shared
+    if (
+        spaces is None
+        and isinstance(shared, gym.spaces.Dict)
+        and not shared.spaces.keys().isdisjoint(possible_agents(env))
+    ):
+        spaces = shared.spaces  # by agent, else all agents share the Dict
+    return shared if spaces is None else spaces.get(agent_id)

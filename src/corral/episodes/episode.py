@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _STEP_COLUMNS = ("actions", "rewards")
 _NO_OUTPUTS = STANDARD_COLUMNS - {"dist_inputs", "logp"}
+_AGENT_STATE = ("agent_id", "module_id", "multi_agent_episode_id")
 _PLAIN_STATE = ("id_", "env_index", "t_started", "return_before", "is_terminated", "is_truncated")
 
 
@@ -57,6 +58,7 @@ class SingleAgentEpisode(Noted):
         action_space: Space of one module action, if known.
         agent_id: Id of the agent, if the episode is the part of one agent in an episode of several.
         module_id: Id of the module that chooses the actions of this agent.
+        multi_agent_episode_id: Id of this episode of several, which is the same for all of its agents.
     """
 
     __slots__ = (
@@ -74,6 +76,7 @@ class SingleAgentEpisode(Noted):
         "is_terminated",
         "is_truncated",
         "module_id",
+        "multi_agent_episode_id",
         "notes",
         "observation_space",
         "owns_data",
@@ -85,6 +88,7 @@ class SingleAgentEpisode(Noted):
     action_space: spaces.Space[Any] | None
     agent_id: AgentID | None
     module_id: str | None
+    multi_agent_episode_id: str | None
 
     # Construction.
 
@@ -105,6 +109,7 @@ class SingleAgentEpisode(Noted):
         len_lookback_buffer: int | str = "auto",
         agent_id: AgentID | None = None,
         module_id: str | None = None,
+        multi_agent_episode_id: str | None = None,
     ) -> None:
         """Build an episode by hand, from the steps so far or without steps.
 
@@ -124,12 +129,13 @@ class SingleAgentEpisode(Noted):
                 `"auto"` is all of them.
             agent_id: Id of the agent; `None` is the only one.
             module_id: Id of the module of the agent.
+            multi_agent_episode_id: Id of the `MultiAgentEpisode` of which this is the part of one agent.
 
         Raises:
             EpisodeError: The lengths do not fit together.
         """
         self._clear(id_ or uuid.uuid4().hex, 0, StepColumns({}))
-        self.agent_id, self.module_id = agent_id, module_id
+        self.agent_id, self.module_id, self.multi_agent_episode_id = agent_id, module_id, multi_agent_episode_id
         self.observation_space, self.action_space = observation_space, action_space
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
         self.t_started = t_started or 0
@@ -156,7 +162,7 @@ class SingleAgentEpisode(Noted):
         self.is_terminated = self.is_truncated = False
         self.notes: Notes = ({}, {})
         self.observation_space = self.action_space = None
-        self.agent_id = self.module_id = None
+        self.agent_id = self.module_id = self.multi_agent_episode_id = None
         self._first = 0  # row of the oldest step, lookback included
         self._start: int | None = None  # row of index 0
         self._stop: int | None = None  # row past the last; None follows the columns as they grow
@@ -233,7 +239,8 @@ class SingleAgentEpisode(Noted):
         """
         chunk = self.view(self.id_, self.env_index, columns)  # also if user code made this chunk own its data
         chunk.notes = self.notes
-        chunk.agent_id, chunk.module_id = self.agent_id, self.module_id
+        for name in _AGENT_STATE:
+            setattr(chunk, name, getattr(self, name))
         if self._start is not None:
             self._stop = self._end
             chunk._start = 0
@@ -595,7 +602,9 @@ class SingleAgentEpisode(Noted):
         part._adopt(columns, self._infos(first, stop + 1), start - first)
         if isinstance(self._columns.info_rows, NotSent):
             part._columns.info_rows = self._columns.info_rows
-        part.env_index, part.agent_id, part.module_id = self.env_index, self.agent_id, self.module_id
+        part.env_index = self.env_index
+        for name in _AGENT_STATE:
+            setattr(part, name, getattr(self, name))
         # Lists of temporary data grow with the episode, so their entries are not copied.
         part.notes = copy.deepcopy(self.notes[0]), copy.copy(self.notes[1])
         for key, values in self.notes[1].items():
@@ -668,7 +677,7 @@ class SingleAgentEpisode(Noted):
         """Return all but the spaces as dicts, lists, numbers, strings and arrays; `custom_data` is copied as it is."""
         state = {name: getattr(self, name) for name in _PLAIN_STATE}
         if self.agent_id is not None:
-            state |= {"agent_id": self.agent_id, "module_id": self.module_id}
+            state |= {name: getattr(self, name) for name in _AGENT_STATE}
         if self.is_reset:
             state["columns"] = {name: map_tree(np.copy, column) for name, column in self._all_columns().items()}
             state["infos"] = self._infos()
@@ -678,7 +687,8 @@ class SingleAgentEpisode(Noted):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Return an episode with a state that `get_state` returned; it owns its data."""
-        episode = cls(state["id_"], agent_id=state.get("agent_id"), module_id=state.get("module_id"))
+        of_agent: dict[str, Any] = {name: state.get(name) for name in _AGENT_STATE}
+        episode = cls(state["id_"], **of_agent)
         if "columns" in state:
             columns = {name: map_tree(np.copy, column) for name, column in state["columns"].items()}
             episode._adopt(columns, state["infos"], state["len_lookback"])

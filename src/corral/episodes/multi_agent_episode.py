@@ -249,7 +249,8 @@ class MultiAgentEpisode(Noted):
         """
         agent_id = lanes.lane_agents[lane]
         episode = SingleAgentEpisode.view(agent_episode_id(self.id_, agent_id), lane, lanes)
-        episode.env_index, episode.agent_id, episode.module_id = self.env_index, agent_id, module_id
+        episode.env_index, episode.multi_agent_episode_id = self.env_index, self.id_
+        episode.agent_id, episode.module_id = agent_id, module_id
         episode.start(row, self._start_time_s)
         self.agent_episodes[agent_id], self._module_ids[agent_id] = episode, module_id
         self._lanes[agent_id] = lanes
@@ -338,6 +339,7 @@ class MultiAgentEpisode(Noted):
             action_space=self.action_space.get(agent_id),
             agent_id=agent_id,
             module_id=self.module_for(agent_id),
+            multi_agent_episode_id=self.id_,
         )
         episode.add_env_reset(observation, info)
         self._times[agent_id] = [self._env_t]
@@ -1037,6 +1039,17 @@ class MultiAgentEpisode(Noted):
             setattr(episode, f"_{name}", {agent_id: value for agent_id, value in state[name]})
         episode.notes = copy.deepcopy(state["custom_data"]), copy.deepcopy(state["temporary_data"])
         return episode
+
+    def print(self) -> None:
+        """Print a table with a row for each agent, and an x at each env step of this chunk at which it was observed."""
+        steps = range(self.env_t_started, self.env_t + 1)
+        width = len(str(self.env_t)) + 1
+        names = {agent_id: str(agent_id) for agent_id in _names(self.agent_episodes)}
+        longest = max(map(len, ("env_t", *names.values())))
+        print(f"{'env_t':{longest}}", *(f"{t:{width}}" for t in steps))
+        for agent_id, name in names.items():
+            observed = {*self._obs_times(agent_id)}
+            print(f"{name:{longest}}", *(f"{'x' if t in observed else '.':>{width}}" for t in steps))
 
     def __repr__(self) -> str:
         """Return the id, the sub-env, the number of env steps, the agents and the state."""

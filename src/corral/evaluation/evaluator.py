@@ -54,8 +54,8 @@ CANCEL_S = 5.0
 # Directory of the videos in the directory of a run.
 VIDEOS = "videos"
 
-# Counts of runners over their lifetimes, which the result of a round does not repeat.
-_LIFETIME = ("num_episodes_lifetime", "num_env_steps_sampled_lifetime")
+# End of the names of counts of runners over their lifetimes, which the result of a round does not repeat.
+_LIFETIME = "_lifetime"
 
 
 class Evaluator:
@@ -435,7 +435,7 @@ class Evaluator:
         self._num_env_steps += counts.get("num_env_steps_sampled", played.num_env_steps)
         metrics = {
             "env_runners": {
-                **{name: value for name, value in logged.items() if name not in _LIFETIME},
+                **{name: value for name, value in logged.items() if not name.endswith(_LIFETIME)},
                 **self._describe(played),
                 **counts,
             },
@@ -503,8 +503,11 @@ class Evaluator:
         if self._latest is not None:
             return {**_copied(self._latest), "fresh": fresh}
         indices = () if self.group is None else self.group.worker_indices
+        of_training = self._algorithm.metrics.peek_reserved().get("env_runners", {})
         return {
-            "env_runners": self._describe(Round()) | {"num_episodes": NAN, "num_env_steps_sampled": NAN},
+            "env_runners": _without_values(of_training)
+            | self._describe(Round())
+            | {"num_episodes": NAN, "num_env_steps_sampled": NAN},
             **self._by_task(None),
             "fresh": False,
             "weights_version": NAN,
@@ -647,6 +650,15 @@ def _describe_episodes(played: Round) -> dict[str, Any]:
         "num_env_steps_sampled": played.num_env_steps,
         "episode_returns": returns,
         "episode_lens": lens,
+    }
+
+
+def _without_values(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of nested dicts with NaN, without what is counted since the beginning."""
+    return {
+        name: _without_values(value) if isinstance(value, dict) else NAN
+        for name, value in metrics.items()
+        if not name.endswith(_LIFETIME)
     }
 
 

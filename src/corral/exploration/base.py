@@ -35,11 +35,12 @@ class RowDistribution:
     Attributes:
         inputs: The policy's outputs, float32 `[N, D]`: logits, Q-values, or means and log standard deviations.
         obs: Observations from which the inputs were computed, a tree of `[N, ...]`.
+        acts: Which rows act now, bool `[N]`, because with several agents some may wait; `None` is all of them.
         distribution: Distribution that has the inputs as its parameters.
         rng: Generator for all random numbers of the exploration.
     """
 
-    __slots__ = ("_noise", "_row", "distribution", "inputs", "obs", "rng")
+    __slots__ = ("_noise", "_row", "acts", "distribution", "inputs", "obs", "rng")
 
     def __init__(self, distribution: ActionDistribution, rng: np.random.Generator) -> None:
         """Keep the distribution of the action space; the runner sets inputs and observations for each row."""
@@ -47,6 +48,7 @@ class RowDistribution:
         self.rng = rng
         self.inputs: FloatArray = np.zeros((0, distribution.num_inputs), np.float32)
         self.obs: Tree = None
+        self.acts: NDArray[np.bool_] | None = None
         self._noise: FloatArray | None = None
         self._row = 0
 

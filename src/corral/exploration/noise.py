@@ -122,8 +122,9 @@ class PerWorkerGaussianNoise(GaussianNoise):
 class OrnsteinUhlenbeckNoise(ActionNoise):
     """Adds noise of an Ornstein-Uhlenbeck process per sub-env; the process starts at 0 in each episode.
 
-    In each step the state changes by `-ou_theta * state + ou_sigma * normal`. The noise is the state times
-    `ou_base_scale`, times the scale, times the width of the range: 2 for bounded dimensions, 1 for others.
+    With several agents each agent has a process, which takes a step when the agent acts. In each step the state changes
+    by `-ou_theta * state + ou_sigma * normal`. The noise is the state times `ou_base_scale`, times the scale, times the
+    width of the range: 2 for bounded dimensions, 1 for others.
 
     Args:
         ou_theta: Fraction of the state that the process loses per step, in [0, 2).
@@ -156,6 +157,19 @@ class OrnsteinUhlenbeckNoise(ActionNoise):
         """Set the process to 0 in the sub-envs in which an episode begins."""
         if len(begins) == len(self.state):
             self.state[begins] = 0.0
+
+    def get_exploration_action(
+        self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
+    ) -> Choice:
+        """Return actions as `ActionNoise` does; the processes of rows that do not act stay as they are."""
+        acts = action_distribution.acts
+        before = None if acts is None else self.state.copy()
+        choice = super().get_exploration_action(
+            action_distribution=action_distribution, timestep=timestep, explore=explore
+        )
+        if acts is not None and before is not None and before.shape == self.state.shape:
+            self.state[~acts] = before[~acts]
+        return choice
 
     def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
         """Return the noise after one step of the process; a batch of another size starts a new process."""

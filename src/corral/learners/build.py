@@ -16,6 +16,7 @@ from corral.learners.distributed import LOOPBACK, Peers, learner_device
 from corral.learners.learner import Learner
 from corral.learners.learner_group import LearnerGroup, build_copy, frozen_parameters
 from corral.learners.settings import LearningSpec
+from corral.modules.layers import share_layers
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
 
@@ -116,7 +117,11 @@ def _make_worker(
     assert config.seed is not None
     seed = int(np.random.SeedSequence([config.seed, rank]).generate_state(1)[0]) >> 1
     seed_everything(seed)
-    modules = {module_id: build_copy(spec, frozen[module_id]) for module_id, spec in specs.items()}
+    modules: dict[str, Module] = {}
+    for module_id, spec in specs.items():
+        module = build_copy(spec, frozen[module_id])
+        share_layers(module_id, module, modules, config.shared_layers)
+        modules[module_id] = module
     device = learner_device(config.device, rank)
     learner = _make_learner(config, modules, learning, seed, device=device, callbacks=make_dispatcher(config))
     if config.num_learners > 1:

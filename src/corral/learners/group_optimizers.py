@@ -81,6 +81,11 @@ class GroupOptimizers:
         for optimizer in self._optimizers.values():
             optimizer.sync()
 
+    def keep_apart(self, parameters: set[nn.Parameter]) -> None:
+        """Join these parameters in no vector from now on; see `ModuleOptimizer.keep_apart`."""
+        for optimizer in self._optimizers.values():
+            optimizer.keep_apart(parameters)
+
     def set_lr(self, lr: float | Mapping[str, float]) -> None:
         """Set the learning rate of all groups, or one per group."""
         for name, optimizer in self._optimizers.items():

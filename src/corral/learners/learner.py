@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
@@ -28,6 +28,7 @@ from corral.learners.minibatches import UpdateReport, loss_error, row_bounds, sh
 from corral.learners.numpy_q_learning import fast_form
 from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import LearningSpec, Stop, UpdateSettings
+from corral.learners.sharing import group_sharing, shared_parameters, take_turns
 from corral.metrics.logger import MetricsLogger
 from corral.modules.distributions import module_action_space
 from corral.modules.inference import ActingWeights
@@ -43,7 +44,8 @@ class Learner:
     """Minibatch gradient steps on one or more modules, each with its own loss, optimizer and settings.
 
     Args:
-        modules: Modules by module id. The learner moves them to the device and keeps them.
+        modules: Modules by module id. The learner moves them to the device and keeps them. Modules may have parameters
+            in common.
         specs: Loss and optimizer by module id; a module without an entry does not learn.
         device: `"auto"` (CUDA when there is one), or a torch device name.
         num_threads: Intra-op threads, or `"auto"`: one for small nets.
@@ -89,6 +91,7 @@ class Learner:
         self._layers: dict[str, Layers] = {}
         self._acting: dict[str, ActingWeights] = {}
         self._num_threads: dict[str, int | None] = {}
+        self._shared: dict[str, set[nn.Parameter]] = {}
         for module_id, module in modules.items():
             self.add_module(module_id, module, specs.get(module_id))
         self.rng = np.random.default_rng(seed)
@@ -107,12 +110,23 @@ class Learner:
         self.modules[module_id] = module
         self._layers[module_id], self._acting[module_id] = Layers(module), ActingWeights(module)
         self._num_threads[module_id] = num_threads_for(module, self._num_threads_setting)
+        self._find_shared()
 
     def remove_module(self, module_id: str) -> None:
         """Forget a module, with its loss and its optimizer."""
         parts = (self.modules, self._losses, self._optimizers, self._layers, self._acting, self._num_threads)
         for part in parts:
             part.pop(module_id, None)
+        self._find_shared()
+
+    def _find_shared(self) -> None:
+        self._shared = shared_parameters(self.modules)
+        for module_id, optimizer in self._optimizers.items():
+            optimizer.keep_apart(self._shared.get(module_id, set()))
+
+    def group_sharing(self, module_ids: Iterable[str]) -> list[list[str]]:
+        """Return module ids in groups: modules of a group share parameters; see `corral.learners.sharing`."""
+        return group_sharing(module_ids, self._shared)
 
     @property
     def learning_ids(self) -> list[str]:
@@ -152,6 +166,8 @@ class Learner:
     def update(self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]) -> dict[str, dict[str, Any]]:
         """Take gradient steps on every module that has a batch and settings.
 
+        Modules that share parameters take their steps in turn, one minibatch each; other modules one after another.
+
         Args:
             batches: Batches by module id; columns are NumPy arrays.
             settings: Settings by module id. A module without an entry does not learn, and its batch is not used.
@@ -173,33 +189,49 @@ class Learner:
         """
         self._check_learns(settings)
         results: dict[str, dict[str, Any]] = {}
-        for module_id, batch in batches.items():
-            if module_id not in settings:
-                continue
-            added: dict[str, Any] = {}
-            if self.callbacks.subscribed("on_learn_on_batch"):
-                columns = Columns(batch, num_rows(batch))
-                self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
-                batch = columns.columns
-                if "actions" in batch:
-                    space = module_action_space(self.modules[module_id].action_space)
-                    self.callbacks.check_actions(batch["actions"], space, "on_learn_on_batch")
-            if not num_rows(batch):
-                raise LossError(
-                    f"learners/{module_id}: the batch is empty. Did a callback set all of `valid` to False?"
+        for group in self.group_sharing(module_id for module_id in batches if module_id in settings):
+            shown = {module_id: self._show_batch(module_id, batches[module_id]) for module_id in group}
+            with torch_threads(self._num_threads[group[0]]):
+                reports = take_turns(
+                    {
+                        module_id: self._update_module(module_id, batch, settings[module_id])
+                        for module_id, (batch, _) in shown.items()
+                    }
                 )
-            with torch_threads(self._num_threads[module_id]):
-                metrics = self._update_module(module_id, batch, settings[module_id])
-            if taken := sorted(metrics.keys() & added.keys()):
-                raise CallbackError(
-                    f"on_learn_on_batch: a callback added {', '.join(map(repr, taken))} to `result`, and learners/"
-                    f"{module_id} reports numbers of these names: choose other names."
-                )
-            results[module_id] = metrics | added
-            self._fire("on_update_end", module_id, result=results[module_id])
+            for module_id, metrics in reports.items():
+                added = shown[module_id][1]
+                if taken := sorted(metrics.keys() & added.keys()):
+                    raise CallbackError(
+                        f"on_learn_on_batch: a callback added {', '.join(map(repr, taken))} to `result`, and learners/"
+                        f"{module_id} reports numbers of these names: choose other names."
+                    )
+                results[module_id] = metrics | added
+                self._fire("on_update_end", module_id, result=results[module_id])
         return results
 
-    def _update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
+    def _show_batch(self, module_id: str, batch: Batch) -> tuple[Batch, dict[str, Any]]:
+        """Fire `on_learn_on_batch`, and return the batch and the results as the callbacks left them.
+
+        Raises:
+            LossError: The batch is empty.
+            CallbackError: A callback raised, or wrote an action outside the action space.
+        """
+        added: dict[str, Any] = {}
+        if self.callbacks.subscribed("on_learn_on_batch"):
+            columns = Columns(batch, num_rows(batch))
+            self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
+            batch = columns.columns
+            if "actions" in batch:
+                space = module_action_space(self.modules[module_id].action_space)
+                self.callbacks.check_actions(batch["actions"], space, "on_learn_on_batch")
+        if not num_rows(batch):
+            raise LossError(f"learners/{module_id}: the batch is empty. Did a callback set all of `valid` to False?")
+        return batch, added
+
+    def _update_module(
+        self, module_id: str, batch: Batch, settings: UpdateSettings
+    ) -> Generator[None, None, dict[str, Any]]:
+        """Take the gradient steps of one module, yield after each of them, and return what they reported."""
         module, optimizer = self.modules[module_id], self._optimizers[module_id]
         self._layers[module_id].check_same(f"module {module_id!r}")
         optimizer.sync()
@@ -235,6 +267,9 @@ class Learner:
                     with torch.no_grad():
                         settings.after_step(module, groups)
                     optimizer.sync()  # it may have frozen parameters, or replaced parameters and gradients
+                yield
+                if module_id in self._shared:
+                    optimizer.sync()  # callbacks of another module's step may have done so with shared parameters
             if settings.stop is not None and self._asks_to_stop(settings.stop, report.epoch_means(), size):
                 break
         if self.peers is not None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
 from numbers import Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from corral.learners.losses import Batch, Loss
 from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.metrics.logger import MetricsLogger, Parts, check_metrics_state
 from corral.metrics.timers import Timers
+from corral.modules.layers import SharedLayers, share_layers
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
 
@@ -163,7 +165,18 @@ class LearnerGroup:
         """Ids of the modules that can learn: they have a loss and an optimizer."""
         return self._learner.learning_ids
 
-    def add_module(self, module_id: str, spec: ModuleSpec, module: Module, learning: LearningSpec | None) -> None:
+    def group_sharing(self, module_ids: Iterable[str]) -> list[list[str]]:
+        """Return module ids in groups: modules of a group share layers."""
+        return self._learner.group_sharing(module_ids)
+
+    def add_module(
+        self,
+        module_id: str,
+        spec: ModuleSpec,
+        module: Module,
+        learning: LearningSpec | None,
+        shared_layers: SharedLayers = MappingProxyType({}),
+    ) -> None:
         """Add a module to all learners, and increase `weights_version`.
 
         Args:
@@ -171,11 +184,13 @@ class LearnerGroup:
             spec: What the module is built from, for learners in other processes.
             module: The module, which the learner of this process keeps.
             learning: Its loss and its optimizer; `None` if it does not learn.
+            shared_layers: Layers that modules share; the module shares them already.
         """
         self._current_learner().add_module(module_id, module, learning)
         if self._workers:
             weights = self._learner.get_weights()[module_id]
-            self._call_all(_add_module, module_id, spec, weights, frozen_parameters(module), learning)
+            frozen = frozen_parameters(module)
+            self._call_all(_add_module, module_id, spec, weights, frozen, learning, dict(shared_layers))
         self.weights_version += 1
 
     def remove_module(self, module_id: str) -> None:
@@ -399,8 +414,11 @@ def _add_module(
     weights: Mapping[str, Any],
     frozen: Collection[str],
     learning: LearningSpec | None,
+    shared_layers: SharedLayers,
 ) -> None:
-    learner.add_module(module_id, build_copy(spec, frozen), learning)
+    module = build_copy(spec, frozen)
+    share_layers(module_id, module, learner.modules, shared_layers)
+    learner.add_module(module_id, module, learning)
     learner.set_weights({module_id: weights})
 
 

@@ -71,6 +71,16 @@ def _check_weights(modules: Modules, weights: Mapping[str, Mapping[str, NDArray[
                     f"{there.get(name, 'missing')} in the state and {here.get(name, 'missing')} here. Build it with "
                     "the module_class, model_config and env that it was saved with."
                 )
+    held: dict[Tensor, tuple[str, str]] = {}
+    for module_id, module in modules.items():
+        for name, value in (*module.named_parameters(), *module.named_buffers()):
+            other_id, other_name = held.setdefault(value, (module_id, name))
+            own = weights[module_id]
+            if name in own and own[name].tobytes() != weights[other_id][other_name].tobytes():
+                raise CheckpointError(
+                    f"learners/{module_id}: {name} is shared with {other_name} of module {other_id!r} here, and the "
+                    "state has different weights for them: it was saved without these shared_layers."
+                )
 
 
 def _form_of(value: Any) -> str:

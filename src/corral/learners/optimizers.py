@@ -35,7 +35,8 @@ class ModuleOptimizer:
     Under an elementwise optimizer the parameters of a group, and their gradients, become views of one vector per
     dtype: clipping and stepping one vector takes a tenth of the time of a dozen small tensors, which is a sixth of a
     small net's gradient step. Parameters that were frozen for a while have taken fewer steps than the others, so they
-    are joined in another vector.
+    are joined in another vector. A parameter that another module has too is part of no vector, because both modules
+    have an optimizer; see `keep_apart`.
 
     Args:
         groups: Parameters by group, frozen parameters included.
@@ -84,6 +85,7 @@ class ModuleOptimizer:
         self.fingerprint = 0
         self._all = list(itertools.chain.from_iterable(self.groups.values()))
         self._requires_grad: list[bool] = []
+        self._apart: set[nn.Parameter] = set()  # parameters that are stepped as they are
         self._vectors: list[tuple[nn.Parameter, list[nn.Parameter]]] = []
         self._waiting: dict[nn.Parameter, ParameterState] = {}  # state of frozen parameters
         self._bound: list[nn.Parameter] = []  # parameters that are parts of vectors
@@ -106,6 +108,12 @@ class ModuleOptimizer:
                 self._rebuild()
             elif not all(map(is_, map(_grad, self._bound), self._grads)):
                 self._bind_gradients()
+
+    def keep_apart(self, parameters: set[nn.Parameter]) -> None:
+        """Join these parameters in no vector from now on, and all others again."""
+        if parameters != self._apart:
+            self._apart = set(parameters)
+            self._rebuild()
 
     def _bind_gradients(self) -> None:
         """Make the gradients views of the vectors' gradients again; a missing gradient is zero."""
@@ -146,14 +154,22 @@ class ModuleOptimizer:
             for parameter in self.trainable[name]:
                 state = states.get(parameter, {})
                 history = (frozenset(state), float(state.get(STEP, 0)))
-                alike.setdefault((parameter.dtype, parameter.device, history), []).append(parameter)
-            settings["params"] = self.steppable[name] = [flat_parameters(parts)[0] for parts in alike.values()]
+                apart = parameter if parameter in self._apart else None
+                alike.setdefault((parameter.dtype, parameter.device, history, apart), []).append(parameter)
+            settings["params"] = self.steppable[name] = [
+                flat_parameters(parts)[0] if apart is None else with_gradient(apart)
+                for (*_, apart), parts in alike.items()
+            ]
             self._vectors += zip(self.steppable[name], alike.values(), strict=True)
             on_device = settings.get("fused") or settings.get("capturable")  # where torch keeps the count of steps
             for vector, parts in zip(self.steppable[name], alike.values(), strict=True):
                 if found := [states[part] for part in parts if states.get(part)]:
-                    joined = {key: torch.cat([state[key].reshape(-1) for state in found]) for key in found[0]}
-                    if STEP in joined:
+                    joined = {
+                        key: torch.cat([state[key].reshape(-1) for state in found]).view_as(vector)
+                        for key in found[0]
+                        if key != STEP
+                    }
+                    if STEP in found[0]:
                         joined[STEP] = found[0][STEP].clone().to(vector.device if on_device else "cpu")
                     self.torch_optimizer.state[vector] = joined
         self._bound = [part for _, parts in self._vectors for part in parts]
@@ -171,7 +187,7 @@ class ModuleOptimizer:
             if not state:
                 continue
             sizes = [part.numel() for part in parts]
-            pieces = {key: torch.split(value, sizes) for key, value in state.items() if key != STEP}
+            pieces = {key: torch.split(value.reshape(-1), sizes) for key, value in state.items() if key != STEP}
             for index, part in enumerate(parts):
                 states[part] = {key: split[index].view_as(part) for key, split in pieces.items()}
                 if STEP in state:
@@ -353,6 +369,13 @@ def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
 
     wrapper.hooked = True  # type: ignore[attr-defined]  # torch wraps a step without this mark
     return wrapper
+
+
+def with_gradient(parameter: nn.Parameter) -> nn.Parameter:
+    """Return the parameter, with a gradient of zero if it has none."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter
 
 
 def flat_parameters(trainable: Sequence[nn.Parameter]) -> list[nn.Parameter]:

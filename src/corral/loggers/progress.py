@@ -31,6 +31,7 @@ BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 LINE_INTERVAL_S = 2.0
 PANEL_INTERVAL_S = 0.1
 SPARKLINE_WIDTH = 60
+MODULE_WIDTH = 36  # of an id of 24 characters and its mean return, at most
 
 Mode = Literal["auto", "panel", "lines", "last"]
 MODES = ("auto", "panel", "lines", "last")
@@ -191,6 +192,7 @@ class Progress:
         moved = f"{bottleneck['part']} takes {bottleneck['share']:.0%} of the time; {bottleneck['setting']} moves it"
         return Group(
             numbers,
+            *self._returns_by_module(episodes.get("module_episode_return_mean", {})),
             Text(sparkline(self._returns, ASCII_BARS if self._console.options.ascii_only else BARS), style="cyan"),
             self._progress(),
             Text(shares, style="dim"),
@@ -198,10 +200,23 @@ class Progress:
             Text(str(self.path), style="dim"),
         )
 
+    def _returns_by_module(self, means: Mapping[str, float]) -> Iterator[Text]:
+        """Yield the mean returns of several modules in two lines; of more than fit, the first ones."""
+        if len(means) < 2:
+            return
+        text, space = "by module", 2 * (self._console.width - len("^C") - 4) - len("  and 999 more") - MODULE_WIDTH
+        for number, (module_id, mean) in enumerate(means.items()):
+            if len(text) > space:
+                text += f"  and {len(means) - number} more"
+                break
+            text += f"  {module_id:.24} {mean:.1f}"
+        yield Text(text)
+
     def _progress(self) -> Table:
         assert self.result is not None
         flat = flat_result(self.result)
         table = Table.grid(padding=(0, 2))
+        table.add_column(overflow="fold")  # the end of a name says which module it is about
         for name, criterion in self._stop.items():
             if callable(criterion):
                 table.add_row(name, "", "not yet")

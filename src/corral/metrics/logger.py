@@ -295,6 +295,10 @@ class MetricsLogger:
         """Return the results of those keys, as a nested dict, that received values since the last `mark`."""
         return self._results([entry for entry in self._entries.values() if entry.has_news()], self._period_start)
 
+    def peek_reserved(self) -> dict[str, Any]:
+        """Return the results of the library's own keys, as a nested dict."""
+        return self._results([entry for entry in self._entries.values() if entry.is_reserved], self._period_start)
+
     def _results(self, entries: Sequence[Entry], since: float) -> dict[str, Any]:
         """Return the results of entries as a nested dict, with throughputs since a reading of the clock."""
         elapsed_s = self._clock() - since

@@ -21,6 +21,7 @@ import corral
 from corral.core.space_descriptions import describe_space
 from corral.core.tree import Tree, map_tree, named_leaves
 from corral.errors import ConfigError, ExportError
+from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import Module
 from corral.modules.spec import example_obs
 
@@ -39,6 +40,11 @@ def export_policy(policy: Policy, file: Path) -> Path:
         raise ConfigError(f"export: {file} must end with .onnx (ONNX) or .pt2 (torch.export).")
     if file.suffix == ".onnx" and (missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]):
         raise ConfigError(f"export: .onnx needs {' and '.join(missing)}: run `pip install 'corral[onnx]'`.")
+    if isinstance(policy.module, HeuristicModule):
+        raise ExportError(
+            f"{type(policy.module).__name__} chooses actions by rules in Python: only a module with a network can be "
+            "exported."
+        )
     policy.module.silence_noise()
     with _quiet():
         program = _program(policy.module)

@@ -169,7 +169,8 @@ def checkpoint_policy(
     ids = sorted(checkpoint.policies.keys() & checkpoint.weights.keys())
     if module_id is None and len(ids) > 1:
         raise CheckpointError(f"{checkpoint.path} has the policies {ids}: give module_id, the id of one of them.")
-    module_id = module_id or (ids[0] if ids else DEFAULT_MODULE_ID)
+    if module_id is None:
+        module_id = ids[0] if ids else DEFAULT_MODULE_ID
     if module_id not in ids:
         raise CheckpointError(f"{checkpoint.path} has no policy {module_id!r}. {nearest(module_id, ids)}")
     try:

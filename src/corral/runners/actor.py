@@ -112,6 +112,8 @@ class Actor:
         """Make an exploration for `num_rows` observations at once, which continues from the state of the one before."""
         before = getattr(self, "exploration", None)
         self._no_outputs = np.zeros((num_rows, self.distribution.num_inputs), np.float32)
+        if self.is_heuristic:  # the rules explore by themselves, in actions that the configured type may not fit
+            config = config.copy(exploration_config={"type": "StochasticSampling"})
         self.exploration = make_exploration(
             config,
             self._env_action_space,

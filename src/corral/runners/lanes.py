@@ -149,9 +149,11 @@ class Lanes:
         return [place for place in np.unique(state["places"]).tolist() if not self.has(place)]
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; `add` has made lanes for all of its places."""
+        """Continue from a state; `add` has made lanes for all of its places. The order of the lanes is as saved."""
+        saved = self._lane_at[state["envs"], state["places"]]
+        self._reorder(np.append(saved, np.setdiff1d(np.arange(len(self)), saved)))
         self.forget(state["id_prefix"])
-        lanes = self._lane_at[state["envs"], state["places"]]
+        lanes = np.arange(len(saved))
         self.obs = map_tree(np.copy, self.obs)
         map_tree(lambda here, saved: here.__setitem__(lanes, saved), self.obs, state["obs"])
         self._is_open[lanes], self.acts[lanes], self.is_used[lanes], self.begins[lanes] = (
@@ -166,6 +168,14 @@ class Lanes:
             if name not in self.rollout:
                 self.rollout.add_column(name, column)
             map_tree(lambda here, saved: _put(here, 0, is_open, saved), self.rollout[name], column)
+
+    def _reorder(self, order: NDArray[np.int64]) -> None:
+        """Put the lanes into another order; draws and the state of an exploration are by lane."""
+        self.envs, self.places = self.envs[order], self.places[order]
+        self.agents = [self.agents[lane] for lane in order.tolist()]
+        self._lane_at = np.full_like(self._lane_at, -1)
+        self._lane_at[self.envs, self.places] = np.arange(len(self))
+        self._is_whole = np.array_equal(self._lane_at.ravel(), np.arange(len(self)))
 
     # A rollout.
 

@@ -317,6 +317,7 @@ class MultiAgentEnvRunner(EnvRunner):
         if actor.is_heuristic and not random_actions:
             actions, outputs, logp = actor.choose_by_rules(lanes.obs, lanes.acts)
         else:
+            actor.row_distribution.acts = lanes.acts
             actions, outputs, logp = actor.choose(
                 lanes.obs, lanes.begins, timestep=timestep, explore=explore, random_actions=random_actions
             )
@@ -472,7 +473,8 @@ class MultiAgentEnvRunner(EnvRunner):
                 of_agents[agents[seat]].append(float(returns[seat]))
             for index in np.unique(modules[modules >= 0]).tolist():
                 of_modules[names[index]].append(float(returns[modules == index].sum()))
-        window = self.config.metrics_num_episodes_for_smoothing
+        # In evaluation of the episodes of a round, as all other returns.
+        window = None if self.config.in_evaluation else self.config.metrics_num_episodes_for_smoothing
         for kind, found in (("agent", of_agents), ("module", of_modules)):
             for name, values in found.items():
                 self.metrics.log_reserved((f"{kind}_episode_return_mean", name), values, reduce="mean", window=window)
