@@ -385,6 +385,37 @@ CASES = (
         ratio_budgets={"sb3": 1.15},
     ),
     Case(
+        name="td3",
+        title="TD3 at equal hyperparameters",
+        what=(
+            "Env steps per second of the whole loop in one process and thread, after the random steps and a warm-up: "
+            "Pendulum-v1, one env, an update on 256 steps after each, every second one with the actor, a uniform "
+            "buffer of 100,000, actor and twin critics of 256-256 relu, soft targets with tau 0.005, target noise 0.2 "
+            "clipped to 0.5, Gaussian exploration noise 0.1, Adam with lr 1e-3, gamma 0.99."
+        ),
+        measure="td3",
+        unit="env steps/s",
+        value="env_steps_per_s",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral", "sb3"),
+        seconds=8.0,
+        threads=1,
+    ),
+    Case(
+        name="td3_return",
+        title="What TD3 learns at equal hyperparameters",
+        what="Mean return of 20 episodes without noise after 10,000 env steps, with the settings of the case above.",
+        measure="td3_return",
+        unit="return",
+        value="mean_return",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral", "sb3"),
+        threads=1,
+        has_ratio=False,
+    ),
+    Case(
         name="sac_limit",
         title="SAC against its arithmetic",
         what=(

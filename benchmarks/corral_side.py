@@ -14,6 +14,7 @@ import ray_runtime
 import replay_side
 import runner_groups
 import sac_side
+import td3_side
 from corral_config import config, ppo_config
 from measuring import Fields, Options
 
@@ -160,6 +161,8 @@ if __name__ == "__main__":
             "q_learning_forms": q_learning_forms.numpy_against_autograd,
             "sac": sac_side.sac,
             "sac_limit": sac_side.limit,
+            "td3": td3_side.td3,
+            "td3_return": td3_side.td3_return,
             "replay_sampling": replay_side.sampling,
             "replay_insertion": replay_side.insertion,
             "time_to_450": time_to_450,

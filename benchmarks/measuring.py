@@ -27,6 +27,8 @@ WIDE = [512, 512]
 # Agents in each env where there are several.
 NUM_AGENTS = 4
 WARMUP_ITERATIONS = 2
+# Env steps after which the return of TD3 is measured.
+TD3_STEPS = 10_000
 LOG_CALL = 'logger.log_value("x", 1.0, reduce="mean", window=50)'
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 

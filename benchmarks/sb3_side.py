@@ -149,6 +149,48 @@ def sac(options: Options) -> Fields:
     return measuring.training_rate(_learner(model, 200), options)
 
 
+def _td3(options: Options) -> Any:
+    """Returns TD3 at the hyperparameters that all systems share."""
+    import numpy as np
+    from stable_baselines3 import TD3
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    return TD3(
+        "MlpPolicy",
+        "Pendulum-v1",
+        learning_rate=1e-3,
+        buffer_size=100_000,
+        learning_starts=500,
+        batch_size=256,
+        tau=0.005,
+        gamma=0.99,
+        train_freq=1,
+        gradient_steps=1,
+        action_noise=NormalActionNoise(np.zeros(1), 0.1 * np.ones(1)),
+        policy_delay=2,
+        target_policy_noise=0.2,
+        target_noise_clip=0.5,
+        policy_kwargs={"net_arch": [256, 256]},
+        seed=options.seed,
+        device="cpu",
+    )
+
+
+def td3(options: Options) -> Fields:
+    """Env steps per second of TD3, 500 env steps at a time."""
+    return measuring.training_rate(_learner(_td3(options), 500), options)
+
+
+def td3_return(options: Options) -> Fields:
+    """Mean return of 20 greedy episodes after 10,000 env steps."""
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    model = _td3(options)
+    model.learn(total_timesteps=measuring.TD3_STEPS)
+    mean_return, _ = evaluate_policy(model, model.get_env(), n_eval_episodes=20)
+    return {"mean_return": float(mean_return)}
+
+
 def _learner(model: Any, num_steps: int) -> Any:
     """Returns a function that learns for so many env steps and says how many that were."""
 
@@ -206,6 +248,8 @@ if __name__ == "__main__":
             "ppo_images": ppo_images,
             "dqn": dqn,
             "sac": sac,
+            "td3": td3,
+            "td3_return": td3_return,
             "time_to_450": time_to_450,
             "import": import_package,
             "import_ppo": import_ppo,

@@ -35,6 +35,8 @@ ppo: PPOConfig = (
 )
 dqn: DQNConfig = DQNConfig().environment(CountingEnv).training(lr=1e-3, n_step=3, double_q=False, tau=0.5)
 sac: SACConfig = SACConfig().training(actor_lr=[(0, 1e-3)], twin_q=True, replay_buffer_config={"capacity": 10})
+td3: TD3Config = TD3Config().training(critic_lr=1e-3, policy_delay=3, target_noise=0.1)
+ddpg: DDPGConfig = DDPGConfig().training(actor_lr=1e-4, target_noise_clip=0.3)
 agents = PPOConfig().multi_agent(policies={"main", "other"}, policies_to_train=["main"], count_steps_by="agent_steps")
 agents.multi_agent(policies=["main", "other"], policies_to_train={"main"}, policy_mapping_fn=lambda agent, episode: "a")
 agents.multi_agent(policies=("main",), policies_to_train=lambda module_id: module_id == "main")

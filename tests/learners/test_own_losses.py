@@ -190,7 +190,7 @@ def test_checkpoints_name_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         algo.train()
         algo.save(tmp_path / "saved")
     with Algorithm.from_checkpoint(tmp_path / "saved") as restored:
-        assert restored.config.to_dict()["training"]["loss"] == "losses_of_a_user:doubled"
+        assert restored.config.loss.__name__ == "doubled"
         metrics = restored.train()["learners"]["default_policy"]
     assert metrics["total_loss"] == pytest.approx(2 * metrics["single_loss"], rel=1e-5)
 

@@ -129,7 +129,7 @@ class Algorithm(metaclass=_WithHints):
     )
     METRICS: ClassVar[tuple[str, ...]] = ()
     READS_INFOS: ClassVar[bool] = False
-    FIXED_SETTINGS: ClassVar[frozenset[str]] = frozenset({"optimizer", "optimizer_config"})
+    FIXED_SETTINGS: ClassVar[frozenset[str]] = frozenset({"optimizer", "optimizer_config", "lr_scheduler"})
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         """Refuse the arguments with which other libraries make an algorithm.
@@ -317,7 +317,8 @@ class Algorithm(metaclass=_WithHints):
     def learning_spec(self, module_id: str) -> LearningSpec:
         """Return how a module learns: its loss and its optimizer."""
         config = self.module_config(module_id)
-        return LearningSpec(self.loss_of(module_id), optimizer_class(config.optimizer), config.optimizer_config)
+        optimizer = optimizer_class(config.optimizer)
+        return LearningSpec(self.loss_of(module_id), optimizer, config.optimizer_config, config.lr_scheduler)
 
     def loss_of(self, module_id: str) -> Loss:
         """Return the loss of a module: the setting `loss`, or what `make_loss` returns."""

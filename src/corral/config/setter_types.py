@@ -60,6 +60,7 @@ class TrainingArgs(TypedDict, total=False):
     loss: Any
     optimizer: Any
     optimizer_config: Mapping[str, Any]
+    lr_scheduler: Any
 
 
 class ExplorationArgs(TypedDict, total=False):

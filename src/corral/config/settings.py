@@ -124,8 +124,13 @@ class TrainingSettings:
         loss: Function `(module, batch, coefficients, default_loss)` used in place of the algorithm's loss; `None` means
             the algorithm's loss. It returns what to minimise, and what to report. `default_loss(module, batch,
             coefficients)` returns the same of the algorithm's loss, and a dict of the tensors that this loss computed.
-        optimizer: `"adam"`, `"adamw"`, `"sgd"`, `"rmsprop"`, or a `torch.optim.Optimizer` class or its import path.
-        optimizer_config: Keyword arguments of the optimizer, except `lr`.
+        optimizer: `"adam"`, `"adamw"`, `"sgd"`, `"rmsprop"`, or a `torch.optim.Optimizer` class or its import path; or
+            one for each group of parameters of the module, `{"actor": "adam", "critic": "sgd"}`.
+        optimizer_config: Keyword arguments of the optimizer, except `lr`; if `optimizer` is given by group, also by
+            group, `{"critic": {"momentum": 0.9}}`.
+        lr_scheduler: Function that makes a torch learning-rate scheduler for an optimizer, such as
+            `functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100)`. It begins with `lr`, and steps after
+            each update of the module. `None` means no scheduler.
     """
 
     lr: NonNegativeSchedule = 3e-4
@@ -139,6 +144,7 @@ class TrainingSettings:
     loss: Importable = None
     optimizer: Any = "adam"
     optimizer_config: dict[str, Any] = field(default_factory=dict)
+    lr_scheduler: Importable = None
 
 
 @dataclass(kw_only=True)

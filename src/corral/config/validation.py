@@ -361,17 +361,53 @@ def _validate_optimizer(config: AlgorithmConfig) -> None:
 
     from corral.learners.optimizers import optimizer_settings, without_compiler
 
-    settings, found = config.optimizer_config, optimizer_class(config.optimizer)
-    if "lr" in settings:
-        raise ConfigError(f"optimizer_config={settings} sets lr, which lr={config.lr} would override.")
-    parameter = torch.nn.Parameter(torch.zeros(1, 1))
-    parameter.grad = torch.zeros(1, 1)
-    try:
-        without_compiler(found)([parameter], **optimizer_settings(found, settings)).step()
-    except (TypeError, ValueError, RuntimeError) as error:
+    given, classes = config.optimizer_config, optimizer_class(config.optimizer)
+    by_group = isinstance(classes, Mapping)
+    if by_group and (
+        wrong := sorted(name for name, part in given.items() if name not in classes or type(part) is not dict)
+    ):
         raise ConfigError(
-            f"optimizer_config={settings} does not suit optimizer={found.__name__}, or it cannot step a parameter with "
-            f"a dense gradient: {error}. Change optimizer_config, or use another optimizer, such as Adam."
+            f"optimizer_config={given}: optimizer gives one optimizer for each of the groups {sorted(classes)}, so "
+            f"optimizer_config holds a dict of settings for each of them, and {wrong} do not fit."
+        )
+    for name, found in classes.items() if by_group else (("", classes),):
+        settings = given.get(name, {}) if by_group else given
+        if "lr" in settings:
+            raise ConfigError(f"optimizer_config={settings} sets lr, which lr={config.lr} would override.")
+        parameter = torch.nn.Parameter(torch.zeros(1, 1))
+        parameter.grad = torch.zeros(1, 1)
+        try:
+            optimizer = without_compiler(found)([parameter], **optimizer_settings(found, settings))
+            optimizer.step()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"optimizer_config={settings} does not suit optimizer={found.__name__}, or it cannot step a parameter "
+                f"with a dense gradient: {error}. Change optimizer_config, or use another optimizer, such as Adam."
+            ) from error
+        _validate_scheduler(config, optimizer)
+
+
+def _validate_scheduler(config: AlgorithmConfig, optimizer: Any) -> None:
+    """Refuse what makes no scheduler of torch for an optimizer, and schedules that a scheduler would override."""
+    make = config.lr_scheduler
+    if make is None:
+        return
+    rates = [name for name in config.group_fields()["training"] if name == "lr" or name.endswith("_lr")]
+    if schedules := [name for name in rates if isinstance(getattr(config, name), (list, tuple))]:
+        raise ConfigError(
+            f"lr_scheduler={make!r:.80} sets the learning rates, so {', '.join(schedules)} cannot be a schedule too: "
+            "give one number with which it begins, or leave lr_scheduler out."
+        )
+    try:
+        scheduler = make(optimizer)
+        optimizer.step()
+        scheduler.step()
+        scheduler.state_dict()
+    except Exception as error:
+        raise ConfigError(
+            f"lr_scheduler={make!r:.80} must return a scheduler of torch that steps without arguments when it is "
+            f"called with an optimizer, and it does not: {type(error).__name__}: {error}. Give, for example, "
+            "functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100)."
         ) from error
 
 
@@ -428,7 +464,8 @@ def reconfigured(config: ConfigT, settings: Mapping[str, Any], *, fixed: Collect
             building.
     """
     changed = config.copy(**settings)
-    changeable = set(config.group_fields()["training"]) - set(fixed)
+    rates = {name for name in settings if name == "lr" or name.endswith("_lr")} if config.lr_scheduler else set()
+    changeable = set(config.group_fields()["training"]) - set(fixed) - rates
     if refused := sorted(set(settings) - changeable):
         raise ConfigError(
             f"reconfigure: {', '.join(refused)} can only be set before building. Settings that can change afterwards: "
@@ -475,13 +512,15 @@ def _validate_module(config: AlgorithmConfig) -> None:
 
 
 def optimizer_class(setting: Any) -> Any:
-    """Return the optimizer class of the setting `optimizer`.
+    """Return the optimizer class of the setting `optimizer`, or classes by group if they are given by group.
 
     Raises:
         ConfigError: The setting is not an optimizer class and does not name one, or learners cannot step it.
     """
     import torch
 
+    if isinstance(setting, Mapping):
+        return {str(name): optimizer_class(part) for name, part in setting.items()}
     if isinstance(setting, str) and ":" in setting:
         try:
             setting = import_path(setting)

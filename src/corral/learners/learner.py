@@ -21,6 +21,7 @@ from corral.core.tree import Tree, map_tree, num_rows
 from corral.errors import CallbackError, ColumnError, ConfigError, LossError
 from corral.learners.distributed import Peers
 from corral.learners.gradients import backward, clip_gradients, total_loss
+from corral.learners.group_optimizers import GroupOptimizers, make_optimizer
 from corral.learners.learner_state import check_learner_state, get_learner_state, set_learner_state
 from corral.learners.losses import Batch, Loss, call_loss, compile_loss
 from corral.learners.minibatches import Cuts, UpdateReport, loss_error, shares_of_rows, unit_bounds
@@ -87,7 +88,7 @@ class Learner:
         self.modules: dict[str, Module] = {}
         self._compile, self._num_threads_setting = compile, num_threads
         self._losses: dict[str, Loss] = {}
-        self._optimizers: dict[str, ModuleOptimizer] = {}
+        self._optimizers: dict[str, ModuleOptimizer | GroupOptimizers] = {}
         self._layers: dict[str, Layers] = {}
         self._acting: dict[str, ActingWeights] = {}
         self._num_threads: dict[str, int | None] = {}
@@ -105,7 +106,7 @@ class Learner:
         module = module.to(self.device)
         if spec is not None:
             groups = module.parameter_groups()
-            self._optimizers[module_id] = ModuleOptimizer(groups, spec.optimizer_class, spec.optimizer_config)
+            self._optimizers[module_id] = make_optimizer(groups, spec)
             self.set_losses({module_id: spec.loss})
         self.modules[module_id] = module
         self._layers[module_id], self._acting[module_id] = Layers(module), ActingWeights(module)
@@ -278,6 +279,7 @@ class Learner:
         if self.peers is not None:
             self.peers.copy_buffers(module)
         lrs = {f"{name}_optimizer_learning_rate": lr for name, lr in optimizer.lrs().items()}
+        optimizer.end_update()
         return {**report.results(), **lrs}
 
     def _gather_sizes(self, module_id: str, size: int, num_units: int) -> tuple[list[int], int]:

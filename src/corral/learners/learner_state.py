@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from corral.errors import CheckpointError
+from corral.learners.group_optimizers import GroupOptimizers
 from corral.learners.optimizers import ModuleOptimizer
 
 Modules = Mapping[str, nn.Module]
-Optimizers = Mapping[str, ModuleOptimizer]
+Optimizers = Mapping[str, ModuleOptimizer] | Mapping[str, ModuleOptimizer | GroupOptimizers]
 
 
 def get_learner_state(modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
@@ -102,7 +103,9 @@ def _check_optimizer(module_id: str, there: list[Any] | None, here: list[Any]) -
         )
 
 
-def _check_moments(module_id: str, moments: Mapping[int, Mapping[str, Any]], optimizer: ModuleOptimizer) -> None:
+def _check_moments(
+    module_id: str, moments: Mapping[int, Mapping[str, Any]], optimizer: ModuleOptimizer | GroupOptimizers
+) -> None:
     """Compare the state of each parameter with what a step of such an optimizer would make."""
     expected = optimizer.describe_state(_form_of) if moments else None
     if expected is None:

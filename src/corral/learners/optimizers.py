@@ -42,6 +42,7 @@ class ModuleOptimizer:
         groups: Parameters by group, frozen parameters included.
         optimizer_class: Class of the optimizer.
         optimizer_config: Keyword arguments of the optimizer.
+        lr_scheduler: Makes a scheduler of torch for the optimizer; `None` is none.
 
     Attributes:
         groups: All parameters, by group.
@@ -57,6 +58,7 @@ class ModuleOptimizer:
         groups: Mapping[str, Iterable[nn.Parameter]],
         optimizer_class: type[torch.optim.Optimizer],
         optimizer_config: Mapping[str, Any],
+        lr_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     ) -> None:
         """Make the optimizer, and the vectors if it is elementwise.
 
@@ -64,9 +66,12 @@ class ModuleOptimizer:
             ConfigError: A parameter is in two groups, or the optimizer refuses the parameters.
         """
         self.groups = {name: list(dict.fromkeys(group)) for name, group in groups.items()}
-        _check_disjoint(self.groups)
+        check_disjoint(self.groups)
         self.is_flat = optimizer_class in ELEMENTWISE_OPTIMIZERS
         self._settings = optimizer_settings(optimizer_class, optimizer_config)
+        self._make_scheduler = lr_scheduler
+        self._scheduler: Any = None  # made when the first learning rate is known
+        self._has_stepped = False  # since the last `end_update`
         params: list[list[nn.Parameter]] = [[] if self.is_flat else group for group in self.groups.values()]
         try:
             self.torch_optimizer = without_compiler(optimizer_class)([{"params": p} for p in params], **self._settings)
@@ -192,9 +197,19 @@ class ModuleOptimizer:
     # Steps.
 
     def set_lr(self, lr: float | Mapping[str, float]) -> None:
-        """Set the learning rate of all groups, or one per group."""
+        """Set the learning rate of all groups, or one per group; a scheduler begins with the first one, and stays."""
+        if self._scheduler is not None:
+            return
         for name, group in zip(self.groups, self.torch_optimizer.param_groups, strict=True):
             group["lr"] = lr[name] if isinstance(lr, Mapping) else lr
+        if self._make_scheduler is not None:
+            self._scheduler = self._make_scheduler(self.torch_optimizer)
+
+    def end_update(self) -> None:
+        """Let the scheduler set the learning rates of the next update, if the optimizer has stepped in this one."""
+        if self._scheduler is not None and self._has_stepped:
+            self._scheduler.step()
+        self._has_stepped = False
 
     def lrs(self) -> dict[str, float]:
         """Return the learning rate of each group."""
@@ -218,6 +233,7 @@ class ModuleOptimizer:
             parameter.grad = None  # torch's optimizers leave parameters without a gradient alone
         try:
             self.torch_optimizer.step()
+            self._has_stepped = True
         finally:
             for parameter, gradient in hidden:
                 parameter.grad = gradient
@@ -232,12 +248,20 @@ class ModuleOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return `{"state": {index of a parameter: state}}`, as torch's optimizers do, without copying.
 
-        The result does not depend on which parameters are frozen or joined in vectors.
+        The result does not depend on which parameters are frozen or joined in vectors. With a scheduler, `lr_scheduler`
+        holds its state, and the settings of each group that it may have changed.
         """
+        found: dict[str, Any] = {}
+        if self._scheduler is not None:
+            settings = [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in self.torch_optimizer.param_groups
+            ]
+            found["lr_scheduler"] = {"state": self._scheduler.state_dict(), "groups": settings}
         if not self.is_flat:
-            return self.torch_optimizer.state_dict()
+            return {**self.torch_optimizer.state_dict(), **found}
         states = self._states()
-        return {"state": {index: states[p] for index, p in enumerate(self._all) if p in states}}
+        return {"state": {index: states[p] for index, p in enumerate(self._all) if p in states}, **found}
 
     def describe_state(self, describe: Callable[[Any], str]) -> list[dict[str, str]] | None:
         """Return what the state of each parameter looks like after a step, by name; `None` if that cannot be known.
@@ -247,6 +271,8 @@ class ModuleOptimizer:
         Args:
             describe: Function that describes one entry of the state.
         """
+        if self._make_scheduler is not None:
+            return None  # it may cycle the momentum, and so add state to an optimizer
         settings = {name: value for name, value in self._settings.items() if name != "fused"}  # which takes threads
         found = []
         for parameter in self._all:
@@ -264,9 +290,11 @@ class ModuleOptimizer:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned; the settings of this optimizer stay."""
         if not self.is_flat:
-            self.torch_optimizer.load_state_dict(dict(state_dict))
+            self.torch_optimizer.load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
             for group in self.torch_optimizer.param_groups:
                 group.update(self._settings)
+        self._load_scheduler(state_dict.get("lr_scheduler"))
+        if not self.is_flat:
             return
         self.sync()  # so that state of parameters that were unfrozen since then is not left out
         states = {
@@ -275,8 +303,23 @@ class ModuleOptimizer:
         }
         self._join(states)
 
+    def _load_scheduler(self, state: Mapping[str, Any] | None) -> None:
+        """Continue from the state of a scheduler; with `None`, the scheduler begins at the next learning rate."""
+        self._scheduler = None
+        if self._make_scheduler is None or state is None:
+            return
+        groups = list(zip(self.torch_optimizer.param_groups, state["groups"], strict=True))
+        for group, saved in groups:
+            group["lr"] = saved.get("initial_lr", saved["lr"])
+            group.pop("initial_lr", None)
+        self._scheduler = self._make_scheduler(self.torch_optimizer)
+        self._scheduler.load_state_dict(dict(state["state"]))
+        for group, saved in groups:
+            group.update(saved)
 
-def _check_disjoint(groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
+
+def check_disjoint(groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
+    """Refuse groups that have parameters in common, with a `ConfigError`."""
     for (name, one), (other_name, other) in itertools.combinations(groups.items(), 2):
         if shared := sorted(list(parameter.shape) for parameter in {*one} & {*other}):
             raise ConfigError(

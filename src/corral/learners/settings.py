@@ -28,13 +28,18 @@ class LearningSpec:
 
     Attributes:
         loss: The loss, a pure function.
-        optimizer_class: A `torch.optim.Optimizer`, called with the parameters and `optimizer_config`.
-        optimizer_config: Keyword arguments of the optimizer, apart from `lr`, which every update gives.
+        optimizer_class: A `torch.optim.Optimizer`, called with the parameters and `optimizer_config`; or one for each
+            group of parameters, by name.
+        optimizer_config: Keyword arguments of the optimizer, apart from `lr`, which every update gives; if there is an
+            optimizer for each group, by name of the group.
+        lr_scheduler: Makes a scheduler of torch for an optimizer; it steps after each update of the module. `None` is
+            none.
     """
 
     loss: Loss
-    optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam
+    optimizer_class: type[torch.optim.Optimizer] | Mapping[str, type[torch.optim.Optimizer]] = torch.optim.Adam
     optimizer_config: Mapping[str, Any] = field(default_factory=dict)
+    lr_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
 
 
 @dataclass(frozen=True)
