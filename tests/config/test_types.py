@@ -44,8 +44,6 @@ agents.multi_agent(policies={"main": {}, "other": None, "rules": {"model_config"
 agents.multi_agent(policies=dict.fromkeys(["main", "other"]), policies_to_train=None)
 agents.multi_agent(shared_layers={"policy_encoder": ["main", "other"], "value_encoder": [["a", "b"], ["c", "d"]]})
 agents.multi_agent(algorithm_config_overrides_per_module={"main": {"lr": 1e-4}})
-td3: TD3Config = TD3Config().training(critic_lr=1e-3, policy_delay=3, target_noise=0.1)
-ddpg: DDPGConfig = DDPGConfig().training(actor_lr=1e-4, target_noise_clip=0.3)
 
 PPOConfig().multi_agent(policies="main")  # error: Argument "policies"
 PPOConfig().multi_agent(policies={"main": 3})  # error: Dict entry 0 has incompatible type
