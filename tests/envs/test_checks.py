@@ -60,9 +60,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"observation_space": spaces.Dict({"a": spaces.Tuple((BOX, spaces.Text(3)))})},
         ["unsupported observation space Text", "observation_space/a/1"],
     ),
-    "a Dict action space": (
-        {"action_space": spaces.Dict({"move": spaces.Discrete(2)})},
-        ["unsupported action space Dict", "use Discrete, MultiDiscrete, MultiBinary or a floating-point Box"],
+    "a text in a Dict action space": (
+        {"action_space": spaces.Dict({"move": spaces.Text(2)})},
+        ["unsupported action space Text", "at action_space/move", "use Discrete, MultiDiscrete, MultiBinary, a float"],
     ),
     "an integer Box action space": ({"action_space": spaces.Box(0, 5, (2,), np.int32)}, ["unsupported action space"]),
     "shape in reset": ({"reset_obs": np.zeros(3, np.float32)}, ["observation must have shape (2,), got (3,)", "reset"]),
