@@ -48,7 +48,7 @@ def limit(options: Options) -> Fields:
             algo.train()
 
         def update() -> None:
-            assert algo.learn(1)
+            assert list(algo.learn("default_policy", 1))  # which yields after each update
 
         products = _products()
 
