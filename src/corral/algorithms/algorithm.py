@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from corral.episodes.rollout import Rollout
     from corral.loggers.progress import Mode
     from corral.runners.runner import EnvRunner
+    from corral.transforms.pipeline import Pipeline
+    from corral.transforms.transform import State
 
 log = logging.getLogger("corral")
 
@@ -173,7 +175,7 @@ class Algorithm(metaclass=_WithHints):
         self.stop_requested: str | None = None
         self.run_dir: Path | None = None
         self._num_steps_trained = 0  # rows of all gradient steps of the iteration, over all modules
-        self._num_exploration_versions = 0  # times that the exploration changed its weights
+        self._num_exploration_versions = 0  # times that explorations or transforms changed what runners need
         self._stopped = False
         self._shown: BaseException | None = None  # the exception that on_exception saw
         self._restored: dict[str, Any] = dict(NOT_RESTORED)
@@ -204,6 +206,7 @@ class Algorithm(metaclass=_WithHints):
             self.weight_providers: dict[str, Callable[[], Mapping[str, Any]]] = {
                 "modules": self.learner_group.get_acting_weights,
                 "exploration": self._exploration_weights,
+                "transforms": self.get_transform_states,
             }
             self.setup()  # which may add a part to the weights
             self.sync_weights()
@@ -413,6 +416,37 @@ class Algorithm(metaclass=_WithHints):
             return self.exploration.get_weights()
         return {name: arrays for name, each in self.explorations.items() if (arrays := each.get_weights())}
 
+    # Transforms of observations and rewards.
+
+    def get_pipeline(self, module_id: str | None = None) -> Pipeline | None:
+        """Return the transforms of a module with their present statistics, or `None` if it has none."""
+        return self._policies[self.find_module_id(module_id)].pipeline
+
+    def get_transform_states(self) -> dict[str, Mapping[str, State]]:
+        """Return the statistics of transforms by module id, for the modules that have any."""
+        pipelines = {module_id: policy.pipeline for module_id, policy in self._policies.items()}
+        return {name: each.state for name, each in pipelines.items() if each is not None and each.state}
+
+    def set_transform_states(self, states: Mapping[str, Mapping[str, State]]) -> None:
+        """Use other statistics of transforms, by module id, from now on; runners get them with the next weights."""
+        for module_id, state in states.items():
+            policy = self._policies.get(module_id)  # there is none if the module was removed
+            if policy is not None and policy.pipeline is not None:
+                policy.pipeline = policy.pipeline.with_state(state)
+
+    def _merge_statistics(self, rollouts: Sequence[Rollout]) -> None:
+        """Merge the statistics that rollouts carry into those of the modules that learn."""
+        if not self.get_transform_states():
+            return
+        merged = {}
+        for module_id, parts in group_by_module(rollouts).items():
+            pipeline, measured = self.get_pipeline(module_id), [part.measured for part in parts if part.measured]
+            if pipeline is not None and measured and self.trains(module_id):
+                merged[module_id] = pipeline.merged(measured).state
+        if merged:
+            self.set_transform_states(merged)
+            self._num_exploration_versions += 1  # though the learners took no step
+
     # Pieces of a training step.
 
     def log_learner_results(self, results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -454,6 +488,7 @@ class Algorithm(metaclass=_WithHints):
             self.num_env_steps_sampled_lifetime += num_env_steps  # also if an exception ends the next round
             left -= count_agent_steps(arrived) if by_agent else num_env_steps
             rollouts += arrived
+        self._merge_statistics(rollouts)
         if learning := {name: each for name, each in self.explorations.items() if overrides_method(each, "learn")}:
             self._let_explorations_learn(learning, group_by_module(rollouts))
         return rollouts

@@ -19,7 +19,14 @@ from corral.errors import CheckpointError, ConfigError
 IMPORTED = frozenset(
     {
         *("algo", "env", "wrappers", "optimizer", "module_class", "callbacks_class", "callback_functions"),
-        *("env_task_fn", "env_reset_fn", "custom_evaluation_function", "policy_mapping_fn", "policies_to_train"),
+        *(
+            "transforms",
+            "env_task_fn",
+            "env_reset_fn",
+            "custom_evaluation_function",
+            "policy_mapping_fn",
+            "policies_to_train",
+        ),
     }
 )
 """Settings whose strings are read as import paths; their names are unique among all groups."""
@@ -75,6 +82,9 @@ def _import_paths(values: Any) -> Iterator[tuple[str, str]]:
                 yield from _import_paths(settings)
         elif name == "policies_to_train" and isinstance(value, list):
             continue  # ids
+        elif name == "transforms":
+            types = [part.get("type") if isinstance(part, Mapping) else part for part in value or ()]
+            yield from ((name, path) for path in _strings(types) if _is_path(path))
         elif name == "exploration_config":
             yield from ((name, path) for path in _strings(value) if _is_path(path))
         elif name in IMPORTED:

@@ -514,6 +514,7 @@ class AlgorithmConfig(
     def module_spec(self, observation_space: Any, action_space: Any) -> ModuleSpec:
         """Return the spec of the module for these spaces; `spec.build()` makes a module."""
         from corral.modules.spec import ModuleSpec
+        from corral.transforms.pipeline import Pipeline
 
         return ModuleSpec(
             self.module_class or self.default_module_class,
@@ -521,6 +522,7 @@ class AlgorithmConfig(
             action_space,
             {**self.model_config, **self.module_settings},
             self.seed or 0,
+            Pipeline.build(self.transforms, observation_space, gamma=self.gamma),
         )
 
     def module_specs(

@@ -48,6 +48,16 @@ class EnvironmentSettings:
     disable_env_checking: bool = False
 
 
+def _transforms(value: Any) -> Any:
+    from corral.transforms.settings import make_transforms
+
+    return make_transforms(value)
+
+
+Transforms = Annotated[list[Any], BeforeValidator(_transforms)]
+"""Transforms, or what names them."""
+
+
 @dataclass(kw_only=True)
 class EnvRunnersSettings:
     """Settings of sampling.
@@ -71,6 +81,9 @@ class EnvRunnersSettings:
         straggler_factor: Ratio of durations above which a round does not wait for a runner that is slower than the
             others in several rounds; its fragments count when they arrive. `None` always waits for all runners. A
             round of complete episodes waits for all runners too.
+        transforms: Transforms of observations and rewards between the env and the module, in order, such as
+            `[FrameStack(4), NormalizeObservations()]`: instances or classes of `corral.Transform`, their names or
+            import paths, or dicts with `type` and settings. See docs/transforms.md.
         num_cpus_per_env_runner: CPUs that Ray reserves for each runner.
         num_gpus_per_env_runner: GPUs that Ray reserves for each runner; in processes on this machine the runners share
             the GPUs of the machine.
@@ -86,6 +99,7 @@ class EnvRunnersSettings:
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     sample_timeout_s: PositiveFloat = 60.0
     straggler_factor: Annotated[float, Field(ge=1)] | None = 3.0
+    transforms: Transforms = field(default_factory=list)
     num_cpus_per_env_runner: NonNegativeFloat = 1
     num_gpus_per_env_runner: NonNegativeFloat = 0
     custom_resources_per_env_runner: dict[str, NonNegativeFloat] = field(default_factory=dict)

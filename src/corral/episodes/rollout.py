@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from corral.errors import ColumnError
 
 if TYPE_CHECKING:
     from corral.modules.distributions import ActionDistribution
+    from corral.transforms.pipeline import History, Pipeline
+    from corral.transforms.transform import State
 
 
 class Rollout(StepColumns):
@@ -57,6 +59,10 @@ class Rollout(StepColumns):
         continues: Whether row 0 continues where the runner's previous rollout stopped; False after a reset of all envs.
         broken: Row and sub-env of each step that failed, in the order of time. The sub-env was recreated there. Its
             episode ended before that row, neither terminated nor truncated, and another begins with the next row.
+        pipeline: Transforms with the statistics that were used when the actions were chosen; `None` if the module saw
+            `obs` itself.
+        history: What temporal transforms need besides the columns, or `None`.
+        measured: Statistics of the observations and rewards of this rollout, by transform.
         num_rows: Rows written so far; T once the rollout is complete.
         num_env_steps: Env steps taken, once the rollout is complete: the number of valid entries, before any callback
             changed `valid`.
@@ -69,7 +75,10 @@ class Rollout(StepColumns):
     logp = ColumnAttribute()
     row_times_s = ColumnAttribute()
 
-    __slots__ = ("broken", "carry", "continues", "notes", "num_env_steps", "weights_version", "worker_index")
+    __slots__ = (
+        *("broken", "carry", "continues", "history", "measured", "notes", "num_env_steps", "pipeline"),
+        *("weights_version", "worker_index"),
+    )
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
         """Take columns with room for as many rows as `rewards` has."""
@@ -81,6 +90,9 @@ class Rollout(StepColumns):
         self.num_env_steps = 0
         self.notes: dict[tuple[int, int], Notes] = {}
         self.broken: list[tuple[int, int]] = []
+        self.pipeline: Pipeline | None = None
+        self.history: History | None = None
+        self.measured: Mapping[str, State] = {}
 
     @classmethod
     def allocate(cls, num_rows: int, num_envs: int, space: Tree, distribution: ActionDistribution) -> Rollout:
@@ -246,6 +258,36 @@ class Rollout(StepColumns):
         return SingleAgentEpisode.view(id_, env_index, self)
 
     # Batches.
+
+    @property
+    def module_obs(self) -> Tree:
+        """The observations as the module saw them, a tree of `[T + 1, N, ...]`: `obs` after the transforms."""
+        return self.for_module().obs
+
+    def for_module(self) -> Rollout:
+        """Return the rollout with observations and rewards as the module learns from them: after the transforms.
+
+        The other columns are shared. Without transforms it is this rollout.
+        """
+        if self.pipeline is None:
+            return self
+        seen = self._with_obs(*self.pipeline.for_module(self.obs, self.final_obs, self.history))
+        if self.pipeline.changes_rewards:
+            seen.columns["rewards"] = self.pipeline.rewards(self.rewards)
+        seen.observation_space = self.pipeline.module_space
+        return seen
+
+    def for_replay(self) -> Rollout:
+        """Return the rollout with observations as a replay buffer stores them: after the last temporal transform."""
+        if self.pipeline is None or not self.pipeline.num_stored:
+            return self
+        return self._with_obs(*self.pipeline.for_replay(self.obs, self.final_obs, self.history))
+
+    def _with_obs(self, obs: Tree, final_obs: dict[tuple[int, int], Tree]) -> Rollout:
+        other = copy.copy(self)
+        other.columns, other.final_obs = {**self.columns, "obs": obs}, final_obs
+        other.pipeline = other.history = None
+        return other
 
     def evaluate(self, value_fn: Callable[[Tree], NDArray[np.float32]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the values that return computations need.

@@ -8,14 +8,19 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from gymnasium import spaces
 
 from corral.core.settings import import_path, path_of
 from corral.core.space_descriptions import describe_space, described_space
 from corral.errors import CheckpointError, ConfigError
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
+from corral.transforms.pipeline import Pipeline
+from corral.transforms.settings import BUILT_IN, describe_transform, make_transforms, settings_of
 
 # Module classes of the library, by their names in descriptions; other classes are named by their import paths.
 MODULE_CLASSES = {
@@ -26,11 +31,14 @@ MODULE_CLASSES = {
 }
 
 
-def policy_description(spec: ModuleSpec, *, acts_by_module: bool = True) -> dict[str, Any]:
+def policy_description(
+    spec: ModuleSpec, *, pipeline: Pipeline | None = None, acts_by_module: bool = True
+) -> dict[str, Any]:
     """Return the description of a policy, in types that JSON holds.
 
     Args:
         spec: Spec of its module.
+        pipeline: Transforms of its observations, with their statistics.
         acts_by_module: Whether actions without exploration are the most likely actions of the module.
 
     Raises:
@@ -42,12 +50,14 @@ def policy_description(spec: ModuleSpec, *, acts_by_module: bool = True) -> dict
         spaces = {name: describe_space(getattr(spec, name)) for name in ("observation_space", "action_space")}
     except ValueError as error:
         raise CheckpointError(f"the policy cannot be saved: {error}") from error
+    transforms = {} if pipeline is None else {"transforms": describe_pipeline(pipeline)}
     return {
         **spaces,
         "module_class": cls.__name__ if own else path_of(cls),
         "model_config": {name: value for name, value in spec.model_config.items() if name not in unnamed},
         "unnamed": unnamed,
         "acts_by_module": acts_by_module,
+        **transforms,
     }
 
 
@@ -86,7 +96,9 @@ def described_spec(
         raise CheckpointError(
             f"the module has settings that no file can hold ({', '.join(missing)}): give model_config={{{given}}}."
         )
-    return ModuleSpec(module_class or _class_named(name), observation_space, action_space, settings)
+    pipeline = described_pipeline(description.get("transforms", ()), observation_space)
+    cls = module_class or _class_named(name)
+    return ModuleSpec(cls, observation_space, action_space, settings, pipeline=pipeline)
 
 
 def _class_named(name: str) -> type[Module]:
@@ -114,3 +126,66 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+
+
+# Pipelines in the description of a policy.
+
+
+def describe_pipeline(pipeline: Pipeline) -> list[dict[str, Any]]:
+    """Return a pipeline with its statistics, in types that JSON holds.
+
+    Transforms that change nothing but rewards are left out. A transform whose settings no file can hold is described
+    without them, and says so.
+    """
+    return [
+        {
+            **describe_transform(transform),
+            "unnamed": settings_of(transform) is None,
+            "state": {name: array.tolist() for name, array in pipeline.state_of(index).items()},
+        }
+        for index, transform in enumerate(pipeline.transforms)
+        if not pipeline.only_changes_rewards(index)
+    ]
+
+
+def described_pipeline(
+    described: Sequence[Mapping[str, Any]], space: spaces.Space[Any], given: Sequence[Any] | None = None
+) -> Pipeline | None:
+    """Return the pipeline of a description: the inverse of `describe_pipeline`.
+
+    Args:
+        described: The description.
+        space: Space of one observation of the env.
+        given: Transforms to use in place of those that the description names, with its statistics.
+
+    Raises:
+        CheckpointError: The description is damaged, or a class cannot be imported.
+    """
+    from corral.checkpoint.imports import check_import  # here: what writes checkpoints imports this module
+
+    try:
+        parts = [dict(part) for part in described]
+        states = [part.pop("state", {}) for part in parts]
+        unnamed = [str(part["type"]) for part in parts if part.pop("unnamed", False)]
+        if given is None:
+            if unnamed:
+                raise CheckpointError(
+                    f"no file can hold the settings of the transforms {', '.join(unnamed)}: give transforms=[...]."
+                )
+            for part in parts:
+                if part["type"] not in BUILT_IN:
+                    check_import(part["type"], "transforms", "policies.json")
+        transforms = make_transforms(parts if given is None else list(given))
+        pipeline = Pipeline.build(transforms, space)
+        if pipeline is None or not any(states):
+            return pipeline
+        arrays = [{name: np.array(value, np.float64) for name, value in state.items()} for state in states]
+        found = {name: arrays[index] for index, name in pipeline.state_names.items()}
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            f"the transforms of the policy cannot be made: {type(error).__name__}: {error}"
+        ) from error
+    pipeline.check_state(found)
+    return pipeline.with_state(found)

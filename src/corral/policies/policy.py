@@ -24,6 +24,7 @@ from corral.policies.description import described_spec
 
 if TYPE_CHECKING:
     from corral.checkpoint import Checkpoint
+    from corral.transforms.pipeline import Pipeline
 
 
 class Policy:
@@ -36,20 +37,25 @@ class Policy:
         module: The module, in evaluation mode.
         observation_space: Space of one observation; floats are float32, and other floats are cast.
         action_space: Space of one env action.
+        pipeline: Transforms of the observations, with their statistics; `None` without transforms.
     """
 
     _CALLS: ClassVar[tuple[str, str]] = ("policy(obs)", "policy.batch(obs)")  # for one observation, and for a batch
 
-    def __init__(self, module: Module, *, seed: int | None = 0) -> None:
+    def __init__(self, module: Module, *, pipeline: Pipeline | None = None, seed: int | None = 0) -> None:
         """Keep the module, whose weights are read now.
 
         Args:
             module: The module.
+            pipeline: Transforms of the observations.
             seed: Seed of the actions that are drawn with `explore=True`; `None` draws others in each process.
         """
         self._inference = Inference(module)
         self.module = self._inference.module
-        self.observation_space: spaces.Space[Any] = module.observation_space
+        self.pipeline = pipeline
+        self.observation_space: spaces.Space[Any] = (
+            module.observation_space if pipeline is None else pipeline.observation_space
+        )
         self.action_space: spaces.Space[Any] = module.action_space
         self._spaces = space_tree(self.observation_space)
         self._rng = np.random.default_rng(seed)
@@ -77,6 +83,8 @@ class Policy:
         shape = np.shape(next(iter(leaves(obs)), ()))
         self.check_obs(obs, batch=(shape[0] if shape else 1,))
         obs = map_tree(lambda space, leaf: np.asarray(leaf, space.dtype), self._spaces, obs)
+        if self.pipeline is not None:
+            obs = self.pipeline.batch(obs)
         self._inference.begin_sample(explore, self._rng)
         return self.module.distribution.to_env(np.asarray(self._choose(obs, self._outputs(obs), explore)))
 
@@ -174,7 +182,8 @@ def checkpoint_policy(
         raise CheckpointError(f"{checkpoint.path} has no policy {module_id!r}. {nearest(module_id, ids)}")
     try:
         description = checkpoint.policies[module_id]
-        module = described_spec(description, module_class=module_class, model_config=model_config).build()
+        spec = described_spec(description, module_class=module_class, model_config=model_config)
+        module = spec.build()
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
     except Exception as error:  # of a custom class, or of settings that do not fit it
@@ -189,4 +198,4 @@ def checkpoint_policy(
             f"{checkpoint.path}: its weights do not fit {type(module).__name__}: {error}. Give the class and the "
             "settings with which it was trained."
         ) from error
-    return Policy(module, seed=seed)
+    return Policy(module, pipeline=spec.pipeline, seed=seed)

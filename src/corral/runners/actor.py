@@ -13,9 +13,11 @@ from corral.exploration.base import overrides_method
 from corral.modules.distributions import module_action_space
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.inference import Inference
+from corral.transforms.rows import RowTransforms
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.episodes.rollout import Rollout
     from corral.modules.spec import ModuleSpec
 
 Choices = tuple[Any, NDArray[np.float32], Any]
@@ -32,6 +34,7 @@ class Actor:
         exploration: Chooses actions.
         row_distribution: What the exploration is given for one row.
         action_space: Space of one module action.
+        transforms: Transforms of the module in use, or `None`.
     """
 
     def __init__(
@@ -64,6 +67,10 @@ class Actor:
         self.action_space = module_action_space(action_space)
         self._env_action_space, self._worker_index, self._rng = action_space, worker_index, rng
         self.row_distribution = RowDistribution(self.distribution, rng)
+        self.transforms: RowTransforms | None = None
+        if spec.pipeline is not None:
+            action = np.zeros(self.distribution.action_shape, self.distribution.action_dtype)
+            self.transforms = RowTransforms(spec.pipeline, action, num_rows)
         self.make_exploration(config, num_rows)
 
     def choose_by_rules(self, obs: Tree, acts: NDArray[np.bool_]) -> Choices:
@@ -77,6 +84,8 @@ class Actor:
             ConfigError: The actions do not fit the action space.
         """
         assert isinstance(self.module, HeuristicModule)
+        if self.transforms is not None:
+            obs = self.transforms(obs, acts)
         chosen = self.module.checked_actions(map_tree(lambda leaf: leaf[acts], obs), self._rng)
         actions = np.zeros((len(acts), *chosen.shape[1:]), chosen.dtype)
         actions[acts] = chosen
@@ -98,6 +107,8 @@ class Actor:
             Actions `[B, ...]`, outputs float32 `[B, D]`, and `None` or log-probabilities `[B]`.
         """
         row = self.row_distribution
+        if self.transforms is not None:
+            obs = self.transforms(obs, begins)
         if self._sees_begins and not random_actions:
             self.exploration.begin_episodes(begins, timestep=timestep, explore=explore)
         row.obs, row.inputs = obs, self._no_outputs if self.is_heuristic else self.inference(obs)
@@ -107,6 +118,23 @@ class Actor:
             action_distribution=row, timestep=timestep, explore=explore
         )
         return actions, row.inputs, logp
+
+    def describe_sight(self, rollout: Rollout) -> None:
+        """Let a rollout know how the module saw its observations; see `Rollout.for_module`."""
+        if self.transforms is not None:
+            rollout.pipeline, rollout.history = self.transforms.pipeline, self.transforms.history()
+
+    def measure(self, rollout: Rollout) -> None:
+        """Let a rollout carry the statistics of its observations and rewards, which the algorithm merges."""
+        if self.transforms is not None:
+            rollout.measured = self.transforms.measure(
+                rollout.obs,
+                rollout.rewards,
+                rollout.valid,
+                rollout.done,
+                rollout.history,
+                continues=rollout.continues,
+            )
 
     def make_exploration(self, config: AlgorithmConfig, num_rows: int) -> None:
         """Make an exploration for `num_rows` observations at once, which continues from the state of the one before."""

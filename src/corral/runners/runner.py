@@ -156,6 +156,7 @@ class EnvRunner:
             self.metrics.log_reserved(name, [], reduce="mean", window=1)
         self.weight_receivers["modules"] = self._set_module_weights
         self.weight_receivers["exploration"] = self._set_exploration_weights
+        self.weight_receivers["transforms"] = self._set_transform_states
 
     def _make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
         action_space = self.env.single_action_space
@@ -337,6 +338,7 @@ class EnvRunner:
                     self._check_actions(rollout, "on_postprocess_trajectory")
                 self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
                 self._check_actions(rollout, "on_sample_end")
+            self._measure(rollout)
         except BaseException:
             self._needs_reset = True  # the next rollout would not continue one that anybody has
             if num_counted[0]:
@@ -566,7 +568,15 @@ class EnvRunner:
     def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
         """Complete what the modules and explorations know of the actions of a rollout."""
         fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
+        self.actors[DEFAULT_MODULE_ID].describe_sight(rollout)
         self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
+
+    def _measure(self, rollout: Rollout) -> None:
+        """Measure what statistics of transforms need; evaluation changes no statistics."""
+        if not self.config.in_evaluation:
+            with self.timers.time("storage"):
+                for module_id, part in rollout.by_module().items():
+                    self.actors[module_id].measure(part)
 
     def _log_counts(self, num_env_steps: int, num_episodes: int) -> None:
         """Count the steps and the episodes of a rollout, or with negative numbers, of a rollout that was lost."""
@@ -631,6 +641,12 @@ class EnvRunner:
 
     def _set_exploration_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         self.exploration.set_weights(weights)
+
+    def _set_transform_states(self, states: Mapping[str, Any]) -> None:
+        for module_id, state in states.items():
+            actor = self.actors.get(module_id)  # there is none if the module was removed
+            if actor is not None and actor.transforms is not None:
+                actor.transforms.set_state(state)
 
     def get_metrics(self) -> tuple[Parts, dict[str, float], int]:
         """Return metrics and seconds of the timers since the last call, and the number of callback errors so far."""
