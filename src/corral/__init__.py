@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from corral.transforms.observations import NormalizeObservations as NormalizeObservations
     from corral.transforms.rewards import ClipRewards as ClipRewards
     from corral.transforms.rewards import NormalizeRewards as NormalizeRewards
+    from corral.transforms.temporal import FrameStack as FrameStack
+    from corral.transforms.temporal import PrevActionsPrevRewards as PrevActionsPrevRewards
     from corral.transforms.transform import TemporalTransform as TemporalTransform
     from corral.transforms.transform import Transform as Transform
 
@@ -62,6 +64,7 @@ _HOMES = {
     "EpisodeReset": "corral.envs.episode_resets",
     "Exploration": "corral.exploration.base",
     "FlattenObservations": "corral.transforms.observations",
+    "FrameStack": "corral.transforms.temporal",
     "HeuristicModule": "corral.modules.heuristic",
     "Module": "corral.modules.module",
     "MultiAgentEnv": "corral.envs.multi_agent_env",
@@ -72,6 +75,7 @@ _HOMES = {
     "PPOConfig": "corral.algorithms.ppo",
     "Policy": "corral.policies.policy",
     "PolicyEvaluation": "corral.policies.evaluate",
+    "PrevActionsPrevRewards": "corral.transforms.temporal",
     "RandomModule": "corral.modules.heuristic",
     "SAC": "corral.algorithms.sac",
     "SACConfig": "corral.algorithms.sac",

@@ -25,7 +25,7 @@ MIXED: Any = spaces.Dict(
 
 
 def build(*transforms: Transform, space: Any = VECTOR) -> Pipeline:
-    pipeline = Pipeline.build(transforms, space)
+    pipeline = Pipeline.build(transforms, space, spaces.Discrete(2))
     assert pipeline is not None
     return pipeline
 
@@ -62,13 +62,10 @@ def test_the_space_of_your_own_transform_is_found_by_calling_it() -> None:
 def test_transforms_are_applied_in_order_to_batches_and_to_columns() -> None:
     pipeline, rng = build(Halve(), ClipObservations(-0.5, 0.5), FirstTwo()), np.random.default_rng(0)
     columns = rng.normal(size=(6, 4, 3)).astype(np.float32)
-    final = {(2, 1): rng.normal(size=3).astype(np.float32)}
     expected = np.clip(columns / 2, -0.5, 0.5)[..., :2]
-    seen, finals = pipeline.for_module(columns, final, None)
-    np.testing.assert_array_equal(seen, expected)
-    np.testing.assert_array_equal(finals[2, 1], np.clip(final[2, 1] / 2, -0.5, 0.5)[:2])
-    np.testing.assert_array_equal(pipeline.batch(columns[3]), expected[3])
-    assert pipeline.batch(columns[3]).dtype == np.float32
+    np.testing.assert_array_equal(pipeline.columns_from_stored(columns), expected)
+    np.testing.assert_array_equal(pipeline.from_stored(columns[3]), expected[3])
+    assert pipeline.from_stored(columns[3]).dtype == np.float32
 
 
 def test_normalising_uses_mean_and_deviation_of_all_fragments() -> None:
@@ -76,14 +73,16 @@ def test_normalising_uses_mean_and_deviation_of_all_fragments() -> None:
     data = rng.normal([0, 5, -100], [1, 2, 30], (7, 10, 4, 3)).astype(np.float32)  # fragments [T + 1, N, 3]
     valid = rng.random((7, 9, 4)) < 0.8
     steps = np.concatenate([fragment[:-1][mask] for fragment, mask in zip(data, valid, strict=True)]).astype(np.float64)
-    parts = [pipeline.measure(part, {}, None, mask, {}) for part, mask in zip(data, valid, strict=True)]
+    parts = [pipeline.measure(part[:-1][mask], {}) for part, mask in zip(data, valid, strict=True)]
     one_by_one = pipeline
     for part in parts:
         one_by_one = one_by_one.merged([part])
     for merged in (pipeline.merged(parts), one_by_one):
         expected = np.clip((data[0, 0] - steps.mean(0)) / np.sqrt(steps.var(0) + 1e-8), -10, 10)
-        np.testing.assert_allclose(merged.batch(data[0, 0]), expected, rtol=1e-4, atol=1e-5)
-    assert pipeline.batch(data[0, 0]).tolist() == np.clip(data[0, 0], -10, 10).tolist()  # it did not change itself
+        np.testing.assert_allclose(merged.from_stored(data[0, 0]), expected, rtol=1e-4, atol=1e-5)
+    assert (
+        pipeline.from_stored(data[0, 0]).tolist() == np.clip(data[0, 0], -10, 10).tolist()
+    )  # it did not change itself
 
 
 def test_only_floating_point_parts_are_normalised() -> None:
@@ -93,11 +92,10 @@ def test_only_floating_point_parts_are_normalised() -> None:
         "kind": rng.integers(1, 4, 20),
         "image": rng.integers(0, 256, (20, 8, 8)).astype(np.uint8),
     }
-    columns = {name: leaf[:, None] for name, leaf in obs.items()}
-    pipeline = pipeline.merged([pipeline.measure(columns, {}, None, np.ones((19, 1), bool), {})])
-    seen = pipeline.batch(obs)
+    pipeline = pipeline.merged([pipeline.measure(obs, {})])
+    seen = pipeline.from_stored(obs)
     assert seen["kind"] is obs["kind"] and seen["image"] is obs["image"]
-    np.testing.assert_allclose(seen["place"][:19].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(seen["place"].mean(0), 0, atol=1e-6)
     assert pipeline.module_space["place"].high.tolist() == [5.0, 5.0]
     assert pipeline.module_space["image"] == MIXED["image"]
 
@@ -111,7 +109,7 @@ def test_flattening_gives_one_vector_with_one_hot_parts() -> None:
     }
     assert pipeline.module_space.shape == (64 + 3 + 2,)
     expected = [*range(64), 0, 1, 0, 0.5, -0.5]  # in the order of the space, which sorts its keys
-    assert pipeline.batch(obs).tolist() == [expected]
+    assert pipeline.from_stored(obs).tolist() == [expected]
 
 
 @dataclass
@@ -160,7 +158,7 @@ def test_a_transform_that_does_not_fit_its_space_is_named(transforms: list[Trans
 
 def test_a_transform_that_changes_the_shape_later_is_named() -> None:
     with pytest.raises(ConfigError, match=r"Shrinks returned float32\[5, 1\] for 5 observations"):
-        build(Shrinks()).batch(np.zeros((5, 3), np.float32))
+        build(Shrinks()).from_stored(np.zeros((5, 3), np.float32))
 
 
 def test_nothing_to_normalise_is_refused() -> None:

@@ -420,7 +420,7 @@ class Algorithm(metaclass=_WithHints):
 
     def get_pipeline(self, module_id: str | None = None) -> Pipeline | None:
         """Return the transforms of a module with their present statistics, or `None` if it has none."""
-        return self._policies[self.find_module_id(module_id)].pipeline
+        return self.get_policy(module_id).pipeline
 
     def get_transform_states(self) -> dict[str, Mapping[str, State]]:
         """Return the statistics of transforms by module id, for the modules that have any."""
@@ -860,6 +860,14 @@ class Algorithm(metaclass=_WithHints):
         self._policies[module_id].check_obs(obs)
         batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
         return self.compute_actions(batch, explore=explore, module_id=module_id)[0]
+
+    def get_policy(self, module_id: str | None = None) -> DriverPolicy:
+        """Return the policy with which `compute_actions` acts; its `reset` begins an episode.
+
+        Raises:
+            ConfigError: There is no such module, or there are several and none was named.
+        """
+        return self._policies[self.find_module_id(module_id)]
 
     def agent_policies(self) -> AgentPolicies:
         """Return the policies of several agents with their mapping, which choose actions as `compute_actions` does."""

@@ -522,7 +522,7 @@ class AlgorithmConfig(
             action_space,
             {**self.model_config, **self.module_settings},
             self.seed or 0,
-            Pipeline.build(self.transforms, observation_space, gamma=self.gamma),
+            Pipeline.build(self.transforms, observation_space, action_space, gamma=self.gamma),
         )
 
     def module_specs(

@@ -21,7 +21,7 @@ from corral.errors import ColumnError
 
 if TYPE_CHECKING:
     from corral.modules.distributions import ActionDistribution
-    from corral.transforms.pipeline import History, Pipeline
+    from corral.transforms.pipeline import Pipeline
     from corral.transforms.transform import State
 
 
@@ -61,7 +61,9 @@ class Rollout(StepColumns):
             episode ended before that row, neither terminated nor truncated, and another begins with the next row.
         pipeline: Transforms with the statistics that were used when the actions were chosen; `None` if the module saw
             `obs` itself.
-        history: What temporal transforms need besides the columns, or `None`.
+        stored: For a pipeline that stacks frames or looks back otherwise, a tree of `[T + 1, N, ...]`: `obs` after the
+            last such transform.
+        final_stored: By (row, sub-env) as in `final_obs`, the final observation after the last such transform.
         measured: Statistics of the observations and rewards of this rollout, by transform.
         num_rows: Rows written so far; T once the rollout is complete.
         num_env_steps: Env steps taken, once the rollout is complete: the number of valid entries, before any callback
@@ -74,9 +76,10 @@ class Rollout(StepColumns):
     dist_inputs = ColumnAttribute()
     logp = ColumnAttribute()
     row_times_s = ColumnAttribute()
+    stored = ColumnAttribute()
 
     __slots__ = (
-        *("broken", "carry", "continues", "history", "measured", "notes", "num_env_steps", "pipeline"),
+        *("broken", "carry", "continues", "final_stored", "measured", "notes", "num_env_steps", "pipeline"),
         *("weights_version", "worker_index"),
     )
 
@@ -91,7 +94,7 @@ class Rollout(StepColumns):
         self.notes: dict[tuple[int, int], Notes] = {}
         self.broken: list[tuple[int, int]] = []
         self.pipeline: Pipeline | None = None
-        self.history: History | None = None
+        self.final_stored: dict[tuple[int, int], Tree] = {}
         self.measured: Mapping[str, State] = {}
 
     @classmethod
@@ -271,22 +274,25 @@ class Rollout(StepColumns):
         """
         if self.pipeline is None:
             return self
-        seen = self._with_obs(*self.pipeline.for_module(self.obs, self.final_obs, self.history))
-        if self.pipeline.changes_rewards:
-            seen.columns["rewards"] = self.pipeline.rewards(self.rewards)
-        seen.observation_space = self.pipeline.module_space
+        seen, pipeline = self.for_replay(), self.pipeline
+        finals = {}
+        if seen.final_obs:
+            rows = pipeline.from_stored(map_tree(lambda *leaf: np.stack(leaf), *seen.final_obs.values()))
+            finals = {key: map_tree(lambda leaf, i=i: leaf[i], rows) for i, key in enumerate(seen.final_obs)}
+        seen = self._with_obs(pipeline.columns_from_stored(seen.obs), finals)
+        seen.observation_space = pipeline.module_space
+        if pipeline.changes_rewards:
+            seen.columns["rewards"] = pipeline.rewards(self.rewards)
         return seen
 
     def for_replay(self) -> Rollout:
         """Return the rollout with observations as a replay buffer stores them: after the last temporal transform."""
-        if self.pipeline is None or not self.pipeline.num_stored:
-            return self
-        return self._with_obs(*self.pipeline.for_replay(self.obs, self.final_obs, self.history))
+        return self._with_obs(self.stored, self.final_stored) if "stored" in self else self
 
     def _with_obs(self, obs: Tree, final_obs: dict[tuple[int, int], Tree]) -> Rollout:
         other = copy.copy(self)
-        other.columns, other.final_obs = {**self.columns, "obs": obs}, final_obs
-        other.pipeline = other.history = None
+        other.columns = {**{name: column for name, column in self.columns.items() if name != "stored"}, "obs": obs}
+        other.final_obs, other.final_stored, other.pipeline = final_obs, {}, None
         return other
 
     def evaluate(self, value_fn: Callable[[Tree], NDArray[np.float32]]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -22,9 +22,12 @@ from corral.episodes.infos import Infos
 from corral.errors import nearest
 
 STANDARD_COLUMNS = frozenset(
-    {"obs", "actions", "rewards", "terminated", "truncated", "valid", "dist_inputs", "logp", "row_times_s"}
+    {"obs", "actions", "rewards", "terminated", "truncated", "valid", "dist_inputs", "logp", "row_times_s", "stored"}
 )
 """Names of the columns that the library writes; user code added any other column."""
+
+COLUMNS_OF_OBS = frozenset({"obs", "stored"})
+"""Names of the columns with one row more, `[T + 1, L, ...]`: what the actions saw, and what the last step led to."""
 
 _FIRST_CAPACITY = 64
 
@@ -168,7 +171,7 @@ class StepColumns:
             return larger
 
         for name, column in self.columns.items():
-            extra = int(name == "obs")
+            extra = int(name in COLUMNS_OF_OBS)
             if isinstance(column, np.ndarray):
                 self.columns[name] = resized(column, extra)
             else:

@@ -12,7 +12,7 @@ from corral.episodes.step_columns import STANDARD_COLUMNS
 from corral.errors import ColumnError, nearest
 
 _READ_ONLY = ("next_obs", "infos")
-_HIDDEN = frozenset({"valid", "row_times_s"})  # `valid` is True throughout, and times belong to all sub-envs
+_HIDDEN = frozenset({"valid", "row_times_s", "stored"})  # `valid` is True throughout, and times belong to all sub-envs
 
 
 class TrajectoryBatch(Columns):

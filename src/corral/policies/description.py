@@ -96,7 +96,7 @@ def described_spec(
         raise CheckpointError(
             f"the module has settings that no file can hold ({', '.join(missing)}): give model_config={{{given}}}."
         )
-    pipeline = described_pipeline(description.get("transforms", ()), observation_space)
+    pipeline = described_pipeline(description.get("transforms", ()), observation_space, action_space)
     cls = module_class or _class_named(name)
     return ModuleSpec(cls, observation_space, action_space, settings, pipeline=pipeline)
 
@@ -149,13 +149,17 @@ def describe_pipeline(pipeline: Pipeline) -> list[dict[str, Any]]:
 
 
 def described_pipeline(
-    described: Sequence[Mapping[str, Any]], space: spaces.Space[Any], given: Sequence[Any] | None = None
+    described: Sequence[Mapping[str, Any]],
+    space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    given: Sequence[Any] | None = None,
 ) -> Pipeline | None:
     """Return the pipeline of a description: the inverse of `describe_pipeline`.
 
     Args:
         described: The description.
         space: Space of one observation of the env.
+        action_space: Space of one action of the env.
         given: Transforms to use in place of those that the description names, with its statistics.
 
     Raises:
@@ -176,7 +180,7 @@ def described_pipeline(
                 if part["type"] not in BUILT_IN:
                     check_import(part["type"], "transforms", "policies.json")
         transforms = make_transforms(parts if given is None else list(given))
-        pipeline = Pipeline.build(transforms, space)
+        pipeline = Pipeline.build(transforms, space, action_space)
         if pipeline is None or not any(states):
             return pipeline
         arrays = [{name: np.array(value, np.float64) for name, value in state.items()} for state in states]

@@ -246,10 +246,11 @@ def _acting(policy: Any, env: VectorEnv[Any, Any, Any], name: str, explore: bool
     refuse_several_agents(given[0], name)
     if isinstance(policy, Policy):
         check_spaces_fit(policy, *given, name)
-        return lambda obs, _: policy.batch(obs, explore=explore)
+        return partial(_act_by_policy, policy, partial(policy.batch, explore=explore))
     if hasattr(policy, "compute_actions"):
         check_spaces_fit(policy.env_runner_group.module_specs[policy.find_module_id()], *given, name)
-        return lambda obs, _: policy.compute_actions(obs, explore=explore)
+        own = policy.get_policy()
+        return partial(_act_by_policy, own, partial(policy.compute_actions, explore=explore))
     if not callable(policy):
         raise ConfigError(f"evaluate_policy: {policy!r:.80} is no policy, no algorithm and no function.")
 
@@ -257,6 +258,13 @@ def _acting(policy: Any, env: VectorEnv[Any, Any, Any], name: str, explore: bool
         return np.asarray([policy(map_tree(lambda leaf, i=i: leaf[i], obs)) for i in range(env.num_envs)])
 
     return act
+
+
+def _act_by_policy(policy: Policy, choose: Callable[[Tree], Any], obs: Tree, begins: NDArray[np.bool_]) -> Any:
+    """Return the actions for observations, after beginning episodes in a policy that looks back."""
+    if begins.any():
+        policy.reset(None if begins.all() else begins)
+    return choose(obs)
 
 
 def check_spaces_fit(

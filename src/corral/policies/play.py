@@ -130,7 +130,9 @@ Acting = Callable[[Any, bool], Any]
 """From an observation, and whether it is the first one of an episode, to the env action."""
 
 
-def _act_alone(policy: Policy, explore: bool, obs: Any, _: bool) -> Any:
+def _act_alone(policy: Policy, explore: bool, obs: Any, begins: bool) -> Any:
+    if begins:
+        policy.reset()
     return policy(obs, explore=explore)
 
 

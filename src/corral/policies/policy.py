@@ -21,6 +21,7 @@ from corral.modules.heuristic import HeuristicModule
 from corral.modules.inference import Inference
 from corral.modules.module import Module
 from corral.policies.description import described_spec
+from corral.transforms.rows import RowTransforms
 
 if TYPE_CHECKING:
     from corral.checkpoint import Checkpoint
@@ -58,6 +59,8 @@ class Policy:
         )
         self.action_space: spaces.Space[Any] = module.action_space
         self._spaces = space_tree(self.observation_space)
+        self._rows: RowTransforms | None = None  # made with the first batch, if a transform looks back
+        self._begins: NDArray[np.bool_] | None = None
         self._rng = np.random.default_rng(seed)
 
     def __call__(self, obs: Tree, *, explore: bool = False) -> Any:
@@ -83,10 +86,45 @@ class Policy:
         shape = np.shape(next(iter(leaves(obs)), ()))
         self.check_obs(obs, batch=(shape[0] if shape else 1,))
         obs = map_tree(lambda space, leaf: np.asarray(leaf, space.dtype), self._spaces, obs)
-        if self.pipeline is not None:
-            obs = self.pipeline.batch(obs)
+        obs = self._transformed(obs)
         self._inference.begin_sample(explore, self._rng)
-        return self.module.distribution.to_env(np.asarray(self._choose(obs, self._outputs(obs), explore)))
+        actions = np.asarray(self._choose(obs, self._outputs(obs), explore))
+        if self._rows is not None:
+            self._rows.note_step(actions, None, slice(None))
+        return self.module.distribution.to_env(actions)
+
+    def reset(self, begins: NDArray[np.bool_] | None = None) -> None:
+        """Begin an episode with the next observation: forget earlier frames, actions and rewards.
+
+        Only policies with transforms that look back remember any, one memory for each entry of the batch.
+
+        Args:
+            begins: Where an episode begins, bool `[B]`; `None` begins one everywhere, with any batch size.
+        """
+        if begins is None:
+            self._rows = None
+        elif self._begins is not None:
+            self._begins = self._begins | begins
+
+    def note_rewards(self, rewards: Any) -> None:
+        """Let a policy know the rewards of the latest actions, `[B]`; only `PrevActionsPrevRewards` looks at them."""
+        if self._rows is not None:
+            self._rows.note_step(None, np.asarray(rewards), slice(None))
+
+    def _transformed(self, obs: Tree) -> Tree:
+        """Return observations as the module sees them, a tree of `[B, ...]`."""
+        if self.pipeline is None:
+            return obs
+        if not self.pipeline.is_temporal:
+            return self.pipeline.from_stored(obs)
+        size = num_rows(obs)
+        if self._rows is None or self._begins is None or len(self._begins) != size:
+            distribution = self.module.distribution
+            action = np.zeros(distribution.action_shape, distribution.action_dtype)
+            self._rows, self._begins = RowTransforms(self.pipeline, action, size), np.ones(size, np.bool_)
+        begins, self._begins = self._begins, np.zeros(size, np.bool_)
+        self._rows.pipeline = self.pipeline
+        return self._rows(obs, begins)
 
     def check_obs(self, obs: Tree, *, batch: tuple[int, ...] = ()) -> None:
         """Check one observation, or observations with the axes `batch` before the axes of the observation space.

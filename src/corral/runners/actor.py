@@ -73,11 +73,12 @@ class Actor:
             self.transforms = RowTransforms(spec.pipeline, action, num_rows)
         self.make_exploration(config, num_rows)
 
-    def choose_by_rules(self, obs: Tree, acts: NDArray[np.bool_]) -> Choices:
+    def choose_by_rules(self, obs: Tree, begins: NDArray[np.bool_], acts: NDArray[np.bool_]) -> Choices:
         """Return what `choose` returns; the rules of a `HeuristicModule` see the observations of rows that act.
 
         Args:
             obs: Observations, a tree of `[B, ...]`.
+            begins: Where episodes begin, bool `[B]`.
             acts: Which rows act, bool `[B]`; the actions of the others are zeros.
 
         Raises:
@@ -85,14 +86,21 @@ class Actor:
         """
         assert isinstance(self.module, HeuristicModule)
         if self.transforms is not None:
-            obs = self.transforms(obs, acts)
+            obs = self.transforms(obs, begins, acts)
         chosen = self.module.checked_actions(map_tree(lambda leaf: leaf[acts], obs), self._rng)
         actions = np.zeros((len(acts), *chosen.shape[1:]), chosen.dtype)
         actions[acts] = chosen
         return actions, self._no_outputs, np.zeros(len(acts))
 
     def choose(
-        self, obs: Tree, begins: NDArray[np.bool_], *, timestep: int, explore: bool, random_actions: bool
+        self,
+        obs: Tree,
+        begins: NDArray[np.bool_],
+        *,
+        timestep: int,
+        explore: bool,
+        random_actions: bool,
+        acts: NDArray[np.bool_] | None = None,
     ) -> Choices:
         """Return module actions, outputs of the policy, and log-probabilities where the outputs do not give them.
 
@@ -102,13 +110,14 @@ class Actor:
             timestep: Env steps of all runners so far.
             explore: Whether to explore.
             random_actions: Whether to draw actions uniformly from the action space instead.
+            acts: Which rows act, bool `[B]`; `None` is all of them.
 
         Returns:
             Actions `[B, ...]`, outputs float32 `[B, D]`, and `None` or log-probabilities `[B]`.
         """
         row = self.row_distribution
         if self.transforms is not None:
-            obs = self.transforms(obs, begins)
+            obs = self.transforms(obs, begins, acts)
         if self._sees_begins and not random_actions:
             self.exploration.begin_episodes(begins, timestep=timestep, explore=explore)
         row.obs, row.inputs = obs, self._no_outputs if self.is_heuristic else self.inference(obs)
@@ -119,20 +128,14 @@ class Actor:
         )
         return actions, row.inputs, logp
 
-    def describe_sight(self, rollout: Rollout) -> None:
-        """Let a rollout know how the module saw its observations; see `Rollout.for_module`."""
-        if self.transforms is not None:
-            rollout.pipeline, rollout.history = self.transforms.pipeline, self.transforms.history()
-
     def measure(self, rollout: Rollout) -> None:
         """Let a rollout carry the statistics of its observations and rewards, which the algorithm merges."""
         if self.transforms is not None:
             rollout.measured = self.transforms.measure(
-                rollout.obs,
+                rollout.stored if "stored" in rollout else rollout.obs,
                 rollout.rewards,
                 rollout.valid,
                 rollout.done,
-                rollout.history,
                 continues=rollout.continues,
             )
 

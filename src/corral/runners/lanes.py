@@ -19,8 +19,10 @@ from corral.core.tree import Tree, map_tree
 from corral.episodes.lanes import LaneRollout
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.episodes.step_columns import COLUMNS_OF_OBS
 from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
+from corral.transforms.rows import RowTransforms
 
 CARRY = ("returns", "lengths", "start_times_s", "counts")
 
@@ -36,6 +38,7 @@ class Lanes:
         observation_space: Space of one observation, as the module gets it.
         action_space: Space of one module action.
         distribution: Action distribution of the module.
+        transforms: Transforms of the module in use, with one row for each lane, or `None`.
 
     Attributes:
         envs: Index of the sub-env of each lane, int64 `[L]`.
@@ -61,8 +64,11 @@ class Lanes:
         observation_space: Any,
         action_space: Any,
         distribution: ActionDistribution,
+        transforms: RowTransforms | None = None,
     ) -> None:
         """Make the lanes, none of them in use."""
+        self._transforms = transforms
+        self._temporal = transforms if transforms is not None and transforms.is_temporal else None
         self.envs, self.places = np.repeat(np.arange(num_envs), len(places)), np.tile(places, num_envs)
         self.agents = list(agents) * num_envs
         self._lane_at = np.full((num_envs, block_size), -1)
@@ -122,6 +128,7 @@ class Lanes:
             "lengths": self._carry.lengths.copy(),
             "counts": self._carry.counts.copy(),
             "id_prefix": self._carry.id_prefix,
+            "transforms": None if self._transforms is None else self._transforms.get_state(),
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -143,6 +150,7 @@ class Lanes:
                 raise CheckpointError(f"the observations of agents of a runner are {leaf.dtype}{leaf.shape}.")
 
         map_tree(check, self.obs, state["obs"])
+        RowTransforms.check(self._transforms, state.get("transforms"))
 
     def missing_places(self, state: Mapping[str, Any]) -> list[int]:
         """Return the places of a state for which there are no lanes here."""
@@ -154,6 +162,8 @@ class Lanes:
         lanes = self._lane_at[state["envs"], state["places"]]
         self.obs = map_tree(np.copy, self.obs)
         map_tree(lambda here, saved: here.__setitem__(lanes, saved), self.obs, state["obs"])
+        if self._transforms is not None:
+            self._transforms.continue_from(state["transforms"], lanes)
         self._is_open[lanes], self.acts[lanes], self.is_used[lanes], self.begins[lanes] = (
             state[name] for name in ("is_open", "acts", "is_used", "begins")
         )
@@ -198,6 +208,8 @@ class Lanes:
             "dist_inputs": np.zeros((*shape, distribution.num_inputs), np.float32),
             "row_times_s": np.zeros(num_rows),
         }
+        if self._temporal is not None:
+            columns["stored"] = self._temporal.allocate(num_rows + 1)
         return LaneRollout(columns)
 
     def _make_room(self) -> None:
@@ -236,7 +248,7 @@ class Lanes:
     def _with_rows(self, rollout: LaneRollout, num_rows: int) -> LaneRollout:
         """Return the first rows of a rollout, as a rollout of their own; the open steps stay in `rollout`."""
         columns = {
-            name: map_tree(lambda leaf, stop=num_rows + (name == "obs"): leaf[:stop], column)
+            name: map_tree(lambda leaf, stop=num_rows + (name in COLUMNS_OF_OBS): leaf[:stop], column)
             for name, column in rollout.columns.items()
         }
         done = LaneRollout(columns, num_rows=num_rows)
@@ -287,6 +299,8 @@ class Lanes:
         for name in ("_clock", "_is_open", "acts", "is_used", "begins", "_early_rewards", "_open_rows"):
             array = getattr(self, name)
             setattr(self, name, np.append(array, more.astype(array.dtype)))
+        if self._transforms is not None:
+            self._transforms.resize(len(self))
         self.obs = map_tree(
             lambda leaf: np.append(leaf, np.zeros((num_envs, *leaf.shape[1:]), leaf.dtype), 0), self.obs
         )
@@ -317,6 +331,9 @@ class Lanes:
         steps = self._flat_rows(lanes)
         _flat(columns["actions"])[steps] = actions[lanes]
         _flat(columns["dist_inputs"])[steps] = dist_inputs[lanes]
+        if self._temporal is not None:
+            self._write(steps, lanes, columns["stored"], self._temporal.stored)
+            self._temporal.note_step(actions[lanes], None, lanes)
         if logp is not None:
             if "logp" not in columns:
                 columns["logp"] = np.full(columns["rewards"].shape, np.nan, np.float32)
@@ -358,6 +375,8 @@ class Lanes:
         (lanes,) = closes.nonzero()
         steps = self._flat_rows(lanes)
         _flat(columns["valid"])[steps] = True
+        if self._temporal is not None:
+            self._temporal.note_step(None, _flat(columns["rewards"])[steps], lanes)
         if np.count_nonzero(ends):
             for name, alone, whole in zip(("terminated", "truncated"), own, over, strict=True):
                 _flat(columns[name])[steps] = np.where(ends_alone, alone, whole[self.envs])[lanes]
@@ -367,11 +386,18 @@ class Lanes:
         map_tree(lambda latest, seats: _replace(latest, lanes, self.of_seats(seats)), self.obs, obs)
         (lanes,) = (seen | closes).nonzero()  # an agent that ended unobserved has its last observation as the final one
         steps = self._flat_rows(lanes)
-        map_tree(lambda column, now: _flat(column).__setitem__(steps, now[lanes]), rollout.obs, self.obs)
+        self._write(steps, lanes, rollout.obs, self.obs)
+        if self._temporal is not None:
+            self._write(steps, lanes, columns["stored"], self._temporal.peek(self.obs, self.begins))
         _flat(rollout.obs_rows)[steps] = rollout.parent.num_rows
         clock += closes & ends  # the row after the last step holds only the final observation
         self.acts = seen & ~ends
         self.is_used &= ~ends
+
+    @staticmethod
+    def _write(steps: NDArray[np.int64], lanes: NDArray[np.int64], columns: Tree, rows: Tree) -> None:
+        """Write entries of lanes, from a tree of `[L, ...]`, to steps of columns; see `_flat_rows`."""
+        map_tree(lambda column, now: _flat(column).__setitem__(steps, now[lanes]), columns, rows)
 
     def _flat_rows(self, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where lanes have their current rows in columns without an axis of lanes; one index is faster."""

@@ -94,6 +94,7 @@ class MultiAgentEnvRunner(EnvRunner):
                 observation_space=module_observation_space(block.observation_space),
                 action_space=actor.action_space,
                 distribution=actor.distribution,
+                transforms=actor.transforms,
             )
         self.actors, self.lanes, self._blocks, self._configs = actors, lanes, blocks, configs
         self._mapping = make_mapping(config)
@@ -210,8 +211,10 @@ class MultiAgentEnvRunner(EnvRunner):
     def keep_unfinished(self) -> Callable[[], None]:
         """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
         kept = [(lanes, dict(vars(lanes))) for lanes in self.lanes.values()]
+        undo_transforms = super().keep_unfinished()
 
         def undo() -> None:
+            undo_transforms()
             for lanes, attributes in kept:
                 vars(lanes).update(attributes)
 
@@ -315,10 +318,15 @@ class MultiAgentEnvRunner(EnvRunner):
         """Choose the actions of the lanes that act, and put them into the actions for the vector env."""
         actor, block = self.actors[module_id], self._blocks[module_id]
         if actor.is_heuristic and not random_actions:
-            actions, outputs, logp = actor.choose_by_rules(lanes.obs, lanes.acts)
+            actions, outputs, logp = actor.choose_by_rules(lanes.obs, lanes.begins, lanes.acts)
         else:
             actions, outputs, logp = actor.choose(
-                lanes.obs, lanes.begins, timestep=timestep, explore=explore, random_actions=random_actions
+                lanes.obs,
+                lanes.begins,
+                timestep=timestep,
+                explore=explore,
+                random_actions=random_actions,
+                acts=lanes.acts,
             )
         actions = np.asarray(actions)
         acting = lanes.act(actions, outputs, logp)
@@ -446,6 +454,7 @@ class MultiAgentEnvRunner(EnvRunner):
                 continue
             self._check_module_actions(module_id, part, *EPISODE_EVENTS)
             fill_logp(part, actor.distribution, needed=self.config.ON_POLICY)
+            part.pipeline = None if actor.transforms is None else actor.transforms.pipeline
             actor.exploration.end_sample(part, timestep=self._timestep, explore=explore)
             modules[module_id] = part
         rollout.set_modules(modules)

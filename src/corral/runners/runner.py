@@ -35,6 +35,7 @@ from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest
 from corral.runners.sample_modes import SampleMode, make_mode, num_taken, num_valid
 from corral.runners.trajectory_events import postprocess_trajectories
+from corral.transforms.rows import RowTransforms
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -358,6 +359,10 @@ class EnvRunner:
         rollout.worker_index = self.worker_index
         rollout.observation_space = self.host.observation_space
         rollout.action_space = self.actors[DEFAULT_MODULE_ID].action_space
+        if (transforms := self.actors[DEFAULT_MODULE_ID].transforms) is not None:
+            rollout.pipeline = transforms.pipeline
+            if transforms.is_temporal:
+                rollout.columns["stored"] = transforms.allocate(num_rows + 1)
         rollout.carry = self._carry
         return rollout
 
@@ -460,6 +465,7 @@ class EnvRunner:
         step, events, clock, seconds = self.host.step, self._events, time.perf_counter, self.timers.seconds
         choose, to_env = self.actors[DEFAULT_MODULE_ID].choose, self._distribution.to_env
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
+        stored, temporal = rollout.columns.get("stored"), self._temporal
         timestep = self._timestep + self._num_samplers * num_valid(rollout)
         begins, resetting = self._begins, self._resetting
         rewards, terminated, truncated, times = (
@@ -483,6 +489,9 @@ class EnvRunner:
                 raise
             if logp is not None:
                 rollout.set_logp(t, logp)
+            if temporal is not None:
+                write_row(stored, t, temporal.stored)
+                temporal.note_step(actions[t], None, slice(None))
             timestep += self._num_samplers * (num_envs - int(np.count_nonzero(resetting)))
             inferred = clock()
             try:
@@ -495,6 +504,8 @@ class EnvRunner:
                 raise self.host.error("step", t, error) from original(error)
             done = terminated[t] | truncated[t]
             begins, resetting = (done, resetting) if same_step else (resetting, done)
+            if temporal is not None:
+                temporal.note_step(None, rewards[t], slice(None))
             if looks_at_infos:
                 self._keep_infos(rollout, t + 1, infos, done if same_step else None)
                 self._keep_final_obs(rollout, t, infos)
@@ -533,6 +544,26 @@ class EnvRunner:
         if self.host.is_same_step:
             for i in np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]).tolist():
                 rollout.add_final_obs(t, i, self.host.final_obs(infos, i))
+            if self._temporal is not None:
+                self._store_final_obs(rollout, t)
+
+    @property
+    def _temporal(self) -> RowTransforms | None:
+        """The transforms of the only module, if one of them remembers earlier rows."""
+        transforms = self.actors[DEFAULT_MODULE_ID].transforms
+        return transforms if transforms is not None and transforms.is_temporal else None
+
+    def _store_final_obs(self, rollout: Rollout, t: int) -> None:
+        """Keep the final observations of row t as the transforms store them."""
+        finals = [(i, obs) for (row, i), obs in rollout.final_obs.items() if row == t]
+        if not finals or self._temporal is None:
+            return
+        row = map_tree(lambda leaf: leaf[t].copy(), rollout.obs)
+        for i, obs in finals:
+            map_tree(lambda leaf, final, i=i: leaf.__setitem__(i, final), row, obs)
+        stored = self._temporal.peek(row, np.zeros(self.num_envs, np.bool_))
+        for i, _ in finals:
+            rollout.final_stored[t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), stored)
 
     def _finish(self, rollout: Rollout, whole_episodes: bool, explore: bool) -> int:
         """Trim the columns, compute log-probabilities and statistics of episodes from them, and log the metrics.
@@ -563,12 +594,13 @@ class EnvRunner:
     def _keep_last_row(self, rollout: Rollout) -> None:
         """Keep what the next rollout begins with, if it continues."""
         self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
+        if self._temporal is not None:
+            write_row(rollout.stored, rollout.num_rows, self._temporal.peek(self._last_obs, self._begins))
         self._last_infos = rollout.info_rows.get(rollout.num_rows)
 
     def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
         """Complete what the modules and explorations know of the actions of a rollout."""
         fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
-        self.actors[DEFAULT_MODULE_ID].describe_sight(rollout)
         self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
 
     def _measure(self, rollout: Rollout) -> None:
@@ -723,11 +755,12 @@ class EnvRunner:
 
     def get_unfinished(self) -> dict[str, Any]:
         """Return the last observations, and their infos if a checkpoint can hold them."""
-        infos = self._last_infos
+        infos, transforms = self._last_infos, self.actors[DEFAULT_MODULE_ID].transforms
         known = None if infos is None else [infos.of_lanes, infos.final]
         return {
             "obs": map_tree(np.copy, self._last_obs),
             "infos": copy_nested(known) if is_plain(known) else None,
+            "transforms": None if transforms is None else transforms.get_state(),
         }
 
     def check_unfinished(self, state: Mapping[str, Any]) -> None:
@@ -742,15 +775,25 @@ class EnvRunner:
                 raise CheckpointError(f"the last observations of a runner are {leaf.dtype}{leaf.shape}.")
 
         map_tree(check, self.host.space, state["obs"])
+        RowTransforms.check(self.actors[DEFAULT_MODULE_ID].transforms, state.get("transforms"))
 
     def set_unfinished(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_unfinished`."""
         self._last_obs = map_tree(np.copy, state["obs"])
+        if (transforms := self.actors[DEFAULT_MODULE_ID].transforms) is not None:
+            transforms.continue_from(state["transforms"])
         self._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
 
     def keep_unfinished(self) -> Callable[[], None]:
         """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
-        return lambda: None
+        used = [actor.transforms for actor in self.actors.values() if actor.transforms is not None]
+        kept = [(transforms, dict(vars(transforms))) for transforms in used]
+
+        def undo() -> None:
+            for transforms, attributes in kept:
+                vars(transforms).update(attributes)
+
+        return undo
 
     def _get_exploration_state(self) -> dict[str, Any]:
         return self.exploration.get_state()

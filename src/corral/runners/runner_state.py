@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
     from corral.runners.actor import Actor
     from corral.runners.runner import EnvRunner
-    from corral.transforms.rows import RowTransforms
 
 _NUMBERS = ("num_env_steps_sampled_lifetime", "num_env_steps_lost", "_timestep", "_last_num_rows", "_num_resets")
 _PARTS = (
@@ -58,7 +57,6 @@ def get_runner_state(runner: EnvRunner) -> dict[str, Any]:
         "actions": _of_actors(runner, lambda actor: actor.row_distribution.get_state()),
         "weights_noise": _of_actors(runner, lambda actor: actor.inference.get_noise()),
         "exploration": copy_nested(_of_actors(runner, lambda actor: actor.exploration.get_state())),
-        **_get_transforms(runner),
         "metrics": runner.metrics.get_state(),
         "callbacks": runner._callbacks.get_state(),
         "rngs": get_global_rngs() if runner.own_process else None,
@@ -75,22 +73,6 @@ def _each_actor(runner: EnvRunner, parts: Any) -> Iterator[tuple[Actor, Any]]:
     """Return each actor with its part of what `_of_actors` returned; a module that is new has no part."""
     by_module = parts if runner.config.is_multi_agent else {DEFAULT_MODULE_ID: parts}
     return ((actor, by_module[module_id]) for module_id, actor in runner.actors.items() if module_id in by_module)
-
-
-def _get_transforms(runner: EnvRunner) -> dict[str, Any]:
-    """Return what the transforms of modules continue from, by module id, as a part of a state; empty without any."""
-    used = {module_id: actor.transforms for module_id, actor in runner.actors.items() if actor.transforms is not None}
-    return {"transforms": {module_id: each.get_state() for module_id, each in used.items()}} if used else {}
-
-
-def _each_transforms(runner: EnvRunner, state: Mapping[str, Any]) -> Iterator[tuple[RowTransforms, Any]]:
-    """Return the transforms of each module with their part of a state, where there is one."""
-    parts = state.get("transforms", {})
-    return (
-        (actor.transforms, parts[module_id])
-        for module_id, actor in runner.actors.items()
-        if actor.transforms is not None and module_id in parts
-    )
 
 
 def make_runner_state(config: AlgorithmConfig, worker_index: int, num_restarts: int, known: Mapping[str, Any]) -> Any:
@@ -151,8 +133,6 @@ def check_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{name} of a runner is {state['numbers'][name]!r:.80}, and not an integer.")
     for actor, part in _each_actor(runner, state["actions"]):
         actor.row_distribution.check_state(part)
-    for transforms, part in _each_transforms(runner, state):
-        transforms.check_runner_state(part)
     check_metrics_state(state["metrics"])
     runner.host.check_state(state["env"])
     if not runner.host.is_broken and runner.host.continues(state["env"]) and state["episodes"] is not None:
@@ -190,8 +170,6 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, i
             actor.exploration.set_state(copy_nested(part))
     for actor, part in _each_actor(runner, state["actions"]):
         actor.row_distribution.set_state(part)
-    for transforms, part in _each_transforms(runner, state):
-        transforms.set_runner_state(part)
     if runner.own_process and state["rngs"] is not None:
         set_global_rngs(state["rngs"])
     return {"num_envs_continued": num_envs * are_continued, "num_envs_restarted": num_envs * (not are_continued)}
@@ -209,7 +187,6 @@ def _make_undo(runner: EnvRunner) -> Callable[[], None]:
     undo_explorations = [keep_exploration(actor.exploration) for actor in runner.actors.values()]
     actions = _of_actors(runner, lambda actor: actor.row_distribution.get_state())
     noise = _of_actors(runner, lambda actor: actor.inference.get_noise())
-    transforms = _get_transforms(runner)
     callbacks, rngs, undo_unfinished = runner._callbacks.get_state(), get_global_rngs(), runner.keep_unfinished()
 
     def undo() -> None:
@@ -224,8 +201,6 @@ def _make_undo(runner: EnvRunner) -> Callable[[], None]:
             undo_exploration()
         for actor, part in _each_actor(runner, actions):
             actor.row_distribution.set_state(part)
-        for used, part in _each_transforms(runner, transforms):
-            used.set_runner_state(part)
         if runner.own_process:
             set_global_rngs(rngs)
 

@@ -152,9 +152,9 @@ class FlattenObservations(Transform):
 
     _space: spaces.Space[Any] | None = dataclasses.field(default=None, repr=False, compare=False)
 
-    def with_space(self, space: spaces.Space[Any]) -> Self:
+    def with_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Self:
         """Return the transform for observations of a space."""
-        return dataclasses.replace(self, _space=space)
+        return dataclasses.replace(self, _space=observation_space)
 
     def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         """Return a float32 Box with one axis."""

@@ -20,26 +20,6 @@ from corral.transforms.moments import merge_moments
 from corral.transforms.rewards import NormalizeRewards
 from corral.transforms.transform import State, TemporalTransform, Transform
 
-Finals = dict[tuple[int, int], Tree]
-"""By (row, sub-env), final observations that a same-step autoreset overwrote in the columns."""
-
-
-@dataclass(frozen=True)
-class History:
-    """What the temporal transforms of a pipeline need besides the columns of a rollout.
-
-    Attributes:
-        memories: Memory of each temporal transform before row 0.
-        begins: Where episodes begin, bool `[T + 1, N]`.
-        actions: Module actions of the steps before each row, `[T + 1, N, ...]`; `None` if no transform reads them.
-        rewards: Rewards of these steps, `[T + 1, N]`, or `None`.
-    """
-
-    memories: tuple[Tree, ...]
-    begins: NDArray[np.bool_]
-    actions: NDArray[Any] | None = None
-    rewards: NDArray[Any] | None = None
-
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -56,12 +36,15 @@ class Pipeline:
     state: Mapping[str, State]
 
     @classmethod
-    def build(cls, transforms: Sequence[Transform], space: Space[Any], *, gamma: float = 1.0) -> Self | None:
+    def build(
+        cls, transforms: Sequence[Transform], space: Space[Any], action_space: Space[Any], *, gamma: float = 1.0
+    ) -> Self | None:
         """Return the pipeline of transforms for observations of a space, or `None` if there are no transforms.
 
         Args:
             transforms: The transforms in order.
             space: Space of one observation of the env, see `module_observation_space`.
+            action_space: Space of one action of the env.
             gamma: Discount for `NormalizeRewards`.
 
         Raises:
@@ -72,7 +55,7 @@ class Pipeline:
         bound, found, state = list[Transform](), [space], dict[str, State]()
         for index, given in enumerate(transforms):
             transform = given.with_gamma(gamma) if isinstance(given, NormalizeRewards) else given
-            transform = transform.with_space(found[-1])
+            transform = transform.with_spaces(found[-1], action_space)
             if initial := transform.initial_state(found[-1]):
                 state[_name(index, transform)] = initial
                 transform = transform.with_state(initial)
@@ -161,28 +144,26 @@ class Pipeline:
             {name: merge_moments([own, *(part[name] for part in parts)]) for name, own in self.state.items()}
         )
 
-    def measure(
-        self, obs: Tree, finals: Finals, history: History | None, valid: NDArray[np.bool_], returns: Mapping[float, Any]
-    ) -> dict[str, State]:
+    def measure(self, stored: Tree, returns: Mapping[float, NDArray[np.float64]]) -> dict[str, State]:
         """Return the statistics of a fragment alone, by transform.
 
         Args:
-            obs: Observations of the env, a tree of `[T + 1, N, ...]`.
-            finals: Final observations.
-            history: See `History`; `None` if no transform is temporal.
-            valid: Which steps count, bool `[T, N]`.
-            returns: Discounted sums of the rewards so far, float64 `[T, N]`, by discount.
+            stored: Observations in which actions were taken, as `to_store` returns them, a tree of `[B, ...]`.
+            returns: Discounted sums of the rewards so far, float64 `[B]`, by discount.
         """
-        found = {}
-        for index, transform in enumerate(self.transforms):
-            if (name := _name(index, transform)) in self.state:
-                seen, _ = self._run(obs, {}, history, 0, index)
-                steps = map_tree(lambda leaf: leaf[:-1][valid], seen)
-                of_returns = np.zeros(0) if transform.discount is None else returns[transform.discount][valid]
-                found[name] = transform.measure(steps, of_returns)
+        found, obs = dict[str, State](), stored
+        for index in range(len(self.transforms)):
+            transform, name = self.transforms[index], _name(index, self.transforms[index])
+            if name in self.state:
+                of_returns = np.zeros(0) if transform.discount is None else returns[transform.discount]
+                found[name] = transform.measure(obs, of_returns)
+            if found.keys() == self.state.keys():
+                break
+            if index >= self.num_stored:
+                obs = self._pointwise(obs, index, index + 1)
         return found
 
-    # Rows, and columns.
+    # Rewards and observations.
 
     def rewards(self, rewards: NDArray[Any]) -> NDArray[Any]:
         """Return rewards of any shape as learning sees them."""
@@ -190,36 +171,24 @@ class Pipeline:
             rewards = transform.transform_rewards(rewards)
         return rewards
 
-    def batch(self, obs: Tree) -> Tree:
-        """Return observations of any pipeline without temporal transforms, a tree of `[B, ...]`, as the module sees."""
-        return self._pointwise(obs, 0, len(self.transforms))
-
-    def after_replay(self, obs: Tree) -> Tree:
-        """Return observations `[B, ...]` from a replay buffer, which holds what `for_replay` returned."""
-        return self._pointwise(obs, self.num_stored, len(self.transforms))
-
     @property
     def num_stored(self) -> int:
         """Number of transforms that are applied before observations are stored: up to the last temporal one."""
         return max((i + 1 for i, each in enumerate(self.transforms) if isinstance(each, TemporalTransform)), default=0)
 
-    def for_module(self, obs: Tree, finals: Finals, history: History | None) -> tuple[Tree, Finals]:
-        """Return the observations `[T + 1, N, ...]` of a rollout as the module sees them, and the final ones."""
-        return self._run(obs, finals, history, 0, len(self.transforms))
-
-    def for_replay(self, obs: Tree, finals: Finals, history: History | None) -> tuple[Tree, Finals]:
-        """Return the observations `[T + 1, N, ...]` of a rollout as a replay buffer stores them."""
-        return self._run(obs, finals, history, 0, self.num_stored)
-
-    def initial_memories(self, action: NDArray[Any], num_envs: int) -> tuple[Tree, ...]:
+    def initial_memories(self, num_envs: int) -> tuple[Tree, ...]:
         """Return the memory of each temporal transform, for N sub-envs in which no episode has begun."""
         return tuple(
-            each.initial_memory(space, action, num_envs)
+            each.initial_memory(space, num_envs)
             for each, space in zip(self.transforms, self.spaces, strict=False)
             if isinstance(each, TemporalTransform)
         )
 
-    def step(
+    def example_rows(self, num_envs: int) -> Tree:
+        """Return observations of the env that are zeros, a tree of `[N, ...]`."""
+        return map_tree(lambda leaf: np.zeros((num_envs, *leaf.shape), leaf.dtype), space_tree(self.spaces[0]))
+
+    def to_store(
         self,
         obs: Tree,
         memories: Sequence[Tree],
@@ -227,77 +196,40 @@ class Pipeline:
         actions: NDArray[Any] | None,
         rewards: NDArray[Any] | None,
     ) -> tuple[Tree, tuple[Tree, ...]]:
-        """Return the observations of one row as the module sees them, and the memories for the next row.
+        """Return the observations of one row after the last temporal transform, and the memories for the next row.
 
         See `TemporalTransform.step` for the arguments.
         """
         found, rest = list[Tree](), iter(memories)
-        for transform, space in zip(self.transforms, self.spaces[1:], strict=True):
+        for index, transform in enumerate(self.transforms[: self.num_stored]):
             if isinstance(transform, TemporalTransform):
                 obs, memory = transform.step(obs, next(rest), begins, actions, rewards)
                 found.append(memory)
             else:
-                obs = _as_space(transform, transform.transform_obs(obs), space)
+                obs = self._pointwise(obs, index, index + 1)
         return obs, tuple(found)
+
+    def from_stored(self, obs: Tree) -> Tree:
+        """Return observations as the module sees them, a tree of `[B, ...]`, for observations after `to_store`.
+
+        Without temporal transforms, these are the observations of the env.
+        """
+        return self._pointwise(obs, self.num_stored, len(self.transforms))
+
+    def columns_from_stored(self, obs: Tree) -> Tree:
+        """Return what `from_stored` returns, for columns `[T, N, ...]`."""
+        shape = next(leaf for _, leaf in named_leaves(obs)).shape[:2]
+        rows = self.from_stored(map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), obs))
+        return map_tree(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), rows)
 
     def _pointwise(self, obs: Tree, start: int, stop: int) -> Tree:
         for transform, space in zip(self.transforms[start:stop], self.spaces[start + 1 :], strict=False):
             obs = _as_space(transform, transform.transform_obs(obs), space)
         return obs
 
-    def _run(self, obs: Tree, finals: Finals, history: History | None, start: int, stop: int) -> tuple[Tree, Finals]:
-        """Return columns and final observations after the transforms `start` to `stop - 1`."""
-        num_temporal = 0
-        for index in range(start, stop):
-            transform, space = self.transforms[index], self.spaces[index + 1]
-            if isinstance(transform, TemporalTransform):
-                assert history is not None
-                memory = history.memories[num_temporal]
-                num_temporal += 1
-                obs, finals = _over_time(transform, space_tree(space), obs, finals, memory, history)
-            else:
-                obs, finals = _over_rows(transform, space, obs, finals)
-        return obs, finals
-
 
 def _name(index: int, transform: Transform) -> str:
     return f"{index}_{type(transform).__name__}"
-
-
-def _over_rows(transform: Transform, space: Space[Any], obs: Tree, finals: Finals) -> tuple[Tree, Finals]:
-    """Apply a pointwise transform to columns `[T + 1, N, ...]` and final observations."""
-    if type(transform).transform_obs is Transform.transform_obs:
-        return obs, finals
-    first = next(leaf for _, leaf in named_leaves(obs))
-    flat = map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), obs)
-    flat = _as_space(transform, transform.transform_obs(flat), space)
-    if finals:
-        stacked = map_tree(lambda *leaf: np.stack(leaf), *finals.values())
-        done = _as_space(transform, transform.transform_obs(stacked), space)
-        finals = {key: map_tree(lambda leaf, i=i: leaf[i], done) for i, key in enumerate(finals)}
-    return map_tree(lambda leaf: leaf.reshape(*first.shape[:2], *leaf.shape[1:]), flat), finals
-
-
-def _over_time(
-    transform: TemporalTransform, space: Tree, obs: Tree, finals: Finals, memory: Tree, history: History
-) -> tuple[Tree, Finals]:
-    """Apply a temporal transform to columns `[T + 1, N, ...]` and final observations, row after row."""
-    num_rows, num_envs = history.begins.shape
-    columns = map_tree(lambda leaf: np.empty((num_rows, num_envs, *leaf.shape), leaf.dtype), space)
-    changed, by_row = Finals(), dict[int, list[int]]()
-    for row, i in finals:
-        by_row.setdefault(row, []).append(i)
-    for t in range(num_rows):
-        row = map_tree(lambda leaf, t=t: leaf[t], obs)
-        steps = [None if part is None else part[t] for part in (history.actions, history.rewards)]
-        for i in by_row.get(t - 1, ()):
-            last = map_tree(np.copy, row)
-            map_tree(lambda leaf, final, i=i: leaf.__setitem__(i, final), last, finals[t - 1, i])
-            found, _ = transform.step(last, memory, np.zeros(num_envs, np.bool_), *steps)
-            changed[t - 1, i] = map_tree(lambda leaf, i=i: leaf[i], found)
-        found, memory = transform.step(row, memory, history.begins[t], *steps)
-        map_tree(lambda column, leaf, t=t: column.__setitem__(t, leaf), columns, found)
-    return columns, {key: changed[key] for key in finals}
 
 
 def _as_space(transform: Transform, obs: Tree, space: Space[Any]) -> Tree:

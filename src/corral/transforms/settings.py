@@ -16,8 +16,10 @@ BUILT_IN = {
     "ClipObservations": "corral.transforms.observations",
     "ClipRewards": "corral.transforms.rewards",
     "FlattenObservations": "corral.transforms.observations",
+    "FrameStack": "corral.transforms.temporal",
     "NormalizeObservations": "corral.transforms.observations",
     "NormalizeRewards": "corral.transforms.rewards",
+    "PrevActionsPrevRewards": "corral.transforms.temporal",
 }
 """Names of the built-in transforms, and where they are."""
 

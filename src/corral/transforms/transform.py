@@ -43,8 +43,8 @@ class Transform:
         """Return what `transform_obs` returns, for tensors: what exported policies do. Override it if they differ."""
         return self.transform_obs(obs)
 
-    def with_space(self, space: spaces.Space[Any]) -> Self:
-        """Return a transform of the same settings for observations of a space; called once, when it is built."""
+    def with_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Self:
+        """Return a transform of the same settings for these spaces; called once, when the pipeline is built."""
         return self
 
     # What transforms with statistics define besides.
@@ -81,15 +81,14 @@ class TemporalTransform(Transform):
     needs_actions = False
     """Whether `step` reads the actions and rewards of the steps before."""
 
-    def initial_memory(self, space: spaces.Space[Any], action: NDArray[Any], num_envs: int) -> Tree:
-        """Return the memory of N sub-envs in which no episode has begun.
+    def initial_memory(self, space: spaces.Space[Any], num_envs: int) -> Tree:
+        """Return the memory of N sub-envs in which no episode has begun, a tree of `[N, ...]`.
 
         Args:
             space: Space of one observation, as this transform receives it.
-            action: A module action of zeros.
             num_envs: N.
         """
-        raise TypeError(f"{type(self).__name__} has no method initial_memory(space, action, num_envs).")
+        raise TypeError(f"{type(self).__name__} has no method initial_memory(space, num_envs).")
 
     def step(
         self,
