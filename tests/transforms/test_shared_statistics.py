@@ -20,7 +20,7 @@ BOTH = [NormalizeObservations(), NormalizeRewards()]
 
 
 def moments(algorithm: Algorithm) -> Any:
-    return algorithm.get_transform_states()["default_policy"]["0_NormalizeObservations"]
+    return algorithm.get_transform_states()["default_policy"]["NormalizeObservations"]
 
 
 def collect(algorithm: Algorithm) -> list[Any]:
@@ -85,9 +85,9 @@ def test_evaluation_changes_no_statistics() -> None:
         algorithm.evaluate()
         assert moments(algorithm) is before
         actor = algorithm.eval_env_runner_group.local_env_runner.actors["default_policy"]
-        assert actor.transforms.pipeline.state["0_NormalizeObservations"] is not None
+        assert actor.transforms.pipeline.state["NormalizeObservations"] is not None
         np.testing.assert_array_equal(
-            actor.transforms.pipeline.state["0_NormalizeObservations"]["mean/"], before["mean/"]
+            actor.transforms.pipeline.state["NormalizeObservations"]["mean/"], before["mean/"]
         )
 
 
@@ -101,7 +101,7 @@ def test_runners_get_the_merged_statistics_in_other_processes() -> None:
         )
         for state in found:
             for name, array in moments(algorithm).items():
-                np.testing.assert_array_equal(state["0_NormalizeObservations"][name], array)
+                np.testing.assert_array_equal(state["NormalizeObservations"][name], array)
 
 
 def test_a_saved_run_continues_exactly(tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from corral.checkpoint import find_checkpoint, read_checkpoint
 from corral.errors import CheckpointError, ConfigError
 from corral.modules.heuristic import HeuristicModule
+from corral.policies.description import described_statistics
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
     from corral.config.config import AlgorithmConfig
     from corral.modules.module import Module
     from corral.modules.spec import ModuleSpec
+    from corral.transforms.transform import State
 
 
 def add_module(
@@ -63,6 +65,7 @@ def add_module(
     algorithm.learner_group.add_module(module_id, spec, module, learning)
     if weights is not None:
         algorithm.learner_group.set_weights({module_id: weights})
+        _use_statistics(algorithm, module_id, algorithm.get_transform_states().get(str(copy_from), {}))
     _finish(algorithm)
     return module
 
@@ -101,8 +104,21 @@ def load_module_weights(algorithm: Algorithm, path: str | Path, module_id: str, 
         )
     where = f"module {from_module_id!r} of {checkpoint.path}"
     _check_weights(module_id, algorithm.learner_group.get_weights()[module_id], held[from_module_id], where)
+    pipeline, found = algorithm.get_pipeline(module_id), described_statistics(checkpoint.policies[from_module_id])
+    state = {name: part for name, part in found.items() if pipeline is not None and name in pipeline.state}
+    if pipeline is not None and state:
+        pipeline.check_state({**pipeline.state, **state})
     algorithm.learner_group.set_weights({module_id: held[from_module_id]})
+    _use_statistics(algorithm, module_id, state)
     algorithm.sync_weights()
+
+
+def _use_statistics(algorithm: Algorithm, module_id: str, state: Mapping[str, State]) -> None:
+    """Give the transforms of a module the statistics of others of the same names and shapes."""
+    pipeline = algorithm.get_pipeline(module_id)
+    if pipeline is not None and pipeline.state:
+        fitting = {name: part for name, part in state.items() if name in pipeline.state}
+        algorithm.set_transform_states({module_id: {**pipeline.state, **fitting}})
 
 
 def _check_multi_agent(algorithm: Algorithm) -> None:

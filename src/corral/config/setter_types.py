@@ -37,6 +37,7 @@ class EnvRunnersArgs(TypedDict, total=False):
     batch_mode: Literal["truncate_episodes", "complete_episodes"]
     sample_timeout_s: float
     straggler_factor: float | None
+    transforms: Sequence[Any]
     num_cpus_per_env_runner: float
     num_gpus_per_env_runner: float
     custom_resources_per_env_runner: Mapping[str, float]

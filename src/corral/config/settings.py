@@ -38,6 +38,9 @@ class EnvironmentSettings:
             `env_context`, called before each reset of a sub-env, in its process. It returns a dict with any of `seed`,
             `options` and `task`, or `None`. Sub-envs are then stepped one by one.
         disable_env_checking: Whether to skip the check of spaces, reset and first step at the start.
+        normalize_actions: Whether Box actions are in [-1, 1] in modules and episodes, and are mapped to finite bounds
+            for the env, after clipping. Otherwise they have the units of the env everywhere.
+        clip_actions: Whether Box actions that are not normalised are clipped to the bounds for the env.
     """
 
     env: Any = None
@@ -46,6 +49,8 @@ class EnvironmentSettings:
     env_task_fn: Importable = None
     env_reset_fn: Importable = None
     disable_env_checking: bool = False
+    normalize_actions: bool = True
+    clip_actions: bool = False
 
 
 def _transforms(value: Any) -> Any:
@@ -340,8 +345,8 @@ class MultiAgentSettings:
             `None` is all modules that have weights.
         count_steps_by: What the batch sizes of training count: `"env_steps"`, in which several agents may act, or
             `"agent_steps"`.
-        algorithm_config_overrides_per_module: Settings of `.training(...)` and `.exploration(...)` that differ for a
-            module, by module id, as in `{"main": {"lr": 1e-4}}`.
+        algorithm_config_overrides_per_module: Settings of `.training(...)` and `.exploration(...)`, and `transforms`,
+            that differ for a module, by module id, as in `{"main": {"lr": 1e-4}}`.
     """
 
     policies: Annotated[dict[str, dict[str, Any]], BeforeValidator(_policies)] = field(default_factory=dict)

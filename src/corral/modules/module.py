@@ -159,14 +159,15 @@ class ModelConfig(NetworkConfig):
         free_log_std: Whether the log standard deviation of Box actions is one learned vector rather than an output of
             the network.
         initial_log_std: Initial value of the log standard deviation of Box actions.
-        action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh).
+        action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh). With
+            `.environment(normalize_actions=False)` the config sets `"clip_unscaled"` or `"none"`.
     """
 
     fcnet_activation: str = "tanh"
     vf_share_layers: bool | None = None
     free_log_std: bool = True
     initial_log_std: float = 0.0
-    action_bounds: Literal["clip", "squash"] = "clip"
+    action_bounds: Literal["clip", "squash", "clip_unscaled", "none"] = "clip"
 
 
 class ActorCritic(Module):

@@ -5,6 +5,7 @@ Checkpoints hold this description next to the weights, so that a policy is loade
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import math
@@ -21,6 +22,7 @@ from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
 from corral.transforms.pipeline import Pipeline
 from corral.transforms.settings import BUILT_IN, describe_transform, make_transforms, settings_of
+from corral.transforms.transform import NO_STATE, State
 
 # Module classes of the library, by their names in descriptions; other classes are named by their import paths.
 MODULE_CLASSES = {
@@ -66,6 +68,7 @@ def described_spec(
     *,
     module_class: type[Module] | None = None,
     model_config: Mapping[str, Any] | None = None,
+    transforms: Sequence[Any] | None = None,
 ) -> ModuleSpec:
     """Return the spec of a description: the inverse of `policy_description`.
 
@@ -73,6 +76,7 @@ def described_spec(
         description: The description.
         module_class: Class of the module; `None` imports the class that the description names.
         model_config: Settings of the class that replace settings of the description.
+        transforms: Transforms that replace the transforms of the description, and have their statistics.
 
     Raises:
         CheckpointError: The description is damaged, its class cannot be imported, a setting is missing, or the actions
@@ -96,7 +100,7 @@ def described_spec(
         raise CheckpointError(
             f"the module has settings that no file can hold ({', '.join(missing)}): give model_config={{{given}}}."
         )
-    pipeline = described_pipeline(description.get("transforms", ()), observation_space, action_space)
+    pipeline = described_pipeline(description, observation_space, action_space, transforms)
     cls = module_class or _class_named(name)
     return ModuleSpec(cls, observation_space, action_space, settings, pipeline=pipeline)
 
@@ -139,28 +143,40 @@ def describe_pipeline(pipeline: Pipeline) -> list[dict[str, Any]]:
     """
     return [
         {
-            **describe_transform(transform),
+            "name": pipeline.names[index],
+            "transform": describe_transform(transform),
             "unnamed": settings_of(transform) is None,
-            "state": {name: array.tolist() for name, array in pipeline.state_of(index).items()},
+            "state": {
+                key: array.tolist() for key, array in pipeline.state.get(pipeline.names[index], NO_STATE).items()
+            },
         }
         for index, transform in enumerate(pipeline.transforms)
         if not pipeline.only_changes_rewards(index)
     ]
 
 
+def described_statistics(description: Mapping[str, Any]) -> dict[str, State]:
+    """Return the statistics of the transforms in the description of a policy, by name of the transform."""
+    return {
+        part["name"]: {key: np.array(value, np.float64) for key, value in part["state"].items()}
+        for part in description.get("transforms", ())
+        if part["state"]
+    }
+
+
 def described_pipeline(
-    described: Sequence[Mapping[str, Any]],
+    description: Mapping[str, Any],
     space: spaces.Space[Any],
     action_space: spaces.Space[Any],
     given: Sequence[Any] | None = None,
 ) -> Pipeline | None:
-    """Return the pipeline of a description: the inverse of `describe_pipeline`.
+    """Return the transforms in the description of a policy, with their statistics.
 
     Args:
-        described: The description.
+        description: The description.
         space: Space of one observation of the env.
         action_space: Space of one action of the env.
-        given: Transforms to use in place of those that the description names, with its statistics.
+        given: Transforms to use in place of those that the description names.
 
     Raises:
         CheckpointError: The description is damaged, or a class cannot be imported.
@@ -168,28 +184,25 @@ def described_pipeline(
     from corral.checkpoint.imports import check_import  # here: what writes checkpoints imports this module
 
     try:
-        parts = [dict(part) for part in described]
-        states = [part.pop("state", {}) for part in parts]
-        unnamed = [str(part["type"]) for part in parts if part.pop("unnamed", False)]
+        parts = list(description.get("transforms", ()))
+        settings = [part["transform"] for part in parts]
         if given is None:
-            if unnamed:
+            if unnamed := [str(part["transform"]["type"]) for part in parts if part["unnamed"]]:
                 raise CheckpointError(
                     f"no file can hold the settings of the transforms {', '.join(unnamed)}: give transforms=[...]."
                 )
-            for part in parts:
-                if part["type"] not in BUILT_IN:
-                    check_import(part["type"], "transforms", "policies.json")
-        transforms = make_transforms(parts if given is None else list(given))
+            for each in settings:
+                if each["type"] not in BUILT_IN:
+                    check_import(each["type"], "transforms", "policies.json")
+        transforms = make_transforms(settings if given is None else list(given))
         pipeline = Pipeline.build(transforms, space, action_space)
-        if pipeline is None or not any(states):
-            return pipeline
-        arrays = [{name: np.array(value, np.float64) for name, value in state.items()} for state in states]
-        found = {name: arrays[index] for index, name in pipeline.state_names.items()}
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(
-            f"the transforms of the policy cannot be made: {type(error).__name__}: {error}"
-        ) from error
-    pipeline.check_state(found)
-    return pipeline.with_state(found)
+        if pipeline is None:
+            return None
+        state = described_statistics(description)
+    except CheckpointError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"the transforms cannot be made: {type(error).__name__}: {error}") from error
+    observed = {name: each for name, each in pipeline.state.items() if name in state or given is None}
+    dataclasses.replace(pipeline, state=observed).check_state(state)
+    return pipeline.with_state({**pipeline.state, **state})

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from gymnasium import Space
 from torch import Tensor, nn
 
 import corral
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from corral.policies.policy import Policy
+    from corral.transforms.pipeline import Pipeline
 
 INPUT, OUTPUT, BATCH = "obs", "actions", "batch"
 METADATA_FILE = "corral.json"  # in a .pt2 file
@@ -41,7 +43,7 @@ def export_policy(policy: Policy, file: Path) -> Path:
         raise ConfigError(f"export: .onnx needs {' and '.join(missing)}: run `pip install 'corral[onnx]'`.")
     policy.module.silence_noise()
     with _quiet():
-        program = _program(policy.module)
+        program = _program(policy)
         data = (_onnx_bytes if file.suffix == ".onnx" else _pt2_bytes)(program, policy)
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
@@ -56,32 +58,42 @@ def export_policy(policy: Policy, file: Path) -> Path:
 class _Graph(nn.Module):
     """From observations, a tree of `[B, ...]`, to env actions `[B, ...]`."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, pipeline: Pipeline | None) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.pipeline = module, pipeline
 
     def forward(self, obs: Tree) -> Tensor:
+        if self.pipeline is not None:
+            obs = self.pipeline.tensors_from_stored(obs)
         return self.module.distribution.env_mode(self.module.policy(obs)).detach()
 
 
-def _program(module: Module) -> ExportedProgram:
-    example, batch = example_obs(module.observation_space), torch.export.Dim(BATCH)
+def _input_space(policy: Policy) -> Space[Any]:
+    """Return the space of the file's inputs: what the env gives, or where transforms look back, what they give."""
+    pipeline = policy.pipeline
+    return policy.observation_space if pipeline is None else pipeline.spaces[pipeline.num_stored]
+
+
+def _program(policy: Policy) -> ExportedProgram:
+    module, pipeline = policy.module, policy.pipeline
+    example, batch = example_obs(_input_space(policy)), torch.export.Dim(BATCH)
     shapes = (map_tree(lambda _: {0: batch}, example),)
     try:
         with torch.no_grad():
-            return torch.export.export(_Graph(module), (example,), dynamic_shapes=shapes, strict=False)
+            return torch.export.export(_Graph(module, pipeline), (example,), dynamic_shapes=shapes, strict=False)
     except Exception as error:
         raise ExportError(
             f"the policy of {type(module).__name__} cannot be exported: {str(error).strip().splitlines()[0]} Its "
             "policy(obs) must use torch operations only, take any batch size, and not branch on values of tensors; "
-            "`len(tensor)` fixes the batch size, `tensor.shape[0]` does not."
+            "`len(tensor)` fixes the batch size, `tensor.shape[0]` does not. Of your own "
+            "transforms, define transform_tensors(obs) where transform_obs uses NumPy."
         ) from error
 
 
 def _metadata(policy: Policy) -> dict[str, str]:
     return {
         "corral_version": corral.__version__,
-        "observation_space": json.dumps(describe_space(policy.observation_space)),
+        "observation_space": json.dumps(describe_space(_input_space(policy))),
         "action_space": json.dumps(describe_space(policy.action_space)),
         "inputs": json.dumps(_input_names(policy)),
         "outputs": json.dumps([OUTPUT]),
@@ -89,7 +101,7 @@ def _metadata(policy: Policy) -> dict[str, str]:
 
 
 def _input_names(policy: Policy) -> list[str]:
-    return [name for name, _ in named_leaves(example_obs(policy.observation_space), INPUT)]
+    return [name for name, _ in named_leaves(example_obs(_input_space(policy)), INPUT)]
 
 
 def _onnx_bytes(program: ExportedProgram, policy: Policy) -> bytes:
@@ -97,7 +109,7 @@ def _onnx_bytes(program: ExportedProgram, policy: Policy) -> bytes:
         program,
         input_names=_input_names(policy),
         output_names=[OUTPUT],
-        dynamic_shapes=(map_tree(lambda _: {0: BATCH}, example_obs(policy.observation_space)),),  # names the axis
+        dynamic_shapes=(map_tree(lambda _: {0: BATCH}, example_obs(_input_space(policy))),),  # names the axis
         dynamo=True,
         verbose=False,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -154,7 +154,9 @@ class Policy:
     def export(self, file: str | Path) -> Path:
         """Write the policy, from observations to env actions, to a file that other programs read.
 
-        Scaling, clipping and squashing of actions are part of the file. The batch size is free. See
+        Scaling, clipping and squashing of actions are part of the file, and so are transforms of observations with
+        their statistics. Where transforms look back, as `FrameStack` does, the file takes the observations after the
+        last one that does, and the caller stacks. The batch size is free. See
         `docs/save-resume-deploy.md`.
 
         Args:
@@ -178,6 +180,7 @@ def load_policy(
     module_id: str | None = None,
     module_class: type[Module] | None = None,
     model_config: Mapping[str, Any] | None = None,
+    transforms: Sequence[Any] | None = None,
     seed: int | None = 0,
 ) -> Policy:
     """Return the policy of a run or a checkpoint, without its env, its algorithm or its learner.
@@ -189,6 +192,8 @@ def load_policy(
         module_id: Id of the module, if there are several.
         module_class: Class of the module, used if it cannot be imported from where it was when the policy was saved.
         model_config: Settings of a custom module that no file can hold, such as functions.
+        transforms: Transforms of the observations, if no file can hold the settings of those that were used. They get
+            the statistics of the checkpoint.
         seed: Seed of the actions that are drawn with `explore=True`; `None` draws others in each process.
 
     Raises:
@@ -199,7 +204,12 @@ def load_policy(
 
     checkpoint = read_checkpoint(find_checkpoint(path, prefer="best"), with_state=False)
     return checkpoint_policy(
-        checkpoint, module_id=module_id, module_class=module_class, model_config=model_config, seed=seed
+        checkpoint,
+        module_id=module_id,
+        module_class=module_class,
+        model_config=model_config,
+        transforms=transforms,
+        seed=seed,
     )
 
 
@@ -209,6 +219,7 @@ def checkpoint_policy(
     module_id: str | None = None,
     module_class: type[Module] | None = None,
     model_config: Mapping[str, Any] | None = None,
+    transforms: Sequence[Any] | None = None,
     seed: int | None = 0,
 ) -> Policy:
     """Return the policy of a checkpoint that was read; see `load_policy`."""
@@ -220,7 +231,7 @@ def checkpoint_policy(
         raise CheckpointError(f"{checkpoint.path} has no policy {module_id!r}. {nearest(module_id, ids)}")
     try:
         description = checkpoint.policies[module_id]
-        spec = described_spec(description, module_class=module_class, model_config=model_config)
+        spec = described_spec(description, module_class=module_class, model_config=model_config, transforms=transforms)
         module = spec.build()
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error

@@ -19,6 +19,7 @@ from corral.core.seeding import id_prefix, runner_seeds, seed_everything
 from corral.core.tree import copy_nested, map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
+from corral.envs.env_state import warn_of_own_statistics
 from corral.envs.seats import SeatsSpace
 from corral.envs.step_timeout import SampleOverdue, limited
 from corral.envs.sub_envs import original
@@ -199,6 +200,8 @@ class EnvRunner:
     # Called by the host of the envs.
 
     def _announce_env(self, env: VectorEnv[Any, Any, Any], context: EnvContext) -> None:
+        if not self.config.in_evaluation and self.worker_index <= 1:
+            warn_of_own_statistics(env, self.host.name)
         has_seats = isinstance(env.single_observation_space, SeatsSpace)
         if has_seats and not self.config.is_multi_agent:
             raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -28,7 +29,7 @@ class Pipeline:
     Attributes:
         transforms: The transforms; the first one sees what the env gave.
         spaces: Space of the observations that each transform receives, and last the space of the module's observations.
-        state: Statistics by transform, for those that have any: `{"0_NormalizeObservations": {...}}`.
+        state: Statistics by transform, for those that have any: `{"NormalizeObservations": {...}}`.
     """
 
     transforms: tuple[Transform, ...]
@@ -53,11 +54,11 @@ class Pipeline:
         if not transforms:
             return None
         bound, found, state = list[Transform](), [space], dict[str, State]()
-        for index, given in enumerate(transforms):
+        for name, given in zip(_names(transforms), transforms, strict=True):
             transform = given.with_gamma(gamma) if isinstance(given, NormalizeRewards) else given
             transform = transform.with_spaces(found[-1], action_space)
             if initial := transform.initial_state(found[-1]):
-                state[_name(index, transform)] = initial
+                state[name] = initial
                 transform = transform.with_state(initial)
             found.append(_space_after(transform, found[-1]))
             bound.append(transform)
@@ -102,21 +103,16 @@ class Pipeline:
 
     # Statistics.
 
-    @property
-    def state_names(self) -> dict[int, str]:
-        """Names of the transforms in `state`, by their indices."""
-        names = {index: _name(index, each) for index, each in enumerate(self.transforms)}
-        return {index: name for index, name in names.items() if name in self.state}
-
-    def state_of(self, index: int) -> State:
-        """Return the statistics of a transform; empty if it has none."""
-        return self.state.get(_name(index, self.transforms[index]), {})
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """Name of each transform in `state`."""
+        return _names(self.transforms)
 
     def with_state(self, state: Mapping[str, State]) -> Self:
         """Return the same pipeline with other statistics."""
         transforms = tuple(
-            each.with_state(state[_name(index, each)]) if _name(index, each) in state else each
-            for index, each in enumerate(self.transforms)
+            each.with_state(state[name]) if name in state else each
+            for name, each in zip(self.names, self.transforms, strict=True)
         )
         return dataclasses.replace(self, transforms=transforms, state=dict(state))
 
@@ -132,7 +128,7 @@ class Pipeline:
                 forms = [describe(np.asarray(part[key])) if key in part else "missing" for part in (here, there)]
                 if forms[0] != forms[1]:
                     raise CheckpointError(
-                        f"transforms: the statistics of {name.partition('_')[2]} do not fit: {key} is {forms[1]} "
+                        f"transforms: the statistics of {name} do not fit: {key} is {forms[1]} "
                         f"there and {forms[0]} here. Give the transforms and the spaces with which they were measured."
                     )
 
@@ -152,8 +148,7 @@ class Pipeline:
             returns: Discounted sums of the rewards so far, float64 `[B]`, by discount.
         """
         found, obs = dict[str, State](), stored
-        for index in range(len(self.transforms)):
-            transform, name = self.transforms[index], _name(index, self.transforms[index])
+        for index, (name, transform) in enumerate(zip(self.names, self.transforms, strict=True)):
             if name in self.state:
                 of_returns = np.zeros(0) if transform.discount is None else returns[transform.discount]
                 found[name] = transform.measure(obs, of_returns)
@@ -216,6 +211,12 @@ class Pipeline:
         """
         return self._pointwise(obs, self.num_stored, len(self.transforms))
 
+    def tensors_from_stored(self, obs: Tree) -> Tree:
+        """Return what `from_stored` returns, for tensors."""
+        for transform in self.transforms[self.num_stored :]:
+            obs = transform.transform_tensors(obs)
+        return obs
+
     def columns_from_stored(self, obs: Tree) -> Tree:
         """Return what `from_stored` returns, for columns `[T, N, ...]`."""
         shape = next(leaf for _, leaf in named_leaves(obs)).shape[:2]
@@ -228,8 +229,14 @@ class Pipeline:
         return obs
 
 
-def _name(index: int, transform: Transform) -> str:
-    return f"{index}_{type(transform).__name__}"
+def _names(transforms: Sequence[Transform]) -> list[str]:
+    """Return a name for each transform: its type, with a number from the second one of a type on."""
+    found = list[str]()
+    for transform in transforms:
+        name = type(transform).__name__
+        number = 1 + sum(type(other) is type(transform) for other in transforms[: len(found)])
+        found.append(name if number == 1 else f"{name}_{number}")
+    return found
 
 
 def _as_space(transform: Transform, obs: Tree, space: Space[Any]) -> Tree:
