@@ -35,8 +35,13 @@ from corral.modules.module import ActorCritic
 from corral.transforms.pipeline import Pipeline
 
 MIXED: Any = spaces.Dict(
-    {"place": spaces.Box(-1.0, 1.0, (2,), np.float32), "kind": spaces.Discrete(3, start=1), "keys": spaces.MultiDiscrete([2, 3])}
-)  # fmt: skip
+    {
+        "place": spaces.Box(-1.0, 1.0, (2,), np.float32),
+        "kind": spaces.Discrete(3, start=1),
+        "keys": spaces.MultiDiscrete([2, 3]),
+    }
+)
+FLAT_CLIPPED = (FlattenObservations(), ClipObservations(-0.5, 0.5), NormalizeObservations(clip=1.0))
 TARGET: Any = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([3.0, 0.5], np.float32))
 
 
@@ -71,9 +76,9 @@ def fitted(space: Any, *transforms: Transform) -> Policy:
 
 CASES = [
     pytest.param(MIXED, (NormalizeObservations(), FlattenObservations()), id="normalize-flatten"),
-    pytest.param(MIXED, (FlattenObservations(), ClipObservations(-0.5, 0.5), NormalizeObservations(clip=1.0)), id="flatten-clip"),
+    pytest.param(MIXED, FLAT_CLIPPED, id="flatten-clip"),
     pytest.param(spaces.Box(-1.0, 1.0, (3,), np.float32), (FrameStack(2), NormalizeObservations()), id="stack"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("space", "transforms"), CASES)
@@ -224,11 +229,24 @@ def test_contradictions_of_actions_are_refused() -> None:
         make_config("PPO", normalize_actions=False, model_config={"action_bounds": "squash"}).validate()
     with pytest.raises(ConfigError, match="normalize_actions=False: SAC squashes"):
         make_config("SAC", normalize_actions=False).validate()
-    with pytest.raises(ConfigError, match="transforms.*evaluation uses the transforms of the algorithm"):
-        make_config("PPO", evaluation_interval=1, evaluation_config={"transforms": []}).validate()
+    with pytest.raises(ConfigError, match=r"transforms.*evaluation uses the transforms of the algorithm"):
+        make_config("PPO", evaluation_interval=1, evaluation_config={"transforms": [FrameStack()]}).validate()
 
 
-def test_policies_of_several_agents_that_look_back_play_as_in_training() -> None:
-    with agents_config(transforms=[FrameStack(3)]).build() as algorithm:
-        algorithm.train()
-        assert evaluate_policy(algorithm, algorithm.config.env, env_config={"num_agents": 2}, episodes=4, num_envs=2)
+def test_policies_of_several_agents_that_look_back_play_as_stacked_agents_do() -> None:
+    """Two copies of an env as agents, against copies whose observations are stacked by the env."""
+
+    def stacked(config: dict[str, Any]) -> Any:
+        return gym.wrappers.FrameStackObservation(limited(StatefulDrift(config)), 3)
+
+    def plain(config: dict[str, Any]) -> Any:
+        return limited(StatefulDrift(config))
+
+    found = []
+    for env, transforms in ((stacked, []), (plain, [FrameStack(3)])):
+        config = agents_config(transforms=transforms).copy(env=make_multi_agent(env))
+        with config.build() as algorithm:
+            algorithm.train()
+            settings: Any = {"env_config": {"num_agents": 2}, "episodes": 6, "num_envs": 2, "seed": 1}
+            found.append(evaluate_policy(algorithm, config.env, **settings))
+    assert found[0] == found[1]

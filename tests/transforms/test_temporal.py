@@ -24,7 +24,7 @@ from corral import (
     make_multi_agent,
 )
 from corral.core.tree import map_tree
-from corral.errors import ConfigError
+from corral.errors import ConfigError, ObservationError
 from corral.transforms.pipeline import Pipeline
 from corral.transforms.rows import RowTransforms
 
@@ -170,5 +170,13 @@ def test_a_policy_in_use_looks_back_until_it_is_reset(tmp_path: Path) -> None:
         stacked = evaluate_policy(policy, Drift, episodes=6, wrappers=[limited], num_envs=2, seed=1)
         again = evaluate_policy(policy, Drift, episodes=6, wrappers=[limited], num_envs=2, seed=1)
         assert stacked == again
+        with pytest.raises(ObservationError, match=r"episodes of 2 row.s., and is given 1: call reset"):
+            policy(obs[0, 0])
+        with pytest.raises(ConfigError, match="has memory: give state="):
+            algorithm.compute_single_action(obs[0, 0])
+        _, state = algorithm.compute_actions(obs[0], state=algorithm.get_policy().initial_states(2), explore=False)
+        stack = np.stack([obs[0], obs[0], obs[1]], 1)
+        expected = module.policy(torch.from_numpy(stack)).argmax(-1).numpy()
+        np.testing.assert_array_equal(algorithm.compute_actions(obs[1], state=state, explore=False)[0], expected)
         of_algorithm = evaluate_policy(algorithm, Drift, episodes=6, wrappers=[limited], num_envs=2, seed=1)
         assert of_algorithm == stacked

@@ -833,36 +833,79 @@ class Algorithm(metaclass=_WithHints):
     # Acting.
 
     def compute_actions(
-        self, obs: Tree, *, explore: bool | None = None, module_id: str | None = None, policy_id: str | None = None
+        self,
+        obs: Tree,
+        *,
+        state: Tree = None,
+        explore: bool | None = None,
+        module_id: str | None = None,
+        policy_id: str | None = None,
     ) -> Any:
         """Return the env actions `[B, ...]` for observations, a tree of `[B, ...]`.
 
         Args:
             obs: Observations as the env gives them, stacked on axis 0.
+            state: For a policy with memory, the states in which it sees them, a tree of `[B, ...]`. Episodes begin with
+                `get_policy(...).initial_states(B)`.
             explore: Whether to explore as the runners do; `None` asks the config, False acts deterministically.
             module_id: Id of the module that chooses the actions; `None` is the only one.
             policy_id: Another name of `module_id`.
 
+        Returns:
+            The actions; for a policy with memory, a pair of the actions and the next states.
+
         Raises:
-            ObservationError: The observations do not fit the observation space, or hold NaN or infinity.
-            ConfigError: There is no such module, or there are several and none was named.
+            ObservationError: The observations do not fit the observation space, or hold NaN or infinity; or the states
+                do not fit the module.
+            ConfigError: There is no such module, or there are several and none was named; or the policy has memory and
+                no state was given, or the reverse.
         """
-        explore = self.config.explore if explore is None else explore
-        return self._policies[self.find_module_id(module_id, policy_id)].compute_actions(
-            obs, self.learner_group, timestep=self.num_env_steps_sampled_lifetime, explore=explore
+        module_id = self.find_module_id(module_id, policy_id)
+        policy, explore = self._policies[module_id], self.config.explore if explore is None else explore
+        if policy.has_memory != (state is not None):
+            missing = "has memory: give state=, which begins an episode as get_policy().initial_states(B)"
+            raise ConfigError(
+                f"compute_actions: module {module_id!r} {missing if policy.has_memory else 'has no memory'}, and "
+                f"{'no ' if state is None else ''}state was given."
+            )
+        actions, state = policy.compute_actions(
+            obs, state, self.learner_group, timestep=self.num_env_steps_sampled_lifetime, explore=explore
         )
+        return (actions, state) if policy.has_memory else actions
 
     def compute_single_action(
-        self, obs: Tree, *, explore: bool | None = None, module_id: str | None = None, policy_id: str | None = None
+        self,
+        obs: Tree,
+        state: Tree = None,
+        *,
+        explore: bool | None = None,
+        module_id: str | None = None,
+        policy_id: str | None = None,
     ) -> Any:
-        """Return the env action for one observation; see `compute_actions`."""
+        """Return the env action for one observation; see `compute_actions`.
+
+        Args:
+            obs: Observation as the env gives it.
+            state: For a policy with memory, the state in which it sees the observation, a tree of arrays `[...]`. An
+                episode begins with the only entry of `get_policy(...).initial_states(1)`.
+            explore: Whether to explore as the runners do; `None` asks the config, False acts deterministically.
+            module_id: Id of the module that chooses the action; `None` is the only one.
+            policy_id: Another name of `module_id`.
+
+        Returns:
+            The action; for a policy with memory, a pair of the action and the next state.
+        """
         module_id = self.find_module_id(module_id, policy_id)
         self._policies[module_id].check_obs(obs)
         batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
-        return self.compute_actions(batch, explore=explore, module_id=module_id)[0]
+        if state is None:
+            return self.compute_actions(batch, explore=explore, module_id=module_id)[0]
+        states = map_tree(lambda leaf: np.asarray(leaf)[None], state)
+        actions, states = self.compute_actions(batch, state=states, explore=explore, module_id=module_id)
+        return actions[0], map_tree(lambda leaf: leaf[0], states)
 
     def get_policy(self, module_id: str | None = None) -> DriverPolicy:
-        """Return the policy with which `compute_actions` acts; its `reset` begins an episode.
+        """Return the policy with which `compute_actions` acts.
 
         Raises:
             ConfigError: There is no such module, or there are several and none was named.
@@ -875,11 +918,17 @@ class Algorithm(metaclass=_WithHints):
             module_id: SimpleNamespace(
                 observation_space=spec.observation_space,
                 action_space=spec.action_space,
-                batch=partial(self.compute_actions, module_id=module_id),
+                has_memory=self._policies[module_id].has_memory,
+                initial_states=self._policies[module_id].initial_states,
+                act=partial(self._act, module_id),
             )
             for module_id, spec in self.env_runner_group.module_specs.items()
         }
         return AgentPolicies(policies, begin_mapping(self.config))
+
+    def _act(self, module_id: str, obs: Tree, states: Tree, *, explore: bool) -> tuple[Any, Tree]:
+        found = self.compute_actions(obs, state=states, explore=explore, module_id=module_id)
+        return found if states is not None else (found, None)
 
     def get_module(self, module_id: str | None = None) -> Module:
         """Return the module that is being trained, on the learner's device; `None` is the only one.

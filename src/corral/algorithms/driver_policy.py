@@ -61,13 +61,15 @@ class DriverPolicy(Policy):
             rng=self._rng,
         )
 
-    def compute_actions(self, obs: Tree, learners: LearnerGroup, *, timestep: int, explore: bool) -> Any:
-        """Return env actions `[B, ...]` for observations, a tree of `[B, ...]`, by the learners' weights."""
+    def compute_actions(
+        self, obs: Tree, states: Tree, learners: LearnerGroup, *, timestep: int, explore: bool
+    ) -> tuple[Any, Tree]:
+        """Return env actions `[B, ...]` and next states for trees of `[B, ...]`, by the learners' weights."""
         if self._version != learners.weights_version:
             self._inference.load_weights(learners.get_acting_weights()[self._module_id])
             self._version = learners.weights_version
         self._timestep = timestep
-        return self.batch(obs, explore=explore)
+        return self.act(obs, states, explore=explore)
 
     def _choose(self, obs: Tree, inputs: FloatArray, explore: bool) -> Any:
         if self.exploration is None:

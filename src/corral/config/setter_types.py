@@ -23,6 +23,8 @@ class EnvironmentArgs(TypedDict, total=False):
     env_task_fn: Any
     env_reset_fn: Any
     disable_env_checking: bool
+    normalize_actions: bool
+    clip_actions: bool
 
 
 class EnvRunnersArgs(TypedDict, total=False):

@@ -21,7 +21,6 @@ from corral.modules.heuristic import HeuristicModule
 from corral.modules.inference import Inference
 from corral.modules.module import Module
 from corral.policies.description import described_spec
-from corral.transforms.rows import RowTransforms
 
 if TYPE_CHECKING:
     from corral.checkpoint import Checkpoint
@@ -33,6 +32,9 @@ class Policy:
 
     `policy(obs)` returns the action for one observation, `policy.batch(obs)` the actions for a batch. Without
     exploration, an action is the most likely one, or the one with the highest value.
+
+    A policy with transforms that look back remembers the observations that it was given, for each row of a batch;
+    `reset()` begins another episode. `act(obs, states)` leaves the states to the caller.
 
     Attributes:
         module: The module, in evaluation mode.
@@ -59,8 +61,9 @@ class Policy:
         )
         self.action_space: spaces.Space[Any] = module.action_space
         self._spaces = space_tree(self.observation_space)
-        self._rows: RowTransforms | None = None  # made with the first batch, if a transform looks back
-        self._begins: NDArray[np.bool_] | None = None
+        distribution = module.distribution
+        self._no_action: NDArray[Any] = np.zeros(distribution.action_shape, distribution.action_dtype)
+        self._states: Any = None  # what transforms that look back know, since the last reset
         self._rng = np.random.default_rng(seed)
 
     def __call__(self, obs: Tree, *, explore: bool = False) -> Any:
@@ -77,54 +80,88 @@ class Policy:
         self.check_obs(obs)
         return self.batch(map_tree(lambda leaf: np.asarray(leaf)[None], obs), explore=explore)[0]
 
-    def batch(self, obs: Tree, *, explore: bool = False) -> NDArray[Any]:
+    @property
+    def has_memory(self) -> bool:
+        """Whether actions depend on earlier observations of the episode too."""
+        return self.pipeline is not None and self.pipeline.is_temporal
+
+    def initial_states(self, num_rows: int) -> Tree:
+        """Return what is known where episodes begin, for transforms that look back, a tree of `[num_rows, ...]`."""
+        assert self.pipeline is not None
+        return self.pipeline.initial_states(num_rows, self._no_action)
+
+    def reset(self) -> None:
+        """Begin another episode: forget the observations so far. Without memory there is nothing to forget."""
+        self._states = None
+
+    def note_rewards(self, rewards: Any) -> None:
+        """Let the policy know the rewards of its latest actions, `[B]`; only `PrevActionsPrevRewards` looks at them."""
+        if self._states is not None:
+            self._states = {**self._states, "rewards": np.array(rewards, np.float64)}
+
+    def batch(self, obs: Tree, *, explore: bool = False, begins: NDArray[np.bool_] | None = None) -> NDArray[Any]:
         """Return the env actions `[B, ...]` for observations, a tree of `[B, ...]`; see `__call__`.
 
+        Args:
+            obs: Observations. With transforms that look back, B is the same until the next `reset()`.
+            explore: Whether to draw the actions.
+            begins: In which rows an episode begins, bool `[B]`; after `reset()` all do anyway.
+
         Raises:
-            ObservationError: The observations do not fit the observation space, or hold NaN or infinity.
+            ObservationError: The observations do not fit the observation space, or hold NaN or infinity; or B changed.
+        """
+        if not self.has_memory:
+            return self.act(obs, explore=explore)[0]
+        size = num_rows(obs)
+        if self._states is None:
+            self._states = self.initial_states(size)
+        if size != (before := len(self._states["begins"])):
+            raise ObservationError(
+                f"the policy remembers episodes of {before} row(s), and is given {size}: call reset() first, or use "
+                "another policy object."
+            )
+        if begins is not None:
+            self._states = {**self._states, "begins": self._states["begins"] | begins}
+        actions, self._states = self.act(obs, self._states, explore=explore)
+        return actions
+
+    def act(self, obs: Tree, states: Tree = None, *, explore: bool = False) -> tuple[NDArray[Any], Tree]:
+        """Return the env actions `[B, ...]` and the next states for observations and states, trees of `[B, ...]`.
+
+        Nothing is remembered: the caller keeps the states, which begin with `initial_states(B)`. Without memory they
+        are `None`.
+
+        Raises:
+            ObservationError: The observations or the states do not fit the policy, or hold NaN or infinity.
         """
         shape = np.shape(next(iter(leaves(obs)), ()))
         self.check_obs(obs, batch=(shape[0] if shape else 1,))
         obs = map_tree(lambda space, leaf: np.asarray(leaf, space.dtype), self._spaces, obs)
-        obs = self._transformed(obs)
+        if self.has_memory:
+            obs, states = self._look_back(obs, states)
+        elif self.pipeline is not None:
+            obs = self.pipeline.from_stored(obs)
         self._inference.begin_sample(explore, self._rng)
         actions = np.asarray(self._choose(obs, self._outputs(obs), explore))
-        if self._rows is not None:
-            self._rows.note_step(actions, None, slice(None))
-        return self.module.distribution.to_env(actions)
+        if self.has_memory:
+            states = {**states, "actions": actions}
+        return self.module.distribution.to_env(actions), states
 
-    def reset(self, begins: NDArray[np.bool_] | None = None) -> None:
-        """Begin an episode with the next observation: forget earlier frames, actions and rewards.
+    def _look_back(self, obs: Tree, states: Tree) -> tuple[Tree, Tree]:
+        """Return observations as the module sees them, and the next states.
 
-        Only policies with transforms that look back remember any, one memory for each entry of the batch.
-
-        Args:
-            begins: Where an episode begins, bool `[B]`; `None` begins one everywhere, with any batch size.
+        Raises:
+            ObservationError: The states are not like `initial_states`.
         """
-        if begins is None:
-            self._rows = None
-        elif self._begins is not None:
-            self._begins = self._begins | begins
-
-    def note_rewards(self, rewards: Any) -> None:
-        """Let a policy know the rewards of the latest actions, `[B]`; only `PrevActionsPrevRewards` looks at them."""
-        if self._rows is not None:
-            self._rows.note_step(None, np.asarray(rewards), slice(None))
-
-    def _transformed(self, obs: Tree) -> Tree:
-        """Return observations as the module sees them, a tree of `[B, ...]`."""
-        if self.pipeline is None:
-            return obs
-        if not self.pipeline.is_temporal:
-            return self.pipeline.from_stored(obs)
-        size = num_rows(obs)
-        if self._rows is None or self._begins is None or len(self._begins) != size:
-            distribution = self.module.distribution
-            action = np.zeros(distribution.action_shape, distribution.action_dtype)
-            self._rows, self._begins = RowTransforms(self.pipeline, action, size), np.ones(size, np.bool_)
-        begins, self._begins = self._begins, np.zeros(size, np.bool_)
-        self._rows.pipeline = self.pipeline
-        return self._rows(obs, begins)
+        assert self.pipeline is not None
+        try:
+            states = map_tree(_checked_state, self.initial_states(num_rows(obs)), states)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ObservationError(f"state of the transforms: {error}.") from error
+        parts = (states[name] for name in ("memories", "begins", "actions", "rewards"))
+        stored, memories = self.pipeline.to_store(obs, *parts)
+        begins = np.zeros(num_rows(obs), np.bool_)
+        return self.pipeline.from_stored(stored), {**states, "memories": memories, "begins": begins}
 
     def check_obs(self, obs: Tree, *, batch: tuple[int, ...] = ()) -> None:
         """Check one observation, or observations with the axes `batch` before the axes of the observation space.
@@ -172,6 +209,13 @@ class Policy:
         from corral.policies.export import export_policy
 
         return export_policy(self, Path(file))
+
+
+def _checked_state(here: NDArray[Any], given: Any) -> NDArray[Any]:
+    array = np.asarray(given)
+    if array.shape != here.shape or array.dtype != here.dtype:
+        raise ValueError(f"{array.dtype}{list(array.shape)} must be {here.dtype}{list(here.shape)}")
+    return array
 
 
 def load_policy(

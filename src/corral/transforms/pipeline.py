@@ -179,6 +179,20 @@ class Pipeline:
             if isinstance(each, TemporalTransform)
         )
 
+    def initial_states(self, num_rows: int, action: NDArray[Any]) -> dict[str, Any]:
+        """Return what `to_store` needs where episodes begin, by argument, a tree of `[num_rows, ...]`.
+
+        Args:
+            num_rows: Number of rows.
+            action: A module action of zeros.
+        """
+        return {
+            "memories": self.initial_memories(num_rows),
+            "begins": np.ones(num_rows, np.bool_),
+            "actions": np.zeros((num_rows, *action.shape), action.dtype),
+            "rewards": np.zeros(num_rows),
+        }
+
     def example_rows(self, num_envs: int) -> Tree:
         """Return observations of the env that are zeros, a tree of `[N, ...]`."""
         return map_tree(lambda leaf: np.zeros((num_envs, *leaf.shape), leaf.dtype), space_tree(self.spaces[0]))
