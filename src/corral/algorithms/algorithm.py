@@ -435,7 +435,7 @@ class Algorithm(metaclass=_WithHints):
                 policy.pipeline = policy.pipeline.with_state(state)
 
     def _merge_statistics(self, rollouts: Sequence[Rollout]) -> None:
-        """Merge the statistics that rollouts carry into those of the modules that learn."""
+        """Merge the statistics that rollouts carry into the statistics of the modules that learn."""
         if not self.get_transform_states():
             return
         merged = {}

@@ -138,7 +138,7 @@ def _is_plain(value: Any) -> bool:
 def describe_pipeline(pipeline: Pipeline) -> list[dict[str, Any]]:
     """Return a pipeline with its statistics, in types that JSON holds.
 
-    Transforms that change nothing but rewards are left out. A transform whose settings no file can hold is described
+    Transforms that only change rewards are left out. A transform whose settings no file can hold is described
     without them, and says so.
     """
     return [

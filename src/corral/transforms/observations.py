@@ -19,6 +19,9 @@ from corral.errors import ConfigError
 from corral.transforms.moments import mean_and_variance, moments_of, no_moments
 from corral.transforms.transform import State, Transform
 
+# Numbers in a row of observations up to which broadcasting costs more than the arithmetic.
+SMALL_ROW = 4096
+
 
 @dataclass(frozen=True)
 class NormalizeObservations(Transform):
@@ -54,6 +57,13 @@ class NormalizeObservations(Transform):
                 scale = 1 / np.sqrt(variance + self.epsilon)
                 scales[name] = mean.astype(np.float32), scale.astype(np.float32)
         object.__setattr__(self, "_scales", scales)
+        object.__setattr__(self, "_tiles", {})
+        if self.clip is not None:  # arrays, because numbers take longer
+            object.__setattr__(self, "_limits", (np.array(-self.clip, np.float32), np.array(self.clip, np.float32)))
+
+    def __reduce__(self) -> Any:
+        """Travel without what is computed from the statistics: each rollout carries its transforms."""
+        return type(self), (self.clip, self.epsilon, self._state)
 
     def initial_state(self, space: spaces.Space[Any]) -> State:
         """Return the statistics of no observations.
@@ -88,17 +98,34 @@ class NormalizeObservations(Transform):
         """Return normalised observations, float32, a tree of `[B, ...]`."""
         scales: dict[str, Any] = self._scales  # type: ignore[attr-defined]
         if isinstance(obs, np.ndarray):
-            return self._normalized(obs, *scales[""])
-        return _map_named(lambda name, leaf: self._normalized(leaf, *scales[name]) if name in scales else leaf, obs)
+            return self._normalized(obs, "")
+        return _map_named(lambda name, leaf: self._normalized(leaf, name) if name in scales else leaf, obs)
 
     def transform_tensors(self, obs: Tree) -> Tree:
         """Return what `transform_obs` returns, for tensors."""
         scales = {name: tuple(map(torch.from_numpy, pair)) for name, pair in self._scales.items()}  # type: ignore[attr-defined]
-        return _map_named(lambda name, leaf: self._normalized(leaf, *scales[name]) if name in scales else leaf, obs)
+        return _map_named(
+            lambda name, leaf: self._normalized_tensor(leaf, *scales[name]) if name in scales else leaf, obs
+        )
 
-    def _normalized(self, leaf: Any, mean: Any, scale: Any) -> Any:
+    def _normalized(self, leaf: NDArray[Any], name: str) -> NDArray[Any]:
+        mean, scale = self._rows(name, len(leaf)) if leaf.size <= SMALL_ROW else self._scales[name]  # type: ignore[attr-defined]
+        found: NDArray[Any] = leaf - mean
+        found *= scale
+        if self.clip is not None:
+            found.clip(*self._limits, out=found)  # type: ignore[attr-defined]
+        return found
+
+    def _rows(self, name: str, size: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return mean and scale, repeated for a row of sub-envs: NumPy broadcasts short vectors slowly."""
+        tiles: dict[tuple[str, int], Any] = self._tiles  # type: ignore[attr-defined]
+        if (pair := tiles.get((name, size))) is None:
+            pair = tiles[name, size] = tuple(np.stack([part] * size) for part in self._scales[name])  # type: ignore[attr-defined]
+        return pair
+
+    def _normalized_tensor(self, leaf: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         found = (leaf - mean) * scale
-        return found if self.clip is None else found.clip(-self.clip, self.clip)
+        return found if self.clip is None else found.clamp(-self.clip, self.clip)
 
 
 @dataclass(frozen=True)

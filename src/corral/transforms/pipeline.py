@@ -166,7 +166,7 @@ class Pipeline:
             rewards = transform.transform_rewards(rewards)
         return rewards
 
-    @property
+    @functools.cached_property
     def num_stored(self) -> int:
         """Number of transforms that are applied before observations are stored: up to the last temporal one."""
         return max((i + 1 for i, each in enumerate(self.transforms) if isinstance(each, TemporalTransform)), default=0)
@@ -223,7 +223,20 @@ class Pipeline:
 
         Without temporal transforms, these are the observations of the env.
         """
-        return self._pointwise(obs, self.num_stored, len(self.transforms))
+        for transform, space in self._after_storing:
+            obs = transform.transform_obs(obs)
+            if space is not None:
+                obs = _as_space(transform, obs, space)
+        return obs
+
+    @functools.cached_property
+    def _after_storing(self) -> list[tuple[Transform, Space[Any] | None]]:
+        """Transforms of observations after the last temporal one; with a space for what must be checked."""
+        return [
+            (transform, None if _is_built_in(transform) else self.spaces[index + 1])
+            for index, transform in enumerate(self.transforms)
+            if index >= self.num_stored and not self.only_changes_rewards(index)
+        ]
 
     def tensors_from_stored(self, obs: Tree) -> Tree:
         """Return what `from_stored` returns, for tensors."""
@@ -253,13 +266,17 @@ def _names(transforms: Sequence[Transform]) -> list[str]:
     return found
 
 
+def _is_built_in(transform: Transform) -> bool:
+    return type(transform).__module__.startswith("corral.transforms.")
+
+
 def _as_space(transform: Transform, obs: Tree, space: Space[Any]) -> Tree:
     """Return observations `[B, ...]` with the dtypes of a space, after checking their shapes.
 
     Raises:
         ConfigError: The nesting or a shape differs.
     """
-    if type(transform).__module__.startswith("corral.transforms."):
+    if _is_built_in(transform):
         return obs
     try:
         return map_tree(lambda leaf, got: _as_leaf(transform, leaf, got), space_tree(space), obs)
@@ -296,7 +313,7 @@ def _space_after(transform: Transform, space: Space[Any]) -> Space[Any]:
         return space
     if given is not None:
         given = module_observation_space(given)
-        if isinstance(transform, TemporalTransform) or type(transform).__module__.startswith("corral.transforms."):
+        if isinstance(transform, TemporalTransform) or _is_built_in(transform):
             return given
     example = _example(space)
     try:

@@ -103,7 +103,7 @@ class RowTransforms:
         *,
         continues: bool,
     ) -> dict[str, State]:
-        """Return the statistics of a fragment alone, and go on to the next one.
+        """Return the statistics of a fragment alone, and continue with the next one.
 
         Args:
             stored: Observations after the last temporal transform, a tree of `[T + 1, N, ...]`.
@@ -119,7 +119,9 @@ class RowTransforms:
             start = before if continues else np.zeros_like(before)
             found, after = discounted_returns(rewards, valid, done, start, discount)
             returns[discount], self._returns = found[valid], {**self._returns, discount: after}
-        return self.pipeline.measure(map_tree(lambda leaf: leaf[:-1][valid], stored), returns)
+        rows = np.flatnonzero(valid)  # `take` is several times faster than a mask
+        steps = map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]).take(rows, 0), stored)
+        return self.pipeline.measure(steps, returns)
 
     # What a checkpoint holds of it.
 
