@@ -10,7 +10,8 @@ import pytest
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral import ClipObservations, FlattenObservations, NormalizeObservations, PPOConfig, Transform
+from corral import ClipObservations, FlattenObservations, FrameStack, NormalizeObservations, PPOConfig, Transform
+from corral.core.tree import map_tree
 from corral.errors import CheckpointError, ConfigError
 from corral.transforms.pipeline import Pipeline
 
@@ -110,6 +111,18 @@ def test_flattening_gives_one_vector_with_one_hot_parts() -> None:
     assert pipeline.module_space.shape == (64 + 3 + 2,)
     expected = [*range(64), 0, 1, 0, 0.5, -0.5]  # in the order of the space, which sorts its keys
     assert pipeline.from_stored(obs).tolist() == [expected]
+
+
+@pytest.mark.parametrize("transforms", [[FlattenObservations()], [FrameStack(2)], [NormalizeObservations()]])
+def test_an_action_mask_stays_a_mask(transforms: list[Transform]) -> None:
+    space = spaces.Dict(action_mask=spaces.MultiBinary(2), observations=spaces.Dict(VECTOR=VECTOR))
+    pipeline = build(*transforms, space=space)
+    obs = {"action_mask": np.array([[1, 0]], np.int8), "observations": {"VECTOR": np.ones((1, 3), np.float32)}}
+    stored, _ = pipeline.to_store(obs, pipeline.initial_memories(1), np.ones(1, bool), None, None)
+    seen = pipeline.from_stored(stored)
+    assert pipeline.module_space["action_mask"] == space["action_mask"]  # type: ignore[index]
+    assert seen["action_mask"] is obs["action_mask"]
+    assert pipeline.module_space.contains(map_tree(lambda leaf: leaf[0], seen))
 
 
 @dataclass

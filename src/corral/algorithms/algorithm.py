@@ -434,8 +434,8 @@ class Algorithm(metaclass=_WithHints):
             if policy is not None and policy.pipeline is not None:
                 policy.pipeline = policy.pipeline.with_state(state)
 
-    def _merge_statistics(self, rollouts: Sequence[Rollout]) -> None:
-        """Merge the statistics that rollouts carry into the statistics of the modules that learn."""
+    def merge_statistics(self, rollouts: Sequence[Rollout]) -> None:
+        """Merge the statistics that rollouts carry into the statistics of the modules that learn, as `sample` does."""
         if not self.get_transform_states():
             return
         merged = {}
@@ -488,7 +488,7 @@ class Algorithm(metaclass=_WithHints):
             self.num_env_steps_sampled_lifetime += num_env_steps  # also if an exception ends the next round
             left -= count_agent_steps(arrived) if by_agent else num_env_steps
             rollouts += arrived
-        self._merge_statistics(rollouts)
+        self.merge_statistics(rollouts)
         if learning := {name: each for name, each in self.explorations.items() if overrides_method(each, "learn")}:
             self._let_explorations_learn(learning, group_by_module(rollouts))
         return rollouts

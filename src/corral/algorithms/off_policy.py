@@ -24,7 +24,7 @@ from corral.errors import ConfigError, LossError
 from corral.learners.losses import Batch, learner_metrics
 from corral.learners.settings import UpdateSettings
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
-from corral.transforms.observations import NormalizeObservations
+from corral.transforms.observations import NormalizeObservations, has_mask
 from corral.transforms.pipeline import Pipeline
 from corral.transforms.temporal import FrameStack
 from corral.transforms.transform import TemporalTransform
@@ -302,7 +302,8 @@ def _with_frames(config: ReplayConfig, pipeline: Pipeline | None) -> ReplayConfi
                 f"transforms: NormalizeObservations is before {type(last).__name__}, and a replay buffer would hold "
                 f"observations with the statistics of the past: put it after {type(last).__name__}."
             )
-    if isinstance(last, FrameStack) and not any(isinstance(each, TemporalTransform) for each in before):
+    is_alone = not any(isinstance(each, TemporalTransform) for each in before)
+    if isinstance(last, FrameStack) and is_alone and not has_mask(pipeline.observation_space):
         return replace(config, frame_stack=last.num_frames)
     return config
 

@@ -19,6 +19,8 @@ from corral.errors import ConfigError
 from corral.transforms.moments import mean_and_variance, moments_of, no_moments
 from corral.transforms.transform import State, Transform
 
+MASK = "action_mask"  # key of a mask of legal actions in Dict observations
+
 # Numbers in a row of observations up to which broadcasting costs more than the arithmetic.
 SMALL_ROW = 4096
 
@@ -174,27 +176,34 @@ class FlattenObservations(Transform):
     """Joins all parts of an observation into one float32 vector.
 
     Dict and Tuple observations come in the order of their space; Discrete and MultiDiscrete parts become one-hot
-    vectors.
+    vectors. An action mask, under the key `action_mask`, stays, and the vector is under `observations`.
     """
 
     _space: spaces.Space[Any] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def with_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Self:
         """Return the transform for observations of a space."""
-        return dataclasses.replace(self, _space=observation_space)
+        return dataclasses.replace(self, _space=without_mask(observation_space))
 
     def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        """Return a float32 Box with one axis."""
+        """Return a float32 Box with one axis, next to an action mask if there is one."""
+        if has_mask(space):
+            flat = self.observation_space(without_mask(space))
+            return spaces.Dict({MASK: space[MASK], "observations": flat})  # type: ignore[index]
         parts = [_flat_bounds(leaf) for leaf in leaves(space_tree(space))]
         low, high = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
         return spaces.Box(low, high, low.shape, np.float32)
 
     def transform_obs(self, obs: Tree) -> Tree:
         """Return vectors, float32 `[B, D]`."""
+        if isinstance(obs, dict) and MASK in obs:
+            return {MASK: obs[MASK], "observations": self.transform_obs(_without_mask(obs))}
         return np.concatenate([np.asarray(part, np.float32) for part in self._parts(obs, np.eye)], -1)
 
     def transform_tensors(self, obs: Tree) -> Tree:
         """Return what `transform_obs` returns, for tensors."""
+        if isinstance(obs, dict) and MASK in obs:
+            return {MASK: obs[MASK], "observations": self.transform_tensors(_without_mask(obs))}
         return torch.cat([part.float() for part in self._parts(obs, torch.eye)], -1)
 
     def _parts(self, obs: Tree, eye: Callable[[int], Any]) -> list[Any]:
@@ -202,6 +211,23 @@ class FlattenObservations(Transform):
         found: list[Any] = []
         map_tree(lambda space, leaf: found.extend(_flat_parts(space, leaf, eye)), space_tree(self._space), obs)  # type: ignore[arg-type]
         return found
+
+
+def has_mask(space: spaces.Space[Any]) -> bool:
+    """Return whether observations hold a mask of legal actions."""
+    return isinstance(space, spaces.Dict) and MASK in space.spaces
+
+
+def without_mask(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return the space of the observations without their mask."""
+    if not has_mask(space):
+        return space
+    assert isinstance(space, spaces.Dict)
+    return spaces.Dict({key: part for key, part in space.spaces.items() if key != MASK})
+
+
+def _without_mask(obs: dict[str, Any]) -> dict[str, Any]:
+    return {key: part for key, part in obs.items() if key != MASK}
 
 
 def _flat_parts(space: spaces.Space[Any], leaf: Any, eye: Callable[[int], Any]) -> list[Any]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError
+from corral.transforms.observations import MASK, without_mask
 from corral.transforms.transform import TemporalTransform
 
 MAX_FRAMES = 255
@@ -23,6 +24,7 @@ class FrameStack(TemporalTransform):
 
     Each part of a Dict or Tuple observation is stacked. Before an episode has so many observations, its first one is
     repeated, as `gymnasium.wrappers.FrameStackObservation` does. The default module takes stacked images as channels.
+    An action mask, under the key `action_mask`, is not stacked.
 
     Attributes:
         num_frames: Number k of observations: `[*shape]` becomes `[k, *shape]`.
@@ -43,7 +45,9 @@ class FrameStack(TemporalTransform):
         """Return the space of stacks."""
         k = self.num_frames
         if isinstance(space, spaces.Dict):
-            return spaces.Dict({key: self.observation_space(part) for key, part in space.spaces.items()})
+            return spaces.Dict(
+                {key: part if key == MASK else self.observation_space(part) for key, part in space.spaces.items()}
+            )
         if isinstance(space, spaces.Tuple):
             return spaces.Tuple([self.observation_space(part) for part in space.spaces])
         if isinstance(space, spaces.Box):
@@ -57,7 +61,7 @@ class FrameStack(TemporalTransform):
 
     def initial_memory(self, space: spaces.Space[Any], num_envs: int) -> Tree:
         """Return stacks of zeros, a tree of `[N, k, ...]`."""
-        shape = (num_envs, self.num_frames)
+        shape, space = (num_envs, self.num_frames), without_mask(space)
         return map_tree(lambda leaf: np.zeros((*shape, *leaf.shape), leaf.dtype), space_tree(space))
 
     def step(
@@ -77,6 +81,9 @@ class FrameStack(TemporalTransform):
                 stack[begins] = now[begins, None]
             return stack
 
+        if isinstance(obs, dict) and MASK in obs:
+            stacks = {key: map_tree(stacked, obs[key], memory[key]) for key in memory}
+            return {key: stacks.get(key, part) for key, part in obs.items()}, stacks
         stacks = map_tree(stacked, obs, memory)
         return stacks, stacks
 
