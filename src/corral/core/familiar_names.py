@@ -131,8 +131,6 @@ SETTINGS: Mapping[str, Meanings] = {
     "lstm_hidden_size": _same("rl_module.model_config.lstm_cell_size"),
     "vf_share_layers": _same("rl_module.model_config.vf_share_layers"),
     "log_std_init": _same("rl_module.model_config.initial_log_std"),
-    "normalize_actions": (("rl_module.model_config.action_bounds", "'squash' keeps actions within their bounds"),),
-    "clip_actions": (("rl_module.model_config.action_bounds", "'clip' is the default"),),
     # Envs and runners.
     "env_id": _same("environment.env"),
     **dict.fromkeys(
