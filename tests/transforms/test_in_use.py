@@ -164,7 +164,8 @@ def test_each_module_has_transforms_and_statistics_of_its_own(tmp_path: Path) ->
         assert list(states) == ["scaled"] and algorithm.get_pipeline("plain") is None
         (rollout,) = algorithm.sample(60)
         for part in rollout.by_module().values():
-            outputs = algorithm.learner_group.dist_inputs(part.module_id, part.valid_rows(part.module_obs[:-1]))
+            obs = part.valid_rows(part.module_obs[:-1])
+            outputs = algorithm.learner_group.dist_inputs(part.module_id, {"obs": obs})
             fresh = part.valid_rows(part.obs_rows[:-1]) >= 0  # chosen with the present weights
             np.testing.assert_allclose(outputs[fresh], part.valid_rows(part.dist_inputs)[fresh], atol=1e-6)
         count = float(states["scaled"]["NormalizeObservations"]["count"])

@@ -60,7 +60,7 @@ def test_learning_sees_exactly_what_the_module_saw() -> None:
         for rollout in algorithm.sample(90):
             assert rollout.pipeline is not algorithm.get_pipeline()
             seen = rollout.valid_rows(rollout.module_obs[:-1])
-            outputs = algorithm.learner_group.dist_inputs("default_policy", seen)
+            outputs = algorithm.learner_group.dist_inputs("default_policy", {"obs": seen})
             np.testing.assert_allclose(outputs, rollout.valid_rows(rollout.dist_inputs), atol=1e-6)
         assert module is algorithm.get_module()
 

@@ -113,7 +113,7 @@ def test_learning_sees_exactly_what_the_module_saw(transforms: list[Any]) -> Non
             algorithm.train()
         for rollout in algorithm.sample(90):
             obs = rollout.valid_rows(map_tree(lambda column: column[:-1], rollout.module_obs))
-            outputs = algorithm.learner_group.dist_inputs("default_policy", obs)
+            outputs = algorithm.learner_group.dist_inputs("default_policy", {"obs": obs})
             np.testing.assert_allclose(outputs, rollout.valid_rows(rollout.dist_inputs), atol=1e-6)
 
 

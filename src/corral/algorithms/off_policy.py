@@ -304,6 +304,18 @@ class OffPolicyAlgorithm(Algorithm):
             buffer.close()
 
 
+def refuse_unscaled_actions(config: AlgorithmConfig, name: str) -> None:
+    """Refuse actions in the units of the env, where the module keeps them within bounds.
+
+    Raises:
+        ConfigError: `normalize_actions` is False.
+    """
+    if not config.normalize_actions:
+        raise ConfigError(
+            f"normalize_actions=False: {name} squashes Box actions by tanh and maps them to the bounds: leave it out."
+        )
+
+
 def _with_frames(config: ReplayConfig, pipeline: Pipeline | None) -> ReplayConfig:
     """Return the settings of a replay buffer that stores stacks of frames once.
 

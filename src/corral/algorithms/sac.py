@@ -18,10 +18,14 @@ import torch
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
+from corral.algorithms.off_policy import (
+    OffPolicyAlgorithm,
+    OffPolicyConfig,
+    off_policy_metrics,
+    refuse_unscaled_actions,
+)
 from corral.core.schedules import schedule_value
 from corral.core.settings import NonNegativeSchedule, PositiveFloat
-from corral.errors import ConfigError
 from corral.learners.losses import Batch, Loss
 from corral.modules.distributions import categorical_logp
 from corral.modules.module import Module
@@ -101,10 +105,7 @@ class SACConfig(OffPolicyConfig):
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
-        if not self.normalize_actions:
-            raise ConfigError(
-                "normalize_actions=False: SAC squashes Box actions by tanh and maps them to the bounds: leave it out."
-            )
+        refuse_unscaled_actions(self, "SAC")
 
     def lrs(self, num_env_steps: int) -> dict[str, float]:
         """Return the learning rate of each group of parameters after so many env steps."""

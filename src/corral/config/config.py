@@ -543,7 +543,10 @@ class AlgorithmConfig(
         """Return the settings of a module that `normalize_actions` and `clip_actions` stand for."""
         from gymnasium.spaces import Box
 
-        if self.normalize_actions or not isinstance(action_space, Box):
+        from corral.core.spaces import space_tree
+        from corral.core.tree import leaves
+
+        if self.normalize_actions or not any(isinstance(leaf, Box) for leaf in leaves(space_tree(action_space))):
             return {}
         return {"action_bounds": "clip_unscaled" if self.clip_actions else "none"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from corral.core.action_masks import MASK_KEY, OBS_KEY, has_mask_key, without_mask
 from corral.core.spaces import space_tree
-from corral.core.tree import Tree, map_tree
+from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError
 from corral.transforms.transform import TemporalTransform
 
@@ -142,11 +143,17 @@ def _is_open(parts: Mapping[str, Any]) -> bool:
 
 
 def _module_action_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the space of the actions of a module: they have no bounds, and integers begin at 0."""
+    """Return the space of the actions of a module: they have no bounds, and integers begin at 0.
+
+    Actions of a Dict or Tuple space are rows of numbers.
+    """
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(space.n)
     if isinstance(space, spaces.MultiDiscrete):
         return spaces.MultiDiscrete(space.nvec, np.int64)
     if isinstance(space, spaces.MultiBinary):
         return space
-    return spaces.Box(-np.inf, np.inf, space.shape, np.float32)
+    shape = space.shape
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        shape = (sum(math.prod(leaf.shape) for leaf in leaves(space_tree(space))),)
+    return spaces.Box(-np.inf, np.inf, shape, np.float32)
