@@ -174,7 +174,7 @@ def test_a_policy_in_use_looks_back_until_it_is_reset(tmp_path: Path) -> None:
             policy(obs[0, 0])
         with pytest.raises(ConfigError, match="has memory: give state="):
             algorithm.compute_single_action(obs[0, 0])
-        _, state = algorithm.compute_actions(obs[0], state=algorithm.get_policy().initial_states(2), explore=False)
+        _, state = algorithm.compute_actions(obs[0], state=algorithm.acting_policy().initial_states(2), explore=False)
         stack = np.stack([obs[0], obs[0], obs[1]], 1)
         expected = module.policy(torch.from_numpy(stack)).argmax(-1).numpy()
         np.testing.assert_array_equal(algorithm.compute_actions(obs[1], state=state, explore=False)[0], expected)

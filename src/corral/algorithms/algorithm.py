@@ -420,7 +420,7 @@ class Algorithm(metaclass=_WithHints):
 
     def get_pipeline(self, module_id: str | None = None) -> Pipeline | None:
         """Return the transforms of a module with their present statistics, or `None` if it has none."""
-        return self.get_policy(module_id).pipeline
+        return self.acting_policy(module_id).pipeline
 
     def get_transform_states(self) -> dict[str, Mapping[str, State]]:
         """Return the statistics of transforms by module id, for the modules that have any."""
@@ -846,7 +846,7 @@ class Algorithm(metaclass=_WithHints):
         Args:
             obs: Observations as the env gives them, stacked on axis 0.
             state: For a policy with memory, the states in which it sees them, a tree of `[B, ...]`. Episodes begin with
-                `get_policy(...).initial_states(B)`.
+                `acting_policy(...).initial_states(B)`.
             explore: Whether to explore as the runners do; `None` asks the config, False acts deterministically.
             module_id: Id of the module that chooses the actions; `None` is the only one.
             policy_id: Another name of `module_id`.
@@ -863,7 +863,7 @@ class Algorithm(metaclass=_WithHints):
         module_id = self.find_module_id(module_id, policy_id)
         policy, explore = self._policies[module_id], self.config.explore if explore is None else explore
         if policy.has_memory != (state is not None):
-            missing = "has memory: give state=, which begins an episode as get_policy().initial_states(B)"
+            missing = "has memory: give state=, which begins an episode as acting_policy().initial_states(B)"
             raise ConfigError(
                 f"compute_actions: module {module_id!r} {missing if policy.has_memory else 'has no memory'}, and "
                 f"{'no ' if state is None else ''}state was given."
@@ -887,7 +887,7 @@ class Algorithm(metaclass=_WithHints):
         Args:
             obs: Observation as the env gives it.
             state: For a policy with memory, the state in which it sees the observation, a tree of arrays `[...]`. An
-                episode begins with the only entry of `get_policy(...).initial_states(1)`.
+                episode begins with the only entry of `acting_policy(...).initial_states(1)`.
             explore: Whether to explore as the runners do; `None` asks the config, False acts deterministically.
             module_id: Id of the module that chooses the action; `None` is the only one.
             policy_id: Another name of `module_id`.
@@ -904,7 +904,7 @@ class Algorithm(metaclass=_WithHints):
         actions, states = self.compute_actions(batch, state=states, explore=explore, module_id=module_id)
         return actions[0], map_tree(lambda leaf: leaf[0], states)
 
-    def get_policy(self, module_id: str | None = None) -> DriverPolicy:
+    def acting_policy(self, module_id: str | None = None) -> DriverPolicy:
         """Return the policy with which `compute_actions` acts.
 
         Raises:
