@@ -102,7 +102,7 @@ class PrevActionsPrevRewards(TemporalTransform):
 
     def with_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Self:
         """Return the transform for actions of a space."""
-        return replace(self, _action_space=_module_action_space(action_space))
+        return replace(self, _action_space=module_actions(action_space))
 
     def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         """Return the Dict space."""
@@ -135,7 +135,7 @@ class PrevActionsPrevRewards(TemporalTransform):
         return {name: found[name] for name in sorted(found)}, ()
 
 
-def _module_action_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+def module_actions(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return the space of the actions of a module: they have no bounds, and integers begin at 0."""
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(space.n)
