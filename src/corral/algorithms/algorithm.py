@@ -435,17 +435,20 @@ class Algorithm(metaclass=_WithHints):
                 policy.pipeline = policy.pipeline.with_state(state)
 
     def merge_statistics(self, rollouts: Sequence[Rollout]) -> None:
-        """Merge the statistics that rollouts carry into the statistics of the modules that learn, as `sample` does."""
+        """Merge the statistics that rollouts carry into the statistics of the modules that learn, as `sample` does.
+
+        Rewards are seen by learning alone, so the rollouts get the merged statistics for them.
+        """
         if not self.get_transform_states():
             return
-        merged = {}
         for module_id, parts in group_by_module(rollouts).items():
-            pipeline, measured = self.get_pipeline(module_id), [part.measured for part in parts if part.measured]
-            if pipeline is not None and measured and self.trains(module_id):
-                merged[module_id] = pipeline.merged(measured).state
-        if merged:
-            self.set_transform_states(merged)
-            self._num_exploration_versions += 1  # though the learners took no step
+            policy = self._policies.get(module_id)  # there is none if the module was removed
+            measured = [part.measured for part in parts if part.measured]
+            if policy is not None and policy.pipeline is not None and measured and self.trains(module_id):
+                policy.pipeline = policy.pipeline.merged(measured)
+                self._num_exploration_versions += 1  # though the learners took no step
+                for part in parts:
+                    part.reward_pipeline = policy.pipeline
 
     # Pieces of a training step.
 
