@@ -82,7 +82,7 @@ def test_the_algorithm_and_the_loaded_policy_act_alike(tmp_path: Path) -> None:
             action, state = algo.compute_single_action(obs, state, explore=False)
             assert action == policy(obs)
         assert [leaf.shape for leaf in leaves(state)] == [(8,), (8,)]
-        missing = r"has memory: give state=.*get_policy\(\)\.initial_states\(B\), and no state was given"
+        missing = r"has memory: give state=.*acting_policy\(\)\.initial_states\(B\), and no state was given"
         with pytest.raises(ConfigError, match=missing):
             algo.compute_single_action(OBS[0, 0])
         with pytest.raises(ObservationError, match="state/h"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tests.exact_runs import SMALL, StatefulDrift, limited, make_config
+from tests.exact_runs import SMALL, Drift, StatefulDrift, limited, make_config
 
 from corral import (
     Algorithm,
@@ -27,6 +28,7 @@ from corral import (
     load_policy,
     make_multi_agent,
 )
+from corral.cli.main import main
 from corral.config.config import AlgorithmConfig
 from corral.core.tree import map_tree
 from corral.errors import CheckpointError, ConfigError, ExportError
@@ -251,3 +253,13 @@ def test_policies_of_several_agents_that_look_back_play_as_stacked_agents_do() -
             settings: Any = {"env_config": {"num_agents": 2}, "episodes": 6, "num_envs": 2, "seed": 1}
             found.append(evaluate_policy(algorithm, config.env, **settings))
     assert found[0] == found[1]
+
+
+def test_the_command_line_evaluates_with_the_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with make_config("PPO", env=Drift, transforms=[FrameStack(2), NormalizeObservations()]).build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(tmp_path / "saved")
+        expected = evaluate_policy(algorithm, Drift, wrappers=[limited], episodes=5, seed=3)
+    assert main(["evaluate", str(path), "--episodes", "5", "--seed", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["episode_returns"] == list(expected.episode_returns)

@@ -77,6 +77,15 @@ def test_rewards_are_scaled_for_learning_and_not_in_the_metrics() -> None:
     assert learned_and_reported([ClipRewards(0.25)])[0] <= 0.25
 
 
+def test_rewards_of_the_first_fragment_are_scaled_by_its_own_statistics() -> None:
+    with make_config("PPO", transforms=[NormalizeRewards(clip=None)]).build() as algorithm:
+        (rollout,) = algorithm.sample(90)
+        state = algorithm.get_transform_states()["default_policy"]["NormalizeRewards"]
+        deviation = np.sqrt(state["m2/return"] / state["count"])
+        assert deviation > 2 and float(state["count"]) == rollout.num_env_steps
+        np.testing.assert_allclose(rollout.for_module().rewards, rollout.rewards / deviation, rtol=1e-6)
+
+
 def test_evaluation_changes_no_statistics() -> None:
     config = make_config("PPO", transforms=BOTH, evaluation_interval=1, evaluation_duration=4)
     with config.build() as algorithm:

@@ -19,6 +19,7 @@ from corral import (
     FrameStack,
     NormalizeObservations,
     PrevActionsPrevRewards,
+    TemporalTransform,
     evaluate_policy,
     load_policy,
     make_multi_agent,
@@ -174,9 +175,36 @@ def test_a_policy_in_use_looks_back_until_it_is_reset(tmp_path: Path) -> None:
             policy(obs[0, 0])
         with pytest.raises(ConfigError, match="has memory: give state="):
             algorithm.compute_single_action(obs[0, 0])
-        _, state = algorithm.compute_actions(obs[0], state=algorithm.get_policy().initial_states(2), explore=False)
+        _, state = algorithm.compute_actions(obs[0], state=algorithm.acting_policy().initial_states(2), explore=False)
         stack = np.stack([obs[0], obs[0], obs[1]], 1)
         expected = module.policy(torch.from_numpy(stack)).argmax(-1).numpy()
         np.testing.assert_array_equal(algorithm.compute_actions(obs[1], state=state, explore=False)[0], expected)
         of_algorithm = evaluate_policy(algorithm, Drift, episodes=6, wrappers=[limited], num_envs=2, seed=1)
         assert of_algorithm == stacked
+
+
+class Change(TemporalTransform):
+    """A user's transform: the observation and its change since the last one."""
+
+    def initial_memory(self, space: Any, num_envs: int) -> Any:
+        return np.zeros((num_envs, *space.shape), space.dtype)
+
+    def step(self, obs: Any, memory: Any, begins: Any, actions: Any, rewards: Any) -> tuple[Any, Any]:
+        return np.concatenate([obs, np.where(begins[:, None], 0, obs - memory)], -1), obs
+
+
+class Short(Change):
+    def step(self, obs: Any, memory: Any, begins: Any, actions: Any, rewards: Any) -> tuple[Any, Any]:
+        return obs[:1], obs
+
+
+def test_your_own_transform_may_look_back() -> None:
+    with make_config("PPO", transforms=[Change]).build() as algorithm:
+        assert algorithm.get_module().observation_space.shape == (6,)
+        algorithm.train()
+        (rollout,) = algorithm.sample(60)
+        linked = rollout.valid[:-1] & ~rollout.done[:-1] & rollout.valid[1:]
+        change = rollout.module_obs[1:-1][..., 3:]
+        np.testing.assert_allclose(change[linked], (rollout.obs[1:-1] - rollout.obs[:-2])[linked], atol=1e-6)
+    with pytest.raises(ConfigError, match=r"Short.step must return arrays of numbers \[B, ...\] for B observations"):
+        make_config("PPO", transforms=[Short]).build()

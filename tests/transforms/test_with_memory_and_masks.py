@@ -212,7 +212,7 @@ def test_the_algorithm_the_loaded_policy_and_the_runner_act_alike(transforms: li
         ]
         assert found[0] == found[1]
         (rollout,) = algorithm.sample(60)
-        own = algorithm.get_policy()
+        own = algorithm.acting_policy()
         assert rollout.pipeline is not None
         algorithm.set_transform_states({"default_policy": rollout.pipeline.state})  # those before this rollout
         whole = [span for span in rollout.spans() if span[1] > 0 and span[2] - span[1] > 2]

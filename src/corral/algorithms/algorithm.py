@@ -450,7 +450,7 @@ class Algorithm(metaclass=_WithHints):
 
     def get_pipeline(self, module_id: str | None = None) -> Pipeline | None:
         """Return the transforms of a module with their present statistics, or `None` if it has none."""
-        return self.get_policy(module_id).pipeline
+        return self.acting_policy(module_id).pipeline
 
     def get_transform_states(self) -> dict[str, Mapping[str, State]]:
         """Return the statistics of transforms by module id, for the modules that have any."""
@@ -465,17 +465,20 @@ class Algorithm(metaclass=_WithHints):
                 policy.pipeline = policy.pipeline.with_state(state)
 
     def merge_statistics(self, rollouts: Sequence[Rollout]) -> None:
-        """Merge the statistics that rollouts carry into the statistics of the modules that learn, as `sample` does."""
+        """Merge the statistics that rollouts carry into the statistics of the modules that learn, as `sample` does.
+
+        Rewards are seen by learning alone, so the rollouts get the merged statistics for them.
+        """
         if not self.get_transform_states():
             return
-        merged = {}
         for module_id, parts in group_by_module(rollouts).items():
-            pipeline, measured = self.get_pipeline(module_id), [part.measured for part in parts if part.measured]
-            if pipeline is not None and measured and self.trains(module_id):
-                merged[module_id] = pipeline.merged(measured).state
-        if merged:
-            self.set_transform_states(merged)
-            self._num_exploration_versions += 1  # though the learners took no step
+            policy = self._policies.get(module_id)  # there is none if the module was removed
+            measured = [part.measured for part in parts if part.measured]
+            if policy is not None and policy.pipeline is not None and measured and self.trains(module_id):
+                policy.pipeline = policy.pipeline.merged(measured)
+                self._num_exploration_versions += 1  # though the learners took no step
+                for part in parts:
+                    part.reward_pipeline = policy.pipeline
 
     # Pieces of a training step.
 
@@ -879,7 +882,7 @@ class Algorithm(metaclass=_WithHints):
         Args:
             obs: Observations as the env gives them, stacked on axis 0.
             state: For a policy with memory, the states in which it sees them, a tree of `[B, ...]`. Episodes begin with
-                `get_policy(...).initial_states(B)`.
+                `acting_policy(...).initial_states(B)`.
             explore: Whether to explore as the runners do; `None` asks the config, False acts deterministically.
             module_id: Id of the module that chooses the actions; `None` is the only one.
             policy_id: Another name of `module_id`.
@@ -896,7 +899,7 @@ class Algorithm(metaclass=_WithHints):
         module_id = self.find_module_id(module_id, policy_id)
         policy, explore = self._policies[module_id], self.config.explore if explore is None else explore
         if policy.has_memory != (state is not None):
-            missing = "has memory: give state=, which begins an episode as get_policy().initial_states(B)"
+            missing = "has memory: give state=, which begins an episode as acting_policy().initial_states(B)"
             raise ConfigError(
                 f"compute_actions: module {module_id!r} {missing if policy.has_memory else 'has no memory'}, and "
                 f"{'no ' if state is None else ''}state was given."
@@ -920,7 +923,7 @@ class Algorithm(metaclass=_WithHints):
         Args:
             obs: Observation as the env gives it.
             state: For a policy with memory, the state in which it sees the observation, a tree of arrays `[...]`. An
-                episode begins with the only entry of `get_policy(...).initial_states(1)`.
+                episode begins with the only entry of `acting_policy(...).initial_states(1)`.
             explore: Whether to explore as the runners do; `None` asks the config, False acts deterministically.
             module_id: Id of the module that chooses the action; `None` is the only one.
             policy_id: Another name of `module_id`.
@@ -938,7 +941,7 @@ class Algorithm(metaclass=_WithHints):
         actions, states = self.compute_actions(batch, state=states, explore=explore, module_id=module_id)
         return map_tree(lambda leaf: leaf[0], (actions, states))
 
-    def get_policy(self, module_id: str | None = None) -> DriverPolicy:
+    def acting_policy(self, module_id: str | None = None) -> DriverPolicy:
         """Return the policy with which `compute_actions` acts.
 
         Raises:

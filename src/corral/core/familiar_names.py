@@ -148,7 +148,7 @@ SETTINGS: Mapping[str, Meanings] = {
         ("remote_worker_envs", "gym_env_vectorize_mode", "vec_env_cls"),
         (("env_runners.vectorization", "'sync', or 'async' for one process per sub-env"),),
     ),
-    "observation_filter": (("environment.wrappers", "such as gymnasium.wrappers.NormalizeObservation"),),
+    "observation_filter": (("env_runners.transforms", "such as [NormalizeObservations()]"),),
     "clip_rewards": (("environment.wrappers", "such as a gymnasium.wrappers.TransformReward that clips"),),
     "horizon": (("environment.wrappers", "gymnasium.wrappers.TimeLimit ends long episodes"),),
     # Learners, faults, reports.

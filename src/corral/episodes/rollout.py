@@ -64,6 +64,7 @@ class Rollout(StepColumns):
             episode ended before that row, neither terminated nor truncated, and another begins with the next row.
         pipeline: Transforms with the statistics that were used when the actions were chosen; `None` if the module saw
             `obs` itself.
+        reward_pipeline: Transforms with the newest statistics, which are used for the rewards; `None` is `pipeline`.
         stored: For a pipeline that stacks frames or looks back otherwise, a tree of `[T + 1, N, ...]`: `obs` after the
             last such transform.
         final_stored: By (row, sub-env) as in `final_obs`, the final observation after the last such transform.
@@ -84,7 +85,7 @@ class Rollout(StepColumns):
 
     __slots__ = (
         *("broken", "carry", "continues", "final_states", "final_stored", "measured", "notes", "num_env_steps"),
-        *("pipeline", "weights_version", "worker_index"),
+        *("pipeline", "reward_pipeline", "weights_version", "worker_index"),
     )
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
@@ -99,6 +100,7 @@ class Rollout(StepColumns):
         self.notes: dict[tuple[int, int], Notes] = {}
         self.broken: list[tuple[int, int]] = []
         self.pipeline: Pipeline | None = None
+        self.reward_pipeline: Pipeline | None = None
         self.final_stored: dict[tuple[int, int], Tree] = {}
         self.measured: Mapping[str, State] = {}
 
@@ -287,7 +289,7 @@ class Rollout(StepColumns):
         seen = self._with_obs(pipeline.columns_from_stored(seen.obs), finals)
         seen.observation_space = pipeline.module_space
         if pipeline.changes_rewards:
-            seen.columns["rewards"] = pipeline.rewards(self.rewards)
+            seen.columns["rewards"] = (self.reward_pipeline or pipeline).rewards(self.rewards)
         return seen
 
     def for_replay(self) -> Rollout:

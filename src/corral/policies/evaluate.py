@@ -252,7 +252,7 @@ def _acting(policy: Any, env: VectorEnv[Any, Any, Any], name: str, explore: bool
         return partial(_act_by_policy, policy, explore)
     if hasattr(policy, "compute_actions"):
         check_spaces_fit(policy.env_runner_group.module_specs[policy.find_module_id()], *given, name)
-        own = policy.get_policy()
+        own = policy.acting_policy()
         if own.has_memory:
             return _remembering(partial(policy.compute_actions, explore=explore), own, env.num_envs)
         return lambda obs, *_: policy.compute_actions(obs, explore=explore)

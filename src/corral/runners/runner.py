@@ -633,7 +633,7 @@ class EnvRunner:
 
     def _measure(self, rollout: Rollout) -> None:
         """Measure what statistics of transforms need; evaluation changes no statistics."""
-        if not self.config.in_evaluation:
+        if not self.config.in_evaluation and any(actor.transforms is not None for actor in self.actors.values()):
             with self.timers.time("storage"):
                 for module_id, part in rollout.by_module().items():
                     self.actors[module_id].measure(part)

@@ -19,6 +19,7 @@ from corral.core.tree import Tree, map_tree, named_leaves
 from corral.errors import CheckpointError, ConfigError
 from corral.transforms.moments import merge_moments
 from corral.transforms.rewards import NormalizeRewards
+from corral.transforms.temporal import module_actions
 from corral.transforms.transform import State, TemporalTransform, Transform
 
 
@@ -60,7 +61,7 @@ class Pipeline:
             if initial := transform.initial_state(found[-1]):
                 state[name] = initial
                 transform = transform.with_state(initial)
-            found.append(_space_after(transform, found[-1]))
+            found.append(_space_after(transform, found[-1], action_space))
             bound.append(transform)
         return cls(tuple(bound), tuple(found), state)
 
@@ -92,12 +93,12 @@ class Pipeline:
         return any(type(each).transform_rewards is not Transform.transform_rewards for each in self.transforms)
 
     @property
-    def discounts(self) -> set[float]:
-        """Discounts of the returns that the statistics of transforms need."""
-        return {each.discount for each in self.transforms if each.discount is not None}
+    def discounts(self) -> list[float]:
+        """Discounts of the returns that the statistics of transforms need, in order."""
+        return sorted({each.discount for each in self.transforms if each.discount is not None})
 
     def only_changes_rewards(self, index: int) -> bool:
-        """Return whether a transform leaves observations as they are, so that a policy needs it not."""
+        """Return whether a transform leaves observations as they are, so that a policy does not need it."""
         cls = type(self.transforms[index])
         return cls.transform_obs is Transform.transform_obs and not issubclass(cls, TemporalTransform)
 
@@ -213,6 +214,7 @@ class Pipeline:
         for index, transform in enumerate(self.transforms[: self.num_stored]):
             if isinstance(transform, TemporalTransform):
                 obs, memory = transform.step(obs, next(rest), begins, actions, rewards)
+                obs = _as_space(transform, obs, self.spaces[index + 1])
                 found.append(memory)
             else:
                 obs = self._pointwise(obs, index, index + 1)
@@ -300,33 +302,31 @@ def _as_leaf(transform: Transform, space: Any, got: Any) -> NDArray[Any]:
 # Spaces.
 
 
-def _space_after(transform: Transform, space: Space[Any]) -> Space[Any]:
+def _space_after(transform: Transform, space: Space[Any], action_space: Space[Any]) -> Space[Any]:
     """Return the space of the observations that a transform returns.
 
     Raises:
         ConfigError: The transform raised, or what it returned does not fit its space.
     """
-    name, given = type(transform).__name__, transform.observation_space(space)
-    if given is None and (
-        isinstance(transform, TemporalTransform) or type(transform).transform_obs is Transform.transform_obs
-    ):
+    is_temporal, given = isinstance(transform, TemporalTransform), transform.observation_space(space)
+    if given is None and not is_temporal and type(transform).transform_obs is Transform.transform_obs:
         return space
     if given is not None:
         given = module_observation_space(given)
-        if isinstance(transform, TemporalTransform) or _is_built_in(transform):
+        if _is_built_in(transform):
             return given
-    example = _example(space)
+    example, call = _example(space), f"{type(transform).__name__}.{'step' if is_temporal else 'transform_obs'}"
     try:
-        found = transform.transform_obs(map_tree(np.copy, example))
+        found = _try(transform, map_tree(np.copy, example), space, action_space)
     except Exception as error:
         raise ConfigError(
-            f"transforms: {name}.transform_obs raised {type(error).__name__} for two observations of {space}: {error}"
+            f"transforms: {call} raised {type(error).__name__} for two observations of {space}: {error}"
         ) from error
     for path, leaf in named_leaves(found, "its result"):
         if np.ndim(leaf) < 1 or len(leaf) != 2 or np.asarray(leaf).dtype.kind not in "biuf":
             raise ConfigError(
-                f"transforms: {name}.transform_obs must return arrays of numbers [B, ...] for B observations, and for "
-                f"B = 2 {path} is {describe(np.asarray(leaf))}."
+                f"transforms: {call} must return arrays of numbers [B, ...] for B observations, and for B = 2 {path} "
+                f"is {describe(np.asarray(leaf))}."
             )
     if given is not None:
         _as_space(transform, found, given)
@@ -335,6 +335,15 @@ def _space_after(transform: Transform, space: Space[Any]) -> Space[Any]:
         named_leaves(space_tree(space)), named_leaves(example), strict=True
     )}  # fmt: skip
     return _space_of(found, "", known)
+
+
+def _try(transform: Transform, obs: Tree, space: Space[Any], action_space: Space[Any]) -> Tree:
+    """Return what a transform makes of two observations, which begin episodes."""
+    if not isinstance(transform, TemporalTransform):
+        return transform.transform_obs(obs)
+    actions = module_actions(action_space)
+    zeros = np.zeros((2, *(actions.shape or ())), actions.dtype)
+    return transform.step(obs, transform.initial_memory(space, 2), np.ones(2, np.bool_), zeros, np.zeros(2))[0]
 
 
 def _space_of(found: Tree, path: str, known: Mapping[str, tuple[Any, Any]]) -> Space[Any]:

@@ -106,7 +106,7 @@ class PrevActionsPrevRewards(TemporalTransform):
 
     def with_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Self:
         """Return the transform for actions of a space."""
-        return replace(self, _action_space=_module_action_space(action_space))
+        return replace(self, _action_space=module_actions(action_space))
 
     def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         """Return the Dict space."""
@@ -142,7 +142,7 @@ def _is_open(parts: Mapping[str, Any]) -> bool:
     return OBS_KEY in parts or has_mask_key(dict(parts))
 
 
-def _module_action_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+def module_actions(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return the space of the actions of a module: they have no bounds, and integers begin at 0.
 
     Actions of a Dict or Tuple space are rows of numbers.
