@@ -29,6 +29,7 @@ FORBIDDEN = {
     ),
     "core": tuple(room for room in ROOMS if room != "corral.core"),
     "modules": tuple(room for room in ROOMS if room not in ("corral.core", "corral.modules")),
+    "transforms": tuple(room for room in ROOMS if room not in ("corral.core", "corral.transforms")),
     "envs": tuple(f"corral.{room}" for room in ("modules", "episodes", "runners", "learners", "algorithms")),
     "episodes": tuple(room for room in ROOMS if room not in ("corral.core", "corral.episodes")),
     "engines": tuple(room for room in ROOMS if room != "corral.engines"),

@@ -45,12 +45,23 @@ if TYPE_CHECKING:
     from corral.policies.policy import Policy as Policy
     from corral.policies.policy import load_policy as load_policy
     from corral.runners.requests import SampleRequest as SampleRequest
+    from corral.transforms.observations import ClipObservations as ClipObservations
+    from corral.transforms.observations import FlattenObservations as FlattenObservations
+    from corral.transforms.observations import NormalizeObservations as NormalizeObservations
+    from corral.transforms.rewards import ClipRewards as ClipRewards
+    from corral.transforms.rewards import NormalizeRewards as NormalizeRewards
+    from corral.transforms.temporal import FrameStack as FrameStack
+    from corral.transforms.temporal import PrevActionsPrevRewards as PrevActionsPrevRewards
+    from corral.transforms.transform import TemporalTransform as TemporalTransform
+    from corral.transforms.transform import Transform as Transform
 
 _HOMES = {
     "Algorithm": "corral.algorithms.algorithm",
     "AlgorithmConfig": "corral.config.config",
     "Below": "corral.algorithms.stopping",
     "Callback": "corral.callbacks.callback",
+    "ClipObservations": "corral.transforms.observations",
+    "ClipRewards": "corral.transforms.rewards",
     "DDPG": "corral.algorithms.td3",
     "DDPGConfig": "corral.algorithms.td3",
     "DQN": "corral.algorithms.dqn",
@@ -58,22 +69,29 @@ _HOMES = {
     "EnvContext": "corral.envs.vector",
     "EpisodeReset": "corral.envs.episode_resets",
     "Exploration": "corral.exploration.base",
+    "FlattenObservations": "corral.transforms.observations",
+    "FrameStack": "corral.transforms.temporal",
     "HeuristicModule": "corral.modules.heuristic",
     "Module": "corral.modules.module",
     "MultiAgentEnv": "corral.envs.multi_agent_env",
+    "MultiAgentEpisode": "corral.episodes.multi_agent_episode",
+    "NormalizeObservations": "corral.transforms.observations",
+    "NormalizeRewards": "corral.transforms.rewards",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
     "Policy": "corral.policies.policy",
     "PolicyEvaluation": "corral.policies.evaluate",
+    "PrevActionsPrevRewards": "corral.transforms.temporal",
     "RandomModule": "corral.modules.heuristic",
     "SAC": "corral.algorithms.sac",
     "SACConfig": "corral.algorithms.sac",
     "SampleRequest": "corral.runners.requests",
-    "MultiAgentEpisode": "corral.episodes.multi_agent_episode",
     "SingleAgentEpisode": "corral.episodes.episode",
     "TD3": "corral.algorithms.td3",
     "TD3Config": "corral.algorithms.td3",
     "TaskSettableEnv": "corral.envs.tasks",
+    "TemporalTransform": "corral.transforms.transform",
+    "Transform": "corral.transforms.transform",
     "evaluate_policy": "corral.policies.evaluate",
     "load_policy": "corral.policies.policy",
     "make_multi_agent": "corral.envs.agent_copies",

@@ -192,7 +192,7 @@ def test_unsupported_observation_space_is_named() -> None:
         ({"fcnet_hiddens": [64, 0]}, "fcnet_hiddens="),
         ({"conv_filters": [[8]]}, "conv_filters"),
         ({"initial_log_std": "x"}, "initial_log_std="),
-        ({"action_bounds": "squish"}, "'clip' or 'squash'"),
+        ({"action_bounds": "squish"}, "'clip', 'squash', 'clip_unscaled' or 'none'"),
     ],
 )
 def test_wrong_model_config_is_found_by_validate(model_config: dict[str, Any], message: str) -> None:

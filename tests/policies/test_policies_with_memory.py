@@ -82,7 +82,8 @@ def test_the_algorithm_and_the_loaded_policy_act_alike(tmp_path: Path) -> None:
             action, state = algo.compute_single_action(obs, state, explore=False)
             assert action == policy(obs)
         assert [leaf.shape for leaf in leaves(state)] == [(8,), (8,)]
-        with pytest.raises(ConfigError, match=r"has memory: give state=.*initial_state\(\), and no state was given"):
+        missing = r"has memory: give state=.*acting_policy\(\)\.initial_states\(B\), and no state was given"
+        with pytest.raises(ConfigError, match=missing):
             algo.compute_single_action(OBS[0, 0])
         with pytest.raises(ObservationError, match="state/h"):
             algo.compute_single_action(OBS[0, 0], {"h": np.zeros(3, np.float32), "c": np.zeros(8, np.float32)})

@@ -24,7 +24,7 @@ from corral.algorithms.algorithm_state import (
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.fitting import fit
 from corral.algorithms.module_changes import add_module, load_module_weights, modules_of, remove_module
-from corral.algorithms.pretrained import prepare_module
+from corral.algorithms.pretrained import fitting_statistics, prepare_module
 from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from corral.episodes.rollout import Rollout
     from corral.loggers.progress import Mode
     from corral.runners.runner import EnvRunner
+    from corral.transforms.pipeline import Pipeline
+    from corral.transforms.transform import State
 
 log = logging.getLogger("corral")
 
@@ -174,7 +176,7 @@ class Algorithm(metaclass=_WithHints):
         self.stop_requested: str | None = None
         self.run_dir: Path | None = None
         self._num_steps_trained = 0  # rows of all gradient steps of the iteration, over all modules
-        self._num_exploration_versions = 0  # times that the exploration changed its weights
+        self._num_exploration_versions = 0  # times that explorations or transforms changed what runners need
         self._stopped = False
         self._shown: BaseException | None = None  # the exception that on_exception saw
         self._restored: dict[str, Any] = dict(NOT_RESTORED)
@@ -207,6 +209,7 @@ class Algorithm(metaclass=_WithHints):
             self.weight_providers: dict[str, Callable[[], Mapping[str, Any]]] = {
                 "modules": self.learner_group.get_acting_weights,
                 "exploration": self._exploration_weights,
+                "transforms": self.get_transform_states,
             }
             self.setup()  # which may add a part to the weights
             self.sync_weights()
@@ -308,7 +311,9 @@ class Algorithm(metaclass=_WithHints):
         module = spec.build()
         share_layers(module_id, module, others, self.config.shared_layers)
         if not isinstance(module, HeuristicModule):
-            prepare_module(module, module_id, config)
+            statistics = prepare_module(module, module_id, config)
+            if policy.pipeline is not None and statistics:
+                policy.pipeline = policy.pipeline.with_state(fitting_statistics(policy.pipeline, statistics))
         layers = Layers(module)
         self._callbacks.fire("on_create_policy", policy_id=module_id, policy=module, metrics_logger=self.metrics)
         layers.check_alike("on_create_policy")  # runners and learners of an engine build the class
@@ -442,6 +447,40 @@ class Algorithm(metaclass=_WithHints):
             return self.exploration.get_weights()
         return {name: arrays for name, each in self.explorations.items() if (arrays := each.get_weights())}
 
+    # Transforms of observations and rewards.
+
+    def get_pipeline(self, module_id: str | None = None) -> Pipeline | None:
+        """Return the transforms of a module with their present statistics, or `None` if it has none."""
+        return self.acting_policy(module_id).pipeline
+
+    def get_transform_states(self) -> dict[str, Mapping[str, State]]:
+        """Return the statistics of transforms by module id, for the modules that have any."""
+        pipelines = {module_id: policy.pipeline for module_id, policy in self._policies.items()}
+        return {name: each.state for name, each in pipelines.items() if each is not None and each.state}
+
+    def set_transform_states(self, states: Mapping[str, Mapping[str, State]]) -> None:
+        """Use other statistics of transforms, by module id, from now on; runners get them with the next weights."""
+        for module_id, state in states.items():
+            policy = self._policies.get(module_id)  # there is none if the module was removed
+            if policy is not None and policy.pipeline is not None:
+                policy.pipeline = policy.pipeline.with_state(state)
+
+    def merge_statistics(self, rollouts: Sequence[Rollout]) -> None:
+        """Merge the statistics that rollouts carry into the statistics of the modules that learn, as `sample` does.
+
+        Rewards are seen by learning alone, so the rollouts get the merged statistics for them.
+        """
+        if not self.get_transform_states():
+            return
+        for module_id, parts in group_by_module(rollouts).items():
+            policy = self._policies.get(module_id)  # there is none if the module was removed
+            measured = [part.measured for part in parts if part.measured]
+            if policy is not None and policy.pipeline is not None and measured and self.trains(module_id):
+                policy.pipeline = policy.pipeline.merged(measured)
+                self._num_exploration_versions += 1  # though the learners took no step
+                for part in parts:
+                    part.reward_pipeline = policy.pipeline
+
     # Pieces of a training step.
 
     def log_learner_results(self, results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -483,6 +522,7 @@ class Algorithm(metaclass=_WithHints):
             self.num_env_steps_sampled_lifetime += num_env_steps  # also if an exception ends the next round
             left -= count_agent_steps(arrived) if by_agent else num_env_steps
             rollouts += arrived
+        self.merge_statistics(rollouts)
         if learning := {name: each for name, each in self.explorations.items() if overrides_method(each, "learn")}:
             self._let_explorations_learn(learning, group_by_module(rollouts))
         return rollouts
@@ -842,25 +882,25 @@ class Algorithm(metaclass=_WithHints):
 
         Args:
             obs: Observations as the env gives them, stacked on axis 0.
-            state: For a module with memory, the states in which it sees them, a tree of `[B, ...]`. An episode begins
-                with `get_module(...).initial_state()`, repeated B times.
+            state: For a policy with memory, the states in which it sees them, a tree of `[B, ...]`. Episodes begin with
+                `acting_policy(...).initial_states(B)`.
             explore: Whether to explore as the runners do; `None` asks the config, False acts deterministically.
             module_id: Id of the module that chooses the actions; `None` is the only one.
             policy_id: Another name of `module_id`.
 
         Returns:
-            The actions; for a module with memory, a pair of the actions and the next states.
+            The actions; for a policy with memory, a pair of the actions and the next states.
 
         Raises:
             ObservationError: The observations do not fit the observation space, or hold NaN or infinity; or the states
                 do not fit the module.
-            ConfigError: There is no such module, or there are several and none was named; or the module has memory and
+            ConfigError: There is no such module, or there are several and none was named; or the policy has memory and
                 no state was given, or the reverse.
         """
         module_id = self.find_module_id(module_id, policy_id)
         policy, explore = self._policies[module_id], self.config.explore if explore is None else explore
         if policy.has_memory != (state is not None):
-            missing = "has memory: give state=, which begins an episode as get_module().initial_state()"
+            missing = "has memory: give state=, which begins an episode as acting_policy().initial_states(B)"
             raise ConfigError(
                 f"compute_actions: module {module_id!r} {missing if policy.has_memory else 'has no memory'}, and "
                 f"{'no ' if state is None else ''}state was given."
@@ -883,14 +923,14 @@ class Algorithm(metaclass=_WithHints):
 
         Args:
             obs: Observation as the env gives it.
-            state: For a module with memory, the state in which it sees the observation, a tree of arrays `[...]`. An
-                episode begins with `get_module(...).initial_state()`.
+            state: For a policy with memory, the state in which it sees the observation, a tree of arrays `[...]`. An
+                episode begins with the only entry of `acting_policy(...).initial_states(1)`.
             explore: Whether to explore as the runners do; `None` asks the config, False acts deterministically.
             module_id: Id of the module that chooses the action; `None` is the only one.
             policy_id: Another name of `module_id`.
 
         Returns:
-            The action; for a module with memory, a pair of the action and the next state.
+            The action; for a policy with memory, a pair of the action and the next state.
         """
         module_id = self.find_module_id(module_id, policy_id)
         self._policies[module_id].check_obs(obs)
@@ -902,6 +942,14 @@ class Algorithm(metaclass=_WithHints):
         actions, states = self.compute_actions(batch, state=states, explore=explore, module_id=module_id)
         return map_tree(lambda leaf: leaf[0], (actions, states))
 
+    def acting_policy(self, module_id: str | None = None) -> DriverPolicy:
+        """Return the policy with which `compute_actions` acts.
+
+        Raises:
+            ConfigError: There is no such module, or there are several and none was named.
+        """
+        return self._policies[self.find_module_id(module_id)]
+
     def agent_policies(self) -> AgentPolicies:
         """Return the policies of several agents with their mapping, which choose actions as `compute_actions` does."""
         policies = {
@@ -910,6 +958,7 @@ class Algorithm(metaclass=_WithHints):
                 action_space=spec.action_space,
                 has_memory=self._policies[module_id].has_memory,
                 initial_states=self._policies[module_id].initial_states,
+                continued=self._policies[module_id].continued,
                 act=partial(self._act, module_id),
             )
             for module_id, spec in self.env_runner_group.module_specs.items()

@@ -22,7 +22,7 @@ NOT_RESTORED = {"training_iteration": float("nan"), "num_envs_continued": 0, "nu
 """`result["restored"]` of a run that was not restored."""
 
 PARTS = ("attributes", "metrics", "learners", "exploration", "runners", "policy", "callbacks", "rngs")
-"""Parts of the state of every algorithm. There is also `evaluation`, if it has evaluated."""
+"""Parts of the state of every algorithm. There are also `evaluation`, if it has evaluated, and `transforms`."""
 
 
 def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
@@ -34,6 +34,7 @@ def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
     group, evaluation = algorithm.env_runner_group.get_state(), algorithm._evaluator.get_state()
     return {
         **({} if evaluation is None else {"evaluation": evaluation}),
+        **({"transforms": copy_nested(transforms)} if (transforms := algorithm.get_transform_states()) else {}),
         "attributes": {name.lstrip("_"): _plain_attribute(getattr(algorithm, name)) for name in algorithm.STATE},
         "metrics": algorithm.metrics.get_state(),
         "learners": algorithm.learner_group.get_state(),
@@ -58,6 +59,7 @@ def set_algorithm_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
     algorithm._callbacks.set_state(state["callbacks"])
     algorithm.learner_group.set_state(state["learners"])
     algorithm.metrics.set_state(state["metrics"])
+    algorithm.set_transform_states(copy_nested(state.get("transforms", {})))
     for name in algorithm.STATE:
         _set_attribute(algorithm, name, _saved_attribute(algorithm, name, state))
     for module_id, exploration in algorithm.explorations.items():
@@ -72,6 +74,7 @@ def _check_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
     """Check all parts that can be checked without changing anything, in all processes."""
     check_parts(state, PARTS, "an algorithm", CheckpointError)
     algorithm.learner_group.check_state(state["learners"])
+    _check_transforms(algorithm, state.get("transforms", {}))
     for name in algorithm.STATE:
         _check_attribute(algorithm, name, _saved_attribute(algorithm, name, state))
     check_metrics_state(state["metrics"])
@@ -83,6 +86,19 @@ def _check_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
     check_global_rngs(state["rngs"])
     algorithm.env_runner_group.check_state(state["runners"])
     algorithm._evaluator.check_state(state.get("evaluation"))
+
+
+def _check_transforms(algorithm: Algorithm, saved: Mapping[str, Any]) -> None:
+    """Check the statistics of all modules that have transforms with statistics, here or in a state."""
+    for module_id in dict.fromkeys((*algorithm.get_transform_states(), *saved)):
+        if module_id in algorithm._policies:  # else it was removed
+            pipeline, state = algorithm._policies[module_id].pipeline, saved.get(module_id, {})
+            if pipeline is None:
+                raise CheckpointError(
+                    f"transforms: the state has statistics of {list(state)} for module {module_id!r}, which has no "
+                    "transforms here: set the same transforms."
+                )
+            pipeline.check_state(state)
 
 
 def _joined(algorithm: Algorithm, states: dict[str, Any]) -> Any:
@@ -162,7 +178,7 @@ def _make_undo(algorithm: Algorithm) -> Callable[[], None]:
     """Return a function that undoes `set_algorithm_state`."""
     attributes = {name: _plain_attribute(getattr(algorithm, name)) for name in algorithm.STATE}
     metrics, restored = dict(vars(algorithm.metrics)), algorithm._restored
-    learners = algorithm.learner_group.get_state()
+    learners, transforms = algorithm.learner_group.get_state(), algorithm.get_transform_states()
     undo_explorations = [keep_exploration(exploration) for exploration in algorithm.explorations.values()]
     policies = [(policy, policy.get_state()) for policy in algorithm._policies.values()]
     callbacks, rngs = algorithm._callbacks.get_state(), get_global_rngs()
@@ -178,6 +194,7 @@ def _make_undo(algorithm: Algorithm) -> Callable[[], None]:
                 steps.callback(policy.set_state, before)
             for undo_exploration in undo_explorations:
                 steps.callback(undo_exploration)
+            steps.callback(algorithm.set_transform_states, transforms)
             steps.callback(algorithm.learner_group.set_state, learners)
             steps.callback(algorithm._callbacks.set_state, callbacks)
             steps.callback(algorithm._evaluator.undo_set_state)

@@ -44,7 +44,7 @@ class DriverPolicy(Policy):
         """
         module = spec.build()
         check_module(module)
-        super().__init__(module, seed=module_seed(config.seed, module_id))
+        super().__init__(module, pipeline=spec.pipeline, seed=module_seed(config.seed, module_id))
         self._module_id = module_id
         self._version = -1
         self._timestep = 0

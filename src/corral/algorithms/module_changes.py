@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from corral.algorithms.pretrained import Weights, check_weights, read_weights
+from corral.algorithms.pretrained import Weights, check_weights, fitting_statistics, read_weights
 from corral.checkpoint import Checkpoint
 from corral.checkpoint.imports import check_imports
 from corral.errors import CheckpointError, ConfigError
@@ -156,7 +156,7 @@ def _use_modules(
     Args:
         algorithm: The algorithm.
         changed: Its config, with other modules.
-        weights: First weights of new modules, and which module they are from.
+        weights: First weights of new modules, and which module they are from; statistics of transforms go with them.
 
     Returns:
         The new modules by id.
@@ -166,6 +166,7 @@ def _use_modules(
     algorithm.use_modules(changed, present)
     try:
         made: dict[str, Module] = {}
+        statistics: dict[str, Mapping[str, Any]] = {}
         there = {module_id: algorithm.get_module(module_id) for module_id in present}
         for module_id in [name for name in specs if name not in present]:
             made[module_id] = algorithm.make_module(module_id, specs[module_id], there | made)
@@ -176,6 +177,8 @@ def _use_modules(
         for module_id, (arrays, source) in weights.items():
             own = {name: value.numpy() for name, value in made[module_id].state_dict().items()}
             check_weights(module_id, own, arrays, f"module {source!r}")
+            found = algorithm.get_transform_states().get(str(source), {})
+            statistics[module_id] = fitting_statistics(algorithm.get_pipeline(module_id), found)
     except BaseException:
         algorithm.use_modules(config, present)
         raise
@@ -187,6 +190,7 @@ def _use_modules(
             module_id, specs[module_id], module, learning[module_id], changed.shared_layers
         )
     algorithm.learner_group.set_weights({module_id: arrays for module_id, (arrays, _) in weights.items()})
+    algorithm.set_transform_states(statistics)
     algorithm.setup_modules()
     algorithm.reserve_metrics()
     algorithm.sync_weights()
@@ -196,8 +200,9 @@ def _use_modules(
 def load_module_weights(algorithm: Algorithm, path: str | Path, module_id: str, from_module_id: str | None) -> None:
     """Load the weights of one module; see `Algorithm.load_module_weights`."""
     module_id = algorithm.find_module_id(module_id)
-    where, weights = read_weights(path, module_id, from_module_id)
+    where, weights, found = read_weights(path, module_id, from_module_id)
     check_weights(module_id, algorithm.learner_group.get_weights()[module_id], weights, where)
+    statistics = fitting_statistics(algorithm.get_pipeline(module_id), found)
     for layers, groups in algorithm.config.shared_layers.items():
         for group in groups:
             if module_id in group:
@@ -206,6 +211,7 @@ def load_module_weights(algorithm: Algorithm, path: str | Path, module_id: str, 
                     *(module_id, layers, [name for name in group if name != module_id], where),
                 )
     algorithm.learner_group.set_weights({module_id: weights})
+    algorithm.set_transform_states({module_id: statistics})
     algorithm.sync_weights()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,6 +15,7 @@ from pydantic import Field
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.algorithm_state import all_or_nothing, restore_last
 from corral.config.config import AlgorithmConfig
+from corral.core.action_masks import has_mask_key
 from corral.core.columns import describe
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.schedules import schedule_value
@@ -25,6 +26,10 @@ from corral.learners.losses import Batch, learner_metrics
 from corral.learners.settings import UpdateSettings
 from corral.learners.sharing import take_turns
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
+from corral.transforms.observations import NormalizeObservations
+from corral.transforms.pipeline import Pipeline
+from corral.transforms.temporal import FrameStack
+from corral.transforms.transform import TemporalTransform
 
 log = logging.getLogger("corral")
 
@@ -131,7 +136,7 @@ class OffPolicyAlgorithm(Algorithm):
                     f"rl_module: {type(module).__name__} must define update_target(self, tau), which moves its target "
                     "network towards its network."
                 )
-            self._replay_configs[module_id] = config.replay_config
+            self._replay_configs[module_id] = _with_frames(config.replay_config, self.get_pipeline(module_id))
             self.replay_buffers[module_id] = make_replay_buffer(
                 self._replay_configs[module_id],
                 num_runners=max(1, config.num_env_runners),
@@ -170,7 +175,7 @@ class OffPolicyAlgorithm(Algorithm):
             self.setup_modules()
         with self.timers.time("replay"):
             for module_id, parts in rollouts.items():
-                self.replay_buffers[module_id].add(parts)
+                self.replay_buffers[module_id].add([part.for_replay() for part in parts])
         taken: dict[str, int] = {}
         for module_id in self.replay_buffers:
             num_steps = sum(rollout.num_env_steps for rollout in rollouts.get(module_id, []))
@@ -202,6 +207,7 @@ class OffPolicyAlgorithm(Algorithm):
         """
         config, results = self.module_config(module_id), dict[str, dict[str, Any]]()
         settings, buffer = UpdateSettings.from_config(config, lr=self.lr(config)), self.replay_buffers[module_id]
+        pipeline = self.get_pipeline(module_id)
         for _ in range(self._num_updates_due(module_id, num_env_steps)):
             self.log_learner_results(results)
             with self.timers.time("replay"):
@@ -212,8 +218,11 @@ class OffPolicyAlgorithm(Algorithm):
                         n_step=config.n_step,
                         gamma=config.gamma,
                         beta=schedule_value(self._replay_configs[module_id].beta, self.num_env_steps_sampled_lifetime),
+                        reward_fn=None if pipeline is None else pipeline.rewards,
                     ),
                 )
+                if pipeline is not None:
+                    batch |= {name: pipeline.from_stored(batch[name]) for name in ("obs", "next_obs")}
             with self.timers.time("learning"):
                 results = {module_id: self.update_module(module_id, batch, settings)}
             td_error = results[module_id].pop("td_error", None)
@@ -293,6 +302,39 @@ class OffPolicyAlgorithm(Algorithm):
         super().stop()
         for buffer in getattr(self, "replay_buffers", {}).values():  # building may have failed before it
             buffer.close()
+
+
+def refuse_unscaled_actions(config: AlgorithmConfig, name: str) -> None:
+    """Refuse actions in the units of the env, where the module keeps them within bounds.
+
+    Raises:
+        ConfigError: `normalize_actions` is False.
+    """
+    if not config.normalize_actions:
+        raise ConfigError(
+            f"normalize_actions=False: {name} squashes Box actions by tanh and maps them to the bounds: leave it out."
+        )
+
+
+def _with_frames(config: ReplayConfig, pipeline: Pipeline | None) -> ReplayConfig:
+    """Return the settings of a replay buffer that stores stacks of frames once.
+
+    Raises:
+        ConfigError: The buffer would hold observations that were normalised by statistics of the past.
+    """
+    if pipeline is None or not pipeline.num_stored:
+        return config
+    *before, last = pipeline.transforms[: pipeline.num_stored]
+    for transform in before:
+        if isinstance(transform, NormalizeObservations):
+            raise ConfigError(
+                f"transforms: NormalizeObservations is before {type(last).__name__}, and a replay buffer would hold "
+                f"observations with the statistics of the past: put it after {type(last).__name__}."
+            )
+    is_alone = not any(isinstance(each, TemporalTransform) for each in before)
+    if isinstance(last, FrameStack) and is_alone and not has_mask_key(pipeline.observation_space):
+        return replace(config, frame_stack=last.num_frames)
+    return config
 
 
 def _checked_td_errors(module_id: str, td_errors: Any, size: int) -> NDArray[Any]:

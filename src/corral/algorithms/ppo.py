@@ -224,7 +224,7 @@ def ppo_batch(
     """
     parts = []
     level_added_columns(rollouts)
-    for rollout in rollouts:
+    for rollout in (rollout.for_module() for rollout in rollouts):
         values, next_values = rollout.evaluate(value_fn)
         advantages, value_targets = gae(
             rollout.rewards,

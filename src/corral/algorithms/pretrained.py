@@ -14,22 +14,29 @@ from safetensors.numpy import load_file
 from corral.checkpoint import find_checkpoint, read_checkpoint
 from corral.errors import CheckpointError, ConfigError, nearest_name
 from corral.modules.module import Module
+from corral.policies.description import described_statistics
+from corral.transforms.transform import State
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.transforms.pipeline import Pipeline
 
 Weights = Mapping[str, NDArray[Any]]
 
 
-def prepare_module(module: Module, module_id: str, config: AlgorithmConfig) -> None:
+def prepare_module(module: Module, module_id: str, config: AlgorithmConfig) -> Mapping[str, State]:
     """Load and freeze what the settings `load_from`, `load_parts` and `freeze_parts` of a module name.
+
+    Returns:
+        The statistics of the transforms that saw the observations of the loaded weights, by name of the transform.
 
     Raises:
         CheckpointError: The weights cannot be read, or do not fit; the first one that differs is named.
         ConfigError: A pattern matches nothing.
     """
+    statistics: Mapping[str, State] = {}
     if config.load_from is not None:
-        source, weights = read_weights(config.load_from, module_id)
+        source, weights, statistics = read_weights(config.load_from, module_id)
         here = {name: value.numpy() for name, value in module.state_dict().items()}
         chosen = {name: here[name] for name in _matching("load_parts", config.load_parts, here, module_id)}
         there = {name: array for name, array in weights.items() if _matches(name, config.load_parts)}
@@ -44,10 +51,28 @@ def prepare_module(module: Module, module_id: str, config: AlgorithmConfig) -> N
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for name in _matching("freeze_parts", config.freeze_parts, parameters, module_id):
         parameters[name].requires_grad_(False)
+    return statistics
 
 
-def read_weights(location: str | Path, module_id: str, from_module_id: str | None = None) -> tuple[str, Weights]:
-    """Return what to call the weights in messages, and the weights by name.
+def fitting_statistics(pipeline: Pipeline | None, found: Mapping[str, State]) -> Mapping[str, State]:
+    """Return the statistics of a pipeline, replaced by those that were found for transforms of the same names.
+
+    Raises:
+        CheckpointError: They are of observations of another shape.
+    """
+    if pipeline is None:
+        return {}
+    merged = {name: found.get(name, own) for name, own in pipeline.state.items()}
+    pipeline.check_state(merged)
+    return merged
+
+
+def read_weights(
+    location: str | Path, module_id: str, from_module_id: str | None = None
+) -> tuple[str, Weights, Mapping[str, State]]:
+    """Return what to call the weights in messages, the weights by name, and the statistics of the transforms.
+
+    A file of weights alone has no statistics.
 
     Args:
         location: A checkpoint, a run, of which the best checkpoint is taken, or a file of one module's weights:
@@ -60,7 +85,7 @@ def read_weights(location: str | Path, module_id: str, from_module_id: str | Non
     """
     if (path := Path(location)).suffix in (".safetensors", ".pt", ".pth"):
         try:
-            return str(path), load_file(path) if path.suffix == ".safetensors" else _load_state_dict(path)
+            return str(path), load_file(path) if path.suffix == ".safetensors" else _load_state_dict(path), {}
         except Exception as error:
             raise CheckpointError(f"{path} cannot be read as weights: {type(error).__name__}: {error}") from error
     checkpoint = read_checkpoint(find_checkpoint(location, prefer="best"), with_state=False)
@@ -72,7 +97,8 @@ def read_weights(location: str | Path, module_id: str, from_module_id: str | Non
             f"{checkpoint.path} has no module {from_module_id!r}, only {sorted(held)}: give from_module_id to "
             "load_module_weights; for load_from, save the weights of one module to a .safetensors file."
         )
-    return f"module {from_module_id!r} of {checkpoint.path}", held[from_module_id]
+    statistics = described_statistics(checkpoint.policies.get(from_module_id, {}))
+    return f"module {from_module_id!r} of {checkpoint.path}", held[from_module_id], statistics
 
 
 def _load_state_dict(path: Path) -> Weights:

@@ -18,7 +18,12 @@ import torch
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
+from corral.algorithms.off_policy import (
+    OffPolicyAlgorithm,
+    OffPolicyConfig,
+    off_policy_metrics,
+    refuse_unscaled_actions,
+)
 from corral.core.schedules import schedule_value
 from corral.core.settings import NonNegativeSchedule, PositiveFloat
 from corral.learners.losses import Batch, Loss
@@ -96,6 +101,11 @@ class SACConfig(OffPolicyConfig):
     def replay_config(self) -> ReplayConfig:
         """Settings of the buffer; see `OffPolicyConfig.replay_config`."""
         return ReplayConfig.parse({"capacity": self.DEFAULT_CAPACITY, **self.replay_buffer_config})
+
+    def validate(self) -> None:
+        """Refuse contradictions; see `AlgorithmConfig.validate`."""
+        super().validate()
+        refuse_unscaled_actions(self, "SAC")
 
     def lrs(self, num_env_steps: int) -> dict[str, float]:
         """Return the learning rate of each group of parameters after so many env steps."""

@@ -79,7 +79,9 @@ def describe_policies(algorithm: Algorithm) -> dict[str, dict[str, Any]]:
     explorations = algorithm.explorations
     return {
         module_id: policy_description(
-            spec, acts_by_module=module_id not in explorations or acts_by_module(explorations[module_id])
+            spec,
+            pipeline=algorithm.get_pipeline(module_id),
+            acts_by_module=module_id not in explorations or acts_by_module(explorations[module_id]),
         )
         for module_id, spec in algorithm.env_runner_group.module_specs.items()
     }

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from corral.checkpoint.imports import IMPORTED, check_imports, import_paths
 from corral.core.settings import path_of
 from corral.errors import ConfigError, nearest
+from corral.transforms.settings import settings_of
+from corral.transforms.transform import Transform
 
 if TYPE_CHECKING:
     from corral.checkpoint.directory import Checkpoint
@@ -47,13 +49,18 @@ def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]
     elif isinstance(value, (list, tuple)):
         for index, part in enumerate(value):
             yield from _unnamed(part, f"{place}.{index}", imported)
-    elif place.startswith(_POLICIES) and _is_described(value):
+    elif _is_transform(value) or (place.startswith(_POLICIES) and _is_described(value)):
         return
     elif hasattr(value, "__qualname__"):
         if not (imported and _found_by_name(value)):
             yield place, value
     elif not (value is None or isinstance(value, (bool, int, float, str)) or hasattr(value, "tolist")):
         yield place, value
+
+
+def _is_transform(value: Any) -> bool:
+    """Return whether a value is a transform that a file can name, with all of its settings."""
+    return isinstance(value, Transform) and settings_of(value) is not None and _found_by_name(type(value))
 
 
 def _is_described(value: Any) -> bool:

@@ -523,14 +523,32 @@ class AlgorithmConfig(
     def module_spec(self, observation_space: Any, action_space: Any) -> ModuleSpec:
         """Return the spec of the module for these spaces; `spec.build()` makes a module."""
         from corral.modules.spec import ModuleSpec
+        from corral.transforms.pipeline import Pipeline
 
         return ModuleSpec(
             self.module_class or self.default_module_class,
             observation_space,
             action_space,
-            {**self.model_config, **self.module_settings, **({} if self.action_masks else {"action_masks": False})},
+            {
+                **self.model_config,
+                **self.module_settings,
+                **({} if self.action_masks else {"action_masks": False}),
+                **self._action_settings(action_space),
+            },
             self.seed or 0,
+            Pipeline.build(self.transforms, observation_space, action_space, gamma=self.gamma),
         )
+
+    def _action_settings(self, action_space: Any) -> dict[str, Any]:
+        """Return the settings of a module that `normalize_actions` and `clip_actions` stand for."""
+        from gymnasium.spaces import Box
+
+        from corral.core.spaces import space_tree
+        from corral.core.tree import leaves
+
+        if self.normalize_actions or not any(isinstance(leaf, Box) for leaf in leaves(space_tree(action_space))):
+            return {}
+        return {"action_bounds": "clip_unscaled" if self.clip_actions else "none"}
 
     def module_specs(
         self, observation_space: Any, action_space: Any, known: Mapping[str, ModuleSpec] | None = None

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from corral.config.settings import MAIN_SETTINGS
 from corral.core.settings import path_of
+from corral.transforms.settings import describe_transform
+from corral.transforms.transform import Transform
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -69,6 +71,8 @@ def _text(value: Any) -> str:
         return "[" + _join(map(_text, value)) + "]"
     if isinstance(value, tuple):
         return "(" + _join(map(_text, value)) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, Transform):
+        return _text(describe_transform(value))
     if hasattr(value, "__qualname__"):
         path = path_of(value)
         if "<" not in path:

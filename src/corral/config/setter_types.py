@@ -27,6 +27,8 @@ class EnvironmentArgs(TypedDict, total=False):
     env_reset_fn: Any
     disable_env_checking: bool
     action_masks: bool | Literal["infos", "method"]
+    normalize_actions: bool
+    clip_actions: bool
 
 
 class EnvRunnersArgs(TypedDict, total=False):
@@ -41,6 +43,7 @@ class EnvRunnersArgs(TypedDict, total=False):
     batch_mode: Literal["truncate_episodes", "complete_episodes"]
     sample_timeout_s: float
     straggler_factor: float | None
+    transforms: Sequence[Any]
     num_cpus_per_env_runner: float
     num_gpus_per_env_runner: float
     custom_resources_per_env_runner: Mapping[str, float]

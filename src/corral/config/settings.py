@@ -44,6 +44,9 @@ class EnvironmentSettings:
         action_masks: Where the masks of legal actions are, for Discrete and MultiDiscrete actions. True: in Dict
             observations, under `action_mask`, if there is such a key. `"infos"`: in infos, under `action_mask`.
             `"method"`: the method `action_masks()` of the env. False: there are none.
+        normalize_actions: Whether Box actions are in [-1, 1] in modules and episodes, and are mapped to finite bounds
+            for the env, after clipping. Otherwise they have the units of the env everywhere.
+        clip_actions: Whether Box actions that are not normalised are clipped to the bounds for the env.
     """
 
     env: Any = None
@@ -53,6 +56,8 @@ class EnvironmentSettings:
     env_reset_fn: Importable = None
     disable_env_checking: bool = False
     action_masks: bool | Literal["infos", "method"] = True
+    normalize_actions: bool = True
+    clip_actions: bool = False
 
     @property
     def all_wrappers(self) -> list[Any]:
@@ -62,6 +67,16 @@ class EnvironmentSettings:
         from corral.envs.action_masks import ActionMasks
 
         return [*self.wrappers, partial(ActionMasks, source=self.action_masks)]
+
+
+def _transforms(value: Any) -> Any:
+    from corral.transforms.settings import make_transforms
+
+    return make_transforms(value)
+
+
+Transforms = Annotated[list[Any], BeforeValidator(_transforms)]
+"""Transforms, or what names them."""
 
 
 @dataclass(kw_only=True)
@@ -87,6 +102,9 @@ class EnvRunnersSettings:
         straggler_factor: Ratio of durations above which a round does not wait for a runner that is slower than the
             others in several rounds; its fragments count when they arrive. `None` always waits for all runners. A
             round of complete episodes waits for all runners too.
+        transforms: Transforms of observations and rewards between the env and the module, in order, such as
+            `[FrameStack(4), NormalizeObservations()]`: instances or classes of `corral.Transform`, their names or
+            import paths, or dicts with `type` and settings. See docs/transforms.md.
         num_cpus_per_env_runner: CPUs that Ray reserves for each runner.
         num_gpus_per_env_runner: GPUs that Ray reserves for each runner; in processes on this machine the runners share
             the GPUs of the machine.
@@ -102,6 +120,7 @@ class EnvRunnersSettings:
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     sample_timeout_s: PositiveFloat = 60.0
     straggler_factor: Annotated[float, Field(ge=1)] | None = 3.0
+    transforms: Transforms = field(default_factory=list)
     num_cpus_per_env_runner: NonNegativeFloat = 1
     num_gpus_per_env_runner: NonNegativeFloat = 0
     custom_resources_per_env_runner: dict[str, NonNegativeFloat] = field(default_factory=dict)
@@ -385,8 +404,8 @@ class MultiAgentSettings:
             `None` is all modules that have weights.
         count_steps_by: What the batch sizes of training count: `"env_steps"`, in which several agents may act, or
             `"agent_steps"`.
-        algorithm_config_overrides_per_module: Settings of `.training(...)` and `.exploration(...)` that differ for a
-            module, by module id, as in `{"main": {"lr": 1e-4}}`.
+        algorithm_config_overrides_per_module: Settings of `.training(...)` and `.exploration(...)`, and `transforms`,
+            that differ for a module, by module id, as in `{"main": {"lr": 1e-4}}`.
         shared_layers: Layers that modules have in common: ids of modules by the path of the layers in the modules, as
             in `{"encoder": ["left", "right"]}`, or several lists of ids for one path. The layers begin as in the module
             that is built first, in the order of `policies`.

@@ -69,6 +69,7 @@ def _validate_sampling(config: AlgorithmConfig) -> None:
         )
     check_exploration(config)
     _validate_env_functions(config)
+    _validate_actions(config)
     _check_called("policy_mapping_fn", config.policy_mapping_fn, "agent_id", "episode")
     if not config.is_multi_agent:
         _refuse_settings_of_agents(config)
@@ -96,6 +97,7 @@ _INSTEAD = {
     "num_env_runners": "set evaluation(evaluation_num_env_runners=...)",
     "sample_timeout_s": "set evaluation(evaluation_sample_timeout_s=...)",
     "batch_mode": "evaluation plays whole episodes: set evaluation(evaluation_duration_unit=...)",
+    "transforms": "evaluation uses the transforms of the algorithm with their statistics: leave it out",
     "engine_name": "evaluation runners run on the engine of the algorithm: leave it out",
     "rl_module": "evaluation runners have the module that is trained: leave it out",
     "evaluation": "set it with .evaluation(...)",
@@ -216,6 +218,16 @@ def _validate_env_functions(config: AlgorithmConfig) -> None:
             ) from None
 
 
+def _validate_actions(config: AlgorithmConfig) -> None:
+    """Refuse settings of actions that contradict each other."""
+    given = config.model_config.get("action_bounds")
+    if given is not None and not config.normalize_actions:
+        raise ConfigError(
+            f"normalize_actions=False contradicts model_config={{'action_bounds': {given!r}}}, which maps actions to "
+            "the bounds: leave one of them out."
+        )
+
+
 def warn_of_mistakes(config: AlgorithmConfig) -> None:
     """Warn of settings that are allowed and most likely a mistake."""
     if config.evaluation_parallel_to_training and config.evaluation_interval is None:
@@ -242,6 +254,7 @@ def _validate_device(device: str) -> None:
 
 # Groups of the settings that can differ for a module, and the settings in them that are the same for all modules.
 _OF_MODULES = ("training", "exploration", "rl_module")
+_ALSO_OF_MODULES = frozenset({"transforms"})
 _SHARED = frozenset({"store_buffer_in_checkpoints"})
 
 
@@ -317,7 +330,7 @@ def _validate_overrides_of_module(config: AlgorithmConfig, settings: Mapping[str
     homes = {name: group for group, names in config.group_fields().items() for name in names}
     shared = _SHARED | ({"train_batch_size_per_learner"} if config.ON_POLICY else set())
     for name, value in config.overrides(**settings).items():
-        if homes[name] not in _OF_MODULES or name in shared:
+        if (homes[name] not in _OF_MODULES and name not in _ALSO_OF_MODULES) or name in shared:
             raise ConfigError(
                 f"algorithm_config_overrides_per_module: {name}={value!r:.80} is the same for all modules: set it "
                 f"with .{homes[name]}({name}=...)."

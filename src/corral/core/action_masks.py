@@ -23,6 +23,11 @@ def num_choices(action_space: spaces.Space[Any]) -> list[int] | None:
     return action_space.nvec.reshape(-1).tolist() if isinstance(action_space, spaces.MultiDiscrete) else None
 
 
+def has_mask_key(obs: Any) -> bool:
+    """Return whether observations, or their space, are a Dict with `action_mask` and other keys."""
+    return isinstance(obs, (dict, spaces.Dict)) and len(obs) > 1 and MASK_KEY in obs.keys()
+
+
 def has_mask(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> bool:
     """Return whether observations hold a mask: a Dict with `action_mask` and other keys, for discrete actions.
 
@@ -30,11 +35,9 @@ def has_mask(observation_space: spaces.Space[Any], action_space: spaces.Space[An
         ConfigError: There is such a key, but not with one entry of 0 or 1 for each value of each entry of the action.
     """
     sizes = num_choices(action_space)
-    if sizes is None or not isinstance(observation_space, spaces.Dict) or len(observation_space.spaces) < 2:
+    if sizes is None or not has_mask_key(observation_space):
         return False
-    mask = observation_space.spaces.get(MASK_KEY)
-    if mask is None:
-        return False
+    mask = observation_space[MASK_KEY]  # type: ignore[index]
     is_binary = isinstance(mask, spaces.MultiBinary) or (
         isinstance(mask, spaces.Box) and bool((mask.low >= 0).all() and (mask.high <= 1).all())
     )
@@ -47,8 +50,10 @@ def has_mask(observation_space: spaces.Space[Any], action_space: spaces.Space[An
     return True
 
 
-def without_mask(observation_space: spaces.Space[Any]) -> spaces.Dict:
-    """Return a space that `has_mask` without its mask."""
+def without_mask(observation_space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return a space without its mask, if it has one."""
+    if not has_mask_key(observation_space):
+        return observation_space
     assert isinstance(observation_space, spaces.Dict)
     return spaces.Dict({key: part for key, part in observation_space.spaces.items() if key != MASK_KEY})
 

@@ -131,8 +131,6 @@ SETTINGS: Mapping[str, Meanings] = {
     "lstm_hidden_size": _same("rl_module.model_config.lstm_cell_size"),
     "vf_share_layers": _same("rl_module.model_config.vf_share_layers"),
     "log_std_init": _same("rl_module.model_config.initial_log_std"),
-    "normalize_actions": (("rl_module.model_config.action_bounds", "'squash' keeps actions within their bounds"),),
-    "clip_actions": (("rl_module.model_config.action_bounds", "'clip' is the default"),),
     # Envs and runners.
     "env_id": _same("environment.env"),
     **dict.fromkeys(
@@ -150,7 +148,7 @@ SETTINGS: Mapping[str, Meanings] = {
         ("remote_worker_envs", "gym_env_vectorize_mode", "vec_env_cls"),
         (("env_runners.vectorization", "'sync', or 'async' for one process per sub-env"),),
     ),
-    "observation_filter": (("environment.wrappers", "such as gymnasium.wrappers.NormalizeObservation"),),
+    "observation_filter": (("env_runners.transforms", "such as [NormalizeObservations()]"),),
     "clip_rewards": (("environment.wrappers", "such as a gymnasium.wrappers.TransformReward that clips"),),
     "horizon": (("environment.wrappers", "gymnasium.wrappers.TimeLimit ends long episodes"),),
     # Learners, faults, reports.

@@ -15,7 +15,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import VectorWrapper
+from gymnasium.vector import VectorEnv, VectorWrapper
 
 from corral.core.plain import check_plain
 from corral.core.seeding import check_bits, get_rng, set_rng
@@ -142,13 +142,39 @@ def warn_of_statistics(env: Any, name: str) -> None:
         env: An env that was just made, to measure or to show a policy.
         name: Name of the env.
     """
-    found = [type(layer).__name__ for layer in _layers(env)]
-    if normalizing := [wrapper for wrapper in found if wrapper in ("NormalizeObservation", "NormalizeReward")]:
+    if normalizing := normalizing_wrappers(env):
         log.warning(
             "env %r: %s begins without the statistics of training, so that observations or returns differ from those "
             "of training. Give corral.evaluate_policy an env, made by you, whose wrappers have these statistics.",
             name,
             " and ".join(normalizing),
+        )
+
+
+def normalizing_wrappers(env: Any) -> list[str]:
+    """Return the names of wrappers of one env that normalize by running statistics of this env alone."""
+    found = [type(layer).__name__ for layer in _layers(env)]
+    return [wrapper for wrapper in found if wrapper in ("NormalizeObservation", "NormalizeReward")]
+
+
+def warn_of_own_statistics(env: VectorEnv[Any, Any, Any], name: str) -> None:
+    """Warn of wrappers with which every sub-env normalizes by statistics of its own while training.
+
+    Args:
+        env: The vector env of a runner.
+        name: Name of the env.
+    """
+    found = normalizing_wrappers(next(iter(getattr(env.unwrapped, "envs", ())), env))
+    if found:
+        ours = ", ".join(f"{wrapper}s()" for wrapper in found)
+        log.warning(
+            "env %r: with the wrapper %s each of the %d sub-envs normalizes by statistics of its own, which neither "
+            "evaluation nor a loaded policy has. Use .env_runners(transforms=[%s]), whose statistics are shared, saved "
+            "and frozen in evaluation.",
+            name,
+            " and ".join(found),
+            env.num_envs,
+            ours,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from corral.errors import ColumnError
 
 if TYPE_CHECKING:
     from corral.modules.distributions import ActionDistribution
+    from corral.transforms.pipeline import Pipeline
+    from corral.transforms.transform import State
 
 
 class Rollout(StepColumns):
@@ -60,6 +62,13 @@ class Rollout(StepColumns):
         continues: Whether row 0 continues where the runner's previous rollout stopped; False after a reset of all envs.
         broken: Row and sub-env of each step that failed, in the order of time. The sub-env was recreated there. Its
             episode ended before that row, neither terminated nor truncated, and another begins with the next row.
+        pipeline: Transforms with the statistics that were used when the actions were chosen; `None` if the module saw
+            `obs` itself.
+        reward_pipeline: Transforms with the newest statistics, which are used for the rewards; `None` is `pipeline`.
+        stored: For a pipeline that stacks frames or looks back otherwise, a tree of `[T + 1, N, ...]`: `obs` after the
+            last such transform.
+        final_stored: By (row, sub-env) as in `final_obs`, the final observation after the last such transform.
+        measured: Statistics of the observations and rewards of this rollout, by transform.
         num_rows: Rows written so far; T once the rollout is complete.
         num_env_steps: Env steps taken, once the rollout is complete: the number of valid entries, before any callback
             changed `valid`.
@@ -72,10 +81,11 @@ class Rollout(StepColumns):
     logp = ColumnAttribute()
     row_times_s = ColumnAttribute()
     states = ColumnAttribute()
+    stored = ColumnAttribute()
 
     __slots__ = (
-        *("broken", "carry", "continues", "final_states", "notes", "num_env_steps", "weights_version"),
-        "worker_index",
+        *("broken", "carry", "continues", "final_states", "final_stored", "measured", "notes", "num_env_steps"),
+        *("pipeline", "reward_pipeline", "weights_version", "worker_index"),
     )
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
@@ -89,6 +99,10 @@ class Rollout(StepColumns):
         self.final_states: dict[tuple[int, int], Tree] = {}
         self.notes: dict[tuple[int, int], Notes] = {}
         self.broken: list[tuple[int, int]] = []
+        self.pipeline: Pipeline | None = None
+        self.reward_pipeline: Pipeline | None = None
+        self.final_stored: dict[tuple[int, int], Tree] = {}
+        self.measured: Mapping[str, State] = {}
 
     @classmethod
     def allocate(cls, num_rows: int, num_envs: int, space: Tree, distribution: ActionDistribution) -> Rollout:
@@ -254,6 +268,39 @@ class Rollout(StepColumns):
         return SingleAgentEpisode.view(id_, env_index, self)
 
     # Batches.
+
+    @property
+    def module_obs(self) -> Tree:
+        """The observations as the module saw them, a tree of `[T + 1, N, ...]`: `obs` after the transforms."""
+        return self.for_module().obs
+
+    def for_module(self) -> Rollout:
+        """Return the rollout with observations and rewards as the module learns from them: after the transforms.
+
+        The other columns are shared. Without transforms it is this rollout.
+        """
+        if self.pipeline is None:
+            return self
+        seen, pipeline = self.for_replay(), self.pipeline
+        finals = {}
+        if seen.final_obs:
+            rows = pipeline.from_stored(map_tree(lambda *leaf: np.stack(leaf), *seen.final_obs.values()))
+            finals = {key: map_tree(lambda leaf, i=i: leaf[i], rows) for i, key in enumerate(seen.final_obs)}
+        seen = self._with_obs(pipeline.columns_from_stored(seen.obs), finals)
+        seen.observation_space = pipeline.module_space
+        if pipeline.changes_rewards:
+            seen.columns["rewards"] = (self.reward_pipeline or pipeline).rewards(self.rewards)
+        return seen
+
+    def for_replay(self) -> Rollout:
+        """Return the rollout with observations as a replay buffer stores them: after the last temporal transform."""
+        return self._with_obs(self.stored, self.final_stored) if "stored" in self else self
+
+    def _with_obs(self, obs: Tree, final_obs: dict[tuple[int, int], Tree]) -> Rollout:
+        other = copy.copy(self)
+        other.columns = {**{name: column for name, column in self.columns.items() if name != "stored"}, "obs": obs}
+        other.final_obs, other.final_stored, other.pipeline = final_obs, {}, None
+        return other
 
     def evaluate(self, value_fn: Callable[..., NDArray[np.float32]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the values that return computations need.

@@ -22,11 +22,14 @@ from corral.episodes.infos import Infos
 from corral.errors import nearest
 
 STANDARD_COLUMNS = frozenset(
-    {"obs", "actions", "rewards", "terminated", "truncated", "valid", "dist_inputs", "logp", "row_times_s", "states"}
+    {
+        *("obs", "actions", "rewards", "terminated", "truncated", "valid", "dist_inputs", "logp", "row_times_s"),
+        *("states", "stored"),
+    }
 )
 """Names of the columns that the library writes; user code added any other column."""
 
-COLUMNS_OF_OBS = frozenset({"obs", "states"})
+COLUMNS_OF_OBS = frozenset({"obs", "states", "stored"})
 """Names of the columns with one row more, `[T + 1, L, ...]`: what the actions saw, and what the last step led to."""
 
 _FIRST_CAPACITY = 64

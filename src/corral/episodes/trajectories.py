@@ -12,7 +12,8 @@ from corral.episodes.step_columns import STANDARD_COLUMNS
 from corral.errors import ColumnError, nearest
 
 _READ_ONLY = ("next_obs", "infos")
-_HIDDEN = frozenset({"valid", "row_times_s", "states"})  # `valid` is True throughout, and times belong to all sub-envs
+# `valid` is True throughout, times belong to all sub-envs, and modules and transforms made the others.
+_HIDDEN = frozenset({"valid", "row_times_s", "states", "stored"})
 
 
 class TrajectoryBatch(Columns):

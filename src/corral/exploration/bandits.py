@@ -100,7 +100,7 @@ class LinearBandit(Exploration, ABC):
         for rollout in rollouts:
             if not rollout.valid.any():
                 continue
-            features = self.features(rollout.valid_rows(map_tree(lambda column: column[:-1], rollout.obs)))
+            features = self.features(rollout.valid_rows(map_tree(lambda column: column[:-1], rollout.module_obs)))
             arms, rewards = rollout.valid_rows(rollout.actions), rollout.valid_rows(rollout.rewards)
             expected = self.expected(features)[np.arange(len(arms)), arms]
             errors.append(np.square(expected - rewards))

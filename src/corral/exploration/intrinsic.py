@@ -226,10 +226,11 @@ def gathered(rollouts: Sequence[Rollout]) -> tuple[Steps, list[Share]]:
     """Return the valid steps of all rollouts, and a share for each rollout that has valid steps."""
     parts, shares, start = [], [], 0
     for rollout in rollouts:
+        seen = rollout.for_module()
         count = int(np.count_nonzero(rollout.valid))
         if count:
-            obs = map_tree(lambda column: column[:-1], rollout.obs)
-            parts.append([rollout.valid_rows(column) for column in (obs, rollout.actions, next_observations(rollout))])
+            obs = map_tree(lambda column: column[:-1], seen.obs)
+            parts.append([rollout.valid_rows(column) for column in (obs, rollout.actions, next_observations(seen))])
             shares.append(Share(rollout, slice(start, start + count)))
             start += count
     if not parts:

@@ -93,7 +93,7 @@ class ParameterNoise(Delegating):
         if not explore or self.inference is None or not valid.any():
             return
         lanes = np.arange(rollout.num_lanes)
-        plain = self.inference(map_tree(lambda column: column[rows, lanes], rollout.obs), perturbed=False)
+        plain = self.inference(map_tree(lambda column: column[rows, lanes], rollout.module_obs), perturbed=False)
         distance, target = self.distance(plain[valid], rollout.dist_inputs[rows, lanes][valid])
         self.stddev *= ADAPTATION if distance < target else 1 / ADAPTATION
         self.inference.perturb(self.stddev, np.zeros_like(valid), self.rng)

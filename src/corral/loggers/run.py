@@ -314,7 +314,11 @@ def plain(value: Any) -> Any:
     if hasattr(value, "__qualname__"):
         return path_of(value)
     from corral.core.space_descriptions import describe_space, is_described  # here: it imports gymnasium
+    from corral.transforms.settings import describe_transform
+    from corral.transforms.transform import Transform
 
+    if isinstance(value, Transform):
+        return describe_transform(value)
     if is_described(value):
         return describe_space(value)
     return value.tolist() if hasattr(value, "tolist") else repr(value)

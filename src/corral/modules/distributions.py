@@ -28,6 +28,7 @@ FloatArray = NDArray[np.float32]
 _LOG_2PI = math.log(2 * math.pi)
 _LOWEST_LOGP = -1e4  # its exponential is 0 in every dtype
 ILLEGAL = -1e9  # logit or value of an illegal action; finite, so that sums with it and their gradients are no NaN
+UNSCALED = ("clip_unscaled", "none")  # values of `action_bounds` where module actions have the units of the env
 _NEARLY_1 = 0.999  # limit of squashed actions before the arctanh
 
 
@@ -246,8 +247,14 @@ class DiagGaussian(ActionDistribution):
     finite bound, if there is one. `logp` is the log-density of the module action before clipping.
     """
 
-    def __init__(self, space: spaces.Box) -> None:
-        """Make the distribution of a Box space of any shape."""
+    def __init__(self, space: spaces.Box, *, scaled: bool = True, clipped: bool = True) -> None:
+        """Make the distribution of a Box space of any shape.
+
+        Args:
+            space: The space.
+            scaled: Whether [-1, 1] is mapped to finite bounds; otherwise all module actions have the env's units.
+            clipped: Whether actions without scale are clipped to the bounds.
+        """
         self.action_shape = tuple(space.shape)
         self.num_noise = math.prod(self.action_shape)
         self.num_inputs = 2 * self.num_noise
@@ -255,11 +262,16 @@ class DiagGaussian(ActionDistribution):
         self.action_dtype = np.dtype(np.float32)
         self._env_dtype = space.dtype
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        self._bounded = np.isfinite(low) & np.isfinite(high)
+        finite = np.isfinite(low) & np.isfinite(high)
+        self._bounded = finite & scaled
         # [-1, 1] stands in for infinite bounds: scale 1 and offset 0, without computing inf - inf.
         ends = np.where(self._bounded, low, -1.0), np.where(self._bounded, high, 1.0)
         self._scale, self._offset = (ends[1] - ends[0]) / 2, (ends[1] + ends[0]) / 2
-        self._low, self._high = low, high
+        # Where random actions are drawn from: the ends of the module actions, if they have any.
+        self._is_finite = finite
+        self._ends = np.where(finite & ~self._bounded, low, -1.0), np.where(finite & ~self._bounded, high, 1.0)
+        is_clipped = scaled or clipped
+        self._low, self._high = (low, high) if is_clipped else (np.full_like(low, -np.inf), np.full_like(high, np.inf))
 
     def _split(self, dist_inputs: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = dist_inputs.chunk(2, dim=-1)
@@ -277,12 +289,13 @@ class DiagGaussian(ActionDistribution):
 
     def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
         shape = (batch_size, *self.action_shape)
-        even = rng.uniform(-1, 1, size=shape)
-        return np.where(self._bounded, even, rng.standard_normal(shape)).astype(np.float32)
+        even = rng.uniform(*self._ends, size=shape)
+        return np.where(self._is_finite, even, rng.standard_normal(shape)).astype(np.float32)
 
     def random_logp(self, actions: NDArray[Any]) -> FloatArray:
         normal = -0.5 * (actions.astype(np.float64) ** 2 + _LOG_2PI)
-        logp: FloatArray = np.where(self._bounded, -math.log(2), normal).reshape(len(actions), -1).sum(-1)
+        even = -np.log(self._ends[1] - self._ends[0])
+        logp: FloatArray = np.where(self._is_finite, even, normal).reshape(len(actions), -1).sum(-1)
         return logp.astype(np.float32)
 
     def to_unit(self, actions: NDArray[Any]) -> NDArray[Any]:
@@ -469,12 +482,13 @@ def action_distribution(space: spaces.Space[Any], action_bounds: str = "clip") -
 
     Args:
         space: Discrete, MultiDiscrete, MultiBinary, or a floating-point Box.
-        action_bounds: `"clip"` or `"squash"`, for a Box: see `DiagGaussian` and `SquashedGaussian`.
+        action_bounds: `"clip"` or `"squash"`, for a Box: see `DiagGaussian` and `SquashedGaussian`. The config sets
+            `"clip_unscaled"` or `"none"` for `normalize_actions=False`.
 
     Raises:
-        ConfigError: No distribution fits the space, or `action_bounds` is neither.
+        ConfigError: No distribution fits the space, or `action_bounds` is none of these.
     """
-    if action_bounds not in ("clip", "squash"):
+    if action_bounds not in ("clip", "squash", *UNSCALED):
         raise ConfigError(f"model_config: action_bounds is 'clip' or 'squash', not {action_bounds!r}.")
     if isinstance(space, spaces.Discrete):
         return Categorical(space)
@@ -483,6 +497,8 @@ def action_distribution(space: spaces.Space[Any], action_bounds: str = "clip") -
     if isinstance(space, spaces.MultiBinary):
         return Bernoulli(space)
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        if action_bounds in UNSCALED:
+            return DiagGaussian(space, scaled=False, clipped=action_bounds == "clip_unscaled")
         return SquashedGaussian(space) if action_bounds == "squash" else DiagGaussian(space)
     raise ConfigError(
         f"Unsupported action space {space}: use Discrete, MultiDiscrete, MultiBinary, a floating-point Box, or a Dict "

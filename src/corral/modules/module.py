@@ -244,7 +244,8 @@ class ModelConfig(NetworkConfig):
             without bounds.
         head_hiddens: Widths of the hidden layers of each head, between the encoder, which policy and value may share,
             and the last layer.
-        action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh).
+        action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh). With
+            `.environment(normalize_actions=False)` the config sets `"clip_unscaled"` or `"none"`.
         use_lstm: Whether an LSTM comes after the hidden layers, which gives the module memory.
         use_gru: Whether a GRU comes after them.
         lstm_cell_size: Width of the LSTM; `None` is 64.
@@ -262,7 +263,7 @@ class ModelConfig(NetworkConfig):
     initial_log_std: float = 0.0
     log_std_bounds: LogStdRange | None = None
     head_hiddens: tuple[PositiveInt, ...] = ()
-    action_bounds: Literal["clip", "squash"] = "clip"
+    action_bounds: Literal["clip", "squash", "clip_unscaled", "none"] = "clip"
     action_parts: Literal["independent", "autoregressive"] = "independent"
     action_distribution: Any = None
     use_lstm: bool = False

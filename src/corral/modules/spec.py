@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from corral.modules.distributions import ILLEGAL
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import Module
 
+if TYPE_CHECKING:
+    from corral.transforms.pipeline import Pipeline
+
 MAX_ILLEGAL = ILLEGAL / 1000  # other large numbers do as well
 NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
 
@@ -28,10 +31,11 @@ class ModuleSpec:
 
     Attributes:
         module_class: Subclass of `Module`.
-        observation_space: Space of one observation.
+        observation_space: Space of one observation of the env.
         action_space: Space of one action of the env.
         model_config: The settings of the class.
         seed: Seed of the initial weights.
+        pipeline: Transforms between the env and the module; `None` if the module sees what the env gives.
     """
 
     module_class: type[Module]
@@ -39,6 +43,12 @@ class ModuleSpec:
     action_space: spaces.Space[Any]
     model_config: Mapping[str, Any]
     seed: int = 0
+    pipeline: Pipeline | None = None
+
+    @property
+    def module_space(self) -> spaces.Space[Any]:
+        """Space of one observation as the module sees it."""
+        return self.observation_space if self.pipeline is None else self.pipeline.module_space
 
     def build(self) -> Module:
         """Return a new module; no global random state is changed.
@@ -54,7 +64,7 @@ class ModuleSpec:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
             try:
-                module = self.module_class(self.observation_space, self.action_space, dict(self.model_config))
+                module = self.module_class(self.module_space, self.action_space, dict(self.model_config))
             except AttributeError as error:
                 if "before Module.__init__() call" in str(error):
                     raise ConfigError(unfinished) from error

@@ -22,7 +22,7 @@ class AgentPolicies:
 
     Args:
         policies: Policies by module id, with what `Policy` has: `observation_space`, `action_space`, `has_memory`,
-            `initial_states(num_rows)` and `act(obs, states, explore=)`.
+            `initial_states(num_rows)`, `continued(states, rewards=)` and `act(obs, states, explore=)`.
         begin_episode: Function that is called for each episode, and returns the function from the id of an agent to the
             id of its module in this episode.
     """
@@ -32,6 +32,7 @@ class AgentPolicies:
         self._policies, self._begin_episode = dict(policies), begin_episode
         self._module_for: dict[int, Callable[[AgentID], str]] = {}  # by sub-env
         self._states: dict[tuple[str, int, int], Tree] = {}  # by module, sub-env and seat, in the current episodes
+        self._rewards: NDArray[np.float64] | None = None  # since the latest action of each seat, [N, A]
 
     def find_seats(self, observation_space: spaces.Space[Any], name: str) -> Seats:
         """Return the seats of an env, as the space of its observations has them.
@@ -61,6 +62,10 @@ class AgentPolicies:
         for i in np.flatnonzero(begins).tolist():
             self._module_for[i] = self._begin_episode()
             self._states = {lane: states for lane, states in self._states.items() if lane[1] != i}
+        if self._rewards is None or self._rewards.shape != obs["rewards"].shape:
+            self._rewards = np.zeros(obs["rewards"].shape)
+        self._rewards += obs["rewards"]
+        self._rewards[begins] = 0.0
         actions: dict[str, Any] = create_empty_array(seats.action_space, len(begins), np.zeros)  # type: ignore[assignment]
         acts = (obs["observed"] != 0) & (obs["terminated"] == 0) & (obs["truncated"] == 0)
         for block in seats.blocks:
@@ -82,11 +87,15 @@ class AgentPolicies:
         return actions
 
     def _act(self, policy: Any, obs: Tree, lanes: list[tuple[str, int, int]], explore: bool) -> Any:
-        """Return the actions of some seats, and keep their states if the module has memory."""
+        """Return the actions of some seats, and keep their states if the policy has memory."""
         if not policy.has_memory:
             return policy.act(obs, None, explore=explore)[0]
         initial = policy.initial_states(1)
         states = map_tree(lambda *rows: np.concatenate(rows), *(self._states.get(lane, initial) for lane in lanes))
+        assert self._rewards is not None
+        index = tuple(np.array([lane[1:] for lane in lanes]).T)
+        states = policy.continued(states, rewards=self._rewards[index])
+        self._rewards[index] = 0.0
         actions, states = policy.act(obs, states, explore=explore)
         for row, lane in enumerate(lanes):
             self._states[lane] = map_tree(lambda leaf, row=row: leaf[row : row + 1], states)

@@ -5,17 +5,24 @@ Checkpoints hold this description next to the weights, so that a policy is loade
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from gymnasium import spaces
 
 from corral.core.settings import import_path, path_of
 from corral.core.space_descriptions import describe_space, described_space
 from corral.errors import CheckpointError, ConfigError
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
+from corral.transforms.pipeline import Pipeline
+from corral.transforms.settings import BUILT_IN, describe_transform, make_transforms, settings_of
+from corral.transforms.transform import NO_STATE, State
 
 # Module classes of the library, by their names in descriptions; other classes are named by their import paths.
 MODULE_CLASSES = {
@@ -27,11 +34,14 @@ MODULE_CLASSES = {
 }
 
 
-def policy_description(spec: ModuleSpec, *, acts_by_module: bool = True) -> dict[str, Any]:
+def policy_description(
+    spec: ModuleSpec, *, pipeline: Pipeline | None = None, acts_by_module: bool = True
+) -> dict[str, Any]:
     """Return the description of a policy, in types that JSON holds.
 
     Args:
         spec: Spec of its module.
+        pipeline: Transforms of its observations, with their statistics.
         acts_by_module: Whether actions without exploration are the most likely actions of the module.
 
     Raises:
@@ -43,12 +53,14 @@ def policy_description(spec: ModuleSpec, *, acts_by_module: bool = True) -> dict
         spaces = {name: describe_space(getattr(spec, name)) for name in ("observation_space", "action_space")}
     except ValueError as error:
         raise CheckpointError(f"the policy cannot be saved: {error}") from error
+    transforms = {} if pipeline is None else {"transforms": describe_pipeline(pipeline)}
     return {
         **spaces,
         "module_class": cls.__name__ if own else path_of(cls),
         "model_config": {name: value for name, value in spec.model_config.items() if name not in unnamed},
         "unnamed": unnamed,
         "acts_by_module": acts_by_module,
+        **transforms,
     }
 
 
@@ -57,6 +69,7 @@ def described_spec(
     *,
     module_class: type[Module] | None = None,
     model_config: Mapping[str, Any] | None = None,
+    transforms: Sequence[Any] | None = None,
 ) -> ModuleSpec:
     """Return the spec of a description: the inverse of `policy_description`.
 
@@ -64,6 +77,7 @@ def described_spec(
         description: The description.
         module_class: Class of the module; `None` imports the class that the description names.
         model_config: Settings of the class that replace settings of the description.
+        transforms: Transforms that replace the transforms of the description, and have their statistics.
 
     Raises:
         CheckpointError: The description is damaged, its class cannot be imported, a setting is missing, or the actions
@@ -90,7 +104,9 @@ def described_spec(
         raise CheckpointError(
             f"the module has settings that no file can hold ({', '.join(missing)}): give model_config={{{given}}}."
         )
-    return ModuleSpec(module_class or _class_named(name), observation_space, action_space, settings)
+    pipeline = described_pipeline(description, observation_space, action_space, transforms)
+    cls = module_class or _class_named(name)
+    return ModuleSpec(cls, observation_space, action_space, settings, pipeline=pipeline)
 
 
 def _class_named(name: str) -> type[Module]:
@@ -118,3 +134,79 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+
+
+# Pipelines in the description of a policy.
+
+
+def describe_pipeline(pipeline: Pipeline) -> list[dict[str, Any]]:
+    """Return a pipeline with its statistics, in types that JSON holds.
+
+    Transforms that only change rewards are left out. A transform whose settings no file can hold is described
+    without them, and says so.
+    """
+    return [
+        {
+            "name": pipeline.names[index],
+            "transform": describe_transform(transform),
+            "unnamed": settings_of(transform) is None,
+            "state": {
+                key: array.tolist() for key, array in pipeline.state.get(pipeline.names[index], NO_STATE).items()
+            },
+        }
+        for index, transform in enumerate(pipeline.transforms)
+        if not pipeline.only_changes_rewards(index)
+    ]
+
+
+def described_statistics(description: Mapping[str, Any]) -> dict[str, State]:
+    """Return the statistics of the transforms in the description of a policy, by name of the transform."""
+    return {
+        part["name"]: {key: np.array(value, np.float64) for key, value in part["state"].items()}
+        for part in description.get("transforms", ())
+        if part["state"]
+    }
+
+
+def described_pipeline(
+    description: Mapping[str, Any],
+    space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    given: Sequence[Any] | None = None,
+) -> Pipeline | None:
+    """Return the transforms in the description of a policy, with their statistics.
+
+    Args:
+        description: The description.
+        space: Space of one observation of the env.
+        action_space: Space of one action of the env.
+        given: Transforms to use in place of those that the description names.
+
+    Raises:
+        CheckpointError: The description is damaged, or a class cannot be imported.
+    """
+    from corral.checkpoint.imports import check_import  # here: what writes checkpoints imports this module
+
+    try:
+        parts = list(description.get("transforms", ()))
+        settings = [part["transform"] for part in parts]
+        if given is None:
+            if unnamed := [str(part["transform"]["type"]) for part in parts if part["unnamed"]]:
+                raise CheckpointError(
+                    f"no file can hold the settings of the transforms {', '.join(unnamed)}: give transforms=[...]."
+                )
+            for each in settings:
+                if each["type"] not in BUILT_IN:
+                    check_import(each["type"], "transforms", "policies.json")
+        transforms = make_transforms(settings if given is None else list(given))
+        pipeline = Pipeline.build(transforms, space, action_space)
+        if pipeline is None:
+            return None
+        state = described_statistics(description)
+    except CheckpointError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"the transforms cannot be made: {type(error).__name__}: {error}") from error
+    observed = {name: each for name, each in pipeline.state.items() if name in state or given is None}
+    dataclasses.replace(pipeline, state=observed).check_state(state)
+    return pipeline.with_state({**pipeline.state, **state})

@@ -26,7 +26,6 @@ from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.errors import ConfigError, CorralError, EnvError
 from corral.evaluation.statistics import summarize_episodes
-from corral.modules.inference import Memory
 from corral.policies.agent_policies import AgentPolicies, refuse_several_agents
 from corral.policies.policy import Policy
 
@@ -124,8 +123,9 @@ class PolicyEvaluation:
         return "\n".join(f"{name:<20}{value}" for name, value in rows.items())
 
 
-Acting = Callable[[Tree, NDArray[np.bool_]], Any]
-"""From the observations of N sub-envs, a tree of `[N, ...]`, and whether they begin episodes, to their actions."""
+Acting = Callable[[Tree, NDArray[np.bool_], NDArray[Any]], Any]
+"""From the observations of N sub-envs, a tree of `[N, ...]`, whether they begin episodes, and the rewards that came
+with them, to their actions."""
 
 
 def evaluate_policy(
@@ -243,33 +243,40 @@ def _acting(policy: Any, env: VectorEnv[Any, Any, Any], name: str, explore: bool
     if hasattr(policy, "compute_actions") and policy.config.is_multi_agent:
         policy = policy.agent_policies()
     if isinstance(policy, AgentPolicies):
-        return partial(policy.batch, policy.find_seats(given[0], name), explore=explore)
+        seats = policy.find_seats(given[0], name)
+        return lambda obs, begins, _: policy.batch(seats, obs, begins, explore=explore)
     refuse_several_agents(given[0], name)
     if isinstance(policy, Policy):
         check_spaces_fit(policy, *given, name)
         policy.reset()
-        return lambda obs, begins: policy.batch(obs, explore=explore, begins=begins)
+        return partial(_act_by_policy, policy, explore)
     if hasattr(policy, "compute_actions"):
         check_spaces_fit(policy.env_runner_group.module_specs[policy.find_module_id()], *given, name)
-        module = policy.get_module()
-        if module.has_memory():
-            return _remembering(partial(policy.compute_actions, explore=explore), Memory(module, env.num_envs))
-        return lambda obs, _: policy.compute_actions(obs, explore=explore)
+        own = policy.acting_policy()
+        if own.has_memory:
+            return _remembering(partial(policy.compute_actions, explore=explore), own, env.num_envs)
+        return lambda obs, *_: policy.compute_actions(obs, explore=explore)
     if not callable(policy):
         raise ConfigError(f"evaluate_policy: {policy!r:.80} is no policy, no algorithm and no function.")
 
-    def act(obs: Tree, _: Any) -> NDArray[Any]:
+    def act(obs: Tree, *_: Any) -> NDArray[Any]:
         return np.asarray([policy(map_tree(lambda leaf, i=i: leaf[i], obs)) for i in range(env.num_envs)])
 
     return act
 
 
-def _remembering(compute_actions: Callable[..., tuple[Any, Tree]], memory: Memory) -> Acting:
-    """Return the function that chooses actions with states, and keeps the states."""
+def _act_by_policy(policy: Policy, explore: bool, obs: Tree, begins: NDArray[np.bool_], rewards: NDArray[Any]) -> Any:
+    policy.note_rewards(rewards)
+    return policy.batch(obs, explore=explore, begins=begins)
 
-    def act(obs: Tree, begins: NDArray[np.bool_]) -> Any:
-        memory.begin(begins)
-        actions, memory.states = compute_actions(obs, state=memory.states)
+
+def _remembering(compute_actions: Callable[..., tuple[Any, Tree]], policy: Policy, num_envs: int) -> Acting:
+    """Return the function that chooses actions with states, and keeps the states."""
+    states = policy.initial_states(num_envs)
+
+    def act(obs: Tree, begins: NDArray[np.bool_], rewards: NDArray[Any]) -> Any:
+        nonlocal states
+        actions, states = compute_actions(obs, state=policy.continued(states, begins=begins, rewards=rewards))
         return actions
 
     return act
@@ -316,9 +323,9 @@ def _play_episodes(
     next_step = env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
     obs, _ = _called(name, "reset", 0, partial(env.reset, seed=seed))
     begins = np.ones(n, np.bool_)
-    step = 0
+    step, rewards = 0, np.zeros(n)
     while any(len(ended) < share for ended, share in zip(found, shares, strict=True)):
-        actions = acting(obs, begins)
+        actions = acting(obs, begins, rewards)
         obs, rewards, terminated, truncated, _ = _called(name, "step", step, partial(env.step, actions))
         step += 1
         total += np.where(resets, 0.0, rewards)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from gymnasium import Space
 from torch import Tensor, nn
 
 import corral
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from corral.policies.policy import Policy
+    from corral.transforms.pipeline import Pipeline
 
 INPUT, OUTPUT, BATCH = "obs", "actions", "batch"
 STATE, NEXT_STATE = "state", "next_state"  # of a module with memory
@@ -50,7 +52,7 @@ def export_policy(policy: Policy, file: Path) -> Path:
         )
     policy.module.silence_noise()
     with _quiet():
-        program = _program(policy.module)
+        program = _program(policy)
         data = (_onnx_bytes if file.suffix == ".onnx" else _pt2_bytes)(program, policy)
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
@@ -65,53 +67,64 @@ def export_policy(policy: Policy, file: Path) -> Path:
 class _Graph(nn.Module):
     """From observations, a tree of `[B, ...]`, to env actions `[B, ...]`; with memory, also from states to states."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, pipeline: Pipeline | None) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.pipeline = module, pipeline
 
     def forward(self, *inputs: Tree) -> Tree:
-        outputs: Any = self.module.policy(*inputs)
-        if not self.module.has_memory():
+        obs, *states = inputs
+        if self.pipeline is not None:
+            obs = self.pipeline.tensors_from_stored(obs)
+        outputs: Any = self.module.policy(obs, *states)
+        if not states:
             return map_tree(Tensor.detach, self.module.distribution.env_mode(outputs))
-        dist_inputs, states = outputs
-        states = map_tree(lambda leaf, _: leaf.detach(), states, inputs[1])
+        dist_inputs, after = outputs
+        after = map_tree(lambda leaf, _: leaf.detach(), after, states[0])
         actions = leaves(self.module.distribution.env_mode(dist_inputs))
-        return (*(action.detach() for action in actions), *leaves(states))
+        return (*(action.detach() for action in actions), *leaves(after))
 
 
-def _examples(module: Module) -> tuple[Tree, ...]:
-    """Return inputs of the policy for two rows, as trees of tensors."""
-    obs = example_obs(module.observation_space)
-    return (obs, initial_states(module, 2)) if module.has_memory() else (obs,)
+def _input_space(policy: Policy) -> Space[Any]:
+    """Return the space of the file's inputs: what the env gives, or where transforms look back, what they give."""
+    pipeline = policy.pipeline
+    return policy.observation_space if pipeline is None else pipeline.spaces[pipeline.num_stored]
 
 
-def _program(module: Module) -> ExportedProgram:
-    examples, batch = _examples(module), torch.export.Dim(BATCH)
+def _examples(policy: Policy) -> tuple[Tree, ...]:
+    """Return inputs of the file for two rows, as trees of tensors."""
+    obs = example_obs(_input_space(policy))
+    return (obs, initial_states(policy.module, 2)) if policy.module.has_memory() else (obs,)
+
+
+def _program(policy: Policy) -> ExportedProgram:
+    module, examples, batch = policy.module, _examples(policy), torch.export.Dim(BATCH)
+    graph = _Graph(module, policy.pipeline)
     shapes = (map_tree(lambda _: {0: batch}, examples),)  # of *inputs
     try:
         with torch.no_grad():
-            return torch.export.export(_Graph(module), examples, dynamic_shapes=shapes, strict=False)
+            return torch.export.export(graph, examples, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ExportError(
             f"the policy of {type(module).__name__} cannot be exported: {reason} Its "
             "policy(obs) must use torch operations only, take any batch size, and not branch on values of tensors; "
-            "`len(tensor)` fixes the batch size, `tensor.shape[0]` does not."
+            "`len(tensor)` fixes the batch size, `tensor.shape[0]` does not. Of your own "
+            "transforms, define transform_tensors(obs) where transform_obs uses NumPy."
         ) from error
 
 
 def _metadata(policy: Policy) -> dict[str, str]:
     return {
         "corral_version": corral.__version__,
-        "observation_space": json.dumps(describe_space(policy.observation_space)),
+        "observation_space": json.dumps(describe_space(_input_space(policy))),
         "action_space": json.dumps(describe_space(policy.action_space)),
-        "inputs": json.dumps(_input_names(policy.module)),
+        "inputs": json.dumps(_input_names(policy)),
         "outputs": json.dumps(_output_names(policy.module)),
     }
 
 
-def _input_names(module: Module) -> list[str]:
-    parts = zip((INPUT, STATE), _examples(module), strict=False)
+def _input_names(policy: Policy) -> list[str]:
+    parts = zip((INPUT, STATE), _examples(policy), strict=False)
     return [name for prefix, tree in parts for name, _ in named_leaves(tree, prefix)]
 
 
@@ -124,9 +137,9 @@ def _output_names(module: Module) -> list[str]:
 def _onnx_bytes(program: ExportedProgram, policy: Policy) -> bytes:
     made: Any = torch.onnx.export(
         program,
-        input_names=_input_names(policy.module),
+        input_names=_input_names(policy),
         output_names=_output_names(policy.module),
-        dynamic_shapes=(map_tree(lambda _: {0: BATCH}, _examples(policy.module)),),  # names the axis
+        dynamic_shapes=(map_tree(lambda _: {0: BATCH}, _examples(policy)),),  # names the axis
         dynamo=True,
         verbose=False,
     )

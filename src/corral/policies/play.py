@@ -126,20 +126,21 @@ def _make_env(
     return made
 
 
-Acting = Callable[[Any, bool], Any]
-"""From an observation, and whether it is the first one of an episode, to the env action."""
+Acting = Callable[[Any, bool, float], Any]
+"""From an observation, whether it is the first one of an episode, and its reward, to the env action."""
 
 
-def _act_alone(policy: Policy, explore: bool, obs: Any, begins: bool) -> Any:
+def _act_alone(policy: Policy, explore: bool, obs: Any, begins: bool, reward: float) -> Any:
     if begins:
         policy.reset()
+    policy.note_rewards([reward])
     return policy(obs, explore=explore)
 
 
 def _joint_acting(policies: AgentPolicies, seats: Seats, explore: bool) -> Acting:
     """Return the function that chooses the actions of all agents."""
 
-    def act(obs: Any, begins: bool) -> Any:
+    def act(obs: Any, begins: bool, _: float) -> Any:
         batch = map_tree(lambda leaf: leaf[None], obs)
         return map_tree(lambda leaf: leaf[0], policies.batch(seats, batch, np.array([begins]), explore=explore))
 
@@ -157,14 +158,14 @@ class _Episode:
         """Play the episode, and yield what the env renders after the reset and after each step."""
         obs, _ = self._called("reset", partial(self._env.reset, seed=self._seed))
         yield self._called("render", self._env.render)
-        ended = False
+        ended, reward = False, 0.0
         while not ended:
             if self.length == max_episode_steps:
                 raise EnvError(
                     f"env {self._name!r}: an episode has not ended after {max_episode_steps:,} steps: limit it with "
                     "the wrapper gymnasium.wrappers.TimeLimit."
                 )
-            action = self._acting(obs, self.length == 0)
+            action = self._acting(obs, self.length == 0, float(reward))
             obs, reward, terminated, truncated, _ = self._called("step", partial(self._env.step, action))
             self.total += float(reward)
             self.length += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.action_masks import MASK_KEY, NO_LEGAL_ACTION, first_without_choice
+from corral.core.action_masks import MASK_KEY, NO_LEGAL_ACTION, first_without_choice, has_mask_key
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree, num_rows
@@ -25,6 +25,7 @@ from corral.policies.description import described_spec
 
 if TYPE_CHECKING:
     from corral.checkpoint import Checkpoint
+    from corral.transforms.pipeline import Pipeline
 
 
 class Policy:
@@ -33,44 +34,86 @@ class Policy:
     `policy(obs)` returns the action for one observation, `policy.batch(obs)` the actions for a batch. Without
     exploration, an action is the most likely one, or the one with the highest value.
 
-    The policy of a module with memory remembers the observations that it was given, for each row of a batch; `reset()`
-    begins another episode. `act(obs, states)` leaves the states to the caller.
+    A policy with memory remembers the observations that it was given, for each row of a batch; `reset()` begins another
+    episode. A policy has memory if its module has, or if a transform looks back, as `FrameStack` does.
+    `act(obs, states)` leaves the states to the caller.
 
     Attributes:
         module: The module, in evaluation mode.
         observation_space: Space of one observation; floats are float32, and other floats are cast.
         action_space: Space of one env action.
+        pipeline: Transforms of the observations, with their statistics; `None` without transforms.
     """
 
     _CALLS: ClassVar[tuple[str, str]] = ("policy(obs)", "policy.batch(obs)")  # for one observation, and for a batch
 
-    def __init__(self, module: Module, *, seed: int | None = 0) -> None:
+    def __init__(self, module: Module, *, pipeline: Pipeline | None = None, seed: int | None = 0) -> None:
         """Keep the module, whose weights are read now.
 
         Args:
             module: The module.
+            pipeline: Transforms of the observations.
             seed: Seed of the actions that are drawn with `explore=True`; `None` draws others in each process.
         """
         self._inference = Inference(module)
         self.module = self._inference.module
-        self.observation_space: spaces.Space[Any] = module.observation_space
+        self.pipeline = pipeline
+        self.observation_space: spaces.Space[Any] = (
+            module.observation_space if pipeline is None else pipeline.observation_space
+        )
         self.action_space: spaces.Space[Any] = module.action_space
         self._spaces = space_tree(self.observation_space)
+        distribution = module.distribution
+        self._no_action: NDArray[Any] = np.zeros(distribution.action_shape, distribution.action_dtype)
+        self._looks_back = pipeline is not None and pipeline.is_temporal
+        self._states: Any = None  # since the last reset, from the first batch on
         self._rng = np.random.default_rng(seed)
-        self._memory: Memory | None = None  # made by the first batch after a reset
+
+    # States.
 
     @property
     def has_memory(self) -> bool:
         """Whether actions depend on earlier observations of the episode too."""
-        return self.module.has_memory()
+        return self._looks_back or self.module.has_memory()
 
     def initial_states(self, num_rows: int) -> Tree:
-        """Return the states in which a module with memory sees the first observations, a tree of `[num_rows, ...]`."""
-        return Memory(self.module, num_rows).states
+        """Return the states in which a policy with memory sees the first observations, a tree of `[num_rows, ...]`.
+
+        They are the states of the module, or what the transforms remember, or a dict of both, with the keys `module`
+        and `transforms`.
+        """
+        of_module = Memory(self.module, num_rows).states if self.module.has_memory() else None
+        return self._joined(of_module, self._initial_of_transforms(num_rows) if self._looks_back else None)
+
+    def _initial_of_transforms(self, num_rows: int) -> dict[str, Any]:
+        assert self.pipeline is not None
+        return self.pipeline.initial_states(num_rows, self._no_action)
+
+    def continued(self, states: Tree, *, begins: NDArray[np.bool_] | None = None, rewards: Any = None) -> Tree:
+        """Return the states for the next observations, for those that `act` returned.
+
+        Args:
+            states: States of a policy with memory, a tree of `[B, ...]`.
+            begins: In which rows an episode begins, bool `[B]`; `None` is nowhere.
+            rewards: Rewards of the latest actions, `[B]`, for `PrevActionsPrevRewards`.
+        """
+        of_module, of_transforms = self._split(states)
+        if of_module is not None and begins is not None:
+            memory = Memory(self.module, len(begins))
+            memory.states = of_module
+            memory.begin(begins)
+            of_module = memory.states
+        if of_transforms is not None and begins is not None:
+            of_transforms = {**of_transforms, "begins": of_transforms["begins"] | begins}
+        if of_transforms is not None and rewards is not None:
+            of_transforms = {**of_transforms, "rewards": np.array(rewards, np.float64)}
+        return self._joined(of_module, of_transforms)
 
     def reset(self) -> None:
         """Begin another episode: forget the observations so far. Without memory there is nothing to forget."""
-        self._memory = None
+        self._states = None
+
+    # Actions.
 
     def __call__(self, obs: Tree, *, explore: bool = False) -> Any:
         """Return the env action for one observation.
@@ -88,13 +131,18 @@ class Policy:
         actions = self.batch(map_tree(lambda leaf: np.asarray(leaf)[None], obs), explore=explore)
         return map_tree(lambda leaf: leaf[0], actions)
 
+    def note_rewards(self, rewards: Any) -> None:
+        """Let the policy know the rewards of its latest actions, `[B]`; only `PrevActionsPrevRewards` looks at them."""
+        if self._states is not None:
+            self._states = self.continued(self._states, rewards=rewards)
+
     def batch(self, obs: Tree, *, explore: bool = False, begins: NDArray[np.bool_] | None = None) -> Any:
         """Return the env actions `[B, ...]` for observations, a tree of `[B, ...]`; see `__call__`.
 
         Actions of a Dict or Tuple space are a tree of arrays.
 
         Args:
-            obs: Observations. For a module with memory, B is the same until the next `reset()`.
+            obs: Observations. With memory, B is the same until the next `reset()`.
             explore: Whether to draw the actions.
             begins: In which rows an episode begins, bool `[B]`; after `reset()` all do anyway.
 
@@ -103,17 +151,17 @@ class Policy:
         """
         if not self.has_memory:
             return self.act(obs, explore=explore)[0]
-        size = len(next(iter(leaves(obs))))
-        if self._memory is None:
-            self._memory = Memory(self.module, size)
-        if size != (before := num_rows(self._memory.states)):
+        size = num_rows(obs)
+        if self._states is None:
+            self._states = self.initial_states(size)
+        if size != (before := len(leaves(self._states)[0])):
             raise ObservationError(
                 f"the policy remembers episodes of {before} row(s), and is given {size}: call reset() first, or use "
                 "another policy object."
             )
         if begins is not None:
-            self._memory.begin(begins)
-        actions, self._memory.states = self.act(obs, self._memory.states, explore=explore)
+            self._states = self.continued(self._states, begins=begins)
+        actions, self._states = self.act(obs, self._states, explore=explore)
         return actions
 
     def act(self, obs: Tree, states: Tree = None, *, explore: bool = False) -> tuple[Any, Tree]:
@@ -123,30 +171,65 @@ class Policy:
         are `None`.
 
         Raises:
-            ObservationError: The observations or the states do not fit the module, or hold NaN or infinity.
+            ObservationError: The observations or the states do not fit the policy, or hold NaN or infinity.
         """
         shape = np.shape(next(iter(leaves(obs)), ()))
         self.check_obs(obs, batch=(shape[0] if shape else 1,))
         obs = map_tree(lambda space, leaf: np.asarray(leaf, space.dtype), self._spaces, obs)
+        of_module, of_transforms = self._checked_states(states, num_rows(obs)) if self.has_memory else (None, None)
+        if self.pipeline is not None:
+            obs, of_transforms = self._transformed(self.pipeline, obs, of_transforms)
         self._inference.begin_sample(explore, self._rng)
-        if self.has_memory:
-            inputs, states = self._inference.step(obs, self._checked_states(states, num_rows(obs)))
-        else:
+        if of_module is None:
             inputs = self._outputs(obs)
-        return self.module.distribution.to_env(np.asarray(self._choose(obs, inputs, explore))), states
+        else:
+            inputs, of_module = self._inference.step(obs, of_module)
+        actions = np.asarray(self._choose(obs, inputs, explore))
+        if of_transforms is not None:
+            of_transforms = {**of_transforms, "actions": actions}
+        return self.module.distribution.to_env(actions), self._joined(of_module, of_transforms)
 
-    def _checked_states(self, states: Tree, size: int) -> Tree:
-        """Return states as arrays `[B, ...]`.
+    @staticmethod
+    def _transformed(pipeline: Pipeline, obs: Tree, states: Any) -> tuple[Tree, Any]:
+        """Return observations as the module sees them, and the next states of the transforms."""
+        if states is None:
+            return pipeline.from_stored(obs), None
+        parts = (states[name] for name in ("memories", "begins", "actions", "rewards"))
+        stored, memories = pipeline.to_store(obs, *parts)
+        begins = np.zeros(num_rows(obs), np.bool_)
+        return pipeline.from_stored(stored), {**states, "memories": memories, "begins": begins}
+
+    def _split(self, states: Tree) -> tuple[Tree, Any]:
+        """Return the states of the module and of the transforms; `None` for what has no memory."""
+        if not self._looks_back:
+            return states, None
+        return (states["module"], states["transforms"]) if self.module.has_memory() else (None, states)
+
+    @staticmethod
+    def _joined(of_module: Tree, of_transforms: Any) -> Tree:
+        """Return the states of a policy; `_split` undoes it."""
+        if of_module is None or of_transforms is None:
+            return of_transforms if of_module is None else of_module
+        return {"module": of_module, "transforms": of_transforms}
+
+    def _checked_states(self, states: Tree, size: int) -> tuple[Tree, Any]:
+        """Return the states of the module and of the transforms, with arrays `[B, ...]`.
 
         Raises:
             ObservationError: They are not like `initial_states`.
         """
+        of = "transforms" if self._looks_back else "module"
         try:
-            arrays = map_tree(np.asarray, states)
-            Memory(self.module, 1).check(arrays, size)
-        except (ValueError, TypeError) as error:
-            raise ObservationError(f"state of the module: {error}.") from error
-        return arrays
+            of_module, of_transforms = self._split(states)
+            if of_transforms is not None:
+                of_transforms = map_tree(_checked_state, self._initial_of_transforms(size), of_transforms)
+            if of_module is not None:
+                of = "module"
+                of_module = map_tree(np.asarray, of_module)
+                Memory(self.module, 1).check(of_module, size)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ObservationError(f"state of the {of}: {error}.") from error
+        return of_module, of_transforms
 
     def check_obs(self, obs: Tree, *, batch: tuple[int, ...] = ()) -> None:
         """Check one observation, or observations with the axes `batch` before the axes of the observation space.
@@ -158,7 +241,7 @@ class Policy:
         if problem := mismatch(self._spaces, obs, "observation", batch=batch):
             remedy = "" if batch else " ({} takes one observation, {} takes a batch)".format(*self._CALLS)
             raise ObservationError(f"{problem}{remedy}.")
-        if self.module.has_action_mask and not batch:
+        if self.module.has_action_mask and not batch and has_mask_key(obs):
             legal = np.ravel(obs[MASK_KEY])[None] != 0
             if first_without_choice(legal, self.action_space, np.ones(1, np.bool_)) is not None:
                 raise ObservationError(f"{NO_LEGAL_ACTION}.")
@@ -181,7 +264,9 @@ class Policy:
     def export(self, file: str | Path) -> Path:
         """Write the policy, from observations to env actions, to a file that other programs read.
 
-        Scaling, clipping and squashing of actions are part of the file. The batch size is free. See
+        Scaling, clipping and squashing of actions are part of the file, and so are transforms of observations with
+        their statistics. Where transforms look back, as `FrameStack` does, the file takes the observations after the
+        last one that does, and the caller stacks. The batch size is free. See
         `docs/save-resume-deploy.md`.
 
         Args:
@@ -199,12 +284,20 @@ class Policy:
         return export_policy(self, Path(file))
 
 
+def _checked_state(here: NDArray[Any], given: Any) -> NDArray[Any]:
+    array = np.asarray(given)
+    if array.shape != here.shape or array.dtype != here.dtype:
+        raise ValueError(f"{array.dtype}{list(array.shape)} must be {here.dtype}{list(here.shape)}")
+    return array
+
+
 def load_policy(
     path: str | Path,
     *,
     module_id: str | None = None,
     module_class: type[Module] | None = None,
     model_config: Mapping[str, Any] | None = None,
+    transforms: Sequence[Any] | None = None,
     seed: int | None = 0,
 ) -> Policy:
     """Return the policy of a run or a checkpoint, without its env, its algorithm or its learner.
@@ -216,6 +309,8 @@ def load_policy(
         module_id: Id of the module, if there are several.
         module_class: Class of the module, used if it cannot be imported from where it was when the policy was saved.
         model_config: Settings of a custom module that no file can hold, such as functions.
+        transforms: Transforms of the observations, if no file can hold the settings of those that were used. They get
+            the statistics of the checkpoint.
         seed: Seed of the actions that are drawn with `explore=True`; `None` draws others in each process.
 
     Raises:
@@ -226,7 +321,12 @@ def load_policy(
 
     checkpoint = read_checkpoint(find_checkpoint(path, prefer="best"), with_state=False)
     return checkpoint_policy(
-        checkpoint, module_id=module_id, module_class=module_class, model_config=model_config, seed=seed
+        checkpoint,
+        module_id=module_id,
+        module_class=module_class,
+        model_config=model_config,
+        transforms=transforms,
+        seed=seed,
     )
 
 
@@ -236,6 +336,7 @@ def checkpoint_policy(
     module_id: str | None = None,
     module_class: type[Module] | None = None,
     model_config: Mapping[str, Any] | None = None,
+    transforms: Sequence[Any] | None = None,
     seed: int | None = 0,
 ) -> Policy:
     """Return the policy of a checkpoint that was read; see `load_policy`."""
@@ -248,7 +349,8 @@ def checkpoint_policy(
         raise CheckpointError(f"{checkpoint.path} has no policy {module_id!r}. {nearest(module_id, ids)}")
     try:
         description = checkpoint.policies[module_id]
-        module = described_spec(description, module_class=module_class, model_config=model_config).build()
+        spec = described_spec(description, module_class=module_class, model_config=model_config, transforms=transforms)
+        module = spec.build()
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
     except Exception as error:  # of a custom class, or of settings that do not fit it
@@ -263,4 +365,4 @@ def checkpoint_policy(
             f"{checkpoint.path}: its weights do not fit {type(module).__name__}: {error}. Give the class and the "
             "settings with which it was trained."
         ) from error
-    return Policy(module, seed=seed)
+    return Policy(module, pipeline=spec.pipeline, seed=seed)

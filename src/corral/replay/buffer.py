@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -365,7 +365,15 @@ class ReplayBuffer:
 
     # Batches out.
 
-    def sample(self, batch_size: int, *, n_step: int = 1, gamma: float = 1.0, beta: float = 0.0) -> dict[str, Tree]:
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        n_step: int = 1,
+        gamma: float = 1.0,
+        beta: float = 0.0,
+        reward_fn: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+    ) -> dict[str, Tree]:
         """Draw transitions `[B, ...]`.
 
         A transition has n steps, or fewer if the episode ends earlier or the later steps are not in the buffer. It
@@ -376,6 +384,7 @@ class ReplayBuffer:
             n_step: Number of steps n of a transition.
             gamma: Discount per step.
             beta: Exponent of the importance weights. It has no effect here: draws are uniform, and all weights are 1.
+            reward_fn: Function of the rewards of single steps, applied before they are summed.
 
         Returns:
             The batch by column: `obs`, `actions` and the added columns of the first step; `rewards` (float32), the
@@ -397,15 +406,15 @@ class ReplayBuffer:
             )
         assert self._observations is not None
         flat, weights = self._draw(batch_size, beta)
-        columns = self._columns
+        columns, as_learned = self._columns, reward_fn or (lambda rewards: rewards)
         if n_step == 1:
-            last, rewards = flat, columns["rewards"].at(flat)
+            last, rewards = flat, as_learned(columns["rewards"].at(flat))
             num_steps, discounts = np.ones(batch_size, np.int64), np.full(batch_size, gamma, np.float32)
         else:
             steps = self._links.window(flat, n_step)
             done = columns["terminated"].at(steps) | columns["truncated"].at(steps)
             rewards, num_steps, discounts = n_step_returns(
-                columns["rewards"].at(steps), columns["valid"].at(steps), done, gamma=gamma
+                as_learned(columns["rewards"].at(steps)), columns["valid"].at(steps), done, gamma=gamma
             )
             last = steps[num_steps - 1, np.arange(batch_size)]
         return {

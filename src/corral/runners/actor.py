@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.core.action_masks import MASK_KEY, first_illegal, first_without_choice, legal_actions
+from corral.core.action_masks import MASK_KEY, first_illegal, first_without_choice, has_mask_key, legal_actions
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.errors import CheckpointError, ConfigError
 from corral.exploration import RowDistribution, make_exploration
@@ -16,9 +16,11 @@ from corral.exploration.base import overrides_method
 from corral.modules.distributions import module_action_space
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.inference import Inference, Memory
+from corral.transforms.rows import RowTransforms
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
+    from corral.episodes.rollout import Rollout
     from corral.modules.spec import ModuleSpec
 
 Choices = tuple[Any, NDArray[np.float32], Any]
@@ -37,6 +39,7 @@ class Actor:
         memory: States of the rows of a module with memory; `None` for other modules.
         row_distribution: What the exploration is given for one row.
         action_space: Space of one module action.
+        transforms: Transforms of the module in use, or `None`.
     """
 
     def __init__(
@@ -71,30 +74,51 @@ class Actor:
         self._env_action_space, self._worker_index, self._rng = action_space, worker_index, rng
         self.row_distribution = RowDistribution(self.distribution, rng)
         self.memory = Memory(self.module, num_rows) if self.module.has_memory() else None
+        self.transforms: RowTransforms | None = None
+        if spec.pipeline is not None:
+            action = np.zeros(self.distribution.action_shape, self.distribution.action_dtype)
+            self.transforms = RowTransforms(spec.pipeline, action, num_rows)
         self.make_exploration(config, num_rows)
 
     def first_without_choice(self, obs: Tree, acts: NDArray[np.bool_]) -> int | None:
-        """Return the first row that acts, of those in `acts`, and whose mask has no legal action; or `None`."""
-        return first_without_choice(legal_actions(obs), self._env_action_space, acts) if self.has_action_mask else None
+        """Return the first row that acts, of those in `acts`, and whose mask has no legal action; or `None`.
 
-    def choose_by_rules(self, obs: Tree, acts: NDArray[np.bool_]) -> Choices:
+        Args:
+            obs: Observations as the env gave them, a tree of `[B, ...]`.
+            acts: Which rows act, bool `[B]`.
+        """
+        if not (self.has_action_mask and has_mask_key(obs)):  # transforms may add or remove a mask
+            return None
+        return first_without_choice(legal_actions(obs), self._env_action_space, acts)
+
+    def choose_by_rules(self, obs: Tree, begins: NDArray[np.bool_], acts: NDArray[np.bool_]) -> Choices:
         """Return what `choose` returns; the rules of a `HeuristicModule` see the observations of rows that act.
 
         Args:
             obs: Observations, a tree of `[B, ...]`.
+            begins: Where episodes begin, bool `[B]`.
             acts: Which rows act, bool `[B]`; the actions of the others are zeros.
 
         Raises:
             ConfigError: The actions do not fit the action space.
         """
         assert isinstance(self.module, HeuristicModule)
+        if self.transforms is not None:
+            obs = self.transforms(obs, begins, acts)
         chosen = self.module.checked_actions(map_tree(lambda leaf: leaf[acts], obs), self._rng)
         actions = np.zeros((len(acts), *chosen.shape[1:]), chosen.dtype)
         actions[acts] = chosen
         return actions, self._no_outputs, np.zeros(len(acts))
 
     def choose(
-        self, obs: Tree, begins: NDArray[np.bool_], *, timestep: int, explore: bool, random_actions: bool
+        self,
+        obs: Tree,
+        begins: NDArray[np.bool_],
+        *,
+        timestep: int,
+        explore: bool,
+        random_actions: bool,
+        acts: NDArray[np.bool_] | None = None,
     ) -> Choices:
         """Return module actions, outputs of the policy, and log-probabilities where the outputs do not give them.
 
@@ -104,6 +128,7 @@ class Actor:
             timestep: Env steps of all runners so far.
             explore: Whether to explore.
             random_actions: Whether to draw actions uniformly from the action space instead.
+            acts: Which rows act, bool `[B]`; `None` is all of them.
 
         Returns:
             Actions `[B, ...]`, outputs float32 `[B, D]`, and `None` or log-probabilities `[B]`.
@@ -112,6 +137,8 @@ class Actor:
             ConfigError: A custom exploration chose an illegal action.
         """
         row = self.row_distribution
+        if self.transforms is not None:
+            obs = self.transforms(obs, begins, acts)
         if self._sees_begins and not random_actions:
             self.exploration.begin_episodes(begins, timestep=timestep, explore=explore)
         row.obs, row.inputs = obs, self._outputs(obs, begins)
@@ -139,6 +166,17 @@ class Actor:
                 f"exploration_config: {type(self.exploration).__name__} chose the action "
                 f"{np.asarray(actions)[index].tolist()}, which {MASK_KEY} does not allow: choose among "
                 "action_distribution.legal, or use its sample(), mode() and random()."
+            )
+
+    def measure(self, rollout: Rollout) -> None:
+        """Let a rollout carry the statistics of its observations and rewards, which the algorithm merges."""
+        if self.transforms is not None:
+            rollout.measured = self.transforms.measure(
+                rollout.stored if "stored" in rollout else rollout.obs,
+                rollout.rewards,
+                rollout.valid,
+                rollout.done,
+                continues=rollout.continues,
             )
 
     def make_exploration(self, config: AlgorithmConfig, num_rows: int) -> None:

@@ -24,6 +24,7 @@ from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
 from corral.modules.inference import Memory
 from corral.runners.actor import check_states
+from corral.transforms.rows import RowTransforms
 
 CARRY = ("returns", "lengths", "start_times_s", "counts")
 
@@ -40,6 +41,7 @@ class Lanes:
         action_space: Space of one module action.
         distribution: Action distribution of the module.
         memory: States of a module with memory, one for each lane.
+        transforms: Transforms of the module in use, with one row for each lane, or `None`.
 
     Attributes:
         envs: Index of the sub-env of each lane, int64 `[L]`.
@@ -66,9 +68,11 @@ class Lanes:
         action_space: Any,
         distribution: ActionDistribution,
         memory: Memory | None = None,
+        transforms: RowTransforms | None = None,
     ) -> None:
         """Make the lanes, none of them in use."""
-        self.memory = memory
+        self.memory, self._transforms = memory, transforms
+        self._temporal = transforms if transforms is not None and transforms.is_temporal else None
         self.envs, self.places = np.repeat(np.arange(num_envs), len(places)), np.tile(places, num_envs)
         self.agents = list(agents) * num_envs
         self._lane_at = np.full((num_envs, block_size), -1)
@@ -129,6 +133,7 @@ class Lanes:
             "counts": self._carry.counts.copy(),
             "id_prefix": self._carry.id_prefix,
             "states": None if self.memory is None else map_tree(np.copy, self.memory.states),
+            "transforms": None if self._transforms is None else self._transforms.get_state(),
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -151,6 +156,7 @@ class Lanes:
 
         map_tree(check, self.obs, state["obs"])
         check_states(self.memory, state, num_lanes)
+        RowTransforms.check(self._transforms, state.get("transforms"))
 
     def missing_places(self, state: Mapping[str, Any]) -> list[int]:
         """Return the places of a state for which there are no lanes here."""
@@ -167,6 +173,8 @@ class Lanes:
         if self.memory is not None:
             self.memory.states = map_tree(np.copy, self.memory.states)
             map_tree(lambda here, saved: here.__setitem__(lanes, saved), self.memory.states, state["states"])
+        if self._transforms is not None:
+            self._transforms.continue_from(state["transforms"], lanes)
         self._is_open[lanes], self.acts[lanes], self.is_used[lanes], self.begins[lanes] = (
             state[name] for name in ("is_open", "acts", "is_used", "begins")
         )
@@ -221,6 +229,8 @@ class Lanes:
         }
         if self.memory is not None:
             columns["states"] = self.memory.allocate(num_rows + 1)
+        if self._temporal is not None:
+            columns["stored"] = self._temporal.allocate(num_rows + 1)
         return LaneRollout(columns)
 
     def _make_room(self) -> None:
@@ -312,6 +322,8 @@ class Lanes:
             setattr(self, name, np.append(array, more.astype(array.dtype)))
         if self.memory is not None:
             self.memory.resize(len(self))
+        if self._transforms is not None:
+            self._transforms.resize(len(self))
         self.obs = map_tree(
             lambda leaf: np.append(leaf, np.zeros((num_envs, *leaf.shape[1:]), leaf.dtype), 0), self.obs
         )
@@ -343,10 +355,11 @@ class Lanes:
         _flat(columns["actions"])[steps] = actions[lanes]
         _flat(columns["dist_inputs"])[steps] = dist_inputs[lanes]
         if self.memory is not None:
-            map_tree(
-                lambda column, now: _flat(column).__setitem__(steps, now[lanes]), columns["states"], self.memory.before
-            )
+            self._write(steps, lanes, columns["states"], self.memory.before)
             self.memory.keep(self.acts)
+        if self._temporal is not None:
+            self._write(steps, lanes, columns["stored"], self._temporal.stored)
+            self._temporal.note_step(actions[lanes], None, lanes)
         if logp is not None:
             if "logp" not in columns:
                 columns["logp"] = np.full(columns["rewards"].shape, np.nan, np.float32)
@@ -388,6 +401,8 @@ class Lanes:
         (lanes,) = closes.nonzero()
         steps = self._flat_rows(lanes)
         _flat(columns["valid"])[steps] = True
+        if self._temporal is not None:
+            self._temporal.note_step(None, _flat(columns["rewards"])[steps], lanes)
         if np.count_nonzero(ends):
             for name, alone, whole in zip(("terminated", "truncated"), own, over, strict=True):
                 _flat(columns[name])[steps] = np.where(ends_alone, alone, whole[self.envs])[lanes]
@@ -397,15 +412,20 @@ class Lanes:
         map_tree(lambda latest, seats: _replace(latest, lanes, self.of_seats(seats)), self.obs, obs)
         (lanes,) = (seen | closes).nonzero()  # an agent that ended unobserved has its last observation as the final one
         steps = self._flat_rows(lanes)
-        map_tree(lambda column, now: _flat(column).__setitem__(steps, now[lanes]), rollout.obs, self.obs)
+        self._write(steps, lanes, rollout.obs, self.obs)
         if self.memory is not None:  # `act` writes the initial states where episodes begin
-            map_tree(
-                lambda column, now: _flat(column).__setitem__(steps, now[lanes]), columns["states"], self.memory.states
-            )
+            self._write(steps, lanes, columns["states"], self.memory.states)
+        if self._temporal is not None:
+            self._write(steps, lanes, columns["stored"], self._temporal.peek(self.obs, self.begins))
         _flat(rollout.obs_rows)[steps] = rollout.parent.num_rows
         clock += closes & ends  # the row after the last step holds only the final observation
         self.acts = seen & ~ends
         self.is_used &= ~ends
+
+    @staticmethod
+    def _write(steps: NDArray[np.int64], lanes: NDArray[np.int64], columns: Tree, rows: Tree) -> None:
+        """Write entries of lanes, from a tree of `[L, ...]`, to steps of columns; see `_flat_rows`."""
+        map_tree(lambda column, now: _flat(column).__setitem__(steps, now[lanes]), columns, rows)
 
     def _flat_rows(self, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where lanes have their current rows in columns without an axis of lanes; one index is faster."""

@@ -96,6 +96,7 @@ class MultiAgentEnvRunner(EnvRunner):
                 action_space=actor.action_space,
                 distribution=actor.distribution,
                 memory=actor.memory,
+                transforms=actor.transforms,
             )
         self.actors, self.lanes, self._blocks, self._configs = actors, lanes, blocks, configs
         self._mapping = make_mapping(config)
@@ -212,10 +213,10 @@ class MultiAgentEnvRunner(EnvRunner):
     def keep_unfinished(self) -> Callable[[], None]:
         """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
         kept = [(lanes, dict(vars(lanes))) for lanes in self.lanes.values()]
-        undo_states = super().keep_unfinished()
+        undo_base = super().keep_unfinished()
 
         def undo() -> None:
-            undo_states()
+            undo_base()
             for lanes, attributes in kept:
                 vars(lanes).update(attributes)
 
@@ -322,11 +323,16 @@ class MultiAgentEnvRunner(EnvRunner):
             problem = f"agent {lanes.agents[lane]!r}: {NO_LEGAL_ACTION}"
             raise self.host.bad_value(row, int(lanes.envs[lane]), problem)
         if actor.is_heuristic and not random_actions:
-            actions, outputs, logp = actor.choose_by_rules(lanes.obs, lanes.acts)
+            actions, outputs, logp = actor.choose_by_rules(lanes.obs, lanes.begins, lanes.acts)
         else:
             actor.row_distribution.acts = lanes.acts
             actions, outputs, logp = actor.choose(
-                lanes.obs, lanes.begins, timestep=timestep, explore=explore, random_actions=random_actions
+                lanes.obs,
+                lanes.begins,
+                timestep=timestep,
+                explore=explore,
+                random_actions=random_actions,
+                acts=lanes.acts,
             )
         actions = np.asarray(actions)
         acting = lanes.act(actions, outputs, logp)
@@ -455,6 +461,7 @@ class MultiAgentEnvRunner(EnvRunner):
                 continue
             self._check_module_actions(module_id, part, *EPISODE_EVENTS)
             fill_logp(part, actor.distribution, needed=self.config.ON_POLICY)
+            part.pipeline = None if actor.transforms is None else actor.transforms.pipeline
             actor.exploration.end_sample(part, timestep=self._timestep, explore=explore)
             modules[module_id] = part
         rollout.set_modules(modules)

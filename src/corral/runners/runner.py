@@ -20,6 +20,7 @@ from corral.core.seeding import id_prefix, runner_seeds, seed_everything
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
+from corral.envs.env_state import warn_of_own_statistics
 from corral.envs.seats import SeatsSpace
 from corral.envs.step_timeout import SampleOverdue, limited
 from corral.envs.sub_envs import original
@@ -36,6 +37,7 @@ from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest
 from corral.runners.sample_modes import SampleMode, make_mode, num_taken, num_valid
 from corral.runners.trajectory_events import postprocess_trajectories
+from corral.transforms.rows import RowTransforms
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -157,6 +159,7 @@ class EnvRunner:
             self.metrics.log_reserved(name, [], reduce="mean", window=1)
         self.weight_receivers["modules"] = self._set_module_weights
         self.weight_receivers["exploration"] = self._set_exploration_weights
+        self.weight_receivers["transforms"] = self._set_transform_states
 
     def _make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
         action_space = self.env.single_action_space
@@ -198,6 +201,8 @@ class EnvRunner:
     # Called by the host of the envs.
 
     def _announce_env(self, env: VectorEnv[Any, Any, Any], context: EnvContext) -> None:
+        if not self.config.in_evaluation and self.worker_index <= 1:
+            warn_of_own_statistics(env, self.host.name)
         has_seats = isinstance(env.single_observation_space, SeatsSpace)
         if has_seats and not self.config.is_multi_agent:
             raise ConfigError(
@@ -338,6 +343,7 @@ class EnvRunner:
                     self._check_actions(rollout, "on_postprocess_trajectory")
                 self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
                 self._check_actions(rollout, "on_sample_end")
+            self._measure(rollout)
         except BaseException:
             self._needs_reset = True  # the next rollout would not continue one that anybody has
             if num_counted[0]:
@@ -359,6 +365,10 @@ class EnvRunner:
         rollout.action_space = self.actors[DEFAULT_MODULE_ID].action_space
         if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
             rollout.columns["states"] = memory.allocate(num_rows + 1)
+        if (transforms := self.actors[DEFAULT_MODULE_ID].transforms) is not None:
+            rollout.pipeline = transforms.pipeline
+            if transforms.is_temporal:
+                rollout.columns["stored"] = transforms.allocate(num_rows + 1)
         rollout.carry = self._carry
         return rollout
 
@@ -462,7 +472,8 @@ class EnvRunner:
         actor = self.actors[DEFAULT_MODULE_ID]
         choose, to_env = actor.choose, self._distribution.to_env
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
-        memory, states = actor.memory, rollout.columns.get("states")
+        temporal = self._temporal
+        remembers = temporal is not None or actor.memory is not None
         timestep = self._timestep + self._num_samplers * num_valid(rollout)
         begins, resetting = self._begins, self._resetting
         rewards, terminated, truncated, times = (
@@ -486,10 +497,8 @@ class EnvRunner:
             except Exception:
                 self._check_block(rollout, start, t)  # a bad value of the env may be why the module raised
                 raise
-            if logp is not None:
-                rollout.set_logp(t, logp)
-            if memory is not None:
-                write_row(states, t, memory.before)
+            if remembers or logp is not None:
+                self._write_choice(rollout, t, logp)
             timestep += self._num_samplers * (num_envs - int(np.count_nonzero(resetting)))
             inferred, num_broken = clock(), len(rollout.broken)
             try:
@@ -503,6 +512,8 @@ class EnvRunner:
             done = terminated[t] | truncated[t]
             begins, resetting = (done, resetting) if same_step else (resetting, done)
             begins = _with_remade(begins, rollout.broken[num_broken:])
+            if temporal is not None:
+                temporal.note_step(None, rewards[t], slice(None))
             if looks_at_infos:
                 self._keep_infos(rollout, t + 1, infos, done if same_step else None)
                 self._keep_final_obs(rollout, t, infos)
@@ -521,6 +532,16 @@ class EnvRunner:
         self._begins, self._resetting = begins, resetting
         self._check_block(rollout, start, stop)
         seconds["storage"] += storage_s + clock() - now
+
+    def _write_choice(self, rollout: Rollout, t: int, logp: Any) -> None:
+        """Write what the module and the transforms remembered when they chose the actions of row t, and `logp`."""
+        if logp is not None:
+            rollout.set_logp(t, logp)
+        if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
+            write_row(rollout.states, t, memory.before)
+        if (temporal := self._temporal) is not None:
+            write_row(rollout.stored, t, temporal.stored)
+            temporal.note_step(rollout.actions[t], None, slice(None))
 
     def _check_choice(self, t: int, obs: Tree, resetting: NDArray[np.bool_]) -> None:
         """Raise if a sub-env that acts has no legal action."""
@@ -549,6 +570,26 @@ class EnvRunner:
                 rollout.add_final_obs(t, i, self.host.final_obs(infos, i))
                 if memory is not None:
                     rollout.final_states[t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), memory.states)
+            if self._temporal is not None:
+                self._store_final_obs(rollout, t)
+
+    @property
+    def _temporal(self) -> RowTransforms | None:
+        """The transforms of the only module, if one of them remembers earlier rows."""
+        transforms = self.actors[DEFAULT_MODULE_ID].transforms
+        return transforms if transforms is not None and transforms.is_temporal else None
+
+    def _store_final_obs(self, rollout: Rollout, t: int) -> None:
+        """Keep the final observations of row t as the transforms store them."""
+        finals = [(i, obs) for (row, i), obs in rollout.final_obs.items() if row == t]
+        if not finals or self._temporal is None:
+            return
+        row = map_tree(lambda leaf: leaf[t].copy(), rollout.obs)
+        for i, obs in finals:
+            map_tree(lambda leaf, final, i=i: leaf.__setitem__(i, final), row, obs)
+        stored = self._temporal.peek(row, np.zeros(self.num_envs, np.bool_))
+        for i, _ in finals:
+            rollout.final_stored[t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), stored)
 
     def _finish(self, rollout: Rollout, whole_episodes: bool, explore: bool) -> int:
         """Trim the columns, compute log-probabilities and statistics of episodes from them, and log the metrics.
@@ -581,12 +622,21 @@ class EnvRunner:
         if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
             write_row(rollout.states, rollout.num_rows, memory.states)
         self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
+        if self._temporal is not None:
+            write_row(rollout.stored, rollout.num_rows, self._temporal.peek(self._last_obs, self._begins))
         self._last_infos = rollout.info_rows.get(rollout.num_rows)
 
     def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
         """Complete what the modules and explorations know of the actions of a rollout."""
         fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
         self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
+
+    def _measure(self, rollout: Rollout) -> None:
+        """Measure what statistics of transforms need; evaluation changes no statistics."""
+        if not self.config.in_evaluation and any(actor.transforms is not None for actor in self.actors.values()):
+            with self.timers.time("storage"):
+                for module_id, part in rollout.by_module().items():
+                    self.actors[module_id].measure(part)
 
     def _log_counts(self, num_env_steps: int, num_episodes: int) -> None:
         """Count the steps and the episodes of a rollout, or with negative numbers, of a rollout that was lost."""
@@ -651,6 +701,12 @@ class EnvRunner:
 
     def _set_exploration_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         self.exploration.set_weights(weights)
+
+    def _set_transform_states(self, states: Mapping[str, Any]) -> None:
+        for module_id, state in states.items():
+            actor = self.actors.get(module_id)  # there is none if the module was removed
+            if actor is not None and actor.transforms is not None:
+                actor.transforms.set_state(state)
 
     def get_metrics(self) -> tuple[Parts, dict[str, float], int]:
         """Return metrics and seconds of the timers since the last call, and the number of callback errors so far."""
@@ -727,12 +783,14 @@ class EnvRunner:
 
     def get_unfinished(self) -> dict[str, Any]:
         """Return the last observations, and their infos if a checkpoint can hold them."""
-        infos, memory = self._last_infos, self.actors[DEFAULT_MODULE_ID].memory
+        infos, actor = self._last_infos, self.actors[DEFAULT_MODULE_ID]
+        memory, transforms = actor.memory, actor.transforms
         known = None if infos is None else [infos.of_lanes, infos.final]
         return {
             "obs": map_tree(np.copy, self._last_obs),
             "states": None if memory is None else map_tree(np.copy, memory.states),
             "infos": copy_nested(known) if is_plain(known) else None,
+            "transforms": None if transforms is None else transforms.get_state(),
         }
 
     def check_unfinished(self, state: Mapping[str, Any]) -> None:
@@ -748,21 +806,25 @@ class EnvRunner:
 
         map_tree(check, self.host.space, state["obs"])
         check_states(self.actors[DEFAULT_MODULE_ID].memory, state, self.num_envs)
+        RowTransforms.check(self.actors[DEFAULT_MODULE_ID].transforms, state.get("transforms"))
 
     def set_unfinished(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_unfinished`."""
         if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
             memory.states = map_tree(np.copy, state["states"])
         self._last_obs = map_tree(np.copy, state["obs"])
+        if (transforms := self.actors[DEFAULT_MODULE_ID].transforms) is not None:
+            transforms.continue_from(state["transforms"])
         self._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
 
     def keep_unfinished(self) -> Callable[[], None]:
         """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
-        kept = [(actor.memory, actor.memory.states) for actor in self.actors.values() if actor.memory is not None]
+        used = [part for actor in self.actors.values() for part in (actor.memory, actor.transforms) if part is not None]
+        kept = [(part, dict(vars(part))) for part in used]
 
         def undo() -> None:
-            for memory, states in kept:
-                memory.states = states
+            for part, attributes in kept:
+                vars(part).update(attributes)
 
         return undo
 

@@ -1,0 +1,254 @@
+"""Transforms of single observations."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from corral.core.action_masks import MASK_KEY, OBS_KEY, has_mask_key, without_mask
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, leaves, map_tree, named_leaves
+from corral.errors import ConfigError
+from corral.transforms.moments import mean_and_variance, moments_of, no_moments
+from corral.transforms.transform import State, Transform
+
+# Numbers in a row of observations up to which broadcasting costs more than the arithmetic.
+SMALL_ROW = 4096
+
+
+@dataclass(frozen=True)
+class NormalizeObservations(Transform):
+    """Subtracts the running mean of the observations, divides by their deviation, and clips the result.
+
+    Floating-point Boxes are normalised, each number with statistics of its own; images of integers, action masks and
+    other leaves stay as they are. The statistics count each observation in which an action was taken once, over all
+    runners and sub-envs. They are fixed while a fragment is sampled, and before the first fragment mean 0 and
+    deviation 1. Evaluation uses them and does not change them.
+
+    Attributes:
+        clip: Largest absolute value of the result; `None` does not clip.
+        epsilon: Number that is added to the variance.
+    """
+
+    clip: float | None = 10.0
+    epsilon: float = 1e-8
+    _state: State = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Compute what `transform_obs` needs from the statistics.
+
+        Raises:
+            ConfigError: A setting is out of bounds.
+        """
+        if self.epsilon <= 0 or (self.clip is not None and self.clip <= 0):
+            raise ConfigError(f"NormalizeObservations: clip={self.clip} and epsilon={self.epsilon} must be positive.")
+        scales = {}
+        for key in self._state:
+            if key.startswith("mean/"):
+                name = key.removeprefix("mean/")
+                mean, variance = mean_and_variance(self._state, name)
+                scale = 1 / np.sqrt(variance + self.epsilon)
+                scales[name] = mean.astype(np.float32), scale.astype(np.float32)
+        object.__setattr__(self, "_scales", scales)
+        object.__setattr__(self, "_tiles", {})
+        if self.clip is not None:  # arrays, because numbers take longer
+            object.__setattr__(self, "_limits", (np.array(-self.clip, np.float32), np.array(self.clip, np.float32)))
+
+    def __reduce__(self) -> Any:
+        """Travel without what is computed from the statistics: each rollout carries its transforms."""
+        return type(self), (self.clip, self.epsilon, self._state)
+
+    def initial_state(self, space: spaces.Space[Any]) -> State:
+        """Return the statistics of no observations.
+
+        Raises:
+            ConfigError: The space has no floating-point Box.
+        """
+        shapes = {name: leaf.shape for name, leaf in named_leaves(space_tree(space)) if _is_float(leaf)}
+        if not shapes:
+            raise ConfigError(
+                f"NormalizeObservations: {space} has no floating-point Box, and nothing else is normalised: leave the "
+                "transform out."
+            )
+        return no_moments(shapes)
+
+    def with_state(self, state: State) -> Self:
+        """Return the transform with other statistics."""
+        return dataclasses.replace(self, _state=state)
+
+    def measure(self, obs: Tree, returns: NDArray[np.float64]) -> State:
+        """Return the statistics of observations, a tree of `[B, ...]`."""
+        return moments_of({name: leaf for name, leaf in named_leaves(obs) if name in self._scales})  # type: ignore[attr-defined]
+
+    def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        """Return the space, with other bounds where observations are normalised."""
+        bound = math.inf if self.clip is None else self.clip
+        return _map_boxes(
+            space, lambda leaf: spaces.Box(-bound, bound, leaf.shape, np.float32) if _is_float(leaf) else leaf
+        )
+
+    def transform_obs(self, obs: Tree) -> Tree:
+        """Return normalised observations, float32, a tree of `[B, ...]`."""
+        scales: dict[str, Any] = self._scales  # type: ignore[attr-defined]
+        if isinstance(obs, np.ndarray):
+            return self._normalized(obs, "")
+        return _map_named(lambda name, leaf: self._normalized(leaf, name) if name in scales else leaf, obs)
+
+    def transform_tensors(self, obs: Tree) -> Tree:
+        """Return what `transform_obs` returns, for tensors."""
+        scales = {name: tuple(map(torch.from_numpy, pair)) for name, pair in self._scales.items()}  # type: ignore[attr-defined]
+        return _map_named(
+            lambda name, leaf: self._normalized_tensor(leaf, *scales[name]) if name in scales else leaf, obs
+        )
+
+    def _normalized(self, leaf: NDArray[Any], name: str) -> NDArray[Any]:
+        mean, scale = self._rows(name, len(leaf)) if leaf.size <= SMALL_ROW else self._scales[name]  # type: ignore[attr-defined]
+        found: NDArray[Any] = leaf - mean
+        found *= scale
+        if self.clip is not None:
+            found.clip(*self._limits, out=found)  # type: ignore[attr-defined]
+        return found
+
+    def _rows(self, name: str, size: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return mean and scale, repeated for a row of sub-envs: NumPy broadcasts short vectors slowly."""
+        tiles: dict[tuple[str, int], Any] = self._tiles  # type: ignore[attr-defined]
+        if (pair := tiles.get((name, size))) is None:
+            pair = tiles[name, size] = tuple(np.stack([part] * size) for part in self._scales[name])  # type: ignore[attr-defined]
+        return pair
+
+    def _normalized_tensor(self, leaf: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        found = (leaf - mean) * scale
+        return found if self.clip is None else found.clamp(-self.clip, self.clip)
+
+
+@dataclass(frozen=True)
+class ClipObservations(Transform):
+    """Clips floating-point Boxes to an interval.
+
+    Attributes:
+        low: Smallest value.
+        high: Largest value.
+    """
+
+    low: float = -10.0
+    high: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse an empty interval.
+
+        Raises:
+            ConfigError: `low` is not below `high`.
+        """
+        if not self.low < self.high:
+            raise ConfigError(f"ClipObservations: low={self.low} must be below high={self.high}.")
+
+    def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        """Return the space with narrower bounds."""
+
+        def clipped(leaf: Any) -> Any:
+            if not _is_float(leaf):
+                return leaf
+            low, high = (np.clip(bound, self.low, self.high).astype(leaf.dtype) for bound in (leaf.low, leaf.high))
+            return spaces.Box(low, high, leaf.shape, leaf.dtype.type)
+
+        return _map_boxes(space, clipped)
+
+    def transform_obs(self, obs: Tree) -> Tree:
+        """Return clipped observations, a tree of `[B, ...]`."""
+        return map_tree(lambda leaf: leaf.clip(self.low, self.high) if leaf.dtype.kind == "f" else leaf, obs)
+
+    def transform_tensors(self, obs: Tree) -> Tree:
+        """Return what `transform_obs` returns, for tensors."""
+        return map_tree(lambda leaf: leaf.clip(self.low, self.high) if leaf.is_floating_point() else leaf, obs)
+
+
+@dataclass(frozen=True)
+class FlattenObservations(Transform):
+    """Joins all parts of an observation into one float32 vector.
+
+    Dict and Tuple observations come in the order of their space; Discrete and MultiDiscrete parts become one-hot
+    vectors. An action mask, under the key `action_mask`, stays, and the vector is under `observations`.
+    """
+
+    _space: spaces.Space[Any] | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    def with_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Self:
+        """Return the transform for observations of a space."""
+        return dataclasses.replace(self, _space=without_mask(observation_space))
+
+    def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        """Return a float32 Box with one axis, next to an action mask if there is one."""
+        if has_mask_key(space):
+            flat = self.observation_space(without_mask(space))
+            return spaces.Dict({MASK_KEY: space[MASK_KEY], OBS_KEY: flat})  # type: ignore[index]
+        parts = [_flat_bounds(leaf) for leaf in leaves(space_tree(space))]
+        low, high = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+        return spaces.Box(low, high, low.shape, np.float32)
+
+    def transform_obs(self, obs: Tree) -> Tree:
+        """Return vectors, float32 `[B, D]`."""
+        if has_mask_key(obs):
+            return {MASK_KEY: obs[MASK_KEY], OBS_KEY: self.transform_obs(_without_mask(obs))}
+        return np.concatenate([np.asarray(part, np.float32) for part in self._parts(obs, np.eye)], -1)
+
+    def transform_tensors(self, obs: Tree) -> Tree:
+        """Return what `transform_obs` returns, for tensors."""
+        if has_mask_key(obs):
+            return {MASK_KEY: obs[MASK_KEY], OBS_KEY: self.transform_tensors(_without_mask(obs))}
+        return torch.cat([part.float() for part in self._parts(obs, torch.eye)], -1)
+
+    def _parts(self, obs: Tree, eye: Callable[[int], Any]) -> list[Any]:
+        """Return the parts `[B, d]` of observations, arrays or tensors."""
+        found: list[Any] = []
+        map_tree(lambda space, leaf: found.extend(_flat_parts(space, leaf, eye)), space_tree(self._space), obs)  # type: ignore[arg-type]
+        return found
+
+
+def _without_mask(obs: Any) -> dict[str, Any]:
+    return {key: part for key, part in obs.items() if key != MASK_KEY}
+
+
+def _flat_parts(space: spaces.Space[Any], leaf: Any, eye: Callable[[int], Any]) -> list[Any]:
+    flat = leaf.reshape(leaf.shape[0], -1)
+    if isinstance(space, spaces.Discrete):
+        return [eye(int(space.n))[flat[:, 0] - int(space.start)]]
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes, starts = space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist()
+        return [eye(size)[flat[:, i] - start] for i, (size, start) in enumerate(zip(sizes, starts, strict=True))]
+    return [flat]
+
+
+def _flat_bounds(space: spaces.Space[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    if isinstance(space, spaces.Box):
+        with np.errstate(over="ignore"):
+            return space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32)
+    size = int(space.nvec.sum()) if isinstance(space, spaces.MultiDiscrete) else math.prod(space.shape or ())
+    size = int(space.n) if isinstance(space, spaces.Discrete) else size
+    return np.zeros(size, np.float32), np.ones(size, np.float32)
+
+
+def _is_float(space: Any) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype.kind == "f"
+
+
+def _map_boxes(space: spaces.Space[Any], fn: Callable[[Any], Any]) -> spaces.Space[Any]:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _map_boxes(part, fn) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([_map_boxes(part, fn) for part in space.spaces])
+    found: spaces.Space[Any] = fn(space)
+    return found
+
+
+def _map_named(fn: Callable[[str, Any], Any], tree: Tree) -> Tree:
+    """Return a tree of the results of `fn(path, leaf)`, with the paths of `named_leaves`."""
+    names = iter([name for name, _ in named_leaves(tree)])
+    return map_tree(lambda leaf: fn(next(names), leaf), tree)

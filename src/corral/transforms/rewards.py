@@ -1,0 +1,128 @@
+"""Transforms of rewards, which only learning sees: metrics such as `episode_return_mean` are of the env's rewards."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from corral.core.tree import Tree
+from corral.errors import ConfigError
+from corral.transforms.moments import mean_and_variance, moments_of, no_moments
+from corral.transforms.transform import State, Transform
+
+
+@dataclass(frozen=True)
+class NormalizeRewards(Transform):
+    """Divides rewards by the running deviation of the discounted returns, and clips the result.
+
+    The returns are the discounted sums of the rewards so far in each episode (Engstrom et al. 2020, arXiv:2005.12729,
+    section 3), over all runners and sub-envs. The mean is not subtracted.
+
+    Attributes:
+        clip: Largest absolute value of the result; `None` does not clip.
+        gamma: Discount per step of these returns; `None` is the algorithm's `gamma`.
+        epsilon: Number that is added to the variance.
+    """
+
+    clip: float | None = 10.0
+    gamma: float | None = None
+    epsilon: float = 1e-8
+    _state: State = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Compute what `transform_rewards` needs from the statistics.
+
+        Raises:
+            ConfigError: A setting is out of bounds.
+        """
+        if self.epsilon <= 0 or (self.clip is not None and self.clip <= 0):
+            raise ConfigError(f"NormalizeRewards: clip={self.clip} and epsilon={self.epsilon} must be positive.")
+        if self.gamma is not None and not 0 <= self.gamma <= 1:
+            raise ConfigError(f"NormalizeRewards: gamma={self.gamma} must be in [0, 1].")
+        scale = 1.0
+        if self._state:
+            scale = 1 / float(np.sqrt(mean_and_variance(self._state, "return")[1] + self.epsilon))
+        object.__setattr__(self, "_scale", scale)
+
+    @property
+    def discount(self) -> float | None:
+        """Discount per step of the returns."""
+        return self.gamma
+
+    def with_gamma(self, gamma: float) -> Self:
+        """Return the transform with a discount, if it has none of its own."""
+        return self if self.gamma is not None else dataclasses.replace(self, gamma=gamma)
+
+    def initial_state(self, space: spaces.Space[Any]) -> State:
+        """Return the statistics of no rewards."""
+        return no_moments({"return": ()})
+
+    def with_state(self, state: State) -> Self:
+        """Return the transform with other statistics."""
+        return dataclasses.replace(self, _state=state)
+
+    def measure(self, obs: Tree, returns: NDArray[np.float64]) -> State:
+        """Return the statistics of returns, float64 `[B]`."""
+        return moments_of({"return": returns})
+
+    def transform_rewards(self, rewards: NDArray[Any]) -> NDArray[Any]:
+        """Return scaled rewards."""
+        scaled: NDArray[Any] = rewards * self._scale  # type: ignore[attr-defined]
+        return scaled if self.clip is None else scaled.clip(-self.clip, self.clip)
+
+
+@dataclass(frozen=True)
+class ClipRewards(Transform):
+    """Clips rewards to an interval, or to their sign.
+
+    Attributes:
+        limit: Largest absolute value, or `"sign"` for -1, 0 or 1, as Mnih et al. 2015 (doi:10.1038/nature14236) do.
+    """
+
+    limit: float | Literal["sign"] = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a limit that is no limit.
+
+        Raises:
+            ConfigError: The limit is neither a positive number nor `"sign"`.
+        """
+        if self.limit != "sign" and not (isinstance(self.limit, (int, float)) and self.limit > 0):
+            raise ConfigError(f"ClipRewards: limit={self.limit!r} must be a positive number or 'sign'.")
+
+    def transform_rewards(self, rewards: NDArray[Any]) -> NDArray[Any]:
+        """Return clipped rewards."""
+        clipped: NDArray[Any] = np.sign(rewards) if self.limit == "sign" else rewards.clip(-self.limit, self.limit)
+        return clipped
+
+
+def discounted_returns(
+    rewards: NDArray[Any],
+    valid: NDArray[np.bool_],
+    done: NDArray[np.bool_],
+    before: NDArray[np.float64],
+    gamma: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the discounted sums of the rewards so far in each episode, and those that the next fragment continues.
+
+    Args:
+        rewards: Rewards `[T, N]`.
+        valid: Whether a step counts, bool `[T, N]`; other rows change nothing.
+        done: Whether a step ended its episode, bool `[T, N]`.
+        before: Sums before row 0, `[N]`.
+        gamma: Discount per step.
+
+    Returns:
+        R_t = gamma * R_(t-1) + r_t, float64 `[T, N]`, and the sums after the last row, 0 where an episode ended.
+    """
+    returns, running = np.zeros(rewards.shape), before
+    for t in range(len(rewards)):
+        running = np.where(valid[t], gamma * running + rewards[t], running)
+        returns[t] = running
+        running = np.where(done[t] & valid[t], 0.0, running)
+    return returns, running

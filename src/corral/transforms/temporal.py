@@ -1,0 +1,159 @@
+"""Transforms of an observation and of what came before it in its episode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from corral.core.action_masks import MASK_KEY, OBS_KEY, has_mask_key, without_mask
+from corral.core.spaces import space_tree
+from corral.core.tree import Tree, leaves, map_tree
+from corral.errors import ConfigError
+from corral.transforms.transform import TemporalTransform
+
+MAX_FRAMES = 255
+
+
+@dataclass(frozen=True)
+class FrameStack(TemporalTransform):
+    """Stacks the last observations of an episode on a new first axis, the newest one last.
+
+    Each part of a Dict or Tuple observation is stacked. Before an episode has so many observations, its first one is
+    repeated, as `gymnasium.wrappers.FrameStackObservation` does. The default module takes stacked images as channels.
+    An action mask, under the key `action_mask`, is not stacked.
+
+    Attributes:
+        num_frames: Number k of observations: `[*shape]` becomes `[k, *shape]`.
+    """
+
+    num_frames: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse a number that is out of bounds.
+
+        Raises:
+            ConfigError: `num_frames` is not from 2 to 255.
+        """
+        if type(self.num_frames) is not int or not 2 <= self.num_frames <= MAX_FRAMES:
+            raise ConfigError(f"FrameStack: num_frames={self.num_frames!r} must be from 2 to {MAX_FRAMES}.")
+
+    def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        """Return the space of stacks."""
+        k = self.num_frames
+        if isinstance(space, spaces.Dict):
+            return spaces.Dict(
+                {
+                    key: part if key == MASK_KEY and has_mask_key(space) else self.observation_space(part)
+                    for key, part in space.spaces.items()
+                }
+            )
+        if isinstance(space, spaces.Tuple):
+            return spaces.Tuple([self.observation_space(part) for part in space.spaces])
+        if isinstance(space, spaces.Box):
+            return spaces.Box(np.stack([space.low] * k), np.stack([space.high] * k), dtype=space.dtype.type)
+        if isinstance(space, spaces.Discrete):
+            return spaces.MultiDiscrete([int(space.n)] * k, space.dtype.type, start=[int(space.start)] * k)
+        if isinstance(space, spaces.MultiDiscrete):
+            start = np.stack([space.start] * k)
+            return spaces.MultiDiscrete(np.stack([space.nvec] * k), space.dtype.type, start=start)
+        return spaces.MultiBinary((k, *(space.shape or ())))
+
+    def initial_memory(self, space: spaces.Space[Any], num_envs: int) -> Tree:
+        """Return stacks of zeros, a tree of `[N, k, ...]`."""
+        shape, space = (num_envs, self.num_frames), without_mask(space)
+        return map_tree(lambda leaf: np.zeros((*shape, *leaf.shape), leaf.dtype), space_tree(space))
+
+    def step(
+        self,
+        obs: Tree,
+        memory: Tree,
+        begins: NDArray[np.bool_],
+        actions: NDArray[Any] | None,
+        rewards: NDArray[Any] | None,
+    ) -> tuple[Tree, Tree]:
+        """Return the stacks with the newest observations, a tree of `[N, k, ...]`, which are the memory too."""
+
+        def stacked(now: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
+            stack = np.empty_like(before)
+            stack[:, :-1], stack[:, -1] = before[:, 1:], now
+            if begins.any():
+                stack[begins] = now[begins, None]
+            return stack
+
+        if has_mask_key(obs):
+            stacks = {key: map_tree(stacked, obs[key], memory[key]) for key in memory}
+            return {key: stacks.get(key, part) for key, part in obs.items()}, stacks
+        stacks = map_tree(stacked, obs, memory)
+        return stacks, stacks
+
+
+@dataclass(frozen=True)
+class PrevActionsPrevRewards(TemporalTransform):
+    """Adds the action and the reward of the step before to each observation; zeros where an episode begins.
+
+    The observation becomes a Dict with `observations`, `prev_actions` (the module action) and `prev_rewards` (the
+    reward of the env, float32 `[1]`). To a Dict with the key `observations` or with an action mask, the two are added.
+    """
+
+    needs_actions = True
+    _action_space: spaces.Space[Any] | None = field(default=None, repr=False, compare=False)
+
+    def with_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Self:
+        """Return the transform for actions of a space."""
+        return replace(self, _action_space=module_actions(action_space))
+
+    def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        """Return the Dict space."""
+        assert self._action_space is not None
+        parts = dict(space.spaces) if isinstance(space, spaces.Dict) and _is_open(space.spaces) else {OBS_KEY: space}
+        rewards = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        return spaces.Dict({**parts, "prev_actions": self._action_space, "prev_rewards": rewards})
+
+    def initial_memory(self, space: spaces.Space[Any], num_envs: int) -> Tree:
+        """Return no memory: actions and rewards are given at each step."""
+        return ()
+
+    def step(
+        self,
+        obs: Tree,
+        memory: Tree,
+        begins: NDArray[np.bool_],
+        actions: NDArray[Any] | None,
+        rewards: NDArray[Any] | None,
+    ) -> tuple[Tree, Tree]:
+        """Return the observations with the actions and rewards of the steps before."""
+        assert actions is not None and rewards is not None
+        prev_actions, prev_rewards = actions.copy(), rewards.astype(np.float32)[:, None]
+        prev_actions[begins], prev_rewards[begins] = 0, 0
+        parts = obs if isinstance(obs, dict) and _is_open(obs) else {OBS_KEY: obs}
+        # In the order of the space, which sorts its keys.
+        found = {**parts, "prev_actions": prev_actions, "prev_rewards": prev_rewards}
+        return {name: found[name] for name in sorted(found)}, ()
+
+
+def _is_open(parts: Mapping[str, Any]) -> bool:
+    """Return whether the parts of a Dict get the previous actions and rewards next to them."""
+    return OBS_KEY in parts or has_mask_key(dict(parts))
+
+
+def module_actions(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return the space of the actions of a module: they have no bounds, and integers begin at 0.
+
+    Actions of a Dict or Tuple space are rows of numbers.
+    """
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec, np.int64)
+    if isinstance(space, spaces.MultiBinary):
+        return space
+    shape = space.shape
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        shape = (sum(math.prod(leaf.shape) for leaf in leaves(space_tree(space))),)
+    return spaces.Box(-np.inf, np.inf, shape, np.float32)

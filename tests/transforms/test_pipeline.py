@@ -1,0 +1,211 @@
+"""Spaces, shapes and values of pipelines; what does not fit is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from corral import ClipObservations, FlattenObservations, FrameStack, NormalizeObservations, PPOConfig, Transform
+from corral.core.tree import map_tree
+from corral.errors import CheckpointError, ConfigError
+from corral.transforms.pipeline import Pipeline
+
+VECTOR: Any = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+MIXED: Any = spaces.Dict(
+    {
+        "place": spaces.Box(-1.0, 1.0, (2,), np.float32),
+        "kind": spaces.Discrete(3, start=1),
+        "image": spaces.Box(0, 255, (8, 8), np.uint8),
+    }
+)
+
+
+def build(*transforms: Transform, space: Any = VECTOR) -> Pipeline:
+    pipeline = Pipeline.build(transforms, space, spaces.Discrete(2))
+    assert pipeline is not None
+    return pipeline
+
+
+class Halve(Transform):
+    """A user's transform: one class with one method."""
+
+    def transform_obs(self, obs: Any) -> Any:
+        return obs / 2
+
+
+class FirstTwo(Transform):
+    def transform_obs(self, obs: Any) -> Any:
+        return obs[:, :2].astype(np.float64)
+
+
+class PlaceOnly(Transform):
+    def transform_obs(self, obs: Any) -> Any:
+        return {"kind": obs["kind"], "place": obs["place"] * 2, "parts": (obs["image"], obs["place"] > 0)}
+
+
+def test_the_space_of_your_own_transform_is_found_by_calling_it() -> None:
+    assert build(FirstTwo()).module_space == spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    found = build(PlaceOnly(), space=MIXED).module_space
+    assert found == spaces.Dict(
+        {
+            "kind": spaces.Discrete(3, start=1),
+            "parts": spaces.Tuple([spaces.Box(0, 255, (8, 8), np.uint8), spaces.MultiBinary((2,))]),
+            "place": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        }
+    )
+
+
+def test_transforms_are_applied_in_order_to_batches_and_to_columns() -> None:
+    pipeline, rng = build(Halve(), ClipObservations(-0.5, 0.5), FirstTwo()), np.random.default_rng(0)
+    columns = rng.normal(size=(6, 4, 3)).astype(np.float32)
+    expected = np.clip(columns / 2, -0.5, 0.5)[..., :2]
+    np.testing.assert_array_equal(pipeline.columns_from_stored(columns), expected)
+    np.testing.assert_array_equal(pipeline.from_stored(columns[3]), expected[3])
+    assert pipeline.from_stored(columns[3]).dtype == np.float32
+
+
+def test_normalising_uses_mean_and_deviation_of_all_fragments() -> None:
+    pipeline, rng = build(NormalizeObservations()), np.random.default_rng(0)
+    data = rng.normal([0, 5, -100], [1, 2, 30], (7, 10, 4, 3)).astype(np.float32)  # fragments [T + 1, N, 3]
+    valid = rng.random((7, 9, 4)) < 0.8
+    steps = np.concatenate([fragment[:-1][mask] for fragment, mask in zip(data, valid, strict=True)]).astype(np.float64)
+    parts = [pipeline.measure(part[:-1][mask], {}) for part, mask in zip(data, valid, strict=True)]
+    one_by_one = pipeline
+    for part in parts:
+        one_by_one = one_by_one.merged([part])
+    for merged in (pipeline.merged(parts), one_by_one):
+        expected = np.clip((data[0, 0] - steps.mean(0)) / np.sqrt(steps.var(0) + 1e-8), -10, 10)
+        np.testing.assert_allclose(merged.from_stored(data[0, 0]), expected, rtol=1e-4, atol=1e-5)
+    assert (
+        pipeline.from_stored(data[0, 0]).tolist() == np.clip(data[0, 0], -10, 10).tolist()
+    )  # it did not change itself
+
+
+def test_only_floating_point_parts_are_normalised() -> None:
+    pipeline, rng = build(NormalizeObservations(clip=5.0), space=MIXED), np.random.default_rng(0)
+    obs = {
+        "place": rng.random((20, 2), np.float32),
+        "kind": rng.integers(1, 4, 20),
+        "image": rng.integers(0, 256, (20, 8, 8)).astype(np.uint8),
+    }
+    pipeline = pipeline.merged([pipeline.measure(obs, {})])
+    seen = pipeline.from_stored(obs)
+    assert seen["kind"] is obs["kind"] and seen["image"] is obs["image"]
+    np.testing.assert_allclose(seen["place"].mean(0), 0, atol=1e-6)
+    assert pipeline.module_space["place"].high.tolist() == [5.0, 5.0]
+    assert pipeline.module_space["image"] == MIXED["image"]
+
+
+def test_flattening_gives_one_vector_with_one_hot_parts() -> None:
+    pipeline = build(FlattenObservations(), space=MIXED)
+    obs = {
+        "place": np.array([[0.5, -0.5]], np.float32),
+        "kind": np.array([2]),
+        "image": np.arange(64, dtype=np.uint8).reshape(1, 8, 8),
+    }
+    assert pipeline.module_space.shape == (64 + 3 + 2,)
+    expected = [*range(64), 0, 1, 0, 0.5, -0.5]  # in the order of the space, which sorts its keys
+    assert pipeline.from_stored(obs).tolist() == [expected]
+
+
+@pytest.mark.parametrize("transforms", [[FlattenObservations()], [FrameStack(2)], [NormalizeObservations()]])
+def test_an_action_mask_stays_a_mask(transforms: list[Transform]) -> None:
+    space = spaces.Dict(action_mask=spaces.MultiBinary(2), observations=spaces.Dict(VECTOR=VECTOR))
+    pipeline = build(*transforms, space=space)
+    obs = {"action_mask": np.array([[1, 0]], np.int8), "observations": {"VECTOR": np.ones((1, 3), np.float32)}}
+    stored, _ = pipeline.to_store(obs, pipeline.initial_memories(1), np.ones(1, bool), None, None)
+    seen = pipeline.from_stored(stored)
+    assert pipeline.module_space["action_mask"] == space["action_mask"]  # type: ignore[index]
+    assert seen["action_mask"] is obs["action_mask"]
+    assert pipeline.module_space.contains(map_tree(lambda leaf: leaf[0], seen))
+
+
+@dataclass
+class Wide(Transform):
+    said: int = 3
+
+    def observation_space(self, space: Any) -> Any:
+        return spaces.Box(-1.0, 1.0, (self.said,), np.float32)
+
+    def transform_obs(self, obs: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([obs, obs], -1)
+
+
+class Shrinks(Transform):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def transform_obs(self, obs: NDArray[Any]) -> NDArray[Any]:
+        self.calls += 1
+        return obs if self.calls == 1 else obs[:, :1]
+
+
+class Loses(Transform):
+    def transform_obs(self, obs: NDArray[Any]) -> Any:
+        return obs.sum()
+
+
+class Raises(Transform):
+    def transform_obs(self, obs: NDArray[Any]) -> Any:
+        return obs["camera"]  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("transforms", "message"),
+    [
+        ([Wide()], r"Wide returned float32\[2, 6\] for 2 observations, and its space is Box"),
+        ([Loses()], r"Loses.transform_obs must return arrays of numbers \[B, ...\] .* float32\[\]"),
+        ([Raises()], r"Raises.transform_obs raised IndexError for two observations of Box"),
+        ([FlattenObservations(), Wide(said=5)], "Wide returned"),
+    ],
+)
+def test_a_transform_that_does_not_fit_its_space_is_named(transforms: list[Transform], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(*transforms)
+
+
+def test_a_transform_that_changes_the_shape_later_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"Shrinks returned float32\[5, 1\] for 5 observations"):
+        build(Shrinks()).from_stored(np.zeros((5, 3), np.float32))
+
+
+def test_nothing_to_normalise_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"NormalizeObservations: Discrete.* has no floating-point Box"):
+        build(NormalizeObservations(), space=spaces.Discrete(4))
+
+
+def test_statistics_of_another_space_are_refused_by_name() -> None:
+    other = build(NormalizeObservations(), space=spaces.Box(-1.0, 1.0, (5,), np.float32))
+    with pytest.raises(CheckpointError, match=r"statistics of NormalizeObservations do not fit: mean/ is float64\[5\]"):
+        build(NormalizeObservations()).check_state(other.state)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("NormaliseObservations", "no transform 'NormaliseObservations'. Did you mean 'NormalizeObservations'"),
+        (
+            {"type": "ClipRewards", "most": 4},
+            r"unexpected keyword argument .most.*It takes limit",
+        ),
+        ({"num_frames": 4}, "has no 'type'"),
+        (dict, "is no transform"),
+        ({"type": "NormalizeObservations", "clip": -1.0}, "clip=-1.0"),
+    ],
+)
+def test_what_is_no_transform_is_refused_at_the_call(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PPOConfig().env_runners(transforms=[given])
+
+
+def test_a_config_takes_instances_classes_names_and_dicts() -> None:
+    names = ["NormalizeObservations", {"type": "NormalizeObservations", "clip": 10.0}, NormalizeObservations]
+    for given in (*names, "corral.transforms.observations:NormalizeObservations"):
+        assert PPOConfig().env_runners(transforms=[given]).transforms == [NormalizeObservations()]
+    config = PPOConfig().env_runners(transforms=[NormalizeObservations(clip=3.0), Halve()])
+    assert eval(repr(config)).transforms[0] == NormalizeObservations(clip=3.0)
