@@ -387,7 +387,6 @@ class Ruleless(HeuristicModule):
         ({"policy_mapping_fn": {"a": "red"}}, r"policy_mapping_fn must be a function .*\(agent_id, episode\)"),
         ({"policies_to_train": 3}, r"policies_to_train=3: give a list of module ids"),
     ],
-    ids=str,
 )
 def test_contradictions_name_the_module_the_setting_and_the_remedy(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
