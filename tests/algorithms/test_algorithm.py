@@ -90,7 +90,7 @@ def fail(**_: Any) -> None:
     [
         small(ClosingEnv, unmade=1),
         small(ClosingEnv, uneven=True),
-        small(ClosingEnv, action_space=spaces.Text(2)),
+        small(ClosingEnv, action_space=spaces.Dict({"a": spaces.Text(2)})),
         small(ClosingEnv, action_space=spaces.Box(-np.inf, np.inf, (1,))).rl_module(
             model_config={"action_bounds": "squash"}
         ),

@@ -222,16 +222,16 @@ def test_sampling_can_go_on_with_new_episodes(make_runner: MakeRunner, fault: st
     assert ends == [3, 3, 3, 3]
 
 
-class DictActionEnv(CountingEnv):
-    action_space: Any = spaces.Dict({"move": spaces.Discrete(2)})
+class TextActionEnv(CountingEnv):
+    action_space: Any = spaces.Dict({"move": spaces.Text(2)})
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
 @pytest.mark.parametrize("checked", [True, False])
-def test_a_dict_action_space_is_refused(make_runner: MakeRunner, num_envs: int, checked: bool) -> None:
+def test_a_text_in_an_action_space_is_refused(make_runner: MakeRunner, num_envs: int, checked: bool) -> None:
     # Without the check at start it is the module that cannot be built.
-    with pytest.raises(CorralError, match=r"[Uu]nsupported action space Dict"):
-        make_runner(DictActionEnv, num_envs=num_envs, disable_env_checking=not checked)
+    with pytest.raises(CorralError, match=r"[Uu]nsupported action space Text"):
+        make_runner(TextActionEnv, num_envs=num_envs, disable_env_checking=not checked)
 
 
 def test_a_ready_vector_env_without_final_observations(make_runner: MakeRunner) -> None:
