@@ -184,7 +184,7 @@ def test_a_ready_vector_env_may_give_masks_in_its_observations() -> None:
     config = PPOConfig().environment(Doors).rl_module(model_config=SMALL)
     with config.training(train_batch_size_per_learner=64, minibatch_size=32).build() as algo:
         algo.train()
-    with pytest.raises(ConfigError, match=r"ActionMasks.*wrap it in the factory"):
+    with pytest.raises(ConfigError, match=r"ActionMasks.*around it in a factory"):
         config.environment(action_masks="infos").build()
 
 
