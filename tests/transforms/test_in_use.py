@@ -71,7 +71,7 @@ def fitted(space: Any, *transforms: Transform) -> Policy:
     batch = map_tree(
         lambda *leaves: np.stack(leaves), *[dict(draw) if isinstance(draw, dict) else draw for draw in draws]
     )
-    pipeline = pipeline.merged([pipeline.measure(batch, {})])
+    pipeline = pipeline.merged([pipeline.measure((), batch, {})])
     torch.manual_seed(0)
     return Policy(ActorCritic(pipeline.module_space, TARGET, SMALL), pipeline=pipeline)
 

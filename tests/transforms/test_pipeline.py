@@ -10,7 +10,15 @@ import pytest
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral import ClipObservations, FlattenObservations, FrameStack, NormalizeObservations, PPOConfig, Transform
+from corral import (
+    ClipObservations,
+    FlattenObservations,
+    FrameStack,
+    NormalizeObservations,
+    NormalizeRewards,
+    PPOConfig,
+    Transform,
+)
 from corral.core.tree import map_tree
 from corral.errors import CheckpointError, ConfigError
 from corral.transforms.pipeline import Pipeline
@@ -74,7 +82,7 @@ def test_normalising_uses_mean_and_deviation_of_all_fragments() -> None:
     data = rng.normal([0, 5, -100], [1, 2, 30], (7, 10, 4, 3)).astype(np.float32)  # fragments [T + 1, N, 3]
     valid = rng.random((7, 9, 4)) < 0.8
     steps = np.concatenate([fragment[:-1][mask] for fragment, mask in zip(data, valid, strict=True)]).astype(np.float64)
-    parts = [pipeline.measure(part[:-1][mask], {}) for part, mask in zip(data, valid, strict=True)]
+    parts = [pipeline.measure((), part[:-1][mask], {}) for part, mask in zip(data, valid, strict=True)]
     one_by_one = pipeline
     for part in parts:
         one_by_one = one_by_one.merged([part])
@@ -93,7 +101,7 @@ def test_only_floating_point_parts_are_normalised() -> None:
         "kind": rng.integers(1, 4, 20),
         "image": rng.integers(0, 256, (20, 8, 8)).astype(np.uint8),
     }
-    pipeline = pipeline.merged([pipeline.measure(obs, {})])
+    pipeline = pipeline.merged([pipeline.measure((), obs, {})])
     seen = pipeline.from_stored(obs)
     assert seen["kind"] is obs["kind"] and seen["image"] is obs["image"]
     np.testing.assert_allclose(seen["place"].mean(0), 0, atol=1e-6)
@@ -209,3 +217,22 @@ def test_a_config_takes_instances_classes_names_and_dicts() -> None:
         assert PPOConfig().env_runners(transforms=[given]).transforms == [NormalizeObservations()]
     config = PPOConfig().env_runners(transforms=[NormalizeObservations(clip=3.0), Halve()])
     assert eval(repr(config)).transforms[0] == NormalizeObservations(clip=3.0)
+
+
+def test_statistics_before_a_stack_are_of_the_observations_of_the_env() -> None:
+    transforms = [NormalizeObservations(), FrameStack(2), NormalizeRewards()]
+    config = PPOConfig().environment("Pendulum-v1").env_runners(num_envs_per_env_runner=3, transforms=transforms)
+    with config.training(train_batch_size_per_learner=96, minibatch_size=None, num_epochs=1).build() as algo:
+        steps = []
+        for _ in range(3):
+            [rollout] = algo.sample(96)
+            steps.append(rollout.obs[:-1][rollout.valid])
+        pipeline = algo.get_pipeline("default_policy")
+        state = pipeline.state["NormalizeObservations"]
+        np.testing.assert_allclose(state["mean/"], np.concatenate(steps).mean(0, dtype=np.float64), rtol=1e-6)
+        assert state["count"] == sum(map(len, steps))
+
+
+def test_statistics_between_two_transforms_that_look_back_are_refused() -> None:
+    with pytest.raises(ConfigError, match="NormalizeObservations stands between two transforms that look at earlier"):
+        build(FrameStack(2), NormalizeObservations(), FrameStack(2))

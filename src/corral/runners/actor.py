@@ -172,6 +172,7 @@ class Actor:
         """Let a rollout carry the statistics of its observations and rewards, which the algorithm merges."""
         if self.transforms is not None:
             rollout.measured = self.transforms.measure(
+                rollout.obs,
                 rollout.stored if "stored" in rollout else rollout.obs,
                 rollout.rewards,
                 rollout.valid,

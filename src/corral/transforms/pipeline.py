@@ -63,7 +63,20 @@ class Pipeline:
                 transform = transform.with_state(initial)
             found.append(_space_after(transform, found[-1], action_space))
             bound.append(transform)
-        return cls(tuple(bound), tuple(found), state)
+        pipeline = cls(tuple(bound), tuple(found), state)
+        pipeline._refuse_statistics_between()
+        return pipeline
+
+    def _refuse_statistics_between(self) -> None:
+        """Refuse statistics of observations between two temporal transforms, because rollouts do not hold these."""
+        is_after = False
+        for name, transform in list(zip(self.names, self.transforms, strict=True))[: self.num_stored]:
+            if is_after and transform.discount is None and name in self.state:
+                raise ConfigError(
+                    f"transforms: {name} stands between two transforms that look at earlier steps: put it before or "
+                    "after both of them."
+                )
+            is_after = is_after or isinstance(transform, TemporalTransform)
 
     @property
     def observation_space(self) -> Space[Any]:
@@ -141,22 +154,31 @@ class Pipeline:
             {name: merge_moments([own, *(part[name] for part in parts)]) for name, own in self.state.items()}
         )
 
-    def measure(self, stored: Tree, returns: Mapping[float, NDArray[np.float64]]) -> dict[str, State]:
+    @property
+    def measures_env_obs(self) -> bool:
+        """Whether a transform before a temporal one has statistics of observations."""
+        before = list(zip(self.names, self.transforms, strict=True))[: self.num_stored]
+        return any(name in self.state and each.discount is None for name, each in before)
+
+    def measure(self, obs: Tree, stored: Tree, returns: Mapping[float, NDArray[np.float64]]) -> dict[str, State]:
         """Return the statistics of a fragment alone, by transform.
 
         Args:
-            stored: Observations in which actions were taken, as `to_store` returns them, a tree of `[B, ...]`.
+            obs: Observations of the env in which actions were taken, a tree of `[B, ...]`; not needed unless
+                `measures_env_obs`.
+            stored: These observations as `to_store` returns them, a tree of `[B, ...]`.
             returns: Discounted sums of the rewards so far, float64 `[B]`, by discount.
         """
-        found, obs = dict[str, State](), stored
+        found, before = dict[str, State](), obs
         for index, (name, transform) in enumerate(zip(self.names, self.transforms, strict=True)):
+            before = stored if index == self.num_stored else before
             if name in self.state:
                 of_returns = np.zeros(0) if transform.discount is None else returns[transform.discount]
-                found[name] = transform.measure(obs, of_returns)
+                found[name] = transform.measure(before, of_returns)
             if found.keys() == self.state.keys():
                 break
-            if index >= self.num_stored:
-                obs = self._pointwise(obs, index, index + 1)
+            if not isinstance(transform, TemporalTransform) and (index >= self.num_stored or self.measures_env_obs):
+                before = self._pointwise(before, index, index + 1)
         return found
 
     # Rewards and observations.

@@ -96,6 +96,7 @@ class RowTransforms:
 
     def measure(
         self,
+        obs: Tree,
         stored: Tree,
         rewards: NDArray[Any],
         valid: NDArray[np.bool_],
@@ -106,6 +107,7 @@ class RowTransforms:
         """Return the statistics of a fragment alone, and continue with the next one.
 
         Args:
+            obs: Observations of the env, a tree of `[T + 1, N, ...]`.
             stored: Observations after the last temporal transform, a tree of `[T + 1, N, ...]`.
             rewards: Rewards of the env, `[T, N]`.
             valid: Which steps count, bool `[T, N]`.
@@ -120,8 +122,9 @@ class RowTransforms:
             found, after = discounted_returns(rewards, valid, done, start, discount)
             returns[discount], self._returns = found[valid], {**self._returns, discount: after}
         rows = np.flatnonzero(valid)  # `take` is several times faster than a mask
-        steps = map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]).take(rows, 0), stored)
-        return self.pipeline.measure(steps, returns)
+        given = obs if self.pipeline.measures_env_obs else ()
+        of_env, steps = map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]).take(rows, 0), (given, stored))
+        return self.pipeline.measure(of_env, steps, returns)
 
     # What a checkpoint holds of it.
 
