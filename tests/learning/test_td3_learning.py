@@ -20,6 +20,7 @@ def best_greedy_return(config: TD3Config, *, target: float, most_env_steps: int)
     return best
 
 
+@pytest.mark.slow
 def test_a_small_td3_swings_the_pendulum_up() -> None:
     """Without learning the return is about -1,300; with a mean of -400 most episodes end upright."""
     config = TD3Config().rl_module(model_config={"fcnet_hiddens": [32, 32]}).debugging(seed=0)

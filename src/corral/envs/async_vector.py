@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import multiprocessing.connection
 import os
@@ -529,6 +530,8 @@ def _worker(
 
     `group` is a process group that ends with the parent. `stepped` notes which sub-envs have taken the current step.
     """
+    # What the parent left as garbage, such as a pool of C++ threads, would crash this process if collected here.
+    gc.freeze()
     if group is not None:
         os.setpgid(0, group)
     os.environ.update(coordination)
