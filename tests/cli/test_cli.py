@@ -366,6 +366,7 @@ def test_an_interrupt_in_the_first_iteration_says_where_the_run_lies(tmp_path: P
     assert read_run(run_dir) == ([], [])
 
 
+@pytest.mark.slow
 def test_a_users_algorithm_runs_from_the_directory_that_it_is_in(tmp_path: Path) -> None:
     write_my_algo(tmp_path)
     command = shutil.which("corral", path=str(Path(sys.executable).parent))  # Python adds no directory for a script
