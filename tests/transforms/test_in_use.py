@@ -1,4 +1,4 @@
-"""Transforms in exported files, in policies of several agents, and beside wrappers; actions with and without scale."""
+"""Transforms in exported files, in policies of several agents, and next to wrappers; actions with and without scale."""
 
 from __future__ import annotations
 

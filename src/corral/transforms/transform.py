@@ -47,7 +47,7 @@ class Transform:
         """Return a transform of the same settings for these spaces; called once, when the pipeline is built."""
         return self
 
-    # What transforms with statistics define besides.
+    # What transforms with statistics also define.
 
     def initial_state(self, space: spaces.Space[Any]) -> State:
         """Return the statistics of no observations and no rewards; empty for a transform without statistics."""
