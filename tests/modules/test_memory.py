@@ -15,6 +15,7 @@ from corral.core.tree import leaves, map_tree
 from corral.errors import ConfigError
 from corral.modules.inference import Inference, Memory
 from corral.modules.memory import initial_states, module_inputs, unroll
+from corral.modules.q_module import QModule
 from corral.modules.recurrent import RecurrentActorCritic
 from corral.modules.spec import ModuleSpec, check_module
 from memory_modules import Accumulates, CountsSteps
@@ -107,10 +108,9 @@ def test_settings_of_layers_that_the_module_does_not_have_are_refused() -> None:
     config.copy(model_config={"use_lstm": False}).validate()
 
 
-@pytest.mark.parametrize("base", [DQNConfig, SACConfig])
-def test_algorithms_without_sequences_refuse_modules_with_memory_before_they_are_built(base: Any) -> None:
-    config = base().environment("CartPole-v1")
-    with pytest.raises(ConfigError, match="use_lstm=True gives the module memory, and"):
+def test_algorithms_without_sequences_refuse_modules_with_memory_before_they_are_built() -> None:
+    config = SACConfig().environment("CartPole-v1")
+    with pytest.raises(ConfigError, match="use_lstm=True gives the module memory, and SAC cannot train"):
         config.copy(model_config={"use_lstm": True}).validate()
 
     class WithMemory(config.default_module_class):  # type: ignore[misc, name-defined]
@@ -119,6 +119,29 @@ def test_algorithms_without_sequences_refuse_modules_with_memory_before_they_are
 
     with pytest.raises(ConfigError, match=r"WithMemory defines initial_state\(\), which gives the module memory"):
         config.copy(module_class=WithMemory).validate()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replay_buffer_config": {"type": "prioritized"}}, "type='prioritized' draws single steps.*set type='unif"),
+        ({"exploration_config": {"type": "ParameterNoise"}}, "ParameterNoise has no form for modules with memory"),
+    ],
+)
+def test_dqn_refuses_settings_that_have_no_form_on_sequences(settings: dict[str, Any], message: str) -> None:
+    config = DQNConfig().environment("CartPole-v1").rl_module(model_config={"use_gru": True})
+    config.copy(burn_in_len=4).validate()
+    with pytest.raises(ConfigError, match=message):
+        config.copy(**settings).validate()
+    with pytest.raises(ConfigError, match="burn_in_len=4 has no effect on a module without memory"):
+        config.copy(model_config={}, burn_in_len=4).validate()
+
+    class Own(QModule):
+        def initial_state(self) -> Any:
+            return torch.zeros(1)
+
+    with pytest.raises(ConfigError, match=r"must be a subclass of .*RecurrentQModule"):
+        config.copy(model_config={}, module_class=Own).validate()
 
 
 class Wrong(CountsSteps):

@@ -20,6 +20,7 @@ from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.schedules import schedule_value
 from corral.core.seeding import module_seed
 from corral.core.settings import NonNegativeInt, PositiveFloat, PositiveInt
+from corral.core.tree import map_tree
 from corral.errors import ConfigError, LossError
 from corral.learners.losses import Batch, learner_metrics
 from corral.learners.settings import UpdateSettings
@@ -44,6 +45,8 @@ class OffPolicyConfig(AlgorithmConfig):
         training_intensity: Ratio of steps trained on to env steps sampled: a batch of 32 every 4 env steps is 8. `None`
             makes one update after each round of sampling.
         n_step: Number of steps whose rewards are summed before the bootstrapped value.
+        burn_in_len: For a module with memory, the number of steps before each sequence that only bring the stored state
+            up to date (Kapturowski et al. 2019). A batch has `train_batch_size_per_learner / max_seq_len` sequences.
         target_network_update_freq: Env steps between updates of the target network; 0 updates it after every gradient
             step.
         tau: Fraction by which an update moves the target network towards the network; 1 copies the network.
@@ -59,6 +62,7 @@ class OffPolicyConfig(AlgorithmConfig):
     num_steps_sampled_before_learning_starts: NonNegativeInt = 1000
     training_intensity: PositiveFloat | None = None
     n_step: PositiveInt = 1
+    burn_in_len: NonNegativeInt = 0
     target_network_update_freq: NonNegativeInt = 500
     tau: Annotated[float, Field(gt=0, le=1)] = 1.0
     store_buffer_in_checkpoints: bool | Literal["auto"] = "auto"
@@ -190,15 +194,7 @@ class OffPolicyAlgorithm(Algorithm):
         for _ in range(self._num_updates_due(module_id, num_env_steps)):
             self.log_learner_results(results)
             with self.timers.time("replay"):
-                batch = self.prepare_batch(
-                    module_id,
-                    buffer.sample(
-                        config.total_train_batch_size,
-                        n_step=config.n_step,
-                        gamma=config.gamma,
-                        beta=schedule_value(self._replay_configs[module_id].beta, self.num_env_steps_sampled_lifetime),
-                    ),
-                )
+                batch = self.prepare_batch(module_id, self._draw(module_id, buffer, config))
             with self.timers.time("learning"):
                 results = self.learner_group.update({module_id: batch}, {module_id: settings})
                 self._update_target_if_due(module_id)
@@ -209,6 +205,22 @@ class OffPolicyAlgorithm(Algorithm):
                     buffer.update_priorities(batch["indices"], np.abs(td_errors))
             results[module_id]["td_error_mean"] = float(np.mean(td_errors))
         return results
+
+    def _draw(self, module_id: str, buffer: ReplayBuffer, config: OffPolicyConfig) -> Batch:
+        """Return a batch of transitions, or of sequences if the module has memory."""
+        size, n_step, gamma = config.total_train_batch_size, config.n_step, config.gamma
+        module = self.get_module(module_id)
+        if not module.has_memory():
+            beta = schedule_value(self._replay_configs[module_id].beta, self.num_env_steps_sampled_lifetime)
+            return buffer.sample(size, n_step=n_step, gamma=gamma, beta=beta)
+        return buffer.sample_sequences(
+            max(1, config.num_learners, size // module.max_seq_len),
+            map_tree(lambda leaf: np.asarray(leaf), module.initial_state()),
+            seq_len=module.max_seq_len,
+            burn_in=config.burn_in_len,
+            n_step=n_step,
+            gamma=gamma,
+        )
 
     def _num_updates_due(self, module_id: str, num_env_steps: int) -> int:
         config = self.module_config(module_id)

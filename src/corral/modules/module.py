@@ -190,28 +190,17 @@ class Module(nn.Module):
 
 
 @dataclass
-class ModelConfig(NetworkConfig):
-    """Settings of the default module of policy-gradient algorithms, in addition to `NetworkConfig`.
+class MemoryConfig(NetworkConfig):
+    """Settings of recurrent layers, in addition to `NetworkConfig`.
 
     Attributes:
-        vf_share_layers: Whether policy and value share the hidden layers and a recurrent layer; `None` shares them only
-            for images.
-        free_log_std: Whether the log standard deviation of Box actions is one learned vector rather than an output of
-            the network.
-        initial_log_std: Initial value of the log standard deviation of Box actions.
-        action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh).
         use_lstm: Whether an LSTM comes after the hidden layers, which gives the module memory.
-        use_gru: Whether a GRU comes after them.
+        use_gru: Whether a GRU comes after the hidden layers.
         lstm_cell_size: Width of the LSTM; `None` is 64.
         gru_cell_size: Width of the GRU; `None` is 64.
         max_seq_len: Longest sequence, in steps, through which gradients of a module with memory flow; `None` is 20.
     """
 
-    fcnet_activation: str = "tanh"
-    vf_share_layers: bool | None = None
-    free_log_std: bool = True
-    initial_log_std: float = 0.0
-    action_bounds: Literal["clip", "squash"] = "clip"
     use_lstm: bool = False
     use_gru: bool = False
     lstm_cell_size: PositiveInt | None = None
@@ -234,6 +223,26 @@ class ModelConfig(NetworkConfig):
             if size is not None and not getattr(config, f"use_{kind}"):
                 raise ConfigError(f"model_config: {kind}_cell_size={size} has no effect without use_{kind}=True.")
         return config
+
+
+@dataclass
+class ModelConfig(MemoryConfig):
+    """Settings of the default module of policy-gradient algorithms, in addition to `MemoryConfig`.
+
+    Attributes:
+        vf_share_layers: Whether policy and value share the hidden layers and a recurrent layer; `None` shares them only
+            for images.
+        free_log_std: Whether the log standard deviation of Box actions is one learned vector rather than an output of
+            the network.
+        initial_log_std: Initial value of the log standard deviation of Box actions.
+        action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh).
+    """
+
+    fcnet_activation: str = "tanh"
+    vf_share_layers: bool | None = None
+    free_log_std: bool = True
+    initial_log_std: float = 0.0
+    action_bounds: Literal["clip", "squash"] = "clip"
 
 
 class ActorCritic(Module):

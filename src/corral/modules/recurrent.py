@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from corral.core.tree import Tree, map_tree
-from corral.modules.module import ActorCritic, ModelConfig
+from corral.modules.module import ActorCritic, MemoryConfig, ModelConfig
 from corral.modules.networks import Encoder, Flat
 from corral.modules.numpy_recurrent import RecurrentSteps, numpy_can_compute
 
@@ -21,10 +21,11 @@ State = dict[str, Tensor]
 class RecurrentEncoder(nn.Module):
     """An encoder of observations with an LSTM (Hochreiter and Schmidhuber 1997) or a GRU (Cho et al. 2014) behind it.
 
-    The weights of the recurrent layer start orthogonal, its biases with 0.
+    The weights of the recurrent layer start orthogonal, its biases with 0, except that the bias of an LSTM's forget gate
+    starts with 1 (Jozefowicz et al. 2015).
     """
 
-    def __init__(self, space: spaces.Space[Any], hiddens: Sequence[int], config: ModelConfig) -> None:
+    def __init__(self, space: spaces.Space[Any], hiddens: Sequence[int], config: MemoryConfig) -> None:
         """Build the encoder and the recurrent layer."""
         super().__init__()
         self.encoder = Encoder(space, hiddens, config)
@@ -36,6 +37,9 @@ class RecurrentEncoder(nn.Module):
                 nn.init.orthogonal_(parameter)
             else:
                 nn.init.zeros_(parameter)
+        if isinstance(self.rnn, nn.LSTM):
+            with torch.no_grad():
+                self.rnn.bias_ih_l0[self.num_outputs : 2 * self.num_outputs] = 1.0
 
     def initial_state(self) -> State:
         """Return zeros: the output `h` `[H]`, and for an LSTM the cell `c` `[H]`."""
@@ -117,9 +121,9 @@ class RecurrentActorCritic(ActorCritic):
 
     def numpy_steps(self) -> RecurrentSteps | None:
         """Return the policy in NumPy for small layers on flat observations, if no subclass overrides `policy`."""
-        parts = self.policy_encoder.encoder.parts
-        is_flat = len(parts) == 1 and isinstance(parts[0], Flat) and isinstance(self.observation_space, spaces.Box)
-        if type(self).policy is not RecurrentActorCritic.policy or not is_flat:
+        if type(self).policy is not RecurrentActorCritic.policy:
+            return None
+        if not is_flat(self.policy_encoder.encoder, self.observation_space):
             return None
         encoders = {"": self.policy_encoder}
         if self.value_encoder is not self.policy_encoder:
@@ -127,7 +131,13 @@ class RecurrentActorCritic(ActorCritic):
         layers = {prefix: ([*encoder.encoder.mlp], encoder.rnn) for prefix, encoder in encoders.items()}
         if not all(numpy_can_compute(*of_encoder) for of_encoder in layers.values()):
             return None
-        return RecurrentSteps(layers, self.policy_head, self.log_std)
+        return RecurrentSteps(layers, [self.policy_head], self.log_std)
+
+
+def is_flat(encoder: Any, observation_space: spaces.Space[Any]) -> bool:
+    """Return whether an encoder reads flat numbers of a Box, without images."""
+    flat = len(encoder.parts) == 1 and isinstance(encoder.parts[0], Flat)
+    return flat and isinstance(observation_space, spaces.Box)
 
 
 def _part(state: State, prefix: str) -> State:
