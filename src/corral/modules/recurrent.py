@@ -21,8 +21,8 @@ State = dict[str, Tensor]
 class RecurrentEncoder(nn.Module):
     """An encoder of observations with an LSTM (Hochreiter and Schmidhuber 1997) or a GRU (Cho et al. 2014) behind it.
 
-    The weights of the recurrent layer start orthogonal, its biases with 0, except that the bias of an LSTM's forget gate
-    starts with 1 (Jozefowicz et al. 2015).
+    The weights of the recurrent layer start orthogonal and its biases with 0, except for the bias of the forget gate of
+    an LSTM, which starts with 1 (Jozefowicz et al. 2015).
     """
 
     def __init__(self, space: spaces.Space[Any], hiddens: Sequence[int], config: MemoryConfig) -> None:
@@ -37,9 +37,8 @@ class RecurrentEncoder(nn.Module):
                 nn.init.orthogonal_(parameter)
             else:
                 nn.init.zeros_(parameter)
-        if isinstance(self.rnn, nn.LSTM):
-            with torch.no_grad():
-                self.rnn.bias_ih_l0[self.num_outputs : 2 * self.num_outputs] = 1.0
+            if name == "bias_ih_l0" and config.use_lstm:
+                nn.init.ones_(parameter.detach()[self.num_outputs : 2 * self.num_outputs])
 
     def initial_state(self) -> State:
         """Return zeros: the output `h` `[H]`, and for an LSTM the cell `c` `[H]`."""

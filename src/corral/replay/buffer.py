@@ -432,8 +432,9 @@ class ReplayBuffer:
         """Draw sequences of consecutive steps for a module with memory, each from any step on.
 
         This is the replay of Kapturowski et al. 2019, with stored states and burn-in. A sequence has `burn_in` steps
-        before its `seq_len` steps, and fewer if the episode or the stored steps end before. There is no burn-in where the stored state is the initial one, which does not age. A step bootstraps
-        from an observation of its sequence: at the end of a sequence it has fewer than n steps.
+        before its `seq_len` steps, and fewer if the episode or the stored steps end before. There is no burn-in where
+        the stored state is the initial one, which does not age. A step bootstraps from an observation of its sequence:
+        at the end of a sequence it has fewer than n steps.
 
         Args:
             num_sequences: Number S of sequences.
