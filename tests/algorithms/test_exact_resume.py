@@ -39,6 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo_curiosity": ("PPO", SAME_STEP | {"exploration_config": {"type": "RND", "embed_dim": 8}}),
     "dqn": ("DQN", PRIORITIZED | SAME_STEP),
     "dqn_two": ("DQN", TWO),
+    "dqn_gru": ("DQN", {"burn_in_len": 2, "model_config": {"fcnet_hiddens": [8], "use_gru": True, "max_seq_len": 4}}),
     "sac": ("SAC", NOISY),
     "sac_evaluating": ("SAC", IN_PARALLEL),
     "sac_discrete": ("SAC-discrete", {}),

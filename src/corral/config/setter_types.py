@@ -178,6 +178,7 @@ class DQNTrainingArgs(TrainingArgs, total=False):
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
     n_step: int
+    burn_in_len: int
     target_network_update_freq: int
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
@@ -198,6 +199,7 @@ class SACTrainingArgs(TrainingArgs, total=False):
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
     n_step: int
+    burn_in_len: int
     target_network_update_freq: int
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]

@@ -39,7 +39,7 @@ BATCH_COLUMNS = (
 """Names of the columns of every batch; user code added any other column."""
 
 STATES = "states"
-"""Name of the states of a module with memory; the name of a column is that of a leaf, such as `states/h`."""
+"""Name of the states of a module with memory; each leaf has a column, such as `states.h`."""
 
 _STATE_VERSION = 2
 _OWN = ("actions", "rewards", "terminated", "truncated", "valid")
@@ -297,7 +297,7 @@ class ReplayBuffer:
         for name in _OWN[1:]:
             if columns[name].shape != (num_rows, layout.num_envs):
                 layout.check(name, columns[name], num_rows, (str(columns[name].dtype), ()))
-        states = named_leaves(rollout.states, STATES) if "states" in rollout else ()
+        states = _columns_of_states(rollout.states) if "states" in rollout else ()
         for name, column in [*rollout.added.items(), *((name, leaf[:num_rows]) for name, leaf in states)]:
             if name in BATCH_COLUMNS:
                 raise ColumnError(
@@ -458,10 +458,10 @@ class ReplayBuffer:
         assert self._observations is not None
         columns = self._columns
         firsts, _ = self._draw(num_sequences, 0.0)
-        named = dict(named_leaves(initial_state, STATES))
+        named = dict(_columns_of_states(initial_state))
         is_initial = np.ones(num_sequences, np.bool_)
         for name, leaf in named.items():
-            same = columns[name].at(firsts) == np.asarray(leaf)
+            same = columns[name].at(firsts) == leaf
             is_initial &= same.reshape(num_sequences, -1).all(1)
         steps = self._links.window(firsts, burn_in + seq_len)
         done = columns["terminated"].at(steps) | columns["truncated"].at(steps)
@@ -654,6 +654,11 @@ class ReplayBuffer:
         self._rng, self._written, self._workers = rng, written, list(state["workers"])
         self._num_valid, self._candidates = int(np.count_nonzero(columns["valid"])), None
         self.num_env_steps_added = num_added
+
+
+def _columns_of_states(states: Tree) -> list[tuple[str, NDArray[Any]]]:
+    """Return the names of the columns that hold states, each with its leaf; checkpoints use `/` for another purpose."""
+    return [(name.replace("/", "."), np.asarray(leaf)) for name, leaf in named_leaves(states, STATES)]
 
 
 def _lengths(valid: NDArray[np.bool_]) -> NDArray[np.int64]:
