@@ -179,7 +179,7 @@ def c51_loss(
 def outputs_at_steps(
     function: Callable[..., Tensor], module: QModule, batch: Batch, *, double_q: bool
 ) -> tuple[Batch, Tensor, Tensor, Tensor]:
-    """Return the steps to learn from, and what the networks give for their observations and for those after them.
+    """Return the steps to learn from, and what the networks give for their observations and for the next observations.
 
     In a batch for a module with memory, the observation from which a step bootstraps is `num_steps` rows further in its
     sequence. The target network unrolls the sequences from the same stored states (Kapturowski et al. 2019).
@@ -187,7 +187,7 @@ def outputs_at_steps(
     Args:
         function: `module.q_values` or `module.logits`.
         module: The module.
-        batch: Columns of a replay buffer; with memory, those of `ReplayBuffer.sample_sequences`.
+        batch: Columns of a replay buffer; with memory, the columns of `ReplayBuffer.sample_sequences`.
         double_q: Whether the network chooses the next action.
 
     Returns:
