@@ -62,6 +62,8 @@ def test_the_loss_and_its_gradient_are_those_of_sequences_unrolled_one_by_one(
                 parameter.add_(0.3 * torch.randn_like(parameter))
         batch = to_tensors(algo._draw("default_policy", algo.local_replay_buffer, algo.config))
         assert bool(burn_in) == bool(batch["burns_in"].any())
+        lengths = torch.bincount(batch["sequence_starts"].cumsum(0) - 1, weights=batch["learns"].double())
+        assert lengths.max() == 4 and len(lengths) == 6  # of max_seq_len=4 and a batch of 24 steps
         loss, reported = dqn_loss(module, batch, {}, double_q=double_q, huber=True)
         online, target = unrolled(module, batch, False), unrolled(module, batch, True)
         errors, losses = [], []
@@ -111,7 +113,7 @@ def test_numpy_takes_the_steps_of_torch(options: dict[str, Any]) -> None:
             assert np.allclose(given, values, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "burn_in"), [("lstm", 0), ("gru", 4)])
+@pytest.mark.parametrize(("kind", "burn_in"), [("lstm", 0), pytest.param("gru", 4, marks=pytest.mark.slow)])
 def test_only_a_network_with_memory_remembers_the_way(kind: str, burn_in: int, tmp_path: Any) -> None:
     def best_return(iterations: int, model_config: Any, **training: Any) -> float:
         config = DQNConfig().environment(TMaze, env_config={"length": 4}).debugging(seed=0)

@@ -54,6 +54,7 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     for mode in ("", "same_step")
     for vector in ("", "async")
 }
+SLOW["SAC-lstm"] = ("SAC", {"model_config": {"fcnet_hiddens": [8], "use_lstm": True, "max_seq_len": 4}})
 SLOW["PPO-two_learners"] = ("PPO", {"num_learners": 2, "engine_name": "process"})
 SLOW["DQN-noisy"] = ("DQN", {"noisy": True})
 

@@ -22,7 +22,7 @@ from corral.core.schedules import Schedule
 from corral.core.settings import NonNegativeFloat, PositiveInt
 from corral.errors import ConfigError
 from corral.learners.losses import Batch, Loss
-from corral.modules.memory import burn_in, module_inputs
+from corral.modules.memory import at_rows, burn_in, module_inputs
 from corral.modules.module import Module
 from corral.modules.q_module import QModule
 from corral.modules.recurrent_q_module import RecurrentQModule
@@ -233,8 +233,4 @@ def projected(returns: Tensor, probs: Tensor, atoms: Tensor) -> Tensor:
 
 def _reported(batch: Batch, q_taken: Tensor, td_error: Tensor) -> dict[str, Tensor]:
     smallest, largest = q_taken.aminmax()
-    if "learns" in batch:  # a column has an entry for each row of the batch
-        errors = td_error.new_zeros(len(batch["learns"]))
-        errors[batch["learns"]] = td_error
-        td_error = errors
-    return {"qf_mean": q_taken.mean(), "qf_min": smallest, "qf_max": largest, "td_error": td_error}
+    return {"qf_mean": q_taken.mean(), "qf_min": smallest, "qf_max": largest, "td_error": at_rows(batch, td_error)}

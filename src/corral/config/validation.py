@@ -20,7 +20,9 @@ from corral.exploration import check_exploration, exploration_class
 from corral.exploration.build import resolved
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import ActorCritic, Module
+from corral.modules.q_module import QModule
 from corral.modules.recurrent_q_module import RecurrentQModule
+from corral.modules.recurrent_sac_module import RecurrentSACModule
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -447,12 +449,13 @@ def _validate_memory(config: AlgorithmConfig, module_class: type[Module], base: 
     if not config.LEARNS_SEQUENCES:
         raise ConfigError(
             f"rl_module: {what} gives the module memory, and {config.algo_name} cannot train modules with memory: use "
-            "PPO or DQN, or a module without memory, for example on observations that hold the latest frames."
+            "PPO, DQN or SAC, or a module without memory, for example on observations that hold the latest frames."
         )
-    if not (issubclass(base, ActorCritic) or issubclass(module_class, RecurrentQModule)):
+    with_memory = RecurrentQModule if issubclass(base, QModule) else RecurrentSACModule
+    if not (issubclass(base, ActorCritic) or issubclass(module_class, with_memory)):
         raise ConfigError(
             f"rl_module: {what} gives the module memory: for {config.algo_name} it must be a subclass of "
-            "corral.modules.recurrent_q_module.RecurrentQModule."
+            f"{with_memory.__module__}.{with_memory.__name__}."
         )
     if getattr(config, "replay_buffer_config", {}).get("type") == "prioritized":
         raise ConfigError(

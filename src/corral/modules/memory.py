@@ -93,6 +93,18 @@ def burn_in(module: Any, batch: Mapping[str, Any], *, target: bool = False) -> d
     return {name: map_tree(lambda leaf: leaf[~burns], column) for name, column in columns.items()}
 
 
+def at_rows(batch: Mapping[str, Any], column: Tensor) -> Tensor:
+    """Return a column of the steps that a batch of a replay buffer learns from as a column of all its rows, `[M]`.
+
+    Without memory these are all rows.
+    """
+    if "learns" not in batch:
+        return column
+    whole = column.new_zeros(len(batch["learns"]))
+    whole[batch["learns"]] = column
+    return whole
+
+
 def initial_states(module: Module, num_rows: int) -> Tree:
     """Return the initial states of a number of rows, a tree of tensors `[num_rows, ...]`.
 

@@ -189,7 +189,7 @@ class QModule(Module):
         """
         if not isinstance(action_space, spaces.Discrete):
             raise ConfigError(f"Q-values need Discrete actions, and the env's are {action_space}: use SAC or PPO.")
-        super().__init__(observation_space, action_space, {})
+        super().__init__(observation_space, action_space, {"max_seq_len": model_config.get("max_seq_len")})
         self.model_config = dict(model_config)
         self.form = QForm(**{name: self.model_config.pop(name) for name in vars(QForm()) if name in model_config})
         self.num_actions = int(action_space.n)
