@@ -39,6 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo_curiosity": ("PPO", SAME_STEP | {"exploration_config": {"type": "RND", "embed_dim": 8}}),
     "dqn": ("DQN", PRIORITIZED | SAME_STEP),
     "dqn_two": ("DQN", TWO),
+    "dqn_gru": ("DQN", {"burn_in_len": 2, "model_config": {"fcnet_hiddens": [8], "use_gru": True, "max_seq_len": 4}}),
     "sac": ("SAC", NOISY),
     "sac_evaluating": ("SAC", IN_PARALLEL),
     "sac_discrete": ("SAC-discrete", {}),
@@ -55,6 +56,7 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     for mode in ("", "same_step")
     for vector in ("", "async")
 }
+SLOW["SAC-lstm"] = ("SAC", {"model_config": {"fcnet_hiddens": [8], "use_lstm": True, "max_seq_len": 4}})
 SLOW["PPO-two_learners"] = ("PPO", {"num_learners": 2, "engine_name": "process"})
 SLOW["DQN-noisy"] = ("DQN", {"noisy": True})
 

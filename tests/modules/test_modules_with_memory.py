@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from corral import DQNConfig, Module, PPOConfig, SACConfig
+from corral import AlgorithmConfig, DQNConfig, Module, PPOConfig, SACConfig
+from corral.algorithms.algorithm import Algorithm
+from corral.config.validation import validate
 from corral.core.tree import leaves, map_tree
 from corral.errors import ConfigError
 from corral.modules.inference import Inference, Memory
@@ -107,18 +110,46 @@ def test_settings_of_layers_that_the_module_does_not_have_are_refused() -> None:
     config.copy(model_config={"use_lstm": False}).validate()
 
 
-@pytest.mark.parametrize("base", [DQNConfig, SACConfig])
-def test_algorithms_without_sequences_refuse_modules_with_memory_before_they_are_built(base: Any) -> None:
-    config = base().environment("CartPole-v1")
-    with pytest.raises(ConfigError, match="use_lstm=True gives the module memory, and"):
-        config.copy(model_config={"use_lstm": True}).validate()
+def test_algorithms_without_sequences_refuse_modules_with_memory_before_they_are_built() -> None:
+    @dataclass(kw_only=True)
+    class OwnConfig(AlgorithmConfig):
+        """An algorithm that says nothing of sequences."""
 
-    class WithMemory(config.default_module_class):  # type: ignore[misc, name-defined]
+        @property
+        def algo_class(self) -> type[Algorithm]:
+            return Algorithm
+
+    config = OwnConfig().environment("CartPole-v1")
+    with pytest.raises(ConfigError, match=r"use_lstm=True gives the module memory, and .* cannot train"):
+        validate(config.copy(model_config={"use_lstm": True}))
+    with pytest.raises(ConfigError, match=r"CountsSteps defines initial_state\(\), which gives the module memory"):
+        validate(config.copy(module_class=CountsSteps))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replay_buffer_config": {"type": "prioritized"}}, "type='prioritized' draws single steps.*set type='unif"),
+        ({"exploration_config": {"type": "ParameterNoise"}}, "ParameterNoise has no form for modules with memory"),
+    ],
+)
+@pytest.mark.parametrize("base", [DQNConfig, SACConfig])
+def test_settings_that_have_no_form_on_sequences_are_refused(base: Any, settings: dict[str, Any], message: str) -> None:
+    config = base().environment("CartPole-v1").rl_module(model_config={"use_gru": True})
+    config.copy(burn_in_len=4).validate()
+    with pytest.raises(ConfigError, match=message):
+        config.copy(**settings).validate()
+    with pytest.raises(ConfigError, match="burn_in_len=4 has no effect on a module without memory"):
+        config.copy(model_config={}, burn_in_len=4).validate()
+
+    config = base().environment("CartPole-v1")
+
+    class Own(config.default_module_class):  # type: ignore[misc, name-defined]
         def initial_state(self) -> Any:
             return torch.zeros(1)
 
-    with pytest.raises(ConfigError, match=r"WithMemory defines initial_state\(\), which gives the module memory"):
-        config.copy(module_class=WithMemory).validate()
+    with pytest.raises(ConfigError, match=r"must be a subclass of .*Recurrent(Q|SAC)Module"):
+        config.copy(model_config={}, module_class=Own).validate()
 
 
 class Wrong(CountsSteps):

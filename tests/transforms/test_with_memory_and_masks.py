@@ -13,6 +13,7 @@ from tests.exact_runs import Drift, limited
 
 from corral import (
     Algorithm,
+    ClipRewards,
     DQNConfig,
     FlattenObservations,
     FrameStack,
@@ -20,6 +21,7 @@ from corral import (
     Policy,
     PPOConfig,
     PrevActionsPrevRewards,
+    SACConfig,
     TD3Config,
     evaluate_policy,
     load_policy,
@@ -28,6 +30,7 @@ from corral import (
 from corral.algorithms.ppo import ppo_loss
 from corral.core.tree import leaves, map_tree, named_leaves
 from corral.errors import ConfigError, ObservationError
+from corral.modules.memory import module_inputs
 from corral.testing import DoorCorridor
 from corral.transforms.pipeline import Pipeline
 
@@ -97,6 +100,49 @@ def test_dqn_learns_from_stacks_with_masks(mode: str) -> None:
             seen = rollout.valid_rows(map_tree(lambda column: column[:-1], rollout.module_obs))
             outputs = algorithm.learner_group.dist_inputs("default_policy", {"obs": seen})
             np.testing.assert_allclose(outputs, rollout.valid_rows(rollout.dist_inputs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "training"),
+    [(DQNConfig, {}), (DQNConfig, {"num_atoms": 5, "dueling": True, "double_q": False}), (SACConfig, {})],
+    ids=["dqn", "c51", "sac"],
+)
+@pytest.mark.parametrize("transforms", PIPELINES, ids=["normalized", "stacked", "previous"])
+def test_sequences_of_a_replay_buffer_keep_to_masks_and_transforms(
+    transforms: list[Any], kind: Any, training: dict[str, Any], tmp_path: Path
+) -> None:
+    config = kind().environment(DoorCorridor, env_config={"length": 3}).debugging(seed=0)  # raises at illegal actions
+    config.env_runners(num_envs_per_env_runner=3, transforms=[*transforms, ClipRewards(0.5)])
+    config.training(num_steps_sampled_before_learning_starts=60, train_batch_size_per_learner=16, n_step=2)
+    config.training(burn_in_len=2, gamma=1.0, store_buffer_in_checkpoints=True, **training)
+    config.rl_module(model_config={**LSTM, "fcnet_hiddens": [8, 8]}).reporting(min_sample_timesteps_per_iteration=90)
+    with config.build() as algorithm:
+        learned = algorithm.train()["learners"]["default_policy"]
+        assert all(np.isfinite(value) and abs(value) < 1e6 for value in learned.values())
+        path = algorithm.save(tmp_path / "saved")
+        expected = algorithm.train()["learners"]["default_policy"]
+        module: Any = algorithm.get_module()
+        for rollout in algorithm.sample(30):  # with the stored states, the module gives what it gave
+            columns = map_tree(lambda column: column[:-1], (rollout.module_obs, rollout.states))
+            obs, states = map_tree(torch.from_numpy, rollout.valid_rows(columns))
+            with torch.no_grad():
+                outputs = module.policy(obs, states)[0].numpy()
+            np.testing.assert_allclose(outputs, rollout.valid_rows(rollout.dist_inputs), rtol=1e-4, atol=1e-5)
+        drawn = algorithm._draw("default_policy", algorithm.config)
+        assert np.abs(drawn["rewards"][drawn["learns"]]).max() <= 1.0 and drawn["num_steps"].max() == 2
+        tensors = {name: map_tree(lambda leaf: torch.from_numpy(leaf.copy()), drawn[name]) for name in drawn}
+        illegal = tensors["obs"]["action_mask"] == 0
+        if kind is SACConfig:
+            steps = module.at_steps({**tensors, "noise": tensors["rewards"], "next_noise": tensors["rewards"]})
+            rows = tensors["learns"].nonzero().squeeze(1)
+            for name, places in (("obs", rows), ("next_obs", rows + tensors["num_steps"][rows])):
+                logits = module.actor_outputs(steps[name])
+                assert ((logits < -1e6) == illegal[places]).all() and illegal[places].any()
+        else:
+            values = module.q_values(*module_inputs(tensors))
+            assert ((values < -1e6) == illegal).all() and illegal.any()
+    with Algorithm.from_checkpoint(path) as restored:
+        assert restored.train()["learners"]["default_policy"] == expected
 
 
 def test_previous_actions_go_next_to_any_mask() -> None:

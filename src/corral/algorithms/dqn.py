@@ -7,7 +7,7 @@ has its own setting; all of them together, with n_step=3, are Rainbow (Hessel et
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
@@ -20,10 +20,13 @@ from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.schedules import Schedule
 from corral.core.settings import NonNegativeFloat, PositiveInt
+from corral.core.tree import map_tree
 from corral.errors import ConfigError
 from corral.learners.losses import Batch, Loss
+from corral.modules.memory import at_rows, burn_in, module_inputs
 from corral.modules.module import Module
 from corral.modules.q_module import QModule
+from corral.modules.recurrent_q_module import RecurrentQModule
 
 if TYPE_CHECKING:
     from corral.config.setter_types import DQNTrainingArgs
@@ -48,6 +51,7 @@ class DQNConfig(OffPolicyConfig):
             one atom.
     """
 
+    LEARNS_SEQUENCES: ClassVar[bool] = True
     DEFAULT_EXPLORATION: ClassVar[dict[str, Any]] = {
         "type": "EpsilonGreedy",
         "initial_epsilon": 1.0,
@@ -80,8 +84,9 @@ class DQNConfig(OffPolicyConfig):
 
     @property
     def default_module_class(self) -> type[Module]:
-        """`QModule`."""
-        return QModule
+        """`QModule`, or `RecurrentQModule` with `use_lstm` or `use_gru`."""
+        has_memory = self.model_config.get("use_lstm") or self.model_config.get("use_gru")
+        return RecurrentQModule if has_memory else QModule
 
     @property
     def module_settings(self) -> dict[str, Any]:
@@ -143,24 +148,19 @@ def dqn_loss(
         The scalar to minimise, and what to report: scalars, and the column `td_error`, float32 `[B]`.
     """
     module.draw_noise()
-    q_values = module.q_values(batch["obs"])
-    q_taken = q_values.gather(1, batch["actions"].unsqueeze(1)).squeeze(1)
+    steps, q_values, next_values, choosers = outputs_at_steps(module.q_values, module, batch, double_q=double_q)
+    q_taken = q_values.gather(1, steps["actions"].unsqueeze(1)).squeeze(1)
     with torch.no_grad():
-        next_values = module.q_values(batch["next_obs"], target=True)
-        if double_q:
-            best = module.q_values(batch["next_obs"]).argmax(1, keepdim=True)
-            next_value = next_values.gather(1, best).squeeze(1)
-        else:
-            next_value = next_values.amax(1)
-        targets = batch["rewards"] + batch["discounts"] * (~batch["terminated"]) * next_value
+        next_value = next_values.gather(1, choosers.argmax(1, keepdim=True)).squeeze(1)
+        targets = steps["rewards"] + steps["discounts"] * (~steps["terminated"]) * next_value
     if outputs is not None:
         outputs |= {"q_values": q_values, "q_taken": q_taken, "targets": targets}
     if huber:
         losses = functional.smooth_l1_loss(q_taken, targets, reduction="none")
     else:
         losses = functional.mse_loss(q_taken, targets, reduction="none")
-    loss = (batch["weights"] * losses).mean()
-    return loss, _reported(q_taken.detach(), q_taken.detach() - targets)
+    loss = (steps["weights"] * losses).mean()
+    return loss, _reported(batch, q_taken.detach(), q_taken.detach() - targets)
 
 
 def c51_loss(
@@ -178,22 +178,54 @@ def c51_loss(
     `outputs` receives `logits`, `[B, n, atoms]`, and the probabilities `targets`, `[B, atoms]`.
     """
     module.draw_noise()
-    rows = torch.arange(len(batch["rewards"]), device=batch["rewards"].device)
-    logits = module.logits(batch["obs"])
-    logp = logits[rows, batch["actions"]].log_softmax(-1)
+    steps, logits, next_logits, choosers = outputs_at_steps(module.logits, module, batch, double_q=double_q)
+    rows = torch.arange(len(logits), device=logits.device)
+    logp = logits[rows, steps["actions"]].log_softmax(-1)
     with torch.no_grad():
-        next_probs = module.logits(batch["next_obs"], target=True).softmax(-1)
-        means = module.mask_outputs(batch["next_obs"], next_probs @ module.atoms)
-        chooser = module.q_values(batch["next_obs"]) if double_q else means
-        next_probs = next_probs[rows, chooser.argmax(1)]
-        discounts = batch["discounts"] * (~batch["terminated"])
-        returns = batch["rewards"].unsqueeze(1) + discounts.unsqueeze(1) * module.atoms
+        means = module.mask_outputs(steps["next_obs"], choosers.softmax(-1) @ module.atoms)
+        next_probs = next_logits[rows, means.argmax(1)].softmax(-1)
+        discounts = steps["discounts"] * (~steps["terminated"])
+        returns = steps["rewards"].unsqueeze(1) + discounts.unsqueeze(1) * module.atoms
         targets = projected(returns, next_probs, module.atoms)
     if outputs is not None:
         outputs |= {"logits": logits, "targets": targets}
     losses = -(targets * logp).sum(-1)
-    loss = (batch["weights"] * losses).mean()
-    return loss, _reported(logp.detach().exp() @ module.atoms, losses.detach())
+    loss = (steps["weights"] * losses).mean()
+    return loss, _reported(batch, logp.detach().exp() @ module.atoms, losses.detach())
+
+
+def outputs_at_steps(
+    function: Callable[..., Tensor], module: QModule, batch: Batch, *, double_q: bool
+) -> tuple[Batch, Tensor, Tensor, Tensor]:
+    """Return the steps to learn from, and what the networks give for their observations and for the next observations.
+
+    In a batch for a module with memory, the observation from which a step bootstraps is `num_steps` rows further in its
+    sequence. The target network unrolls the sequences from the same stored states (Kapturowski et al. 2019).
+
+    Args:
+        function: `module.q_values` or `module.logits`.
+        module: The module.
+        batch: Columns of a replay buffer; with memory, the columns of `ReplayBuffer.sample_sequences`.
+        double_q: Whether the network chooses the next action.
+
+    Returns:
+        The columns of the steps; the network's outputs for them, `[B, n, ...]`; the target network's outputs for the
+        next observations; and the outputs that choose the next action, which are of the network or the target network.
+    """
+    if "sequence_starts" not in batch:
+        outputs = function(batch["obs"])
+        with torch.no_grad():
+            next_outputs = function(batch["next_obs"], target=True)
+            return batch, outputs, next_outputs, function(batch["next_obs"]) if double_q else next_outputs
+    rows = batch["learns"].nonzero().squeeze(1)
+    places = (~batch["burns_in"]).cumsum(0) - 1  # among the rows without burn-in
+    now, later = places[rows], places[rows + batch["num_steps"][rows]]
+    outputs = function(*module_inputs(burn_in(module, batch)))
+    with torch.no_grad():
+        next_outputs = function(*module_inputs(burn_in(module, batch, target=True)), target=True)[later]
+    steps: Batch = {name: batch[name][rows] for name in ("actions", "rewards", "discounts", "terminated", "weights")}
+    steps["next_obs"] = map_tree(lambda leaf: leaf[rows + batch["num_steps"][rows]], batch["obs"])
+    return steps, outputs[now], next_outputs, outputs.detach()[later] if double_q else next_outputs
 
 
 def projected(returns: Tensor, probs: Tensor, atoms: Tensor) -> Tensor:
@@ -218,6 +250,6 @@ def projected(returns: Tensor, probs: Tensor, atoms: Tensor) -> Tensor:
     return moved
 
 
-def _reported(q_taken: Tensor, td_error: Tensor) -> dict[str, Tensor]:
+def _reported(batch: Batch, q_taken: Tensor, td_error: Tensor) -> dict[str, Tensor]:
     smallest, largest = q_taken.aminmax()
-    return {"qf_mean": q_taken.mean(), "qf_min": smallest, "qf_max": largest, "td_error": td_error}
+    return {"qf_mean": q_taken.mean(), "qf_min": smallest, "qf_max": largest, "td_error": at_rows(batch, td_error)}

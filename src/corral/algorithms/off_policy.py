@@ -21,6 +21,7 @@ from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.schedules import schedule_value
 from corral.core.seeding import module_seed
 from corral.core.settings import NonNegativeInt, PositiveFloat, PositiveInt
+from corral.core.tree import map_tree
 from corral.errors import ConfigError, LossError
 from corral.learners.losses import Batch, learner_metrics
 from corral.learners.settings import UpdateSettings
@@ -50,6 +51,8 @@ class OffPolicyConfig(AlgorithmConfig):
         training_intensity: Ratio of steps trained on to env steps sampled: a batch of 32 every 4 env steps is 8. `None`
             makes one update after each round of sampling.
         n_step: Number of steps whose rewards are summed before the bootstrapped value.
+        burn_in_len: For a module with memory, the number of steps before each sequence that only bring the stored state
+            up to date (Kapturowski et al. 2019). A batch has `train_batch_size_per_learner / max_seq_len` sequences.
         target_network_update_freq: Env steps between updates of the target network; 0 updates it after every gradient
             step.
         tau: Fraction by which an update moves the target network towards the network; 1 copies the network.
@@ -65,6 +68,7 @@ class OffPolicyConfig(AlgorithmConfig):
     num_steps_sampled_before_learning_starts: NonNegativeInt = 1000
     training_intensity: PositiveFloat | None = None
     n_step: PositiveInt = 1
+    burn_in_len: NonNegativeInt = 0
     target_network_update_freq: NonNegativeInt = 500
     tau: Annotated[float, Field(gt=0, le=1)] = 1.0
     store_buffer_in_checkpoints: bool | Literal["auto"] = "auto"
@@ -207,22 +211,10 @@ class OffPolicyAlgorithm(Algorithm):
         """
         config, results = self.module_config(module_id), dict[str, dict[str, Any]]()
         settings, buffer = UpdateSettings.from_config(config, lr=self.lr(config)), self.replay_buffers[module_id]
-        pipeline = self.get_pipeline(module_id)
         for _ in range(self._num_updates_due(module_id, num_env_steps)):
             self.log_learner_results(results)
             with self.timers.time("replay"):
-                batch = self.prepare_batch(
-                    module_id,
-                    buffer.sample(
-                        config.total_train_batch_size,
-                        n_step=config.n_step,
-                        gamma=config.gamma,
-                        beta=schedule_value(self._replay_configs[module_id].beta, self.num_env_steps_sampled_lifetime),
-                        reward_fn=None if pipeline is None else pipeline.rewards,
-                    ),
-                )
-                if pipeline is not None:
-                    batch |= {name: pipeline.from_stored(batch[name]) for name in ("obs", "next_obs")}
+                batch = self.prepare_batch(module_id, self._draw(module_id, config))
             with self.timers.time("learning"):
                 results = {module_id: self.update_module(module_id, batch, settings)}
             td_error = results[module_id].pop("td_error", None)
@@ -233,6 +225,32 @@ class OffPolicyAlgorithm(Algorithm):
             results[module_id]["td_error_mean"] = float(np.mean(td_errors))
             yield
         return results
+
+    def _draw(self, module_id: str, config: OffPolicyConfig) -> Batch:
+        """Return transitions from the buffer, or sequences if the module has memory, as the module sees them."""
+        buffer, module, pipeline = (
+            self.replay_buffers[module_id],
+            self.get_module(module_id),
+            self.get_pipeline(module_id),
+        )
+        form: dict[str, Any] = {"n_step": config.n_step, "gamma": config.gamma}
+        if pipeline is not None:
+            form["reward_fn"] = pipeline.rewards
+        size = config.total_train_batch_size
+        if module.has_memory():
+            batch = buffer.sample_sequences(
+                max(1, config.num_learners, size // module.max_seq_len),
+                map_tree(np.asarray, module.initial_state()),
+                seq_len=module.max_seq_len,
+                burn_in=config.burn_in_len,
+                **form,
+            )
+        else:
+            beta = schedule_value(self._replay_configs[module_id].beta, self.num_env_steps_sampled_lifetime)
+            batch = buffer.sample(size, beta=beta, **form)
+        if pipeline is not None:
+            batch |= {name: pipeline.from_stored(batch[name]) for name in ("obs", "next_obs") if name in batch}
+        return batch
 
     def _num_updates_due(self, module_id: str, num_env_steps: int) -> int:
         config = self.module_config(module_id)

@@ -28,7 +28,9 @@ from corral.core.schedules import schedule_value
 from corral.core.settings import NonNegativeSchedule, PositiveFloat
 from corral.learners.losses import Batch, Loss
 from corral.modules.distributions import categorical_logp
+from corral.modules.memory import at_rows
 from corral.modules.module import Module
+from corral.modules.recurrent_sac_module import RecurrentSACModule
 from corral.modules.sac_module import SACModule
 from corral.replay import ReplayConfig
 
@@ -61,6 +63,7 @@ class SACConfig(OffPolicyConfig):
     """
 
     DEFAULT_CAPACITY: ClassVar[int] = 1_000_000
+    LEARNS_SEQUENCES: ClassVar[bool] = True
 
     train_batch_size_per_learner: int = 256
     rollout_fragment_length: int | Literal["auto"] = 1
@@ -84,8 +87,9 @@ class SACConfig(OffPolicyConfig):
 
     @property
     def default_module_class(self) -> type[Module]:
-        """`SACModule`."""
-        return SACModule
+        """`SACModule`, or `RecurrentSACModule` with `use_lstm` or `use_gru`."""
+        has_memory = self.model_config.get("use_lstm") or self.model_config.get("use_gru")
+        return RecurrentSACModule if has_memory else SACModule
 
     @property
     def module_settings(self) -> dict[str, Any]:
@@ -187,13 +191,14 @@ def sac_loss(
     alpha = module.log_alpha.detach().exp()
     terms = discrete_terms if module.is_discrete else continuous_terms
     outputs = {} if outputs is None else outputs
-    q_taken, targets, actor_loss, logp = terms(module, batch, alpha, outputs)
+    steps = module.at_steps(batch)
+    q_taken, targets, actor_loss, logp = terms(module, steps, alpha, outputs)
     outputs |= {"q_taken": q_taken, "targets": targets}
     errors = q_taken - targets
-    critic_loss = 0.5 * (batch["weights"] * errors.square()).mean(-1).sum()
-    surplus = entropy_surplus(module, batch, logp, target_entropy)
+    critic_loss = 0.5 * (steps["weights"] * errors.square()).mean(-1).sum()
+    surplus = entropy_surplus(module, steps, logp, target_entropy)
     alpha_loss = module.log_alpha * surplus
-    reported = _reported(q_taken.detach(), errors.detach(), logp)
+    reported = _reported(q_taken.detach(), at_rows(batch, errors.detach().abs().mean(0)), logp)
     losses = {"critic_loss": critic_loss, "actor_loss": actor_loss, "alpha_loss": alpha_loss, "alpha": alpha}
     return critic_loss + actor_loss + alpha_loss, {name: loss.detach() for name, loss in losses.items()} | reported
 
@@ -218,10 +223,10 @@ def continuous_terms(module: SACModule, batch: Batch, alpha: Tensor, outputs: di
 def discrete_terms(module: SACModule, batch: Batch, alpha: Tensor, outputs: dict[str, Tensor]) -> Terms:
     """Return the terms for Discrete actions, with exact expectations (Christodoulou 2019, eqs. 10 to 12)."""
     with torch.no_grad():
-        next_logp = categorical_logp(module.policy(batch["next_obs"]))
+        next_logp = categorical_logp(module.actor_outputs(batch["next_obs"]))
         next_q = module.q_values(batch["next_obs"], target=True).amin(0)
         targets = soft_targets(batch, (next_logp.exp() * (next_q - alpha * next_logp)).sum(-1))
-    logp = categorical_logp(module.policy(batch["obs"]))
+    logp = categorical_logp(module.actor_outputs(batch["obs"]))
     probs = logp.exp()
     q_values = module.q_values(batch["obs"])
     q_taken = q_values[:, torch.arange(q_values.shape[1], device=q_values.device), batch["actions"]]
@@ -241,12 +246,12 @@ def entropy_surplus(module: SACModule, batch: Batch, logp: Tensor, target_entrop
     return -logp.mean() - (module.auto_target_entropy(batch["obs"]) if target_entropy is None else target_entropy)
 
 
-def _reported(q_taken: Tensor, errors: Tensor, logp: Tensor) -> dict[str, Tensor]:
+def _reported(q_taken: Tensor, td_error: Tensor, logp: Tensor) -> dict[str, Tensor]:
     smallest, largest = q_taken.aminmax()
     return {
         "entropy": -logp.mean(),
         "qf_mean": q_taken.mean(),
         "qf_min": smallest,
         "qf_max": largest,
-        "td_error": errors.abs().mean(0),
+        "td_error": td_error,
     }

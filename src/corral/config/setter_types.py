@@ -192,6 +192,7 @@ class DQNTrainingArgs(TrainingArgs, total=False):
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
     n_step: int
+    burn_in_len: int
     target_network_update_freq: int
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
@@ -212,6 +213,7 @@ class SACTrainingArgs(TrainingArgs, total=False):
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
     n_step: int
+    burn_in_len: int
     target_network_update_freq: int
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
@@ -230,6 +232,7 @@ class TD3TrainingArgs(TrainingArgs, total=False):
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
     n_step: int
+    burn_in_len: int
     target_network_update_freq: int
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
@@ -248,6 +251,7 @@ class DDPGTrainingArgs(TrainingArgs, total=False):
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
     n_step: int
+    burn_in_len: int
     target_network_update_freq: int
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]

@@ -16,9 +16,13 @@ from corral.engines.base import TRAITS
 from corral.envs.episode_resets import RESET_FN_ARGUMENTS, reset_fn_arguments
 from corral.envs.vector import resolve_env
 from corral.errors import ConfigError, nearest, nearest_name
-from corral.exploration import check_exploration
+from corral.exploration import check_exploration, exploration_class
+from corral.exploration.build import resolved
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import ActorCritic, Module
+from corral.modules.q_module import QModule
+from corral.modules.recurrent_q_module import RecurrentQModule
+from corral.modules.recurrent_sac_module import RecurrentSACModule
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -508,19 +512,47 @@ def _validate_module(config: AlgorithmConfig) -> None:
         if getattr(module_class, method) is getattr(own, method, None):
             arguments = ", ".join(inspect.signature(getattr(own, method)).parameters)
             raise ConfigError(f"rl_module: {module_class.__name__} must define {method}({arguments}).")
-    asked = [name for name in ("use_lstm", "use_gru") if config.model_config.get(name) and module_class is base]
-    if learns and not config.LEARNS_SEQUENCES and (asked or module_class.has_memory()):
-        what = f"model_config: {asked[0]}=True" if asked else f"{module_class.__name__} defines initial_state(), which"
-        raise ConfigError(
-            f"rl_module: {what} gives the module memory, and {config.algo_name} cannot train modules with memory: use "
-            "PPO, or a module without memory, for example on observations that hold the latest frames."
-        )
+    if learns:
+        _validate_memory(config, module_class, base)
     if module_class is base and base.CONFIG is not None:
         base.CONFIG.parse(config.model_config)
-    if (length := config.model_config.get("max_seq_len")) is not None and module_class is ActorCritic:
+
+
+def _validate_memory(config: AlgorithmConfig, module_class: type[Module], base: type[Module]) -> None:
+    """Refuse a module with memory where an algorithm or a setting has no form for it, and settings without effect."""
+    settings = config.model_config
+    asked = [name for name in ("use_lstm", "use_gru") if settings.get(name) and module_class is base]
+    if not asked and not module_class.has_memory():
+        length, burn_in = settings.get("max_seq_len"), getattr(config, "burn_in_len", 0)
+        for name, value in (("max_seq_len", length if module_class is base else None), ("burn_in_len", burn_in)):
+            if value:
+                raise ConfigError(
+                    f"{name}={value} has no effect on a module without memory: set use_lstm=True or use_gru=True in "
+                    "model_config, or leave it out."
+                )
+        return
+    what = f"model_config: {asked[0]}=True" if asked else f"{module_class.__name__} defines initial_state(), which"
+    if not config.LEARNS_SEQUENCES:
         raise ConfigError(
-            f"model_config: max_seq_len={length} has no effect on a module without memory: set use_lstm=True or "
-            "use_gru=True, or leave it out."
+            f"rl_module: {what} gives the module memory, and {config.algo_name} cannot train modules with memory: use "
+            "PPO, DQN or SAC, or a module without memory, for example on observations that hold the latest frames."
+        )
+    with_memory = RecurrentQModule if issubclass(base, QModule) else RecurrentSACModule
+    if not (issubclass(base, ActorCritic) or issubclass(module_class, with_memory)):
+        raise ConfigError(
+            f"rl_module: {what} gives the module memory: for {config.algo_name} it must be a subclass of "
+            f"{with_memory.__module__}.{with_memory.__name__}."
+        )
+    if getattr(config, "replay_buffer_config", {}).get("type") == "prioritized":
+        raise ConfigError(
+            f"replay_buffer_config: type='prioritized' draws single steps, and {what.removesuffix(', which')} makes "
+            "the algorithm draw sequences: set type='uniform'."
+        )
+    kind = exploration_class(resolved(config.exploration_config, config.default_exploration)["type"])
+    if not kind.with_memory:
+        raise ConfigError(
+            f"exploration_config: {kind.__name__} has no form for modules with memory, and "
+            f"{what.removesuffix(', which')}: use another type."
         )
 
 

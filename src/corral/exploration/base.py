@@ -135,12 +135,14 @@ class Exploration:
             if the actions are drawn from the policy's distribution, or are returned with their log-likelihood.
         acts_by_module: Whether the actions without exploration are the most likely actions of the module. Other actions
             cannot be chosen by a policy that was loaded without the exploration.
+        with_memory: Whether modules with memory are supported.
         action_spaces: Types of supported action spaces.
         paper: Source of the method.
     """
 
     on_policy: ClassVar[bool] = True
     acts_by_module: ClassVar[bool] = True
+    with_memory: ClassVar[bool] = True
     action_spaces: ClassVar[tuple[type[spaces.Space[Any]], ...]] = (
         spaces.Discrete,
         spaces.MultiDiscrete,

@@ -45,6 +45,7 @@ class ParameterNoise(Delegating):
     """
 
     on_policy = False
+    with_memory = False
     paper = "Plappert et al. 2018, arXiv:1706.01905"
 
     def __init__(

@@ -59,6 +59,52 @@ def unroll(module: Any, obs: Tree, state: Tree, mask: Tensor) -> tuple[Tensor, T
     return torch.stack(outputs, 1)[mask], torch.stack(values, 1)[mask]
 
 
+def burn_in(module: Any, batch: Mapping[str, Any], *, target: bool = False) -> dict[str, Any]:
+    """Return a batch of sequences without the steps that only bring the states up to date.
+
+    Stored states are of older weights. The first steps of a sequence, which `burns_in` marks, bool `[M]`, are only
+    unrolled, without gradients; the other steps begin with the state after them (Kapturowski et al. 2019, section 3).
+
+    Args:
+        module: Module whose `policy` takes an argument `target`.
+        batch: Columns `obs`, `states`, `sequence_starts` and `burns_in` `[M, ...]`.
+        target: Whether the target network unrolls them.
+
+    Returns:
+        The columns `obs`, `states` and `sequence_starts` of the other steps.
+    """
+    columns = {name: batch[name] for name in ("obs", "states", "sequence_starts")}
+    burns: Tensor = batch["burns_in"]
+    if not burns.any():
+        return columns
+    obs, state, mask = module_inputs({name: map_tree(lambda leaf: leaf[burns], columns[name]) for name in columns})
+    with torch.no_grad():
+        for t in range(mask.shape[1]):
+            _, after = module.policy(map_tree(lambda leaf, t=t: leaf[:, t], obs), state, target=target)
+            goes_on = mask[:, t]
+            state = map_tree(
+                lambda new, old, on=goes_on: torch.where(on.reshape(-1, *[1] * (old.ndim - 1)), new, old), after, state
+            )
+    firsts = torch.zeros_like(burns)  # the first steps after a burn-in
+    firsts[1:] = burns[:-1] & ~burns[1:]
+    states = map_tree(torch.clone, batch["states"])
+    map_tree(lambda column, now: column.__setitem__(firsts, now), states, state)
+    columns |= {"states": states, "sequence_starts": (batch["sequence_starts"] & ~burns) | firsts}
+    return {name: map_tree(lambda leaf: leaf[~burns], column) for name, column in columns.items()}
+
+
+def at_rows(batch: Mapping[str, Any], column: Tensor) -> Tensor:
+    """Return a column of the steps that a batch of a replay buffer learns from as a column of all its rows, `[M]`.
+
+    Without memory these are all rows.
+    """
+    if "learns" not in batch:
+        return column
+    whole = column.new_zeros(len(batch["learns"]))
+    whole[batch["learns"]] = column
+    return whole
+
+
 def initial_states(module: Module, num_rows: int) -> Tree:
     """Return the initial states of a number of rows, a tree of tensors `[num_rows, ...]`.
 

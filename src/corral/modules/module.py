@@ -231,41 +231,17 @@ class Module(nn.Module):
 
 
 @dataclass
-class ModelConfig(NetworkConfig):
-    """Settings of the default module of policy-gradient algorithms, in addition to `NetworkConfig`.
+class MemoryConfig(NetworkConfig):
+    """Settings of recurrent layers, in addition to `NetworkConfig`.
 
     Attributes:
-        vf_share_layers: Whether policy and value share the hidden layers and a recurrent layer; `None` shares them only
-            for images.
-        free_log_std: Whether the log standard deviation of Box actions is one learned vector rather than an output of
-            the network.
-        initial_log_std: Initial value of the log standard deviation of Box actions.
-        log_std_bounds: Lower and upper bound of the log standard deviation of Box actions, kept by a sigmoid; `None` is
-            without bounds.
-        head_hiddens: Widths of the hidden layers of each head, between the encoder, which policy and value may share,
-            and the last layer.
-        action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh). With
-            `.environment(normalize_actions=False)` the config sets `"clip_unscaled"` or `"none"`.
         use_lstm: Whether an LSTM comes after the hidden layers, which gives the module memory.
-        use_gru: Whether a GRU comes after them.
+        use_gru: Whether a GRU comes after the hidden layers.
         lstm_cell_size: Width of the LSTM; `None` is 64.
         gru_cell_size: Width of the GRU; `None` is 64.
         max_seq_len: Longest sequence, in steps, through which gradients of a module with memory flow; `None` is 20.
-        action_parts: Whether the parts of Dict and Tuple actions are `"independent"`, or `"autoregressive"`: each
-            depends on the nearest Discrete part before it.
-        action_distribution: A subclass of `corral.modules.distributions.ActionDistribution`, or its import path, which
-            is called with the action space; `None` chooses by the action space.
     """
 
-    fcnet_activation: str = "tanh"
-    vf_share_layers: bool | None = None
-    free_log_std: bool = True
-    initial_log_std: float = 0.0
-    log_std_bounds: LogStdRange | None = None
-    head_hiddens: tuple[PositiveInt, ...] = ()
-    action_bounds: Literal["clip", "squash", "clip_unscaled", "none"] = "clip"
-    action_parts: Literal["independent", "autoregressive"] = "independent"
-    action_distribution: Any = None
     use_lstm: bool = False
     use_gru: bool = False
     lstm_cell_size: PositiveInt | None = None
@@ -288,6 +264,39 @@ class ModelConfig(NetworkConfig):
             if size is not None and not getattr(config, f"use_{kind}"):
                 raise ConfigError(f"model_config: {kind}_cell_size={size} has no effect without use_{kind}=True.")
         return config
+
+
+@dataclass
+class ModelConfig(MemoryConfig):
+    """Settings of the default module of policy-gradient algorithms, in addition to `MemoryConfig`.
+
+    Attributes:
+        vf_share_layers: Whether policy and value share the hidden layers and a recurrent layer; `None` shares them only
+            for images.
+        free_log_std: Whether the log standard deviation of Box actions is one learned vector rather than an output of
+            the network.
+        initial_log_std: Initial value of the log standard deviation of Box actions.
+        log_std_bounds: Lower and upper bound of the log standard deviation of Box actions, kept by a sigmoid; `None` is
+            without bounds.
+        head_hiddens: Widths of the hidden layers of each head, between the encoder, which policy and value may share,
+            and the last layer.
+        action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh). With
+            `.environment(normalize_actions=False)` the config sets `"clip_unscaled"` or `"none"`.
+        action_parts: Whether the parts of Dict and Tuple actions are `"independent"`, or `"autoregressive"`: each
+            depends on the nearest Discrete part before it.
+        action_distribution: A subclass of `corral.modules.distributions.ActionDistribution`, or its import path, which
+            is called with the action space; `None` chooses by the action space.
+    """
+
+    fcnet_activation: str = "tanh"
+    vf_share_layers: bool | None = None
+    free_log_std: bool = True
+    initial_log_std: float = 0.0
+    log_std_bounds: LogStdRange | None = None
+    head_hiddens: tuple[PositiveInt, ...] = ()
+    action_bounds: Literal["clip", "squash", "clip_unscaled", "none"] = "clip"
+    action_parts: Literal["independent", "autoregressive"] = "independent"
+    action_distribution: Any = None
 
 
 class ActorCritic(Module):

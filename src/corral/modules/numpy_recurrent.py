@@ -30,26 +30,22 @@ class RecurrentSteps:
     Args:
         encoders: By the prefix of the names of their states, layers and the recurrent layer after them. The head reads
             the `h` of the first one, whose prefix is empty.
-        head: Policy head.
+        head: Layers of the policy head.
         appended: What the policy appends to the outputs of the head, or `None`.
     """
 
     def __init__(
-        self, encoders: Mapping[str, tuple[Sequence[nn.Module], Any]], head: nn.Module, appended: nn.Parameter | None
+        self,
+        encoders: Mapping[str, tuple[Sequence[nn.Module], Any]],
+        head: Sequence[nn.Module],
+        appended: nn.Parameter | None,
     ) -> None:
         """Read the weights."""
         self._encoders: list[tuple[str, list[Layer], Callable[[FloatArray, State], State]]] = [
-            (
-                prefix,
-                [
-                    (*affine_arrays(layer), None if activation is None else NUMPY_ACTIVATIONS[activation])
-                    for layer, activation in numpy_layers(layers) or ()
-                ],
-                LSTMCell(rnn) if isinstance(rnn, nn.LSTM) else GRUCell(rnn),
-            )
+            (prefix, _arrays(layers), LSTMCell(rnn) if isinstance(rnn, nn.LSTM) else GRUCell(rnn))
             for prefix, (layers, rnn) in encoders.items()
         ]
-        self._head, self._head_bias = affine_arrays(head)
+        self._head = _arrays(head)
         self._appended = None if appended is None else appended.detach().numpy().copy()
 
     def __call__(self, obs: FloatArray, states: State) -> tuple[FloatArray, State]:
@@ -60,11 +56,17 @@ class RecurrentSteps:
             own = {name: states[prefix + name] for name in ("h", "c") if prefix + name in states}
             own = cell(layer_outputs(flat, layers)[-1], own)
             after |= {prefix + name: part for name, part in own.items()} if prefix else own
-        outputs: FloatArray = after["h"] @ self._head
-        outputs += self._head_bias
+        outputs = layer_outputs(after["h"], self._head)[-1]
         if self._appended is not None:
             outputs = np.concatenate([outputs, np.broadcast_to(self._appended, outputs.shape)], -1)
         return outputs, after
+
+
+def _arrays(layers: Sequence[nn.Module]) -> list[Layer]:
+    return [
+        (*affine_arrays(layer), None if activation is None else NUMPY_ACTIVATIONS[activation])
+        for layer, activation in numpy_layers(layers) or ()
+    ]
 
 
 def numpy_can_compute(layers: Sequence[nn.Module], rnn: Any) -> bool:

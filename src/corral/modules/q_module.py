@@ -112,7 +112,14 @@ def _affine(layer: Any) -> tuple[Tensor, Tensor]:
 class QNetwork(nn.Module):
     """An encoder, one more hidden layer (one per stream in a dueling network), and a head: `[B, n * atoms]`."""
 
-    def __init__(self, observation_space: spaces.Space[Any], num_actions: int, config: NetworkConfig, form: QForm):
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        num_actions: int,
+        config: Any,
+        form: QForm,
+        encoder_class: Any = Encoder,
+    ):
         """Build the layers; the last of `fcnet_hiddens` is the width of each stream.
 
         Without hidden layers, the two streams of a dueling network read one half of the features of an image each.
@@ -122,7 +129,7 @@ class QNetwork(nn.Module):
         """
         super().__init__()
         *shared, width = config.hiddens_for(observation_space) or [0]
-        self.encoder = Encoder(observation_space, shared, config)
+        self.encoder = encoder_class(observation_space, shared, config)
         num_features = self.encoder.num_outputs
 
         def linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Module:
@@ -185,7 +192,7 @@ class QModule(Module):
         """
         if not isinstance(action_space, spaces.Discrete):
             raise ConfigError(f"Q-values need Discrete actions, and the env's are {action_space}: use SAC or PPO.")
-        own = {"action_masks": model_config.get("action_masks", True)}
+        own = {name: model_config[name] for name in ("action_masks", "max_seq_len") if name in model_config}
         super().__init__(observation_space, action_space, own)
         self.model_config = dict(model_config)
         self.form = QForm(**{name: self.model_config.pop(name) for name in vars(QForm()) if name in model_config})

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from corral.core.tree import Tree, map_tree
-from corral.modules.module import ActorCritic, ModelConfig
+from corral.modules.module import ActorCritic, MemoryConfig, ModelConfig
 from corral.modules.networks import Encoder
 from corral.modules.numpy_recurrent import RecurrentSteps, numpy_can_compute
 
@@ -21,10 +21,11 @@ State = dict[str, Tensor]
 class RecurrentEncoder(nn.Module):
     """An encoder of observations with an LSTM (Hochreiter and Schmidhuber 1997) or a GRU (Cho et al. 2014) behind it.
 
-    The weights of the recurrent layer start orthogonal, its biases with 0.
+    The weights of the recurrent layer start orthogonal and its biases with 0, except for the bias of the forget gate of
+    an LSTM, which starts with 1 (Jozefowicz et al. 2015).
     """
 
-    def __init__(self, space: spaces.Space[Any], hiddens: Sequence[int], config: ModelConfig) -> None:
+    def __init__(self, space: spaces.Space[Any], hiddens: Sequence[int], config: MemoryConfig) -> None:
         """Build the encoder and the recurrent layer."""
         super().__init__()
         self.encoder = Encoder(space, hiddens, config)
@@ -36,6 +37,8 @@ class RecurrentEncoder(nn.Module):
                 nn.init.orthogonal_(parameter)
             else:
                 nn.init.zeros_(parameter)
+            if name == "bias_ih_l0" and config.use_lstm:
+                nn.init.ones_(parameter.detach()[self.num_outputs : 2 * self.num_outputs])
 
     def initial_state(self) -> State:
         """Return zeros: the output `h` `[H]`, and for an LSTM the cell `c` `[H]`."""
@@ -117,9 +120,10 @@ class RecurrentActorCritic(ActorCritic):
 
     def numpy_steps(self) -> RecurrentSteps | None:
         """Return the policy in NumPy for small layers on flat observations, if no subclass overrides `policy`."""
-        is_plain = self.policy_encoder.encoder.is_flat and isinstance(self.observation_space, spaces.Box)
         has_more = len(self.policy_hiddens) or self.log_std_bounds is not None
-        if type(self).policy is not RecurrentActorCritic.policy or not is_plain or has_more:
+        if type(self).policy is not RecurrentActorCritic.policy or has_more:
+            return None
+        if not is_flat(self.policy_encoder, self.observation_space):
             return None
         encoders = {"": self.policy_encoder}
         if self.value_encoder is not self.policy_encoder:
@@ -127,7 +131,12 @@ class RecurrentActorCritic(ActorCritic):
         layers = {prefix: ([*encoder.encoder.mlp], encoder.rnn) for prefix, encoder in encoders.items()}
         if not all(numpy_can_compute(*of_encoder) for of_encoder in layers.values()):
             return None
-        return RecurrentSteps(layers, self.policy_head, self.log_std)
+        return RecurrentSteps(layers, [self.policy_head], self.log_std)
+
+
+def is_flat(encoder: RecurrentEncoder, observation_space: spaces.Space[Any]) -> bool:
+    """Return whether an encoder reads the flat numbers of a Box."""
+    return encoder.encoder.is_flat and isinstance(observation_space, spaces.Box)
 
 
 def _part(state: State, prefix: str) -> State:

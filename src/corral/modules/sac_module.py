@@ -134,8 +134,8 @@ class SACModule(Module):
                 "SAC takes Discrete actions, or a Box of floats whose bounds are all finite, and the env's actions are "
                 f"{action_space}: give them such bounds with a wrapper, or use PPO."
             )
-        own = {"action_bounds": "squash", "action_masks": model_config.get("action_masks", True)}
-        super().__init__(observation_space, action_space, own)
+        own = {name: model_config[name] for name in ("action_masks", "max_seq_len") if name in model_config}
+        super().__init__(observation_space, action_space, {"action_bounds": "squash", **own})
         self.model_config = dict(model_config)
         num_critics = 2 if self.model_config.pop("twin_q", True) else 1
         initial_alpha = float(self.model_config.pop("initial_alpha", 1.0))
@@ -193,7 +193,15 @@ class SACModule(Module):
         Both are differentiable in the actor (reparameterisation, Haarnoja et al. 2018, eq. 11 and appendix C).
         """
         assert isinstance(self.distribution, SquashedGaussian)
-        return self.distribution.squashed_sample(self.policy(obs), noise)
+        return self.distribution.squashed_sample(self.actor_outputs(obs), noise)
+
+    def actor_outputs(self, obs: Tree) -> Tensor:
+        """Return what the loss takes as the outputs of the policy, float32 `[B, D]`; `policy(obs)` without memory."""
+        return self.policy(obs)
+
+    def at_steps(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return the columns of the steps to learn from; without memory, the whole batch."""
+        return batch
 
     def q_values(self, obs: Tree, actions: Tensor | None = None, *, target: bool = False) -> Tensor:
         """Return the values of all critics: `[C, B]` for Box actions in [-1, 1], `[C, B, n]` for Discrete ones."""
@@ -202,7 +210,7 @@ class SACModule(Module):
 
     def value(self, obs: Tree) -> Tensor:
         """Return the lowest of the critics' values of the most likely action, float32 `[B]`."""
-        outputs = self.policy(obs)
+        outputs = self.actor_outputs(obs)
         if self.is_discrete:
             best = outputs.argmax(-1, keepdim=True)
             return self.q_values(obs).amin(0).gather(-1, best).squeeze(-1)

@@ -29,6 +29,8 @@ MODULE_CLASSES = {
     "ActorCritic": "corral.modules.module",
     "QModule": "corral.modules.q_module",
     "RecurrentActorCritic": "corral.modules.recurrent",
+    "RecurrentQModule": "corral.modules.recurrent_q_module",
+    "RecurrentSACModule": "corral.modules.recurrent_sac_module",
     "RandomModule": "corral.modules.heuristic",
     "SACModule": "corral.modules.sac_module",
 }

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from corral.core.columns import check_new_column, describe, empty_column
 from corral.core.returns import n_step_returns
-from corral.core.tree import Tree
+from corral.core.tree import Tree, map_tree, named_leaves
 from corral.episodes.lanes import LaneRollout
 from corral.errors import CheckpointError, ColumnError, ConfigError, CorralError
 from corral.replay.frames import MAX_FRAMES
@@ -37,6 +37,9 @@ BATCH_COLUMNS = (
     "weights",
 )
 """Names of the columns of every batch; user code added any other column."""
+
+STATES = "states"
+"""Name of the states of a module with memory; each leaf has a column, such as `states.h`."""
 
 _STATE_VERSION = 2
 _OWN = ("actions", "rewards", "terminated", "truncated", "valid")
@@ -294,7 +297,8 @@ class ReplayBuffer:
         for name in _OWN[1:]:
             if columns[name].shape != (num_rows, layout.num_envs):
                 layout.check(name, columns[name], num_rows, (str(columns[name].dtype), ()))
-        for name, column in rollout.added.items():
+        states = _columns_of_states(rollout.states) if "states" in rollout else ()
+        for name, column in [*rollout.added.items(), *((name, leaf[:num_rows]) for name, leaf in states)]:
             if name in BATCH_COLUMNS:
                 raise ColumnError(
                     f"column {name!r} was added to a rollout, but batches of the replay buffer already have a column "
@@ -429,6 +433,96 @@ class ReplayBuffer:
             "indices": self._stamped(flat),
             "weights": weights,
             **{name: columns[name].at(flat) for name in self._added},
+        }
+
+    def sample_sequences(
+        self,
+        num_sequences: int,
+        initial_state: Tree,
+        *,
+        seq_len: int,
+        burn_in: int = 0,
+        n_step: int = 1,
+        gamma: float = 1.0,
+        reward_fn: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+    ) -> dict[str, Tree]:
+        """Draw sequences of consecutive steps for a module with memory, each from any step on.
+
+        This is the replay of Kapturowski et al. 2019, with stored states and burn-in. A sequence has `burn_in` steps
+        before its `seq_len` steps, and fewer if the episode or the stored steps end before. There is no burn-in where
+        the stored state is the initial one, which does not age. A step bootstraps from an observation of its sequence:
+        at the end of a sequence it has fewer than n steps.
+
+        Args:
+            num_sequences: Number S of sequences.
+            initial_state: Initial state of the module, a tree of arrays `[...]`.
+            seq_len: Longest sequence that is learned from, in steps.
+            burn_in: Steps before it.
+            n_step: Number of steps whose rewards are summed.
+            gamma: Discount per step.
+            reward_fn: Function of the rewards of single steps, applied before they are summed.
+
+        Returns:
+            A batch whose rows are the steps of each sequence and one row for the observation after them, `[M, ...]`:
+            `obs`, `actions`, `rewards`, `terminated`, `truncated`, `num_steps`, `discounts`, `weights` and `indices` as
+            in `sample`; `states`; `sequence_starts`, bool; `burns_in`, bool, the steps of the burn-in; and `learns`,
+            bool, the other steps.
+
+        Raises:
+            EmptyReplayBufferError: The buffer holds no transitions.
+        """
+        if not self._num_valid:
+            raise EmptyReplayBufferError("the replay buffer holds no transitions to draw: add rollouts first.")
+        assert self._observations is not None
+        columns = self._columns
+        firsts, _ = self._draw(num_sequences, 0.0)
+        named = dict(_columns_of_states(initial_state))
+        is_initial = np.ones(num_sequences, np.bool_)
+        for name, leaf in named.items():
+            same = columns[name].at(firsts) == leaf
+            is_initial &= same.reshape(num_sequences, -1).all(1)
+        steps = self._links.window(firsts, burn_in + seq_len)
+        done = columns["terminated"].at(steps) | columns["truncated"].at(steps)
+        taken = columns["valid"].at(steps)
+        taken[1:] &= ~done[:-1]
+        np.logical_and.accumulate(taken, axis=0, out=taken)
+        lengths = np.minimum(taken.sum(0), np.where(is_initial, 0, burn_in) + seq_len)
+        burns = np.minimum(np.where(is_initial, 0, burn_in), lengths - 1)
+        # Places in the batch: the steps of each sequence, then the row after them.
+        ends = np.cumsum(lengths + 1) - 1
+        place = np.arange(int(ends[-1]) + 1)
+        sequence = np.repeat(np.arange(num_sequences), lengths + 1)
+        time, is_step = place - (ends - lengths)[sequence], np.ones(len(place), np.bool_)
+        is_step[ends] = False
+        flat = steps[np.minimum(time, lengths[sequence] - 1), sequence]  # the row after repeats the last step
+        window = place + np.arange(n_step)[:, None]
+        inside = window < ends[sequence]
+        window = flat[np.minimum(window, ends[sequence])]
+        ended = columns["terminated"].at(window) | columns["truncated"].at(window)
+        inside[0] = True  # also in the rows after the steps, which nobody reads
+        rewards = columns["rewards"].at(window)
+        rewards, num_steps, discounts = n_step_returns(
+            rewards if reward_fn is None else reward_fn(rewards), inside, ended, gamma=gamma
+        )
+        last = window[num_steps - 1, place]
+        after = self._observations.after(flat[ends - 1])
+        obs = self._observations.at(flat)
+        map_tree(lambda column, leaf: column.__setitem__(ends, leaf), obs, after)
+        states = iter([columns[name].at(flat) for name in named])
+        return {
+            "obs": obs,
+            "actions": columns["actions"].at(flat),
+            "rewards": rewards,
+            "terminated": columns["terminated"].at(last),
+            "truncated": columns["truncated"].at(last),
+            "num_steps": num_steps,
+            "discounts": discounts,
+            "indices": self._stamped(flat % (self._num_rows * self._num_lanes)),
+            "weights": np.ones(len(place), np.float32),
+            "states": map_tree(lambda _: next(states), initial_state),
+            "sequence_starts": time == 0,
+            "burns_in": is_step & (time < burns[sequence]),
+            "learns": is_step & (time >= burns[sequence]),
         }
 
     def _draw(self, batch_size: int, beta: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -581,6 +675,11 @@ class ReplayBuffer:
         self._rng, self._written, self._workers = rng, written, list(state["workers"])
         self._num_valid, self._candidates = int(np.count_nonzero(columns["valid"])), None
         self.num_env_steps_added = num_added
+
+
+def _columns_of_states(states: Tree) -> list[tuple[str, NDArray[Any]]]:
+    """Return the names of the columns that hold states, each with its leaf; checkpoints use `/` for another purpose."""
+    return [(name.replace("/", "."), np.asarray(leaf)) for name, leaf in named_leaves(states, STATES)]
 
 
 def _lengths(valid: NDArray[np.bool_]) -> NDArray[np.int64]:

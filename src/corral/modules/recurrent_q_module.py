@@ -1,0 +1,91 @@
+"""Action values of modules with memory: a Q-network with an LSTM or a GRU, and its target network.
+
+Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (R2D2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from corral.core.tree import Tree, map_tree
+from corral.modules.inference import numpy_layers
+from corral.modules.memory import memory_outputs
+from corral.modules.module import MemoryConfig
+from corral.modules.numpy_recurrent import RecurrentSteps, numpy_can_compute
+from corral.modules.q_module import QModule, QNetwork
+from corral.modules.recurrent import RecurrentEncoder, State, is_flat
+
+
+class RecurrentQModule(QModule):
+    """The default module with memory of DQN; see `MemoryConfig`, `use_lstm` and `use_gru`.
+
+    The recurrent layer comes before the last hidden layer.
+    """
+
+    CONFIG = MemoryConfig
+
+    def make_network(self) -> nn.Module:
+        """Return a new network whose encoder has a recurrent layer."""
+        config = MemoryConfig.parse(self.model_config)
+        return QNetwork(self.features_space, self.num_actions, config, self.form, RecurrentEncoder)
+
+    def initial_state(self) -> State:
+        """Return zeros; see `RecurrentEncoder.initial_state`."""
+        state: State = self._parts(target=False)[0].initial_state()
+        return state
+
+    def _parts(self, target: bool) -> tuple[Any, Any]:
+        """Return the encoder with the recurrent layer, and the layers after it."""
+        network: Any = self.target_q if target else self.q
+        return network.encoder, nn.Sequential(*network.streams, network.head)
+
+    def _values(self, obs: Tree, outputs: Tensor) -> Tensor:
+        if self.form.num_atoms > 1:
+            outputs = outputs.reshape(len(outputs), self.num_actions, -1).softmax(-1) @ self.atoms
+        return self.mask_outputs(obs, outputs)
+
+    def logits(self, obs: Tree, state: State, mask: Tensor, *, target: bool = False) -> Tensor:  # type: ignore[override]
+        """Return the logits of the atoms of each action's return, `[M, n, atoms]`, for padded sequences.
+
+        See `corral.modules.memory.module_inputs` for the arguments.
+        """
+        encoder, head = self._parts(target)
+        outputs: Tensor = head(encoder(obs, state)[mask])
+        return outputs.reshape(len(outputs), self.num_actions, -1)
+
+    def q_values(self, obs: Tree, state: State, mask: Tensor, *, target: bool = False) -> Tensor:  # type: ignore[override]
+        """Return the value of each action, float32 `[M, n]`, for padded sequences; see `QModule.q_values`."""
+        encoder, head = self._parts(target)
+        rows = map_tree(lambda leaf: leaf[mask], obs) if self.has_action_mask else obs
+        return self._values(rows, head(encoder(obs, state)[mask]))
+
+    def policy(  # type: ignore[override]
+        self, obs: Tree, state: State, *, target: bool = False
+    ) -> tuple[Tensor, State]:
+        """Return the action values `[B, n]` and the next states, for observations `[B, ...]` and states."""
+        encoder, head = self._parts(target)
+        features, after = encoder.step(obs, state)
+        return self._values(obs, head(features)), after
+
+    def value(self, obs: Tree, state: State) -> Tensor:  # type: ignore[override]
+        """Return the value of the best action, float32 `[B]`."""
+        return self.policy(obs, state)[0].amax(-1)
+
+    def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+        """Call the methods; see `Module.outputs`."""
+        yield from memory_outputs(self, obs, has_value=True)
+
+    def numpy_steps(self) -> RecurrentSteps | None:
+        """Return the policy in NumPy for small layers on flat observations, with one atom."""
+        if type(self).policy is not RecurrentQModule.policy or type(self.q) is not QNetwork or self.form.num_atoms > 1:
+            return None
+        encoder, head = self._parts(target=False)
+        if not is_flat(encoder, self.observation_space):
+            return None
+        layers = [*encoder.encoder.mlp], encoder.rnn
+        if not numpy_can_compute(*layers) or numpy_layers([*head]) is None:
+            return None
+        return RecurrentSteps({"": layers}, [*head], None)

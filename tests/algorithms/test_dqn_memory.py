@@ -1,0 +1,145 @@
+"""DQN on sequences against a slow reference, and a maze that only a network with memory solves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from corral import DQNConfig, load_policy
+from corral.algorithms.dqn import c51_loss, dqn_loss
+from corral.core.tree import map_tree
+from corral.modules.inference import Inference, Memory
+from corral.testing import CountingEnv, TMaze
+
+LSTM: dict[str, Any] = {"use_lstm": True, "lstm_cell_size": 8, "fcnet_hiddens": [8, 8], "max_seq_len": 4}
+GRU: dict[str, Any] = {"use_gru": True, "gru_cell_size": 8, "fcnet_hiddens": [8, 8], "max_seq_len": 4}
+STAGGERED: dict[str, Any] = {"episode_length": 6, "stagger": True, "ends": "alternate"}
+
+
+def make_config(**settings: Any) -> DQNConfig:
+    config = DQNConfig().environment(CountingEnv, env_config=STAGGERED, disable_env_checking=True)
+    config.env_runners(num_envs_per_env_runner=3, rollout_fragment_length=2).debugging(seed=1)
+    config.training(train_batch_size_per_learner=24, num_steps_sampled_before_learning_starts=60, gamma=0.9)
+    copied: DQNConfig = config.copy(min_sample_timesteps_per_iteration=120, **settings)
+    return copied
+
+
+def to_tensors(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: map_tree(lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf)), batch[name]) for name in batch}
+
+
+def unrolled(module: Any, batch: dict[str, Any], target: bool) -> list[Tensor | None]:
+    """Return the action values of each row, one step after another; `None` in the burn-in."""
+    found: list[Tensor | None] = []
+    state: Any = None
+    for row in range(len(batch["learns"])):
+        if batch["sequence_starts"][row]:
+            state = map_tree(lambda leaf, row=row: leaf[row : row + 1], batch["states"])
+        values, state = module.policy(batch["obs"][row : row + 1], state, target=target)
+        if batch["burns_in"][row]:
+            state = map_tree(Tensor.detach, state)
+        found.append(None if batch["burns_in"][row] else values[0])
+    return found
+
+
+@pytest.mark.parametrize("settings", [LSTM, GRU], ids=["lstm", "gru"])
+@pytest.mark.parametrize("double_q", [True, False])
+@pytest.mark.parametrize("burn_in", [0, 3])
+def test_the_loss_and_its_gradient_are_those_of_sequences_unrolled_one_by_one(
+    settings: dict[str, Any], double_q: bool, burn_in: int
+) -> None:
+    config = make_config(model_config=settings, double_q=double_q, burn_in_len=burn_in, n_step=2)
+    with config.build() as algo:
+        algo.train()
+        module = algo.get_module()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        batch = to_tensors(algo._draw("default_policy", algo.config))
+        assert bool(burn_in) == bool(batch["burns_in"].any())
+        lengths = torch.bincount(batch["sequence_starts"].cumsum(0) - 1, weights=batch["learns"].double())
+        assert lengths.max() == 4 and len(lengths) == 6  # of max_seq_len=4 and a batch of 24 steps
+        loss, reported = dqn_loss(module, batch, {}, double_q=double_q, huber=True)
+        online, target = unrolled(module, batch, False), unrolled(module, batch, True)
+        errors, losses = [], []
+        for row in torch.nonzero(batch["learns"])[:, 0].tolist():
+            later = row + int(batch["num_steps"][row])
+            chooser, values = online[later] if double_q else target[later], target[later]
+            assert chooser is not None and values is not None and online[row] is not None
+            value = values[chooser.argmax()].detach()
+            goal = batch["rewards"][row] + batch["discounts"][row] * ~batch["terminated"][row] * value
+            taken = online[row][batch["actions"][row]]  # type: ignore[index]
+            losses.append(functional.smooth_l1_loss(taken, goal))
+            errors.append((row, (taken - goal).item()))
+        expected = torch.stack(losses).mean()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+        for row, error in errors:
+            assert reported["td_error"][row].item() == pytest.approx(error, abs=1e-4)
+        assert reported["td_error"].shape == batch["learns"].shape
+        learned = list(module.q.parameters())
+        gradients = [torch.autograd.grad(one, learned) for one in (loss, expected)]
+        for given, reference in zip(*gradients, strict=True):
+            assert torch.allclose(given, reference, atol=1e-4, rtol=1e-3)
+
+
+def test_one_atom_more_than_enough_gives_a_loss_on_the_same_steps() -> None:
+    options = {"num_atoms": 11, "v_min": -5.0, "v_max": 30.0, "dueling": True, "noisy": True}
+    with make_config(model_config=LSTM, **options).build() as algo:
+        result = algo.train()["learners"]["default_policy"]
+        assert np.isfinite(result["total_loss"])
+        batch = to_tensors(algo._draw("default_policy", algo.config))
+        _, reported = c51_loss(algo.get_module(), batch, {}, double_q=True)
+        assert (reported["td_error"][~batch["learns"]] == 0).all() and (reported["td_error"][batch["learns"]] > 0).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"dueling": True, "noisy": True}])
+def test_numpy_takes_the_steps_of_torch(options: dict[str, Any]) -> None:
+    with make_config(model_config=GRU, **options).build() as algo:
+        module = algo.get_module()
+        inference = Inference(module)
+        inference.begin_sample(True, np.random.default_rng(0))
+        assert inference.backend == "numpy"
+        memory, obs = Memory(module, 3), np.random.default_rng(0).standard_normal((5, 3, 2)).astype(np.float32)
+        state = map_tree(torch.from_numpy, memory.states)
+        for row in obs:
+            given = memory.step(inference, row)
+            with torch.no_grad():
+                values, state = module.policy(torch.from_numpy(row), state)
+            assert np.allclose(given, values, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "burn_in"), [("lstm", 0), pytest.param("gru", 4, marks=pytest.mark.slow)])
+def test_only_a_network_with_memory_remembers_the_way(kind: str, burn_in: int, tmp_path: Any) -> None:
+    def best_return(iterations: int, model_config: Any, **training: Any) -> float:
+        config = DQNConfig().environment(TMaze, env_config={"length": 4}).debugging(seed=0)
+        config.env_runners(num_envs_per_env_runner=8, rollout_fragment_length=4)
+        config.training(
+            **{"lr": 1e-3, "train_batch_size_per_learner": 256, "num_steps_sampled_before_learning_starts": 500},
+            **{"target_network_update_freq": 200, "n_step": 3, "gamma": 0.95, **training},
+        )
+        config.exploration(exploration_config={"epsilon_timesteps": 6000}).rl_module(model_config=model_config)
+        best = -np.inf
+        with config.build() as algo:
+            for _ in range(iterations):
+                best = np.fmax(best, algo.train()["env_runners"]["episode_return_mean"])
+                if best > 0.85:
+                    policy, right = load_policy(algo.save(tmp_path / "best")), TMaze({"length": 4})
+                    for seed in range(6):
+                        (obs, _), over = right.reset(seed=seed), False
+                        policy.reset()
+                        while not over:
+                            obs, reward, terminated, truncated, _ = right.step(int(policy(obs)))
+                            over = terminated or truncated
+                        assert reward == 1.0
+                    break
+        return float(best)
+
+    memory = {f"use_{kind}": True, f"{kind}_cell_size": 32, "max_seq_len": 16, "fcnet_hiddens": [32, 32]}
+    assert best_return(16, memory, burn_in_len=burn_in) > 0.85
+    if kind == "lstm":
+        assert best_return(8, {"fcnet_hiddens": [32, 32]}) < 0.5
