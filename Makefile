@@ -52,7 +52,7 @@ $(LOWEST_READY): requirements/lowest.txt pyproject.toml
 
 # Native vector envs of Gymnasium 1.1 raise in __del__ where their constructor raised.
 lowest: $(LOWEST_READY) ## the fast tests of the core, with the lowest version of each dependency that pyproject.toml declares
-	PYTHONPATH=src $(LOWEST_VENV)/bin/python -m pytest -n 3 -W ignore::pytest.PytestUnraisableExceptionWarning \
+	PYTHONPATH=$(CURDIR)/src $(LOWEST_VENV)/bin/python -m pytest -n 3 -W ignore::pytest.PytestUnraisableExceptionWarning \
 		$(addprefix tests/,$(LOWEST_TESTS))
 
 campaign: $(READY) ## kill, break and hang runners 200 times on each engine; kill 200 processes while they save
