@@ -252,6 +252,24 @@ CASES = (
         threads=1,
         ratio_budgets={"rllib": 6.0, "sb3": 2.2},
     ),
+    Case(
+        name="ppo_memory",
+        title="PPO with memory",
+        what=(
+            "As the case above, with an LSTM of 64 behind a hidden layer of 64, of their own for policy and value, and "
+            "sequences of 20 steps. Stable-Baselines3 is RecurrentPPO of sb3-contrib, which has the hidden layer after "
+            "the LSTM and learns from whole episodes."
+        ),
+        measure="ppo_memory",
+        unit="env steps/s",
+        value="env_steps_per_s",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral", "rllib", "sb3"),
+        seconds=6.0,
+        threads=1,
+        ratio_budgets={"rllib": 3.0, "sb3": 5.0},
+    ),
     _agents("agents_sampling", "Sampling, four agents", "Agent steps per second without learning:", 12.0, 2.0),
     _agents(
         "agents_ppo",

@@ -15,7 +15,7 @@ import replay_side
 import runner_groups
 import sac_side
 import td3_side
-from corral_config import config, ppo_config
+from corral_config import config, net_config, ppo_config
 from measuring import Fields, Options
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +44,14 @@ def sampling(options: Options) -> Fields:
 def ppo(options: Options) -> Fields:
     """Trained env steps per second of PPO at the hyperparameters that all systems share."""
     with ppo_config(options).build() as algo:
+        return measuring.training_rate(measuring.trainer(algo), options)
+
+
+def ppo_memory(options: Options) -> Fields:
+    """Trained env steps per second of PPO with an LSTM."""
+    memory = {"use_lstm": True, "lstm_cell_size": measuring.LSTM, "max_seq_len": measuring.SEQUENCE}
+    config = ppo_config(options).rl_module(model_config={**net_config([measuring.LSTM]), **memory})
+    with config.build() as algo:
         return measuring.training_rate(measuring.trainer(algo), options)
 
 
@@ -154,6 +162,7 @@ if __name__ == "__main__":
         {
             "sampling": sampling,
             "ppo": ppo,
+            "ppo_memory": ppo_memory,
             "ppo_wide": large_nets.ppo_wide,
             "ppo_images": large_nets.ppo_images,
             "compiled": large_nets.compiled,

@@ -24,6 +24,8 @@ TARGET_RETURN = 450.0
 STEPS_PER_SAMPLE = 2048
 HIDDEN = [64, 64]
 WIDE = [512, 512]
+LSTM = 64  # width of the LSTM and of the hidden layer next to it
+SEQUENCE = 20  # env steps
 # Agents in each env where there are several.
 NUM_AGENTS = 4
 WARMUP_ITERATIONS = 2

@@ -55,6 +55,24 @@ def ppo(options: Options) -> Fields:
     return _ppo(options, num_env_runners=0)
 
 
+def ppo_memory(options: Options) -> Fields:
+    """Trained env steps per second of PPO with an LSTM."""
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    ray_runtime.start()
+    model_config = DefaultModelConfig(
+        fcnet_hiddens=[measuring.LSTM],
+        fcnet_activation="tanh",
+        head_fcnet_hiddens=[],
+        vf_share_layers=False,
+        use_lstm=True,
+        lstm_cell_size=measuring.LSTM,
+        max_seq_len=measuring.SEQUENCE,
+    )
+    config = _ppo_config(options, num_env_runners=0).rl_module(model_config=model_config)
+    return measuring.training_rate(measuring.trainer(config.build_algo()), options)
+
+
 def dqn(options: Options) -> Fields:
     """Env steps per second of DQN at the hyperparameters that all systems share."""
     from ray.rllib.algorithms.dqn import DQNConfig
@@ -255,6 +273,7 @@ if __name__ == "__main__":
         {
             "sampling": sampling,
             "ppo": ppo,
+            "ppo_memory": ppo_memory,
             "dqn": dqn,
             "time_to_450": time_to_450,
             "import": import_package,

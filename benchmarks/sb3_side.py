@@ -41,13 +41,18 @@ def _train_one_iteration(model: Any) -> None:
     model.learn(total_timesteps=model.n_steps * model.n_envs, reset_num_timesteps=False)
 
 
-def ppo(options: Options, hiddens: list[int] | None = None) -> Fields:
+def ppo(options: Options, policy_kwargs: dict[str, Any] | None = None, *, has_memory: bool = False) -> Fields:
     """Trained env steps per second of PPO at the hyperparameters that all systems share."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
-    model = PPO(
-        "MlpPolicy",
+    algorithm, policy = PPO, "MlpPolicy"
+    if has_memory:
+        from sb3_contrib import RecurrentPPO
+
+        algorithm, policy = RecurrentPPO, "MlpLstmPolicy"
+    model = algorithm(
+        policy,
         make_vec_env(measuring.ENV, 8, seed=options.seed),
         learning_rate=3e-4,
         n_steps=256,
@@ -58,7 +63,7 @@ def ppo(options: Options, hiddens: list[int] | None = None) -> Fields:
         clip_range=0.2,
         max_grad_norm=0.5,
         ent_coef=0.0,
-        policy_kwargs={} if hiddens is None else {"net_arch": hiddens},
+        policy_kwargs=policy_kwargs,
         seed=options.seed,
         device="cpu",
     )
@@ -67,7 +72,12 @@ def ppo(options: Options, hiddens: list[int] | None = None) -> Fields:
 
 def ppo_wide(options: Options) -> Fields:
     """Trained env steps per second of PPO with nets of 512-512."""
-    return ppo(options, measuring.WIDE)
+    return ppo(options, {"net_arch": measuring.WIDE})
+
+
+def ppo_memory(options: Options) -> Fields:
+    """Trained env steps per second of sb3-contrib's RecurrentPPO, whose hidden layer comes after the LSTM."""
+    return ppo(options, {"net_arch": [measuring.LSTM], "lstm_hidden_size": measuring.LSTM}, has_memory=True)
 
 
 def ppo_images(options: Options) -> Fields:
@@ -245,6 +255,7 @@ if __name__ == "__main__":
             "sampling": sampling,
             "ppo": ppo,
             "ppo_wide": ppo_wide,
+            "ppo_memory": ppo_memory,
             "ppo_images": ppo_images,
             "dqn": dqn,
             "sac": sac,
