@@ -39,6 +39,9 @@ check: $(READY) ## lint, types, spelling and plain English
 	$(BIN)/codespell
 	$(BIN)/python tools/check_english.py
 
+# The processes that tests start find bytecode, and do not compile the sources again.
+test slow lowest: export PYTHONDONTWRITEBYTECODE =
+
 test: check ## check, then all tests
 	$(BIN)/python -m pytest -n 3
 

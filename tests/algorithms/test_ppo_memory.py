@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional
 
-from corral import PPOConfig
+from corral import PPOConfig, evaluate_policy
 from corral.algorithms.ppo import ppo_loss
 from corral.core.tree import map_tree
 from corral.learners import learner as learner_module
@@ -229,15 +229,22 @@ def test_memory_solves_a_maze_of_length_20(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", ["use_lstm", "use_gru"])
 def test_memory_balances_a_pole_without_velocities(kind: str, seed: int) -> None:
+    """Without exploration, 475 is the return at which Gymnasium calls CartPole-v1 solved."""
+
     def config(**model_config: Any) -> PPOConfig:
         made = PPOConfig().environment(CartPolePositions).env_runners(num_envs_per_env_runner=16).debugging(seed=seed)
         made.rl_module(model_config={"fcnet_hiddens": [64], **model_config})
         return made.training(
-            train_batch_size_per_learner=512, minibatch_size=128, num_epochs=10, lr=1e-3, gamma=0.98, lambda_=0.9
+            train_batch_size_per_learner=2048, minibatch_size=512, num_epochs=10, lr=3e-3, vf_loss_coeff=0.1
         )
 
-    assert best_return(config(**{kind: True}), 300, 300.0) >= 300
-    assert best_return(config(), 150, 300.0) < 100
+    greedy = 0.0
+    with config(**{kind: True}).build() as algo:
+        while greedy < 475 and algo.num_env_steps_sampled_lifetime < 400_000:
+            if algo.train()["env_runners"]["episode_return_mean"] >= 300:
+                greedy = evaluate_policy(algo, CartPolePositions, episodes=20, num_envs=10, seed=1).episode_return_mean
+    assert greedy >= 475
+    assert best_return(config(), 100, 300.0) < 100
 
 
 def test_spaces_of_all_kinds_have_a_form_on_sequences() -> None:

@@ -31,8 +31,8 @@ def dqn() -> DQNConfig:
 
 
 def test_ppo_learns_with_masks_in_steps_that_are_too_few_without() -> None:
-    assert mean_return(ppo(), "observations", 3000, 0) > 0.95
-    assert mean_return(ppo(), None, 3000, 0) < 0.6
+    assert mean_return(ppo(), "observations", 2000, 0) > 0.95
+    assert mean_return(ppo(), None, 2000, 0) < 0.6
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ def test_ppo_learns_with_masks_in_steps_that_are_too_few_without() -> None:
 @pytest.mark.parametrize(
     ("make_config", "num_env_steps", "solved"),
     [
-        (ppo, 3000, 0.95),
+        (ppo, 2000, 0.95),
         (dqn, 4000, 0.9),
         (lambda: SACConfig().training(num_steps_sampled_before_learning_starts=100, lr=3e-3), 2000, 0.6),
     ],

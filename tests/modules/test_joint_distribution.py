@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from corral import DQNConfig, MultiAgentEnv, Policy, PPOConfig, evaluate_policy, load_policy
 from corral.core.tree import leaves, map_tree, named_leaves
-from corral.errors import ConfigError, EnvError
+from corral.errors import ConfigError, EnvError, ExportError
 from corral.modules.distributions import Categorical
 from corral.modules.joint_distribution import Joint
 from corral.modules.module import ActorCritic
@@ -175,6 +175,10 @@ def test_ppo_learns_nested_actions(parts: str, tmp_path: Path) -> None:
         found = evaluate_policy(algo, Signals, episodes=20)
     assert found.episode_return_mean > 7  # 8 at best, and about 3.3 at random
     assert evaluate_policy(policy, Signals, episodes=20) == found
+    if parts == "autoregressive" and torch.__version__.startswith("2.6."):
+        with pytest.raises(ExportError, match="cannot be exported: Constraints violated"):
+            policy.export(tmp_path / "policy.pt2")
+        return
     obs = np.random.default_rng(0).uniform(-1, 1, (9, 3)).astype(np.float32)
     program = torch.export.load(str(policy.export(tmp_path / "policy.pt2"))).module()
     check_same(policy, obs, leaves(program(torch.from_numpy(obs))))
