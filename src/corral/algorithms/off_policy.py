@@ -62,6 +62,10 @@ class OffPolicyConfig(AlgorithmConfig):
     """
 
     ON_POLICY: ClassVar[bool] = False
+    DEFAULT_CAPACITY: ClassVar[int] = ReplayConfig.capacity
+    """Env steps that the buffer keeps, unless `replay_buffer_config` has a `capacity`."""
+    LR_GROUPS: ClassVar[tuple[str, ...]] = ()
+    """Groups of parameters that have a learning rate of their own, in the setting `GROUP_lr`."""
 
     min_sample_timesteps_per_iteration: int = 1000
     replay_buffer_config: dict[str, Any] = field(default_factory=dict)
@@ -85,7 +89,17 @@ class OffPolicyConfig(AlgorithmConfig):
         Raises:
             ConfigError: A setting is unknown or out of range.
         """
-        return ReplayConfig.parse(self.replay_buffer_config)
+        return ReplayConfig.parse({"capacity": self.DEFAULT_CAPACITY, **self.replay_buffer_config})
+
+    def lrs(self, num_env_steps: int) -> float | dict[str, float]:
+        """Return the learning rate after so many env steps, or the one of each group of parameters."""
+        if not self.LR_GROUPS:
+            return schedule_value(self.lr, num_env_steps)
+        given = {group: getattr(self, f"{group}_lr") for group in self.LR_GROUPS}
+        return {
+            group: schedule_value(self.lr if schedule is None else schedule, num_env_steps)
+            for group, schedule in given.items()
+        }
 
 
 def off_policy_metrics(*groups: str) -> tuple[str, ...]:
@@ -154,9 +168,9 @@ class OffPolicyAlgorithm(Algorithm):
 
     # What a subclass may override.
 
-    def lr(self, config: Any) -> float | Mapping[str, float]:
+    def lr(self, config: OffPolicyConfig) -> float | Mapping[str, float]:
         """Return the learning rate of the next update of a module, or one learning rate per group of parameters."""
-        return schedule_value(config.lr, self.num_env_steps_sampled_lifetime)
+        return config.lrs(self.num_env_steps_sampled_lifetime)
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Return a batch from the buffer of a module in the form that the loss expects."""

@@ -24,7 +24,6 @@ from corral.algorithms.off_policy import (
     off_policy_metrics,
     refuse_unscaled_actions,
 )
-from corral.core.schedules import schedule_value
 from corral.core.settings import NonNegativeSchedule, PositiveFloat
 from corral.learners.losses import Batch, Loss
 from corral.modules.distributions import categorical_logp
@@ -32,7 +31,6 @@ from corral.modules.memory import at_rows
 from corral.modules.module import Module
 from corral.modules.recurrent_sac_module import RecurrentSACModule
 from corral.modules.sac_module import SACModule
-from corral.replay import ReplayConfig
 
 if TYPE_CHECKING:
     from corral.config.setter_types import SACTrainingArgs
@@ -63,6 +61,7 @@ class SACConfig(OffPolicyConfig):
     """
 
     DEFAULT_CAPACITY: ClassVar[int] = 1_000_000
+    LR_GROUPS: ClassVar[tuple[str, ...]] = ("actor", "critic", "alpha")
     LEARNS_SEQUENCES: ClassVar[bool] = True
 
     train_batch_size_per_learner: int = 256
@@ -101,23 +100,10 @@ class SACConfig(OffPolicyConfig):
         """Actions sampled from the policy; before learning starts, uniform actions."""
         return {"type": "StochasticSampling", "random_timesteps": self.num_steps_sampled_before_learning_starts}
 
-    @property
-    def replay_config(self) -> ReplayConfig:
-        """Settings of the buffer; see `OffPolicyConfig.replay_config`."""
-        return ReplayConfig.parse({"capacity": self.DEFAULT_CAPACITY, **self.replay_buffer_config})
-
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
         refuse_unscaled_actions(self, "SAC")
-
-    def lrs(self, num_env_steps: int) -> dict[str, float]:
-        """Return the learning rate of each group of parameters after so many env steps."""
-        given = {"actor": self.actor_lr, "critic": self.critic_lr, "alpha": self.alpha_lr}
-        return {
-            name: schedule_value(self.lr if schedule is None else schedule, num_env_steps)
-            for name, schedule in given.items()
-        }
 
 
 class SAC(OffPolicyAlgorithm):
@@ -145,10 +131,6 @@ class SAC(OffPolicyAlgorithm):
         given = config.target_entropy
         target_entropy = None if given == "auto" else given
         return partial(sac_loss, target_entropy=target_entropy)
-
-    def lr(self, config: SACConfig) -> dict[str, float]:
-        """Return the learning rates of actor, critics and temperature."""
-        return config.lrs(self.num_env_steps_sampled_lifetime)
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Add the columns `noise` and `next_noise`, float32 `[B, d]`, that pick the policy's actions."""

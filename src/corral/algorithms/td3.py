@@ -24,13 +24,11 @@ from corral.algorithms.off_policy import (
     off_policy_metrics,
     refuse_unscaled_actions,
 )
-from corral.core.schedules import schedule_value
 from corral.core.settings import NonNegativeFloat, NonNegativeSchedule, PositiveInt
 from corral.learners.losses import Batch, Loss
 from corral.learners.settings import UpdateSettings
 from corral.modules.module import Module
 from corral.modules.td3_module import TD3Module
-from corral.replay import ReplayConfig
 
 if TYPE_CHECKING:
     from corral.config.setter_types import DDPGTrainingArgs, TD3TrainingArgs
@@ -54,6 +52,7 @@ class TD3Config(OffPolicyConfig):
     """
 
     DEFAULT_CAPACITY: ClassVar[int] = 1_000_000
+    LR_GROUPS: ClassVar[tuple[str, ...]] = ("actor", "critic")
 
     train_batch_size_per_learner: int = 256
     rollout_fragment_length: int | Literal["auto"] = 1
@@ -95,23 +94,10 @@ class TD3Config(OffPolicyConfig):
             "random_timesteps": self.num_steps_sampled_before_learning_starts,
         }
 
-    @property
-    def replay_config(self) -> ReplayConfig:
-        """Settings of the buffer; see `OffPolicyConfig.replay_config`."""
-        return ReplayConfig.parse({"capacity": self.DEFAULT_CAPACITY, **self.replay_buffer_config})
-
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
         refuse_unscaled_actions(self, "TD3 or DDPG")
-
-    def lrs(self, num_env_steps: int) -> dict[str, float]:
-        """Return the learning rate of each group of parameters after so many env steps."""
-        given = {"actor": self.actor_lr, "critic": self.critic_lr}
-        return {
-            name: schedule_value(self.lr if schedule is None else schedule, num_env_steps)
-            for name, schedule in given.items()
-        }
 
 
 @dataclass(kw_only=True)
@@ -164,10 +150,6 @@ class TD3(OffPolicyAlgorithm):
     def make_loss(self, config: TD3Config) -> Loss:
         """Return the loss with a config's constants."""
         return partial(td3_loss, target_noise=config.target_noise, target_noise_clip=config.target_noise_clip)
-
-    def lr(self, config: TD3Config) -> dict[str, float]:
-        """Return the learning rates of actor and critics."""
-        return config.lrs(self.num_env_steps_sampled_lifetime)
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Add the column `next_noise`, float32 `[B, d]`: standard normal noise for the targets' actions."""
