@@ -14,7 +14,7 @@ LOWEST_TESTS := core envs episodes modules metrics replay runners/test_runner.py
 DOCS_READY := $(VENV)/.docs-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check slow lowest campaign bench defaults docs format clean
+.PHONY: help train test check slow lowest campaign bench defaults tuned docs format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -78,6 +78,9 @@ $(ENVS_READY): $(READY) $(BENCH_READY) benchmarks/requirements-envs.txt
 
 defaults: $(ENVS_READY) ## compare what the default settings learn with Stable-Baselines3's, and write benchmarks/DEFAULTS.md
 	$(BIN)/python benchmarks/defaults.py --sb3-python $(BENCH_VENV)/bin/python
+
+tuned: $(ENVS_READY) ## compare what tuned settings learn with those of Stable-Baselines3's zoo, and write benchmarks/TUNED.md
+	$(BIN)/python benchmarks/defaults.py --tuned --sb3-python $(BENCH_VENV)/bin/python
 
 $(DOCS_READY): $(READY) requirements/docs.txt
 	$(BIN)/pip install --quiet --requirement requirements/docs.txt

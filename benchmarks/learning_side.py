@@ -61,7 +61,7 @@ def train_corral(options: argparse.Namespace) -> tuple[float, int, Act]:
 
     config = config_class(options.algo)()
     if options.tuned:
-        settings = read_experiment(TUNED / f"{options.algo.lower()}_mujoco.yaml")
+        settings = read_experiment(TUNED / f"{options.algo}_{options.env.split('-')[0]}.yaml".lower())
         del settings["stop"]  # `--steps` says it
         config = config_from_dict(settings)
     config = config.environment(options.env).debugging(seed=options.seed).learners(num_threads=1)
