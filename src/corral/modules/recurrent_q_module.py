@@ -44,7 +44,7 @@ class RecurrentQModule(QModule):
 
     def _values(self, obs: Tree, outputs: Tensor) -> Tensor:
         if self.form.num_atoms > 1:
-            outputs = outputs.reshape(len(outputs), self.num_actions, -1).softmax(-1) @ self.atoms
+            outputs = outputs.reshape(outputs.shape[0], self.num_actions, -1).softmax(-1) @ self.atoms
         return self.mask_outputs(obs, outputs)
 
     def logits(self, obs: Tree, state: State, mask: Tensor, *, target: bool = False) -> Tensor:  # type: ignore[override]
@@ -54,7 +54,7 @@ class RecurrentQModule(QModule):
         """
         encoder, head = self._parts(target)
         outputs: Tensor = head(encoder(obs, state)[mask])
-        return outputs.reshape(len(outputs), self.num_actions, -1)
+        return outputs.reshape(outputs.shape[0], self.num_actions, -1)
 
     def q_values(self, obs: Tree, state: State, mask: Tensor, *, target: bool = False) -> Tensor:  # type: ignore[override]
         """Return the value of each action, float32 `[M, n]`, for padded sequences; see `QModule.q_values`."""
