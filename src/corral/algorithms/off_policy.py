@@ -222,7 +222,8 @@ class OffPolicyAlgorithm(Algorithm):
             if isinstance(buffer, PrioritizedReplayBuffer):
                 with self.timers.time("replay"):
                     buffer.update_priorities(batch["indices"], np.abs(td_errors))
-            results[module_id]["td_error_mean"] = float(np.mean(td_errors))
+            learned = td_errors[batch["learns"]] if "sequence_starts" in batch else td_errors
+            results[module_id]["td_error_mean"] = float(np.mean(learned))
             yield
         return results
 
