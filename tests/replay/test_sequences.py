@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from corral import PPOConfig
+from corral.errors import ColumnError
 from corral.replay import ReplayBuffer
 from corral.runners.make_runner import make_runner as make_any_runner
 from memory_modules import CountsSteps
@@ -60,6 +61,23 @@ def test_sequences_are_consecutive_steps_of_one_episode(
     ends = np.array(firsts[1:]) - 2
     over = batch["terminated"][ends] | batch["truncated"][ends]
     assert over.any() and (batch["terminated"][ends] <= (obs[ends, 0] % 2 == 0)).all()  # odd episodes are truncated
+
+
+def test_columns_that_user_code_added_are_drawn_too(make_runner: Any) -> None:
+    runner = make_runner(num_envs=3, env_config={"episode_length": 6, "stagger": True}, module_class=CountsSteps)
+    buffer = ReplayBuffer(400, seed=0)
+    for _ in range(3):
+        rollout = runner.sample(num_timesteps=31)
+        rollout["tenfold"] = 10 * rollout.obs[:-1, :, 1]
+        buffer.add(rollout)
+    batch = buffer.sample_sequences(16, INITIAL, seq_len=4)
+    steps = batch["learns"]
+    assert np.array_equal(batch["tenfold"][steps], 10 * batch["obs"][steps, 1])
+    for name in ("learns", "states.count"):
+        rollout = runner.sample(num_timesteps=12)
+        rollout[name] = np.zeros((rollout.num_rows, 3))
+        with pytest.raises(ColumnError, match=f"'{name}' was added .* choose a name other"):
+            buffer.add(rollout)
 
 
 def test_a_restored_buffer_draws_the_same_sequences(make_runner: Any) -> None:
