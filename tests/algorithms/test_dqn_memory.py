@@ -13,9 +13,11 @@ from torch.nn import functional
 from corral import DQNConfig, load_policy
 from corral.algorithms.dqn import c51_loss, dqn_loss
 from corral.core.tree import map_tree
+from corral.errors import ConfigError
 from corral.learners.learner_group import split_batches
 from corral.learners.minibatches import Cuts, num_learned
 from corral.modules.inference import Inference, Memory
+from corral.modules.recurrent_q_module import RecurrentQModule
 from corral.testing import CountingEnv, TMaze
 
 LSTM: dict[str, Any] = {"use_lstm": True, "lstm_cell_size": 8, "fcnet_hiddens": [8, 8], "max_seq_len": 4}
@@ -97,6 +99,38 @@ def test_one_atom_more_than_enough_gives_a_loss_on_the_same_steps() -> None:
         batch = to_tensors(algo._draw("default_policy", algo.config))
         _, reported = c51_loss(algo.get_module(), batch, {}, double_q=True)
         assert (reported["td_error"][~batch["learns"]] == 0).all() and (reported["td_error"][batch["learns"]] > 0).all()
+
+
+class LearnsItsInitialState(RecurrentQModule):
+    """Its initial state is a parameter."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.first = torch.nn.Parameter(torch.full((8,), 0.25))
+
+    def initial_state(self) -> dict[str, Tensor]:
+        return {"h": self.first}
+
+
+class WithoutEncoder(RecurrentQModule):
+    """Its network has no layer that remembers."""
+
+    def make_network(self) -> torch.nn.Module:
+        return torch.nn.Linear(2, self.num_actions)
+
+
+def test_networks_of_other_forms_learn_or_are_refused() -> None:
+    with make_config(model_config=GRU, module_class=LearnsItsInitialState, burn_in_len=2).build() as algo:
+        assert np.isfinite(algo.train()["learners"]["default_policy"]["total_loss"])
+        batch = algo._draw("default_policy", algo.config)
+        firsts = batch["sequence_starts"] & (batch["obs"][:, 1] == 0)
+        assert firsts.any() and (batch["states"]["h"][firsts] == 0.25).all() and not batch["burns_in"][firsts].any()
+    with pytest.raises(ConfigError, match=r"make_network\(\) returned Linear without encoder, streams, head"):
+        make_config(module_class=WithoutEncoder).build()
+    with make_config(model_config={**LSTM, "fcnet_hiddens": []}, dueling=True).build() as algo:
+        assert np.isfinite(algo.train()["learners"]["default_policy"]["total_loss"])
+    with pytest.raises(ConfigError, match=r"an even number of features: .* the cell size with memory"):
+        make_config(model_config={**LSTM, "fcnet_hiddens": [], "lstm_cell_size": 7}, dueling=True).build()
 
 
 def test_learners_count_the_steps_that_they_learn_from() -> None:
