@@ -133,6 +133,20 @@ def test_networks_of_other_forms_learn_or_are_refused() -> None:
         make_config(model_config={**LSTM, "fcnet_hiddens": [], "lstm_cell_size": 7}, dueling=True).build()
 
 
+def with_distance_to_rewards(module: Any, batch: Any, coefficients: Any, default_loss: Any) -> Any:
+    loss, reported, outputs = default_loss(module, batch, coefficients)
+    steps = batch["learns"]
+    distance = (outputs["q_taken"] - batch["rewards"][steps]).square().mean()
+    taken = outputs["q_values"][torch.arange(int(steps.sum())), batch["actions"][steps]]
+    return loss + distance, {**reported, "distance": distance.detach(), "gap": (taken - outputs["q_taken"]).abs().max()}
+
+
+def test_an_own_loss_finds_the_rows_of_the_steps() -> None:
+    with make_config(model_config=LSTM, burn_in_len=3, loss=with_distance_to_rewards).build() as algo:
+        result = algo.train()["learners"]["default_policy"]
+        assert result["distance"] > 0 and result["gap"] == 0.0
+
+
 def test_learners_count_the_steps_that_they_learn_from() -> None:
     with make_config(model_config=LSTM, burn_in_len=3).build() as algo:
         result = algo.train()["learners"]["default_policy"]
