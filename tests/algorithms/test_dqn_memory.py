@@ -13,7 +13,11 @@ from torch.nn import functional
 from corral import DQNConfig, load_policy
 from corral.algorithms.dqn import c51_loss, dqn_loss
 from corral.core.tree import map_tree
+from corral.errors import ConfigError
+from corral.learners.learner_group import split_batches
+from corral.learners.minibatches import Cuts, num_learned
 from corral.modules.inference import Inference, Memory
+from corral.modules.recurrent_q_module import RecurrentQModule
 from corral.testing import CountingEnv, TMaze
 
 LSTM: dict[str, Any] = {"use_lstm": True, "lstm_cell_size": 8, "fcnet_hiddens": [8, 8], "max_seq_len": 4}
@@ -95,6 +99,97 @@ def test_one_atom_more_than_enough_gives_a_loss_on_the_same_steps() -> None:
         batch = to_tensors(algo._draw("default_policy", algo.config))
         _, reported = c51_loss(algo.get_module(), batch, {}, double_q=True)
         assert (reported["td_error"][~batch["learns"]] == 0).all() and (reported["td_error"][batch["learns"]] > 0).all()
+
+
+class LearnsItsInitialState(RecurrentQModule):
+    """Its initial state is a parameter."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.first = torch.nn.Parameter(torch.full((8,), 0.25))
+
+    def initial_state(self) -> dict[str, Tensor]:
+        return {"h": self.first}
+
+
+class WithoutEncoder(RecurrentQModule):
+    """Its network has no layer that remembers."""
+
+    def make_network(self) -> torch.nn.Module:
+        return torch.nn.Linear(2, self.num_actions)
+
+
+def test_networks_of_other_forms_learn_or_are_refused() -> None:
+    with make_config(model_config=GRU, module_class=LearnsItsInitialState, burn_in_len=2).build() as algo:
+        assert np.isfinite(algo.train()["learners"]["default_policy"]["total_loss"])
+        batch = algo._draw("default_policy", algo.config)
+        firsts = batch["sequence_starts"] & (batch["obs"][:, 1] == 0)
+        assert firsts.any() and (batch["states"]["h"][firsts] == 0.25).all() and not batch["burns_in"][firsts].any()
+    with pytest.raises(ConfigError, match=r"make_network\(\) returned Linear without encoder, streams, head"):
+        make_config(module_class=WithoutEncoder).build()
+    with make_config(model_config={**LSTM, "fcnet_hiddens": []}, dueling=True).build() as algo:
+        assert np.isfinite(algo.train()["learners"]["default_policy"]["total_loss"])
+    with pytest.raises(ConfigError, match=r"an even number of features: .* the cell size with memory"):
+        make_config(model_config={**LSTM, "fcnet_hiddens": [], "lstm_cell_size": 7}, dueling=True).build()
+
+
+def with_distance_to_rewards(module: Any, batch: Any, coefficients: Any, default_loss: Any) -> Any:
+    loss, reported, outputs = default_loss(module, batch, coefficients)
+    steps = batch["learns"]
+    distance = (outputs["q_taken"] - batch["rewards"][steps]).square().mean()
+    taken = outputs["q_values"][torch.arange(int(steps.sum())), batch["actions"][steps]]
+    return loss + distance, {**reported, "distance": distance.detach(), "gap": (taken - outputs["q_taken"]).abs().max()}
+
+
+def test_an_own_loss_finds_the_rows_of_the_steps() -> None:
+    with make_config(model_config=LSTM, burn_in_len=3, loss=with_distance_to_rewards).build() as algo:
+        result = algo.train()["learners"]["default_policy"]
+        assert result["distance"] > 0 and result["gap"] == 0.0
+
+
+def test_learners_count_the_steps_that_they_learn_from() -> None:
+    with make_config(model_config=LSTM, burn_in_len=3).build() as algo:
+        result = algo.train()["learners"]["default_policy"]
+        assert 6 <= result["module_train_batch_size_mean"] <= 24  # six sequences of at most 4 steps
+        module, drawn = algo.get_module(), algo._draw("default_policy", algo.config)
+        shards = [shard["m"] for shard in split_batches({"m": drawn}, 2)]
+        cuts = [Cuts(shard, 1, None) for shard in shards]
+        sizes = [one.sizes(*one.draw()) for one in cuts]
+        learned, numbers = list(module.q.parameters()), [int(shard["learns"].sum()) for shard in shards]
+        assert sizes == [[number] for number in numbers] and numbers == list(map(num_learned, shards))
+        assert numbers[0] * len(shards[1]["learns"]) != numbers[1] * len(shards[0]["learns"])
+
+        def gradient_of(batch: dict[str, Any]) -> Tensor:
+            loss, _ = dqn_loss(module, to_tensors(batch), {}, double_q=True, huber=True)
+            return torch.cat([part.flatten() for part in torch.autograd.grad(loss, learned)])
+
+        whole = sum(gradient_of(shard) * number / sum(numbers) for shard, number in zip(shards, numbers, strict=True))
+        assert torch.allclose(whole, gradient_of(drawn), atol=1e-5)
+
+
+def test_the_mean_error_is_the_mean_over_the_steps_that_are_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_config(model_config=LSTM, burn_in_len=3).build() as algo:
+        batches, update = [], algo.update_module
+
+        def update_module(module_id: str, batch: Any, settings: Any) -> dict[str, Any]:
+            batches.append(batch)
+            return {**update(module_id, batch, settings), "td_error": np.where(batch["learns"], 2.0, 0.0)}
+
+        monkeypatch.setattr(algo, "update_module", update_module)
+        assert algo.train()["learners"]["default_policy"]["td_error_mean"] == 2.0
+        assert batches and not all(batch["learns"].all() for batch in batches)
+
+
+@pytest.mark.slow
+def test_two_learners_take_the_steps_of_one_learner_with_the_whole_batch() -> None:
+    weights, losses = [], []
+    for num_learners in (0, 2):
+        config = make_config(model_config=LSTM, burn_in_len=3, num_learners=num_learners, engine_name="process")
+        config.training(train_batch_size_per_learner=24 // max(1, num_learners), optimizer="sgd", lr=0.1)
+        with config.build() as algo:
+            losses.append(algo.train()["learners"]["default_policy"]["total_loss"])
+            weights.append(torch.cat([part.flatten() for part in algo.get_module().q.parameters()]).clone())
+    assert torch.allclose(*weights, atol=1e-5) and losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"dueling": True, "noisy": True}])

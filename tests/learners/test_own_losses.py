@@ -234,6 +234,15 @@ def test_what_is_no_loss_is_refused(loss: Any, message: str) -> None:
         config(PPOConfig, loss=loss).validate()
 
 
+def test_scalars_of_groups_stay_apart() -> None:
+    def total(module: Any, batch: Any, coefficients: Any, default_loss: Any) -> Any:
+        losses, reported, _ = default_loss(module, batch, coefficients)
+        return torch.stack(list(losses.values())).sum(), reported
+
+    with pytest.raises(LossError, match=r"for the groups of parameters \['critic', 'actor'\].*one scalar for all"):
+        train(config(TD3Config, loss=total, policy_delay=1))
+
+
 def test_what_a_loss_returns_is_checked() -> None:
     def returning(value: Any) -> Any:
         return lambda module, batch, coefficients, default_loss: value(default_loss(module, batch, coefficients))

@@ -210,6 +210,12 @@ def test_groups_must_be_those_of_the_module() -> None:
         config(TD3Config, optimizer={"actor": "adam", "critics": "adam"}).build()
 
 
+def test_the_end_of_a_scheduler_is_named() -> None:
+    learner = make_learner(lr_scheduler=partial(lr_scheduler.OneCycleLR, max_lr=0.05, total_steps=3))
+    with pytest.raises(ConfigError, match="lr_scheduler: OneCycleLR cannot take the step after an update"):
+        train(learner, range(6))
+
+
 def test_a_scheduler_refuses_another_learning_rate() -> None:
     with config(PPOConfig, lr_scheduler=SCHEDULERS["step"]).build() as algo:
         with pytest.raises(ConfigError, match="reconfigure: lr can only be set before building"):

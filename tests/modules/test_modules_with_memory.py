@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from corral import AlgorithmConfig, DQNConfig, Module, PPOConfig, SACConfig
+from corral import AlgorithmConfig, DQNConfig, Module, PPOConfig, SACConfig, TD3Config
 from corral.algorithms.algorithm import Algorithm
 from corral.config.validation import validate
 from corral.core.tree import leaves, map_tree
@@ -95,8 +95,9 @@ def test_inference_keeps_the_state_of_each_row(settings: dict[str, Any]) -> None
         assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(leaves(memory.states), leaves(state), strict=True))
 
 
-def test_settings_of_layers_that_the_module_does_not_have_are_refused() -> None:
-    config = PPOConfig().environment("CartPole-v1")
+@pytest.mark.parametrize("base", [PPOConfig, DQNConfig, SACConfig])
+def test_settings_of_layers_that_the_module_does_not_have_are_refused(base: Any) -> None:
+    config = base().environment("CartPole-v1")
     for settings, message in (
         ({"use_lstm": True, "use_gru": True}, "use_lstm and use_gru are both True"),
         ({"lstm_cell_size": 64}, "lstm_cell_size=64 has no effect without use_lstm=True"),
@@ -107,7 +108,12 @@ def test_settings_of_layers_that_the_module_does_not_have_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             config.copy(model_config=settings).validate()
-    config.copy(model_config={"use_lstm": False}).validate()
+    for algorithm in (
+        config,
+        TD3Config().environment("Pendulum-v1"),
+    ):  # as searches over settings say it
+        with algorithm.copy(model_config={"use_lstm": False, "use_gru": False}).build() as algo:
+            assert not algo.get_module().has_memory()
 
 
 def test_algorithms_without_sequences_refuse_modules_with_memory_before_they_are_built() -> None:

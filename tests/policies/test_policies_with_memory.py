@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from corral import MultiAgentEnv, Policy, PPOConfig, evaluate_policy, load_policy
+from corral import DQNConfig, MultiAgentEnv, Policy, PPOConfig, evaluate_policy, load_policy
 from corral.core.tree import leaves, map_tree, named_leaves
 from corral.errors import ConfigError, ObservationError
 from corral.modules.spec import ModuleSpec
@@ -198,3 +198,16 @@ def test_exports_take_and_return_states(settings: dict[str, Any], suffix: str, t
     for obs in OBS:
         actions, states = run(obs, states)
         np.testing.assert_allclose(actions, policy.batch(obs), atol=1e-5)
+
+
+def test_a_distribution_of_returns_is_exported_for_any_batch(tmp_path: Path) -> None:
+    config = DQNConfig().environment(TMaze).rl_module(model_config={"use_gru": True, "fcnet_hiddens": [8, 8]})
+    with config.training(num_atoms=5, dueling=True).build() as algo:
+        policy = load_policy(algo.save(tmp_path / "run"))
+    program = torch.export.load(str(policy.export(tmp_path / "policy.pt2"))).module()
+    for num_rows in (1, 4):
+        obs = np.random.default_rng(0).standard_normal((num_rows, 2)).astype(np.float32)
+        actions, states = policy.act(obs, policy.initial_states(num_rows))
+        given, after = program(torch.from_numpy(obs), map_tree(torch.from_numpy, policy.initial_states(num_rows)))
+        assert np.array_equal(given, actions)
+        np.testing.assert_allclose(after, states["h"], atol=1e-5)

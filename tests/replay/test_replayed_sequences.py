@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from corral import PPOConfig
+from corral.errors import ColumnError
 from corral.replay import ReplayBuffer
 from corral.runners.make_runner import make_runner as make_any_runner
 from memory_modules import CountsSteps
@@ -60,6 +62,55 @@ def test_sequences_are_consecutive_steps_of_one_episode(
     ends = np.array(firsts[1:]) - 2
     over = batch["terminated"][ends] | batch["truncated"][ends]
     assert over.any() and (batch["terminated"][ends] <= (obs[ends, 0] % 2 == 0)).all()  # odd episodes are truncated
+
+
+class CountsBesideZero(CountsSteps):
+    """Its state begins with zeros, and one entry stays 0."""
+
+    def initial_state(self) -> dict[str, torch.Tensor]:
+        return {"count": torch.zeros(2)}
+
+    def policy(self, obs: Any, state: Any) -> Any:  # type: ignore[override]
+        outputs, after = super().policy(obs, state)
+        return outputs, {"count": after["count"] * torch.tensor([1.0, 0.0])}
+
+
+def test_a_state_is_the_initial_one_if_all_of_it_is(make_runner: Any) -> None:
+    runner = make_runner(num_envs=2, env_config={"episode_length": 9}, module_class=CountsBesideZero)
+    buffer = ReplayBuffer(200, seed=0)
+    buffer.add(runner.sample(num_timesteps=100))
+    batch = buffer.sample_sequences(40, {"count": np.zeros(2, np.float32)}, seq_len=2, burn_in=1)
+    starts, time = batch["sequence_starts"], batch["states"]["count"][:, 0]
+    assert not batch["burns_in"][starts & (time == 0)].any()
+    assert batch["burns_in"][starts & (time > 0)].any()
+
+
+def test_columns_that_user_code_added_are_drawn_too(make_runner: Any) -> None:
+    runner = make_runner(num_envs=3, env_config={"episode_length": 6, "stagger": True}, module_class=CountsSteps)
+    buffer = ReplayBuffer(400, seed=0)
+    for _ in range(3):
+        rollout = runner.sample(num_timesteps=31)
+        rollout["tenfold"] = 10 * rollout.obs[:-1, :, 1]
+        buffer.add(rollout)
+    batch = buffer.sample_sequences(16, INITIAL, seq_len=4)
+    steps = batch["learns"]
+    assert np.array_equal(batch["tenfold"][steps], 10 * batch["obs"][steps, 1])
+    for name in ("learns", "states.count"):
+        rollout = runner.sample(num_timesteps=12)
+        rollout[name] = np.zeros((rollout.num_rows, 3))
+        with pytest.raises(ColumnError, match=f"'{name}' was added .* choose a name other"):
+            buffer.add(rollout)
+
+
+def test_rewards_are_changed_before_they_are_summed(make_runner: Any) -> None:
+    buffer = filled(make_runner, 2)
+    batch = buffer.sample_sequences(
+        20, INITIAL, seq_len=4, n_step=2, gamma=GAMMA, reward_fn=lambda rewards: rewards.clip(0, 3)
+    )
+    rows = np.flatnonzero(batch["learns"])
+    first, second = (np.minimum(batch["obs"][rows, 1] + k, 3) for k in (1, 2))  # the reward is the step's number
+    expected = first + GAMMA * second * (batch["num_steps"][rows] == 2)
+    assert np.allclose(batch["rewards"][rows], expected) and (batch["obs"][rows, 1] > 3).any()
 
 
 def test_a_restored_buffer_draws_the_same_sequences(make_runner: Any) -> None:

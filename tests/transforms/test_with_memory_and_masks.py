@@ -27,6 +27,7 @@ from corral import (
     load_policy,
     make_multi_agent,
 )
+from corral.algorithms.dqn import outputs_at_steps
 from corral.algorithms.ppo import ppo_loss
 from corral.core.tree import leaves, map_tree, named_leaves
 from corral.errors import ConfigError, ObservationError
@@ -141,6 +142,9 @@ def test_sequences_of_a_replay_buffer_keep_to_masks_and_transforms(
         else:
             values = module.q_values(*module_inputs(tensors))
             assert ((values < -1e6) == illegal).all() and illegal.any()
+            rows = tensors["learns"].nonzero().squeeze(1)
+            steps = outputs_at_steps(module.logits, module, tensors, double_q=True)[0]
+            assert torch.equal(steps["next_obs"]["action_mask"] == 0, illegal[rows + tensors["num_steps"][rows]])
     with Algorithm.from_checkpoint(path) as restored:
         assert restored.train()["learners"]["default_policy"] == expected
 

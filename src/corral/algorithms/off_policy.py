@@ -26,6 +26,7 @@ from corral.errors import ConfigError, LossError
 from corral.learners.losses import Batch, learner_metrics
 from corral.learners.settings import UpdateSettings
 from corral.learners.sharing import take_turns
+from corral.modules.memory import initial_states
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
 from corral.transforms.observations import NormalizeObservations
 from corral.transforms.pipeline import Pipeline
@@ -236,7 +237,8 @@ class OffPolicyAlgorithm(Algorithm):
             if isinstance(buffer, PrioritizedReplayBuffer):
                 with self.timers.time("replay"):
                     buffer.update_priorities(batch["indices"], np.abs(td_errors))
-            results[module_id]["td_error_mean"] = float(np.mean(td_errors))
+            learned = td_errors[batch["learns"]] if "sequence_starts" in batch else td_errors
+            results[module_id]["td_error_mean"] = float(np.mean(learned))
             yield
         return results
 
@@ -254,7 +256,7 @@ class OffPolicyAlgorithm(Algorithm):
         if module.has_memory():
             batch = buffer.sample_sequences(
                 max(1, config.num_learners, size // module.max_seq_len),
-                map_tree(np.asarray, module.initial_state()),
+                map_tree(lambda leaf: leaf[0].numpy(), initial_states(module, 1)),
                 seq_len=module.max_seq_len,
                 burn_in=config.burn_in_len,
                 **form,

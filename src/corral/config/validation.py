@@ -23,6 +23,7 @@ from corral.modules.module import ActorCritic, Module
 from corral.modules.q_module import QModule
 from corral.modules.recurrent_q_module import RecurrentQModule
 from corral.modules.recurrent_sac_module import RecurrentSACModule
+from corral.modules.sac_module import SACModule
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -514,8 +515,18 @@ def _validate_module(config: AlgorithmConfig) -> None:
             raise ConfigError(f"rl_module: {module_class.__name__} must define {method}({arguments}).")
     if learns:
         _validate_memory(config, module_class, base)
-    if module_class is base and base.CONFIG is not None:
-        base.CONFIG.parse(config.model_config)
+    if module_class is base:
+        # The settings of the module with memory include the others, and messages name all of them.
+        names = (_memory_class(base) or base).CONFIG if base in (QModule, SACModule) else base.CONFIG
+        if names is not None:
+            names.parse(config.model_config)
+
+
+def _memory_class(base: type[Module]) -> type[Module] | None:
+    """Return the class with memory of the modules of DQN or SAC; `None` for modules of other algorithms."""
+    if issubclass(base, QModule):
+        return RecurrentQModule
+    return RecurrentSACModule if issubclass(base, SACModule) else None
 
 
 def _validate_memory(config: AlgorithmConfig, module_class: type[Module], base: type[Module]) -> None:
@@ -537,8 +548,8 @@ def _validate_memory(config: AlgorithmConfig, module_class: type[Module], base: 
             f"rl_module: {what} gives the module memory, and {config.algo_name} cannot train modules with memory: use "
             "PPO, DQN or SAC, or a module without memory, for example on observations that hold the latest frames."
         )
-    with_memory = RecurrentQModule if issubclass(base, QModule) else RecurrentSACModule
-    if not (issubclass(base, ActorCritic) or issubclass(module_class, with_memory)):
+    with_memory = _memory_class(base)
+    if with_memory is not None and not issubclass(module_class, with_memory):
         raise ConfigError(
             f"rl_module: {what} gives the module memory: for {config.algo_name} it must be a subclass of "
             f"{with_memory.__module__}.{with_memory.__name__}."

@@ -24,7 +24,7 @@ from corral.learners.gradients import backward, clip_gradients, total_loss
 from corral.learners.group_optimizers import GroupOptimizers, make_optimizer
 from corral.learners.learner_state import check_learner_state, get_learner_state, set_learner_state
 from corral.learners.losses import Batch, Loss, call_loss, compile_loss
-from corral.learners.minibatches import Cuts, UpdateReport, loss_error, shares_of_rows, unit_bounds
+from corral.learners.minibatches import Cuts, UpdateReport, loss_error, num_learned, shares_of_rows, unit_bounds
 from corral.learners.numpy_q_learning import fast_form
 from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import LearningSpec, Stop, UpdateSettings
@@ -236,7 +236,7 @@ class Learner:
         module, optimizer = self.modules[module_id], self._optimizers[module_id]
         self._layers[module_id].check_same(f"module {module_id!r}")
         optimizer.sync()
-        size = num_rows(batch)
+        size = num_learned(batch)
         sizes, num_units = self._gather_sizes(module_id, size, len(unit_bounds(batch)) - 1)
         num_minibatches = max(1, round(min(sizes) / settings.minibatch_size)) if settings.minibatch_size else 1
         num_minibatches = min(num_minibatches, num_units)
@@ -252,7 +252,7 @@ class Learner:
         for epoch in range(settings.num_epochs):
             new_order, bounds = cuts.draw()
             order = None if new_order is None else torch.from_numpy(new_order).to(self.device)
-            weights = shares_of_rows(bounds, sizes, peers)  # of this learner in each gradient step
+            weights = shares_of_rows(cuts.sizes(new_order, bounds), sizes, peers)  # of this learner
             rows = batch if order is None else map_tree(lambda column, rows=order: column.index_select(0, rows), batch)
             for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
                 minibatch = rows

@@ -24,7 +24,7 @@ from corral.errors import CheckpointError, CorralError, LossError, WorkerDiedErr
 from corral.learners.distributed import LostPeerError, backend_for, gpu_id
 from corral.learners.learner import Learner
 from corral.learners.losses import Batch, Loss
-from corral.learners.minibatches import unit_bounds
+from corral.learners.minibatches import num_learned, unit_bounds
 from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.metrics.logger import MetricsLogger, Parts, check_metrics_state
 from corral.metrics.timers import Timers
@@ -154,7 +154,9 @@ class LearnerGroup:
         self._is_behind = False
         return {
             module_id: merge_results(
-                [results[module_id] for results, _ in answers], [num_rows(shard[module_id]) for shard in shards]
+                [results[module_id] for results, _ in answers],
+                [num_rows(shard[module_id]) for shard in shards],
+                [num_learned(shard[module_id]) for shard in shards],
             )
             for module_id in batches
         }
@@ -523,17 +525,24 @@ def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[
     return shards
 
 
-def merge_results(results: Sequence[Mapping[str, Any]], num_rows: Sequence[int]) -> dict[str, Any]:
+def merge_results(
+    results: Sequence[Mapping[str, Any]], num_rows: Sequence[int], num_learned: Sequence[int] | None = None
+) -> dict[str, Any]:
     """Merge what the learners report for one module: means over all rows, and concatenated columns.
 
     Args:
         results: Results of each learner; a name may be missing in some.
         num_rows: Rows of each learner's shard.
+        num_learned: Rows of each learner's shard that its means are over; `None` is all of them.
     """
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for result in results for name in result):
-        values, rows = zip(
-            *((result[name], size) for result, size in zip(results, num_rows, strict=True) if name in result),
+        values, rows, weights = zip(
+            *(
+                (result[name], size, weight)
+                for result, size, weight in zip(results, num_rows, num_learned or num_rows, strict=True)
+                if name in result
+            ),
             strict=True,
         )
         if all(isinstance(value, np.ndarray) and len(value) == size for value, size in zip(values, rows, strict=True)):
@@ -543,5 +552,5 @@ def merge_results(results: Sequence[Mapping[str, Any]], num_rows: Sequence[int])
         elif name in SUMMED_RESULTS:
             merged[name] = float(sum(values))
         else:
-            merged[name] = float(np.average(values, weights=rows))
+            merged[name] = float(np.average(values, weights=weights))
     return merged

@@ -51,7 +51,27 @@ def own_loss(own: OwnLoss, default: Loss) -> Loss:
 
 
 def _call_own(own: OwnLoss, default: Any, module: Module, batch: Batch, coefficients: Mapping[str, float]) -> Any:
-    return own(module, batch, coefficients, default)
+    """Return what a user's loss returns.
+
+    Raises:
+        LossError: It made one scalar of the scalars of the groups, each of which would then move all groups.
+    """
+    groups: list[str] = []
+
+    def at_hand(*arguments: Any) -> Any:
+        result = default(*arguments)
+        if isinstance(result[0], Mapping):
+            groups.extend(result[0])
+        return result
+
+    result = own(module, batch, coefficients, at_hand)
+    if groups and isinstance(result, tuple) and isinstance(result[0], Tensor):
+        raise LossError(
+            f"loss: default_loss returned scalars for the groups of parameters {groups}, and the loss returned one "
+            "scalar for all of them, whose gradient would move the critics to suit the actor, for instance: return "
+            f"(losses, reported), with losses such as {{**losses, {groups[0]!r}: losses[{groups[0]!r}] + penalty}}."
+        )
+    return result
 
 
 def _with_outputs(

@@ -33,6 +33,21 @@ def unit_bounds(batch: Batch) -> range | NDArray[np.int64]:
     return range(num_rows(batch) + 1)
 
 
+def num_learned(batch: Batch) -> int:
+    """Return the number of rows of a batch that its loss is the mean over.
+
+    In sequences of a replay buffer these are the steps to learn from: not the burn-in, nor the observations after the
+    steps.
+    """
+    learns = _learns(batch)
+    return num_rows(batch) if learns is None else int(np.count_nonzero(learns))
+
+
+def _learns(batch: Batch) -> NDArray[np.bool_] | None:
+    learns: NDArray[np.bool_] | None = batch.get("learns") if "sequence_starts" in batch else None
+    return learns
+
+
 class Cuts:
     """How the rows of a batch are cut into minibatches, in a new way in each epoch if they are shuffled.
 
@@ -47,7 +62,7 @@ class Cuts:
 
     def __init__(self, batch: Batch, num_parts: int, rng: np.random.Generator | None) -> None:
         """Keep the arguments."""
-        self._bounds = unit_bounds(batch)
+        self._bounds, self._learns = unit_bounds(batch), _learns(batch)
         self._parts = row_bounds(len(self._bounds) - 1, num_parts)
         self._rng = rng if num_parts > 1 else None
 
@@ -65,23 +80,30 @@ class Cuts:
         ends = np.append(0, np.cumsum(np.diff(bounds)[order]))
         return rows_of_sequences(bounds, order), ends[self._parts].tolist()
 
+    def sizes(self, order: NDArray[np.int64] | None, bounds: Sequence[int]) -> list[int]:
+        """Return the size of each minibatch of an epoch, counted as `num_learned` counts; see `draw`."""
+        ends = np.asarray(bounds)
+        if self._learns is not None:
+            ends = np.append(0, np.cumsum(self._learns if order is None else self._learns[order]))[ends]
+        sizes: list[int] = np.diff(ends).tolist()
+        return sizes
 
-def shares_of_rows(bounds: Sequence[int], sizes: Sequence[int], peers: Peers | None) -> list[float]:
+
+def shares_of_rows(own: Sequence[int], sizes: Sequence[int], peers: Peers | None) -> list[float]:
     """Return one learner's share of the rows of each minibatch.
 
     Args:
-        bounds: Bounds of the learner's own minibatches.
-        sizes: Rows of the batches of all learners, including this learner.
-        peers: The other learners if their bounds do not follow from their sizes, because they cut sequences.
+        own: Sizes of the learner's own minibatches.
+        sizes: Sizes of the batches of all learners, including this learner.
+        peers: The other learners if the sizes of their minibatches do not follow, because they cut sequences.
     """
     if len(sizes) == 1:
-        return [1.0] * (len(bounds) - 1)
-    own = np.diff(bounds)
+        return [1.0] * len(own)
     if peers is None:
-        in_all = np.sum([np.diff(row_bounds(size, len(bounds) - 1)) for size in sizes], axis=0)
+        in_all = np.sum([np.diff(row_bounds(size, len(own))) for size in sizes], axis=0)
     else:
-        in_all = np.sum(peers.gather(*own.tolist()), axis=1)
-    shares: list[float] = (own / in_all).tolist()
+        in_all = np.sum(peers.gather(*own), axis=1)
+    shares: list[float] = (np.array(own) / in_all).tolist()
     return shares
 
 
@@ -89,7 +111,7 @@ class UpdateReport:
     """Collects what gradient steps report: scalars and norms, which are averaged, and columns by row."""
 
     def __init__(self, size: int, num_minibatches: int) -> None:
-        """Keep the number of rows of the batch and of minibatches that it was cut into."""
+        """Keep the size of the batch, as `num_learned` counts, and the number of minibatches that it was cut into."""
         self._size, self._num_minibatches = size, num_minibatches
         self._scalars: list[dict[str, Any]] = []
         self._norms: dict[str, list[float]] = {}

@@ -206,9 +206,20 @@ class ModuleOptimizer:
             self._scheduler = self._make_scheduler(self.torch_optimizer)
 
     def end_update(self) -> None:
-        """Let the scheduler set the learning rates of the next update, if the optimizer has stepped in this one."""
+        """Let the scheduler set the learning rates of the next update, if the optimizer has stepped in this one.
+
+        Raises:
+            ConfigError: The scheduler raised an error, because it has come to its end, for instance.
+        """
         if self._scheduler is not None and self._has_stepped:
-            self._scheduler.step()
+            try:
+                self._scheduler.step()
+            except Exception as error:
+                raise ConfigError(
+                    f"lr_scheduler: {type(self._scheduler).__name__} cannot take the step after an update: "
+                    f"{type(error).__name__}: {error}. It steps once after each update of the module: give it as many "
+                    "steps as there are updates, or use a scheduler without an end."
+                ) from error
         self._has_stepped = False
 
     def lrs(self) -> dict[str, float]:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from corral.core.action_masks import MASK_KEY, has_mask, without_mask
-from corral.core.settings import OneOf, PositiveInt, parse_settings
+from corral.core.settings import OneOf, PositiveInt, parse_settings, setting_types
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
 from corral.errors import ConfigError
@@ -65,10 +65,15 @@ class NetworkConfig:
     def parse(cls, settings: Mapping[str, Any]) -> Self:
         """Return the config with these settings, after checking names and values.
 
+        Modules without recurrent layers take `use_lstm=False` and `use_gru=False`.
+
         Raises:
             ConfigError: A name is unknown, or a value has the wrong type or is out of bounds.
         """
-        return parse_settings(cls, settings, "model_config")
+        own: type = cls
+        known = setting_types(own)
+        absent = {name for name in ("use_lstm", "use_gru") if name not in known and settings.get(name) is False}
+        return parse_settings(cls, {name: settings[name] for name in settings if name not in absent}, "model_config")
 
     def hiddens_for(self, space: spaces.Space[Any]) -> list[int]:
         """Return the widths of the hidden layers for observations of a space."""

@@ -122,10 +122,12 @@ class QNetwork(nn.Module):
     ):
         """Build the layers; the last of `fcnet_hiddens` is the width of each stream.
 
-        Without hidden layers, the two streams of a dueling network read one half of the features of an image each.
+        Without hidden layers, the two streams of a dueling network read one half each of the features of an image or of
+        a recurrent layer.
 
         Raises:
-            ConfigError: A dueling network has neither a hidden layer nor an even number of features of one image.
+            ConfigError: A dueling network has neither a hidden layer nor an even number of features of one image or of
+                a recurrent layer.
         """
         super().__init__()
         *shared, width = config.hiddens_for(observation_space) or [0]
@@ -146,10 +148,11 @@ class QNetwork(nn.Module):
             layers.append(ACTIVATIONS[config.fcnet_activation]())
             num_features = width
         elif form.dueling:
-            if [type(part) for part in self.encoder.parts] != [ImageEncoder] or num_features % 2:
+            parts = getattr(self.encoder, "parts", None)  # a recurrent layer has none
+            if (parts is not None and [type(part) for part in parts] != [ImageEncoder]) or num_features % 2:
                 raise ConfigError(
                     "dueling=True needs a hidden layer for each stream: fcnet_hiddens is empty. Give fcnet_hiddens, or "
-                    "for one image an even number of conv_features."
+                    "an even number of features: conv_features for one image, the cell size with memory."
                 )
             num_features //= 2
         self.streams = nn.Sequential(*layers)

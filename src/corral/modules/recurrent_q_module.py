@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from corral.core.tree import Tree, map_tree
+from corral.errors import ConfigError
 from corral.modules.inference import numpy_layers
 from corral.modules.memory import memory_outputs
 from corral.modules.module import MemoryConfig
@@ -27,8 +28,26 @@ class RecurrentQModule(QModule):
 
     CONFIG = MemoryConfig
 
+    def __init__(self, *args: Any) -> None:
+        """Build both networks; see `QModule`.
+
+        Raises:
+            ConfigError: `make_network` returns a network without the parts that are needed.
+        """
+        super().__init__(*args)
+        if lacking := [name for name in ("encoder", "streams", "head") if not hasattr(self.q, name)]:
+            raise ConfigError(
+                f"{type(self).__name__}.make_network() returned {type(self.q).__name__} without {', '.join(lacking)}: "
+                "it must return a network with an `encoder` like RecurrentEncoder, and with the layers after it, "
+                "`streams` and `head`, as QNetwork has."
+            )
+
     def make_network(self) -> nn.Module:
-        """Return a new network whose encoder has a recurrent layer."""
+        """Return a new network with an `encoder` that has memory, and the layers after it, `streams` and `head`.
+
+        The encoder has the methods of `corral.modules.recurrent.RecurrentEncoder`: it is called for sequences, `step`
+        takes one step, and `initial_state` gives the state that it begins with.
+        """
         config = MemoryConfig.parse(self.model_config)
         return QNetwork(self.features_space, self.num_actions, config, self.form, RecurrentEncoder)
 
@@ -44,7 +63,7 @@ class RecurrentQModule(QModule):
 
     def _values(self, obs: Tree, outputs: Tensor) -> Tensor:
         if self.form.num_atoms > 1:
-            outputs = outputs.reshape(len(outputs), self.num_actions, -1).softmax(-1) @ self.atoms
+            outputs = outputs.reshape(outputs.shape[0], self.num_actions, -1).softmax(-1) @ self.atoms
         return self.mask_outputs(obs, outputs)
 
     def logits(self, obs: Tree, state: State, mask: Tensor, *, target: bool = False) -> Tensor:  # type: ignore[override]
@@ -54,7 +73,7 @@ class RecurrentQModule(QModule):
         """
         encoder, head = self._parts(target)
         outputs: Tensor = head(encoder(obs, state)[mask])
-        return outputs.reshape(len(outputs), self.num_actions, -1)
+        return outputs.reshape(outputs.shape[0], self.num_actions, -1)
 
     def q_values(self, obs: Tree, state: State, mask: Tensor, *, target: bool = False) -> Tensor:  # type: ignore[override]
         """Return the value of each action, float32 `[M, n]`, for padded sequences; see `QModule.q_values`."""

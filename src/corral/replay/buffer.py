@@ -38,6 +38,9 @@ BATCH_COLUMNS = (
 )
 """Names of the columns of every batch; user code added any other column."""
 
+SEQUENCE_COLUMNS = ("states", "sequence_starts", "burns_in", "learns")
+"""Names of the other columns of batches of sequences."""
+
 STATES = "states"
 """Name of the states of a module with memory; each leaf has a column, such as `states.h`."""
 
@@ -297,13 +300,14 @@ class ReplayBuffer:
         for name in _OWN[1:]:
             if columns[name].shape != (num_rows, layout.num_envs):
                 layout.check(name, columns[name], num_rows, (str(columns[name].dtype), ()))
-        states = _columns_of_states(rollout.states) if "states" in rollout else ()
+        states = _columns_of_states(rollout.states) if "states" in rollout else []
+        taken = (*BATCH_COLUMNS, *SEQUENCE_COLUMNS, *(name for name, _ in states)) if states else BATCH_COLUMNS
+        if clash := next(filter(taken.__contains__, rollout.added), None):
+            raise ColumnError(
+                f"column {clash!r} was added to a rollout, but batches of the replay buffer already have a column "
+                f"of that name: choose a name other than {', '.join(taken)}."
+            )
         for name, column in [*rollout.added.items(), *((name, leaf[:num_rows]) for name, leaf in states)]:
-            if name in BATCH_COLUMNS:
-                raise ColumnError(
-                    f"column {name!r} was added to a rollout, but batches of the replay buffer already have a column "
-                    f"of that name: choose a name other than {', '.join(BATCH_COLUMNS)}."
-                )
             columns[name] = check_new_column(name, column, (num_rows, layout.num_envs))
             held = self._columns.get(name)
             if held is not None and (held.grid.shape[2:], held.grid.dtype) != (column.shape[2:], column.dtype):
@@ -465,8 +469,8 @@ class ReplayBuffer:
         Returns:
             A batch whose rows are the steps of each sequence and one row for the observation after them, `[M, ...]`:
             `obs`, `actions`, `rewards`, `terminated`, `truncated`, `num_steps`, `discounts`, `weights` and `indices` as
-            in `sample`; `states`; `sequence_starts`, bool; `burns_in`, bool, the steps of the burn-in; and `learns`,
-            bool, the other steps.
+            in `sample`; `states`; `sequence_starts`, bool; `burns_in`, bool, the steps of the burn-in; `learns`, bool,
+            the other steps; and the added columns.
 
         Raises:
             EmptyReplayBufferError: The buffer holds no transitions.
@@ -523,6 +527,7 @@ class ReplayBuffer:
             "sequence_starts": time == 0,
             "burns_in": is_step & (time < burns[sequence]),
             "learns": is_step & (time >= burns[sequence]),
+            **{name: columns[name].at(flat) for name in self._added if name not in named},
         }
 
     def _draw(self, batch_size: int, beta: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
