@@ -60,9 +60,9 @@ INTRODUCTION = [
 TUNED_INTRODUCTION = [
     "# What tuned settings learn",
     "",
-    "Written by `make tuned`. Corral trains with a file of `examples/tuned/`, which normalises observations and rewards.",
-    "Stable-Baselines3 trains with `VecNormalize` and the settings of its zoo for the older versions of these envs. Both",
-    f"have the same number of env steps, with {len(SEEDS)} seeds.",
+    "Written by `make tuned`. Corral trains with a file of `examples/tuned/`, which normalises observations and",
+    "rewards. Stable-Baselines3 trains with `VecNormalize` and the settings of its zoo for the older versions of these",
+    f"envs. Both have the same number of env steps, with {len(SEEDS)} seeds.",
 ]
 
 Run = dict[str, Any]

@@ -4,7 +4,7 @@
 
 Both libraries get one thread: the runs are compared by what they learn per env step and by their CPU time. By default
 no wrapper normalises observations or rewards. With `--tuned`, Corral takes the settings of a file in `examples/tuned`,
-and Stable-Baselines3 those of its zoo, with `VecNormalize`.
+and Stable-Baselines3 the settings of its zoo, with `VecNormalize`.
 """
 
 import argparse
