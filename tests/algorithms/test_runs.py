@@ -7,10 +7,8 @@ import json
 import logging
 import math
 import os
-import resource
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from corral.errors import CheckpointError, ConfigError, CorralError, RunDirector
 from corral.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger, default_loggers
 from corral.loggers.run import locked
 from corral.testing import CountingEnv, FaultyEnv, IdentityEnv
+from file_limits import largest_file
 
 
 def small_ppo(env: Any = CountingEnv, **settings: Any) -> PPOConfig:
@@ -222,16 +221,6 @@ def test_the_best_checkpoint_has_no_replay_buffer(tmp_path: Path) -> None:
     assert has_buffer("iteration-000002") and not has_buffer("best")
 
 
-@contextmanager
-def no_room_for_files() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_checkpoint_that_cannot_be_written_warns_once_and_training_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +232,7 @@ def test_a_checkpoint_that_cannot_be_written_warns_once_and_training_continues(
         def full_for_a_while(path: Any) -> Any:
             if algo.training_iteration not in (2, 3):
                 return save(path)
-            with no_room_for_files():
+            with largest_file(100):
                 return save(path)
 
         monkeypatch.setattr(algo, "save", full_for_a_while)

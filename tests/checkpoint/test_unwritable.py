@@ -22,6 +22,7 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import numpy as np
 from forging import write
+sys.dont_write_bytecode = True  # Python would cut it
 for limit in (0, 10, 40, 60, 100, 200, 400, 5000):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:

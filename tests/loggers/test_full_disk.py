@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from corral.cli.main import main
 from corral.errors import RunDirectoryError
 from corral.loggers import CSVLogger, JSONLinesLogger
 from corral.testing import CountingEnv
+from file_limits import largest_file
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full, on which every write fails")
@@ -87,6 +87,7 @@ def test_a_csv_file_that_has_no_room_for_more_columns_keeps_its_rows(tmp_path: P
 SCRIPT = """
 import resource, sys
 from corral.cli.main import main
+sys.dont_write_bytecode = True  # Python would cut it
 resource.setrlimit(resource.RLIMIT_FSIZE, (16384, resource.RLIM_INFINITY))  # a file cannot become larger
 sys.exit(main(["train", "--algo", "PPO", "--env", "corral.testing:CountingEnv", "--stop", "training_iteration=12",
     "--run-dir", "run", "--tensorboard", "--set", "training.train_batch_size_per_learner=32",
@@ -111,13 +112,8 @@ def test_a_run_ends_well_though_its_files_cannot_grow(tmp_path: Path) -> None:
 def test_a_checkpoint_that_cannot_be_written_is_an_error_that_keeps_the_old_one(tmp_path: Path) -> None:
     with small().build() as algo:
         algo.save(tmp_path / "kept")
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-        try:
-            with pytest.raises(OSError, match="File too large") as caught:
-                algo.save(tmp_path / "kept")
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        with largest_file(100), pytest.raises(OSError, match="File too large") as caught:
+            algo.save(tmp_path / "kept")
         assert f"{tmp_path / 'kept'} was not written" in caught.value.__notes__[0]
         algo.restore_from_path(tmp_path / "kept")
         assert algo.train()["training_iteration"] == 1

@@ -125,5 +125,5 @@ def test_the_streams_of_a_dueling_network_share_the_features_of_the_image() -> N
     head: Any = module.q.head
     value, advantage = head.value(features[:, :256]), head.advantage(features[:, 256:])
     torch.testing.assert_close(module.q_values(obs), value + advantage - advantage.mean(1, keepdim=True))
-    with pytest.raises(ConfigError, match="even number of conv_features"):
+    with pytest.raises(ConfigError, match="an even number of features: conv_features for one image"):
         QModule(ATARI, TWO, {"dueling": True, "conv_features": 9})
