@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.exact_runs import make_config
 
-from corral import Algorithm, ClipRewards, NormalizeObservations, NormalizeRewards, PPOConfig, load_policy
+from corral import Algorithm, ClipRewards, NormalizeObservations, NormalizeRewards, PPOConfig, Transform, load_policy
 from corral.core.tree import leaves
 from corral.errors import CheckpointError
 from corral.transforms.moments import mean_and_variance
@@ -84,6 +84,33 @@ def test_rewards_of_the_first_fragment_are_scaled_by_its_own_statistics() -> Non
         deviation = np.sqrt(state["m2/return"] / state["count"])
         assert deviation > 2 and float(state["count"]) == rollout.num_env_steps
         np.testing.assert_allclose(rollout.for_module().rewards, rollout.rewards / deviation, rtol=1e-6)
+
+
+class Tenth(Transform):
+    """Rewards in other units."""
+
+    def transform_rewards(self, rewards: Any) -> Any:
+        return rewards / 10
+
+
+@pytest.mark.parametrize("before", [[Tenth()], [ClipRewards(0.25)], [NormalizeRewards(gamma=0.5, clip=None)]])
+def test_rewards_are_scaled_by_the_deviation_of_what_the_transforms_before_made_of_them(before: list[Any]) -> None:
+    """A loop over the steps of each sub-env, in which only the first of the transforms sees the env's rewards."""
+    with make_config("PPO", transforms=[*before, NormalizeRewards(gamma=0.9)], gamma=0.8).build() as algorithm:
+        first = algorithm.get_pipeline().transforms[0]
+        rollouts = algorithm.sample(90)
+        returns = []
+        for rollout in rollouts:
+            rewards = first.transform_rewards(rollout.rewards)
+            for n in range(rewards.shape[1]):
+                running = 0.0
+                for t in np.flatnonzero(rollout.valid[:, n]):
+                    running = 0.9 * running + float(rewards[t, n])
+                    returns.append(running)
+                    running *= not rollout.done[t, n]
+        states = algorithm.get_transform_states()["default_policy"]
+        state = states["NormalizeRewards_2" if "NormalizeRewards_2" in states else "NormalizeRewards"]
+        np.testing.assert_allclose(mean_and_variance(state, "return"), (np.mean(returns), np.var(returns)), rtol=1e-5)
 
 
 def test_evaluation_changes_no_statistics() -> None:

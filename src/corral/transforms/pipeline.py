@@ -106,9 +106,10 @@ class Pipeline:
         return any(type(each).transform_rewards is not Transform.transform_rewards for each in self.transforms)
 
     @property
-    def discounts(self) -> list[float]:
-        """Discounts of the returns that the statistics of transforms need, in order."""
-        return sorted({each.discount for each in self.transforms if each.discount is not None})
+    def discounts(self) -> dict[str, float]:
+        """Discount of the returns that the statistics of a transform need, by transform, for those that need any."""
+        pairs = zip(self.names, self.transforms, strict=True)
+        return {name: each.discount for name, each in pairs if each.discount is not None}
 
     def only_changes_rewards(self, index: int) -> bool:
         """Return whether a transform leaves observations as they are, so that a policy does not need it."""
@@ -160,21 +161,20 @@ class Pipeline:
         before = list(zip(self.names, self.transforms, strict=True))[: self.num_stored]
         return any(name in self.state and each.discount is None for name, each in before)
 
-    def measure(self, obs: Tree, stored: Tree, returns: Mapping[float, NDArray[np.float64]]) -> dict[str, State]:
+    def measure(self, obs: Tree, stored: Tree, returns: Mapping[str, NDArray[np.float64]]) -> dict[str, State]:
         """Return the statistics of a fragment alone, by transform.
 
         Args:
             obs: Observations of the env in which actions were taken, a tree of `[B, ...]`; not needed unless
                 `measures_env_obs`.
             stored: These observations as `to_store` returns them, a tree of `[B, ...]`.
-            returns: Discounted sums of the rewards so far, float64 `[B]`, by discount.
+            returns: Discounted sums of the rewards so far that each transform in `discounts` receives, float64 `[B]`.
         """
         found, before = dict[str, State](), obs
         for index, (name, transform) in enumerate(zip(self.names, self.transforms, strict=True)):
             before = stored if index == self.num_stored else before
             if name in self.state:
-                of_returns = np.zeros(0) if transform.discount is None else returns[transform.discount]
-                found[name] = transform.measure(before, of_returns)
+                found[name] = transform.measure(before, returns.get(name, np.zeros(0)))
             if found.keys() == self.state.keys():
                 break
             if not isinstance(transform, TemporalTransform) and (index >= self.num_stored or self.measures_env_obs):
@@ -183,9 +183,11 @@ class Pipeline:
 
     # Rewards and observations.
 
-    def rewards(self, rewards: NDArray[Any]) -> NDArray[Any]:
-        """Return rewards of any shape as learning sees them."""
-        for transform in self.transforms:
+    def rewards(self, rewards: NDArray[Any], *, until: str | None = None) -> NDArray[Any]:
+        """Return rewards of any shape as learning sees them, or as the transform named `until` receives them."""
+        for name, transform in zip(self.names, self.transforms, strict=True):
+            if name == until:
+                break
             rewards = transform.transform_rewards(rewards)
         return rewards
 

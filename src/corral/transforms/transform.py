@@ -62,7 +62,8 @@ class Transform:
 
         Args:
             obs: Observations in which actions were taken, as this transform receives them, a tree of `[B, ...]`.
-            returns: Discounted sums of the rewards so far in each episode, float64 `[B]`; empty without `discount`.
+            returns: Discounted sums so far in each episode of the rewards that this transform receives, float64 `[B]`;
+                empty without `discount`.
         """
         return NO_STATE
 
