@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -61,6 +61,7 @@ class Pipeline:
             if initial := transform.initial_state(found[-1]):
                 state[name] = initial
                 transform = transform.with_state(initial)
+            _check_rewards(transform)
             found.append(_space_after(transform, found[-1], action_space))
             bound.append(transform)
         pipeline = cls(tuple(bound), tuple(found), state)
@@ -334,6 +335,11 @@ def _space_after(transform: Transform, space: Space[Any], action_space: Space[An
     """
     is_temporal, given = isinstance(transform, TemporalTransform), transform.observation_space(space)
     if given is None and not is_temporal and type(transform).transform_obs is Transform.transform_obs:
+        if type(transform).transform_rewards is Transform.transform_rewards:
+            raise ConfigError(
+                f"transforms: {type(transform).__name__} defines neither transform_obs(obs) nor "
+                "transform_rewards(rewards), and has no effect: define one of them."
+            )
         return space
     if given is not None:
         given = module_observation_space(given)
@@ -341,7 +347,11 @@ def _space_after(transform: Transform, space: Space[Any], action_space: Space[An
             return given
     example, call = _example(space), f"{type(transform).__name__}.{'step' if is_temporal else 'transform_obs'}"
     try:
-        found = _try(transform, map_tree(np.copy, example), space, action_space)
+        found = _called_twice(
+            lambda obs: _try(transform, obs, space, action_space), example, call, "observations", "new arrays"
+        )
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(
             f"transforms: {call} raised {type(error).__name__} for two observations of {space}: {error}"
@@ -359,6 +369,65 @@ def _space_after(transform: Transform, space: Space[Any], action_space: Space[An
         named_leaves(space_tree(space)), named_leaves(example), strict=True
     )}  # fmt: skip
     return _space_of(found, "", known)
+
+
+def _check_rewards(transform: Transform) -> None:
+    """Check the method for rewards on some of them.
+
+    Raises:
+        ConfigError: The method raised, or it is no function of each reward alone.
+    """
+    if _is_built_in(transform) or type(transform).transform_rewards is Transform.transform_rewards:
+        return
+    call = f"{type(transform).__name__}.transform_rewards"
+    rewards = np.array([[-1.0, 0.5, 2.0], [0.0, 3.0, -0.25]], np.float32)
+    try:
+        found = np.asarray(_called_twice(transform.transform_rewards, rewards, call, "rewards", "a new array"))
+        first = np.asarray(transform.transform_rewards(rewards[:1].copy()))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"transforms: {call} raised {type(error).__name__} for rewards {describe(rewards)}: {error}"
+        ) from error
+    if found.shape != rewards.shape or found.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"transforms: {call} was given rewards {describe(rewards)} and returned {describe(found)}: return an array "
+            "of numbers of the same shape."
+        )
+    if first.shape != (1, 3) or not np.allclose(first, found[:1], equal_nan=True):
+        raise ConfigError(
+            f"transforms: {call} must transform each reward alone, because batches hold other rewards at each time; "
+            "for the same rewards next to others it returned other values."
+        )
+
+
+def _called_twice(function: Callable[[Tree], Tree], given: Tree, call: str, what: str, remedy: str) -> Tree:
+    """Return what a function returns for arrays, after checking that it leaves them as they are and keeps nothing.
+
+    Raises:
+        ConfigError: It changed the arrays, or returned something else when it was called again.
+    """
+    copied = map_tree(np.copy, given)
+    found = map_tree(np.copy, function(copied))
+    if not _are_equal(copied, given):
+        raise ConfigError(
+            f"transforms: {call} changed the {what} that it was given, which others read: return {remedy}."
+        )
+    if not _are_equal(function(map_tree(np.copy, given)), found):
+        raise ConfigError(
+            f"transforms: {call} returned other values for the same {what} when it was called again. While learning it "
+            "is applied again to what was sampled: it must keep nothing between two calls, and draw no random numbers."
+        )
+    return found
+
+
+def _are_equal(one: Tree, other: Tree) -> bool:
+    pairs = dict(named_leaves(one)), dict(named_leaves(other))
+    return pairs[0].keys() == pairs[1].keys() and all(
+        np.array_equal(leaf, pairs[1][name], equal_nan=np.asarray(leaf).dtype.kind == "f")
+        for name, leaf in pairs[0].items()
+    )
 
 
 def _try(transform: Transform, obs: Tree, space: Space[Any], action_space: Space[Any]) -> Tree:
