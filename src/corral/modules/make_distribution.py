@@ -89,7 +89,7 @@ def _settings_of_bounds(cls: type[ActionDistribution], action_bounds: str) -> di
             return {"scaled": False, "clipped": action_bounds == "clip_unscaled"}
         raise ConfigError(
             f"normalize_actions=False has no effect on action_distribution {cls.__name__}: let its __init__ take "
-            "scaled and clipped, as corral.modules.distributions.DiagGaussian does, or leave one of the two settings out."
+            "scaled and clipped, as corral.modules.distributions.DiagGaussian does, or leave one of the two out."
         )
     if action_bounds != "clip":
         raise ConfigError(
