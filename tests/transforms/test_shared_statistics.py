@@ -97,8 +97,10 @@ class Tenth(Transform):
 def test_rewards_are_scaled_by_the_deviation_of_what_the_transforms_before_made_of_them(before: list[Any]) -> None:
     """A loop over the steps of each sub-env, in which only the first of the transforms sees the env's rewards."""
     with make_config("PPO", transforms=[*before, NormalizeRewards(gamma=0.9)], gamma=0.8).build() as algorithm:
-        returns, running = [], np.zeros(algorithm.config.num_envs_per_env_runner)
-        for rollout in [*algorithm.sample(90), *algorithm.sample(90)]:  # episodes go on from one to the next
+        rollouts, returns, running = collect(algorithm), [], np.zeros(algorithm.config.num_envs_per_env_runner)
+        for _ in range(2):
+            algorithm.train()
+        for rollout in rollouts:  # episodes go on from one to the next
             rewards = rollout.pipeline.transforms[0].transform_rewards(rollout.rewards)
             for t, n in np.argwhere(rollout.valid):
                 running[n] = 0.9 * running[n] + float(rewards[t, n])
