@@ -130,6 +130,7 @@ class TestPreprocessing:
         [
             ({"stack": 2}, r"has no setting 'stack'\. Did you mean 'stack_num'\?"),
             ({"obs_type": "ram"}, r"'ALE/Pong-v5' with preprocessing=True has no setting 'obs_type'"),
+            ({"preprocessing": "false"}, r"env_config\['preprocessing'\]='false' of env 'ALE/Pong-v5' must be True or"),
             ({"life_loss_info": True}, r"env_config\['life_loss_info'\] does not apply .* no reset follows"),
             ({"num_envs": 4}, r"env_config\['num_envs'\] does not apply .* set num_envs_per_env_runner\."),
         ],

@@ -117,6 +117,38 @@ def test_a_deterministic_policy_has_one_output_per_dimension() -> None:
     assert module.policy(torch.zeros(3, 2)).shape == (3, 2)
 
 
+@pytest.mark.parametrize("distribution", [Laplace, Deterministic, LAPLACE])
+@pytest.mark.parametrize("clip_actions", [False, True])
+def test_actions_have_the_units_of_the_env_where_they_are_not_normalised(distribution: Any, clip_actions: bool) -> None:
+    config = config_of(distribution).environment(normalize_actions=False, clip_actions=clip_actions)
+    wide = spaces.Box(-3.0, 5.0, (2,), np.float32)
+    module = config.module_spec(BOX, wide).build()
+    actions = np.array([[-1.0, 7.0]], np.float32)
+    expected = np.clip(actions, -3, 5) if clip_actions else actions
+    np.testing.assert_allclose(module.distribution.to_env(actions), expected)
+    inputs = torch.from_numpy(np.resize(actions, (1, module.distribution.num_inputs)))
+    np.testing.assert_allclose(module.distribution.env_mode(inputs), expected)
+
+
+class Plain(Laplace):
+    """Takes the space alone."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__(space)
+
+
+def test_settings_that_a_distribution_of_your_own_does_not_take_are_refused() -> None:
+    with pytest.raises(ConfigError, match="normalize_actions=False has no effect on action_distribution Plain"):
+        config_of(Plain).environment(normalize_actions=False).build()
+    with pytest.raises(ConfigError, match="action_bounds='squash' has no effect on action_distribution Laplace"):
+        config_of(Laplace, action_bounds="squash").build()
+    with pytest.raises(ConfigError, match="action_parts='autoregressive' has no effect on a custom"):
+        config_of(Laplace, action_parts="autoregressive").build()
+    nested = spaces.Dict(a=spaces.Discrete(2), b=BOX)
+    with pytest.raises(ConfigError, match="action_distribution Laplace raised TypeError for the action space Dict"):
+        config_of(Laplace).module_spec(BOX, nested).build()
+
+
 class Half(ActionDistribution):
     """Defines nothing."""
 

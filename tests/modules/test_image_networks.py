@@ -118,6 +118,30 @@ def test_grey_images_need_no_axis_of_channels(high: int, dtype: Any, shape: tupl
     assert is_image(spaces.Box(0, high, shape, dtype)) is expected
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_filters_make_images_of_small_boards_and_need_an_image(name: str) -> None:
+    filters = {"conv_filters": [[16, 2, 1], [32, 2, 1]]}
+    for shape in ((7, 7, 3), (3, 7, 7)):  # as MiniGrid's boards
+        board = spaces.Box(0, 255, shape, np.uint8)
+        assert kinds(network_of(MODULES[name](board, TWO, filters)))[0] == "Conv2d"
+        assert "Conv2d" not in kinds(network_of(MODULES[name](board, TWO, {})))
+    both = spaces.Dict(camera=ATARI, table=spaces.Box(0, 1, (2, 3, 2), np.float32))
+    network = network_of(MODULES[name](both, TWO, {"conv_filters": [[32, 8, 4]]}))
+    assert [type(part).__name__ for part in network.get_submodule("encoder" if name != "ppo" else "").parts] == [
+        "ImageEncoder",
+        "Flat",
+    ]
+    for shape in ((4,), (84, 84)):
+        with pytest.raises(ConfigError, match=r"conv_filters=.* no part of the observations .* is an image"):
+            MODULES[name](spaces.Box(0, 1, shape, np.float32), TWO, filters)
+
+
+@pytest.mark.parametrize("filters", [[[0, 4, 2]], [[16, 0, 2]], [[16, 4, 0]], []])
+def test_filters_without_channels_pixels_or_steps_are_refused(filters: Any) -> None:
+    with pytest.raises(ConfigError, match=r"model_config: conv_filters=.* at least 1"):
+        ActorCritic(ATARI, TWO, {"conv_filters": filters})
+
+
 def test_the_streams_of_a_dueling_network_share_the_features_of_the_image() -> None:
     module = QModule(ATARI, TWO, {"dueling": True})
     obs = torch.randint(0, 256, (3, 84, 84, 4), dtype=torch.uint8)

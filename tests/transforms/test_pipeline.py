@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from corral import (
 from corral.core.tree import map_tree
 from corral.errors import CheckpointError, ConfigError
 from corral.transforms.pipeline import Pipeline
+from corral.transforms.settings import make_transforms
 
 VECTOR: Any = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 MIXED: Any = spaces.Dict(
@@ -145,12 +147,8 @@ class Wide(Transform):
 
 
 class Shrinks(Transform):
-    def __init__(self) -> None:
-        self.calls = 0
-
     def transform_obs(self, obs: NDArray[Any]) -> NDArray[Any]:
-        self.calls += 1
-        return obs if self.calls == 1 else obs[:, :1]
+        return obs if len(obs) == 2 else obs[:, :1]
 
 
 class Loses(Transform):
@@ -175,6 +173,38 @@ class Raises(Transform):
 def test_a_transform_that_does_not_fit_its_space_is_named(transforms: list[Transform], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(*transforms)
+
+
+def own(**methods: Any) -> Transform:
+    """Return a transform of a new class with these methods."""
+    return cast("Transform", type("Own", (Transform,), methods)())
+
+
+def doubled_in_place(self: Any, values: Any) -> Any:
+    values *= 2
+    return values
+
+
+CALLS = itertools.count()
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"transform_observations": lambda self, obs: obs}, "Own defines neither transform_obs.obs. nor"),
+        ({"transform_obs": doubled_in_place}, "transform_obs changed the observations .* return new arrays"),
+        ({"transform_obs": lambda self, obs: obs + next(CALLS)}, "transform_obs returned other values"),
+        ({"transform_rewards": doubled_in_place}, "transform_rewards changed the rewards .* return a new array"),
+        ({"transform_rewards": lambda self, rewards: rewards + next(CALLS)}, "transform_rewards returned other values"),
+        ({"transform_rewards": lambda self, rewards: rewards - rewards.mean()}, "each reward alone"),
+        ({"transform_rewards": lambda self, rewards: rewards.sum()}, r"float32\[2, 3\] .* returned float32\[\]"),
+        ({"transform_rewards": lambda self, rewards: None}, "returned object"),
+        ({"transform_rewards": lambda self, rewards: rewards.no}, "transform_rewards raised AttributeError"),
+    ],
+)
+def test_a_transform_that_breaks_the_contract_is_named(methods: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^transforms: .*{message}"):
+        build(own(**methods))
 
 
 def test_a_transform_that_changes_the_shape_later_is_named() -> None:
@@ -209,6 +239,33 @@ def test_statistics_of_another_space_are_refused_by_name() -> None:
 def test_what_is_no_transform_is_refused_at_the_call(given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PPOConfig().env_runners(transforms=[given])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"type": "NormalizeObservations", "clip": "a"}, "NormalizeObservations: clip='a' must be a number"),
+        ({"type": "NormalizeObservations", "epsilon": 0}, "NormalizeObservations: epsilon=0 must be"),
+        ({"type": "NormalizeRewards", "clip": float("nan")}, "NormalizeRewards: clip=nan must be"),
+        ({"type": "NormalizeRewards", "gamma": True}, "NormalizeRewards: gamma=True must be a number"),
+        ({"type": "NormalizeRewards", "gamma": 2}, "NormalizeRewards: gamma=2 must be"),
+        ({"type": "ClipObservations", "low": None}, "ClipObservations: low=None must be a number"),
+        ({"type": "ClipObservations", "low": float("nan")}, "ClipObservations: low=nan must be"),
+        ({"type": "ClipObservations", "low": 3, "high": 3}, "ClipObservations: low=3.0 must be below high=3.0"),
+        ({"type": "ClipRewards", "limit": True}, "ClipRewards: limit=True must be"),
+        ({"type": "ClipRewards", "limit": "Sign"}, "ClipRewards: limit='Sign' must be .*'sign'"),
+        ({"type": "FrameStack", "num_frames": 1}, "FrameStack: num_frames=1 must be"),
+    ],
+)
+def test_a_setting_of_a_wrong_type_or_out_of_bounds_is_named(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"transforms: {message}"):
+        PPOConfig().env_runners(transforms=[given])
+
+
+def test_numbers_may_come_as_words_and_one_bound_may_be_infinite() -> None:
+    (clip,) = make_transforms([{"type": "ClipObservations", "low": "-inf", "high": "0.5"}])
+    assert clip == ClipObservations(-np.inf, 0.5)
+    np.testing.assert_array_equal(clip.transform_obs(np.array([[-1e9, 2.0]], np.float32)), [[-1e9, 0.5]])
 
 
 def test_a_config_takes_instances_classes_names_and_dicts() -> None:

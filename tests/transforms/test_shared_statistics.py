@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.exact_runs import make_config
 
-from corral import Algorithm, ClipRewards, NormalizeObservations, NormalizeRewards, PPOConfig, load_policy
+from corral import Algorithm, ClipRewards, NormalizeObservations, NormalizeRewards, PPOConfig, Transform, load_policy
 from corral.core.tree import leaves
 from corral.errors import CheckpointError
 from corral.transforms.moments import mean_and_variance
@@ -84,6 +84,59 @@ def test_rewards_of_the_first_fragment_are_scaled_by_its_own_statistics() -> Non
         deviation = np.sqrt(state["m2/return"] / state["count"])
         assert deviation > 2 and float(state["count"]) == rollout.num_env_steps
         np.testing.assert_allclose(rollout.for_module().rewards, rollout.rewards / deviation, rtol=1e-6)
+
+
+class Tenth(Transform):
+    """Rewards in other units."""
+
+    def transform_rewards(self, rewards: Any) -> Any:
+        return rewards / 10
+
+
+@pytest.mark.parametrize("before", [[Tenth()], [ClipRewards(0.25)], [NormalizeRewards(gamma=0.5, clip=None)]])
+def test_rewards_are_scaled_by_the_deviation_of_what_the_transforms_before_made_of_them(before: list[Any]) -> None:
+    """A loop over the steps of each sub-env, in which only the first of the transforms sees the env's rewards."""
+    with make_config("PPO", transforms=[*before, NormalizeRewards(gamma=0.9)], gamma=0.8).build() as algorithm:
+        rollouts, returns, running = collect(algorithm), [], np.zeros(algorithm.config.num_envs_per_env_runner)
+        for _ in range(2):
+            algorithm.train()
+        for rollout in rollouts:  # episodes go on from one to the next
+            rewards = rollout.pipeline.transforms[0].transform_rewards(rollout.rewards)
+            for t, n in np.argwhere(rollout.valid):
+                running[n] = 0.9 * running[n] + float(rewards[t, n])
+                returns.append(running[n])
+                running[n] *= not rollout.done[t, n]
+        states = algorithm.get_transform_states()["default_policy"]
+        state = states["NormalizeRewards_2" if "NormalizeRewards_2" in states else "NormalizeRewards"]
+        np.testing.assert_allclose(mean_and_variance(state, "return"), (np.mean(returns), np.var(returns)), rtol=1e-5)
+
+
+class Far(Transform):
+    """Observations far from 0."""
+
+    def transform_obs(self, obs: Any) -> Any:
+        return obs + 1000
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("model_config", [{}, {"use_lstm": True, "max_seq_len": 4}])
+def test_batches_of_a_replay_buffer_are_transformed_as_rollouts_are(n_step: int, model_config: dict[str, Any]) -> None:
+    """Each reward is -1 after the transform, before the rewards of n steps are summed."""
+    transforms = [Far(), ClipRewards("sign")]
+    config = make_config("DQN", transforms=transforms, n_step=n_step, gamma=0.5, model_config=model_config)
+    batches: list[Any] = []
+    with config.build() as algorithm:
+        update = algorithm.update_module
+        algorithm.update_module = lambda *given: batches.append(given[1]) or update(*given)  # type: ignore[func-returns-value]
+        while not batches:
+            algorithm.train()
+    batch = batches[0]
+    learns = batch.get("learns", slice(None))
+    expected = -(1 - 0.5 ** batch["num_steps"][learns]) / (1 - 0.5)
+    np.testing.assert_allclose(batch["rewards"][learns], expected, rtol=1e-6)
+    assert batch["num_steps"][learns].max() == n_step
+    for name in {"obs", "next_obs"} & batch.keys():
+        assert batch[name][learns].min() > 900
 
 
 def test_evaluation_changes_no_statistics() -> None:

@@ -36,6 +36,18 @@ def is_atari(spec: EnvSpec) -> bool:
     return isinstance(spec.entry_point, str) and spec.entry_point.startswith("ale_py.")
 
 
+def asks_for_preprocessing(spec: EnvSpec, env_config: Mapping[str, Any]) -> bool:
+    """Return whether an id is a game of ale-py, and its settings turn the preprocessing on.
+
+    Raises:
+        ConfigError: The setting is neither True nor False.
+    """
+    given = env_config.get(PREPROCESSING, False)
+    if is_atari(spec) and not isinstance(given, bool):
+        raise ConfigError(f"env_config[{PREPROCESSING!r}]={given!r} of env {spec.id!r} must be True or False.")
+    return is_atari(spec) and given
+
+
 def make_atari_vector(
     spec: EnvSpec, num_envs: int, mode: AutoresetMode, env_config: Mapping[str, Any], **settings: Any
 ) -> Any:

@@ -17,7 +17,13 @@ from gymnasium.vector.utils import batch_space
 from corral.core.spaces import space_tree
 from corral.envs.adapted_vector import ENVPOOL, EnvPoolVectorEnv, adapt_vector_env, check_pool_id, make_pool
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
-from corral.envs.atari_env import PREPROCESSING, PreprocessedAtariEnv, is_atari, make_atari_vector
+from corral.envs.atari_env import (
+    PREPROCESSING,
+    PreprocessedAtariEnv,
+    asks_for_preprocessing,
+    is_atari,
+    make_atari_vector,
+)
 from corral.envs.checks import check_env, check_spaces, legal_sample, mismatch, warn_if_cast
 from corral.envs.env_ids import id_hint, import_module, import_package, newest_version
 from corral.envs.episode_resets import EpisodeResets
@@ -285,7 +291,7 @@ def _make_native(
         return None
     spec = gym.spec(env_id.rpartition(":")[2])
     # The vector env of ale-py always preprocesses, so that it is another env than the one of `gymnasium.make`.
-    if is_atari(spec) and not context.get(PREPROCESSING):
+    if is_atari(spec) and not asks_for_preprocessing(spec, context):
         return None
     if (spec.vector_entry_point is None or spec.additional_wrappers) and not is_atari(spec):
         return None
@@ -353,8 +359,10 @@ def _make_id(env_id: str, context: EnvContext) -> gym.Env[Any, Any]:
     resolve_env(env_id)  # in the process of a sub-env, its package may not be imported yet
     spec = gym.spec(env_id.rpartition(":")[2])
     settings = dict(context)
-    if is_atari(spec) and settings.pop(PREPROCESSING, False):
+    if asks_for_preprocessing(spec, settings):
         return PreprocessedAtariEnv(spec, settings)
+    if is_atari(spec):
+        settings.pop(PREPROCESSING, None)
     return gym.make(env_id, disable_env_checker=True, **settings)
 
 

@@ -345,9 +345,9 @@ class Deterministic(DiagGaussian):
     Bounds are respected as in `DiagGaussian`.
     """
 
-    def __init__(self, space: spaces.Box) -> None:
-        """Make the distribution of a Box space of any shape."""
-        super().__init__(space)
+    def __init__(self, space: spaces.Box, *, scaled: bool = True, clipped: bool = True) -> None:
+        """Make the distribution of a Box space of any shape; see `DiagGaussian`."""
+        super().__init__(space, scaled=scaled, clipped=clipped)
         self.num_inputs = self.num_noise
         self.log_std_columns = self.log_std_columns[:0]
 

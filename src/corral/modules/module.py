@@ -20,7 +20,16 @@ from corral.errors import ConfigError
 from corral.modules.distributions import ILLEGAL, ActionDistribution, DiagGaussian
 from corral.modules.make_distribution import make_distribution
 from corral.modules.memory import memory_outputs, unroll
-from corral.modules.networks import ACTIVATIONS, ConvFilters, Encoder, LogStdBounds, is_image, mlp, orthogonal
+from corral.modules.networks import (
+    ACTIVATIONS,
+    ConvFilters,
+    Encoder,
+    LogStdBounds,
+    has_image,
+    is_image,
+    mlp,
+    orthogonal,
+)
 
 
 def _increasing(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -44,8 +53,8 @@ class NetworkConfig:
             `DEFAULT_HIDDENS` otherwise.
         fcnet_activation: Activation after each hidden layer: tanh, relu, elu, gelu or silu.
         use_layernorm: Whether a layer normalisation is between each hidden layer and its activation.
-        conv_filters: Convolutional layers, `[[out_channels, kernel, stride], ...]`; `None` chooses by the size of the
-            image.
+        conv_filters: Convolutional layers, `[[out_channels, kernel, stride], ...]`, which also apply to images of less
+            than 8 pixels in which they fit; `None` chooses by the size of the image.
         conv_activation: Activation after each convolutional layer, and after the layer of `conv_features`.
         conv_features: Width of the linear layer between the convolutions of an image and the hidden layers.
         action_masks: Whether the key `action_mask` of a Dict observation tells which actions are legal.
@@ -79,7 +88,8 @@ class NetworkConfig:
         """Return the widths of the hidden layers for observations of a space."""
         if self.fcnet_hiddens is not None:
             return list(self.fcnet_hiddens)
-        return [] if all(map(is_image, leaves(space_tree(space)))) else list(self.DEFAULT_HIDDENS)
+        parts = leaves(space_tree(space))
+        return [] if all(is_image(leaf, self.conv_filters) for leaf in parts) else list(self.DEFAULT_HIDDENS)
 
 
 class Module(nn.Module):
@@ -326,7 +336,7 @@ class ActorCritic(Module):
         hiddens = config.hiddens_for(self.features_space)
         share = config.vf_share_layers
         if share is None:
-            share = any(is_image(leaf) for leaf in leaves(space_tree(self.features_space)))
+            share = has_image(self.features_space, config.conv_filters)
         self.policy_encoder = self.make_encoder(hiddens, config)
         self.value_encoder = self.policy_encoder if share else self.make_encoder(hiddens, config)
         num_outputs = self.distribution.num_inputs

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Annotated, Any, Protocol, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from corral.core.settings import PositiveInt
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError
@@ -27,7 +29,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 # Haarnoja et al. 2018 (arXiv:1801.01290) keep the log standard deviation in this range.
 MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
 
-ConvFilters = Sequence[tuple[int, int, int]]  # (out_channels, kernel size, stride) per layer
+# (out_channels, kernel size, stride) per layer
+ConvFilters = Annotated[Sequence[tuple[PositiveInt, PositiveInt, PositiveInt]], Field(min_length=1)]
 
 # Filters by the shorter side of the image in pixels: Mnih et al. 2015 (doi:10.1038/nature14236) for large frames,
 # smaller strided layers for medium ones, and Young and Tian 2019 (arXiv:1903.03176) for boards as small as MinAtar's.
@@ -71,22 +74,38 @@ def mlp(num_inputs: int, hiddens: Sequence[int], activation: str, *, layernorm: 
     return nn.Sequential(*layers)
 
 
-def is_image(space: spaces.Space[Any]) -> bool:
+def is_image(space: spaces.Space[Any], filters: ConvFilters | None = None) -> bool:
     """Return whether a space holds images: a Box of rank 3 or 4, at least 8 pixels high and wide.
 
-    A Box of rank 2 is a grey image without an axis of channels if it holds uint8 up to 255.
+    With filters of the user, a smaller Box of rank 3 or 4 is an image too if the filters fit. A Box of rank 2 is a grey
+    image without an axis of channels if it holds uint8 up to 255.
     """
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3, 4):
         return False
     if len(space.shape) == 2 and not (space.dtype == np.uint8 and space.high.max(initial=0) == 255):
         return False  # a table of numbers
     rows = _first_pixel_axis(space)
-    return min(space.shape[rows : rows + 2]) >= MIN_IMAGE_PIXELS
+    height, width = space.shape[rows : rows + 2]
+    if min(height, width) >= MIN_IMAGE_PIXELS:
+        return True
+    return filters is not None and len(space.shape) > 2 and min(_size_after(height, width, filters)) >= 1
+
+
+def has_image(space: spaces.Space[Any], filters: ConvFilters | None = None) -> bool:
+    """Return whether a part of a (nested) space holds images; see `is_image`."""
+    return any(is_image(leaf, filters) for leaf in leaves(space_tree(space)))
 
 
 def _first_pixel_axis(space: spaces.Box) -> int:
     """Return the axis of the height: of all pairs of adjacent axes, height and width have the most entries."""
     return max(range(len(space.shape) - 1), key=lambda axis: space.shape[axis] * space.shape[axis + 1])
+
+
+def _size_after(height: int, width: int, filters: ConvFilters) -> tuple[int, int]:
+    """Return height and width after convolutions; less than 1 where a filter is larger than what it is given."""
+    for _, kernel, stride in filters:
+        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+    return height, width
 
 
 class ImageEncoder(nn.Module):
@@ -112,12 +131,12 @@ class ImageEncoder(nn.Module):
         filters = config.conv_filters or next(
             choice for pixels, choice in DEFAULT_FILTERS if min(height, width) >= pixels
         )
+        height, width = _size_after(height, width, filters)
+        if min(height, width) < 1:
+            raise ConfigError(f"conv_filters {list(filters)} shrink images of {space.shape} to nothing.")
         layers: list[nn.Module] = []
         channels = self._shape[1]
         for out_channels, kernel, stride in filters:
-            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-            if min(height, width) < 1:
-                raise ConfigError(f"conv_filters {list(filters)} shrink images of {space.shape} to nothing.")
             conv = nn.Conv2d(channels, out_channels, kernel, stride)
             layers += [orthogonal(conv, math.sqrt(2)), ACTIVATIONS[config.conv_activation]()]
             channels = out_channels
@@ -171,9 +190,19 @@ class Encoder(nn.Module):
     """Encodes observations of any supported space: one part per leaf, concatenated, then an MLP."""
 
     def __init__(self, space: spaces.Space[Any], hiddens: Sequence[int], config: EncoderConfig) -> None:
-        """Build the parts for the leaves of a (nested) space, and an MLP of these hidden layers."""
+        """Build the parts for the leaves of a (nested) space, and an MLP of these hidden layers.
+
+        Raises:
+            ConfigError: A leaf is not supported, or there are filters and no image that they fit.
+        """
         super().__init__()
         self._space = space_tree(space)
+        if config.conv_filters is not None and not has_image(space, config.conv_filters):
+            raise ConfigError(
+                f"model_config: conv_filters={list(config.conv_filters)} have no effect, because no part of the "
+                f"observations {space} is an image: a Box of rank 3 or 4, or of rank 2 with uint8 up to 255, in which "
+                "the filters fit. Add an axis of one channel to the observations, or leave conv_filters out."
+            )
         self.parts = nn.ModuleList(_leaf_encoder(leaf, config) for leaf in leaves(self._space))
         num_inputs = sum(cast(int, part.num_outputs) for part in self.parts)
         self.mlp = mlp(num_inputs, hiddens, config.fcnet_activation, layernorm=config.use_layernorm)
@@ -231,7 +260,7 @@ class LogStdBounds(nn.Module):
 
 def _leaf_encoder(space: spaces.Space[Any], config: EncoderConfig) -> nn.Module:
     if isinstance(space, spaces.Box):
-        return ImageEncoder(space, config) if is_image(space) else Flat(math.prod(space.shape))
+        return ImageEncoder(space, config) if is_image(space, config.conv_filters) else Flat(math.prod(space.shape))
     if isinstance(space, spaces.MultiBinary):
         return Flat(math.prod(space.shape))
     if isinstance(space, spaces.Discrete):

@@ -6,22 +6,26 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from pydantic import Field
 
 from corral.core.action_masks import MASK_KEY, OBS_KEY, has_mask_key, without_mask
+from corral.core.settings import PositiveFloat
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree, named_leaves
 from corral.errors import ConfigError
 from corral.transforms.moments import mean_and_variance, moments_of, no_moments
-from corral.transforms.transform import State, Transform
+from corral.transforms.transform import State, Transform, set_checked
 
 # Numbers in a row of observations up to which broadcasting costs more than the arithmetic.
 SMALL_ROW = 4096
+
+Number = Annotated[float, Field(allow_inf_nan=True)]  # an infinite bound clips on one side only
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,8 @@ class NormalizeObservations(Transform):
         epsilon: Number that is added to the variance.
     """
 
-    clip: float | None = 10.0
-    epsilon: float = 1e-8
+    clip: PositiveFloat | None = 10.0
+    epsilon: PositiveFloat = 1e-8
     _state: State = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -48,8 +52,7 @@ class NormalizeObservations(Transform):
         Raises:
             ConfigError: A setting is out of bounds.
         """
-        if self.epsilon <= 0 or (self.clip is not None and self.clip <= 0):
-            raise ConfigError(f"NormalizeObservations: clip={self.clip} and epsilon={self.epsilon} must be positive.")
+        set_checked(self)
         scales = {}
         for key in self._state:
             if key.startswith("mean/"):
@@ -138,17 +141,18 @@ class ClipObservations(Transform):
         high: Largest value.
     """
 
-    low: float = -10.0
-    high: float = 10.0
+    low: Number = -10.0
+    high: Number = 10.0
 
     def __post_init__(self) -> None:
         """Refuse an empty interval.
 
         Raises:
-            ConfigError: `low` is not below `high`.
+            ConfigError: `low` is not below `high`, or one of them is no number.
         """
+        set_checked(self)
         if not self.low < self.high:
-            raise ConfigError(f"ClipObservations: low={self.low} must be below high={self.high}.")
+            raise ConfigError(f"transforms: ClipObservations: low={self.low} must be below high={self.high}.")
 
     def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         """Return the space with narrower bounds."""

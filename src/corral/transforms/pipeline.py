@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -61,6 +61,7 @@ class Pipeline:
             if initial := transform.initial_state(found[-1]):
                 state[name] = initial
                 transform = transform.with_state(initial)
+            _check_rewards(transform)
             found.append(_space_after(transform, found[-1], action_space))
             bound.append(transform)
         pipeline = cls(tuple(bound), tuple(found), state)
@@ -106,9 +107,10 @@ class Pipeline:
         return any(type(each).transform_rewards is not Transform.transform_rewards for each in self.transforms)
 
     @property
-    def discounts(self) -> list[float]:
-        """Discounts of the returns that the statistics of transforms need, in order."""
-        return sorted({each.discount for each in self.transforms if each.discount is not None})
+    def discounts(self) -> dict[str, float]:
+        """Discount of the returns that the statistics of a transform need, by transform, for those that need any."""
+        pairs = zip(self.names, self.transforms, strict=True)
+        return {name: each.discount for name, each in pairs if each.discount is not None}
 
     def only_changes_rewards(self, index: int) -> bool:
         """Return whether a transform leaves observations as they are, so that a policy does not need it."""
@@ -160,21 +162,20 @@ class Pipeline:
         before = list(zip(self.names, self.transforms, strict=True))[: self.num_stored]
         return any(name in self.state and each.discount is None for name, each in before)
 
-    def measure(self, obs: Tree, stored: Tree, returns: Mapping[float, NDArray[np.float64]]) -> dict[str, State]:
+    def measure(self, obs: Tree, stored: Tree, returns: Mapping[str, NDArray[np.float64]]) -> dict[str, State]:
         """Return the statistics of a fragment alone, by transform.
 
         Args:
             obs: Observations of the env in which actions were taken, a tree of `[B, ...]`; not needed unless
                 `measures_env_obs`.
             stored: These observations as `to_store` returns them, a tree of `[B, ...]`.
-            returns: Discounted sums of the rewards so far, float64 `[B]`, by discount.
+            returns: Discounted sums of the rewards so far that each transform in `discounts` receives, float64 `[B]`.
         """
         found, before = dict[str, State](), obs
         for index, (name, transform) in enumerate(zip(self.names, self.transforms, strict=True)):
             before = stored if index == self.num_stored else before
             if name in self.state:
-                of_returns = np.zeros(0) if transform.discount is None else returns[transform.discount]
-                found[name] = transform.measure(before, of_returns)
+                found[name] = transform.measure(before, returns.get(name, np.zeros(0)))
             if found.keys() == self.state.keys():
                 break
             if not isinstance(transform, TemporalTransform) and (index >= self.num_stored or self.measures_env_obs):
@@ -183,9 +184,11 @@ class Pipeline:
 
     # Rewards and observations.
 
-    def rewards(self, rewards: NDArray[Any]) -> NDArray[Any]:
-        """Return rewards of any shape as learning sees them."""
-        for transform in self.transforms:
+    def rewards(self, rewards: NDArray[Any], *, until: str | None = None) -> NDArray[Any]:
+        """Return rewards of any shape as learning sees them, or as the transform named `until` receives them."""
+        for name, transform in zip(self.names, self.transforms, strict=True):
+            if name == until:
+                break
             rewards = transform.transform_rewards(rewards)
         return rewards
 
@@ -332,6 +335,11 @@ def _space_after(transform: Transform, space: Space[Any], action_space: Space[An
     """
     is_temporal, given = isinstance(transform, TemporalTransform), transform.observation_space(space)
     if given is None and not is_temporal and type(transform).transform_obs is Transform.transform_obs:
+        if type(transform).transform_rewards is Transform.transform_rewards:
+            raise ConfigError(
+                f"transforms: {type(transform).__name__} defines neither transform_obs(obs) nor "
+                "transform_rewards(rewards), and has no effect: define one of them."
+            )
         return space
     if given is not None:
         given = module_observation_space(given)
@@ -339,7 +347,11 @@ def _space_after(transform: Transform, space: Space[Any], action_space: Space[An
             return given
     example, call = _example(space), f"{type(transform).__name__}.{'step' if is_temporal else 'transform_obs'}"
     try:
-        found = _try(transform, map_tree(np.copy, example), space, action_space)
+        found = _called_twice(
+            lambda obs: _try(transform, obs, space, action_space), example, call, "observations", "new arrays"
+        )
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(
             f"transforms: {call} raised {type(error).__name__} for two observations of {space}: {error}"
@@ -357,6 +369,65 @@ def _space_after(transform: Transform, space: Space[Any], action_space: Space[An
         named_leaves(space_tree(space)), named_leaves(example), strict=True
     )}  # fmt: skip
     return _space_of(found, "", known)
+
+
+def _check_rewards(transform: Transform) -> None:
+    """Check the method for rewards on some of them.
+
+    Raises:
+        ConfigError: The method raised, or it is no function of each reward alone.
+    """
+    if _is_built_in(transform) or type(transform).transform_rewards is Transform.transform_rewards:
+        return
+    call = f"{type(transform).__name__}.transform_rewards"
+    rewards = np.array([[-1.0, 0.5, 2.0], [0.0, 3.0, -0.25]], np.float32)
+    try:
+        found = np.asarray(_called_twice(transform.transform_rewards, rewards, call, "rewards", "a new array"))
+        first = np.asarray(transform.transform_rewards(rewards[:1].copy()))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"transforms: {call} raised {type(error).__name__} for rewards {describe(rewards)}: {error}"
+        ) from error
+    if found.shape != rewards.shape or found.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"transforms: {call} was given rewards {describe(rewards)} and returned {describe(found)}: return an array "
+            "of numbers of the same shape."
+        )
+    if first.shape != (1, 3) or not np.allclose(first, found[:1], equal_nan=True):
+        raise ConfigError(
+            f"transforms: {call} must transform each reward alone, because batches hold other rewards at each time; "
+            "for the same rewards next to others it returned other values."
+        )
+
+
+def _called_twice(function: Callable[[Tree], Tree], given: Tree, call: str, what: str, remedy: str) -> Tree:
+    """Return what a function returns for arrays, after checking that it leaves them as they are and keeps nothing.
+
+    Raises:
+        ConfigError: It changed the arrays, or returned something else when it was called again.
+    """
+    copied = map_tree(np.copy, given)
+    found = map_tree(np.copy, function(copied))
+    if not _are_equal(copied, given):
+        raise ConfigError(
+            f"transforms: {call} changed the {what} that it was given, which others read: return {remedy}."
+        )
+    if not _are_equal(function(map_tree(np.copy, given)), found):
+        raise ConfigError(
+            f"transforms: {call} returned other values for the same {what} when it was called again. While learning it "
+            "is applied again to what was sampled: it must keep nothing between two calls, and draw no random numbers."
+        )
+    return found
+
+
+def _are_equal(one: Tree, other: Tree) -> bool:
+    pairs = dict(named_leaves(one)), dict(named_leaves(other))
+    return pairs[0].keys() == pairs[1].keys() and all(
+        np.array_equal(leaf, pairs[1][name], equal_nan=np.asarray(leaf).dtype.kind == "f")
+        for name, leaf in pairs[0].items()
+    )
 
 
 def _try(transform: Transform, obs: Tree, space: Space[Any], action_space: Space[Any]) -> Tree:

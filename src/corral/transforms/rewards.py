@@ -10,10 +10,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from corral.core.settings import PositiveFloat, Probability
 from corral.core.tree import Tree
-from corral.errors import ConfigError
 from corral.transforms.moments import mean_and_variance, moments_of, no_moments
-from corral.transforms.transform import State, Transform
+from corral.transforms.transform import State, Transform, set_checked
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class NormalizeRewards(Transform):
         epsilon: Number that is added to the variance.
     """
 
-    clip: float | None = 10.0
-    gamma: float | None = None
-    epsilon: float = 1e-8
+    clip: PositiveFloat | None = 10.0
+    gamma: Probability | None = None
+    epsilon: PositiveFloat = 1e-8
     _state: State = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -40,10 +40,7 @@ class NormalizeRewards(Transform):
         Raises:
             ConfigError: A setting is out of bounds.
         """
-        if self.epsilon <= 0 or (self.clip is not None and self.clip <= 0):
-            raise ConfigError(f"NormalizeRewards: clip={self.clip} and epsilon={self.epsilon} must be positive.")
-        if self.gamma is not None and not 0 <= self.gamma <= 1:
-            raise ConfigError(f"NormalizeRewards: gamma={self.gamma} must be in [0, 1].")
+        set_checked(self)
         scale = 1.0
         if self._state:
             scale = 1 / float(np.sqrt(mean_and_variance(self._state, "return")[1] + self.epsilon))
@@ -84,7 +81,7 @@ class ClipRewards(Transform):
         limit: Largest absolute value, or `"sign"` for -1, 0 or 1, as Mnih et al. 2015 (doi:10.1038/nature14236) do.
     """
 
-    limit: float | Literal["sign"] = 1.0
+    limit: PositiveFloat | Literal["sign"] = 1.0
 
     def __post_init__(self) -> None:
         """Refuse a limit that is no limit.
@@ -92,8 +89,7 @@ class ClipRewards(Transform):
         Raises:
             ConfigError: The limit is neither a positive number nor `"sign"`.
         """
-        if self.limit != "sign" and not (isinstance(self.limit, (int, float)) and self.limit > 0):
-            raise ConfigError(f"ClipRewards: limit={self.limit!r} must be a positive number or 'sign'.")
+        set_checked(self)
 
     def transform_rewards(self, rewards: NDArray[Any]) -> NDArray[Any]:
         """Return clipped rewards."""

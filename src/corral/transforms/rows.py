@@ -38,7 +38,7 @@ class RowTransforms:
         self._memories = pipeline.initial_memories(num_rows)
         self._actions = np.zeros((num_rows, *action.shape), action.dtype)
         self._rewards = np.zeros(num_rows)
-        self._returns = {discount: np.zeros(num_rows) for discount in pipeline.discounts}
+        self._returns = {name: np.zeros(num_rows) for name in pipeline.discounts}
 
     def set_state(self, state: Mapping[str, State]) -> None:
         """Use other statistics from now on."""
@@ -90,7 +90,7 @@ class RowTransforms:
         fresh = self.pipeline.initial_memories(more)
         self._memories = map_tree(lambda old, new: np.concatenate([old, new]), self._memories, fresh)
         self._actions, self._rewards = _padded(self._actions, num_rows), _padded(self._rewards, num_rows)
-        self._returns = {discount: _padded(returns, num_rows) for discount, returns in self._returns.items()}
+        self._returns = {name: _padded(returns, num_rows) for name, returns in self._returns.items()}
 
     # Fragments.
 
@@ -117,10 +117,11 @@ class RowTransforms:
         if not self.pipeline.state:
             return {}
         returns = {}
-        for discount, before in self._returns.items():
-            start = before if continues else np.zeros_like(before)
-            found, after = discounted_returns(rewards, valid, done, start, discount)
-            returns[discount], self._returns = found[valid], {**self._returns, discount: after}
+        for name, discount in self.pipeline.discounts.items():
+            start = self._returns[name] if continues else np.zeros_like(self._returns[name])
+            received = self.pipeline.rewards(rewards, until=name)
+            found, after = discounted_returns(received, valid, done, start, discount)
+            returns[name], self._returns = found[valid], {**self._returns, name: after}
         rows = np.flatnonzero(valid)  # `take` is several times faster than a mask
         given = obs if self.pipeline.measures_env_obs else ()
         of_env, steps = map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]).take(rows, 0), (given, stored))
@@ -181,7 +182,7 @@ class RowTransforms:
             set_lanes(self._rewards, state["rewards"]),
         )
         pairs = zip(self._returns.items(), state["returns"], strict=True)
-        self._returns = {discount: set_lanes(here, saved) for (discount, here), saved in pairs}
+        self._returns = {name: set_lanes(here, saved) for (name, here), saved in pairs}
 
 
 def _where(acts: NDArray[np.bool_], after: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:

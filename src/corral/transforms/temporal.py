@@ -41,7 +41,7 @@ class FrameStack(TemporalTransform):
             ConfigError: `num_frames` is not from 2 to 255.
         """
         if type(self.num_frames) is not int or not 2 <= self.num_frames <= MAX_FRAMES:
-            raise ConfigError(f"FrameStack: num_frames={self.num_frames!r} must be from 2 to {MAX_FRAMES}.")
+            raise ConfigError(f"transforms: FrameStack: num_frames={self.num_frames!r} must be from 2 to {MAX_FRAMES}.")
 
     def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         """Return the space of stacks."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.settings import check_setting
 from corral.core.tree import Tree
 
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ class Transform:
 
         Args:
             obs: Observations in which actions were taken, as this transform receives them, a tree of `[B, ...]`.
-            returns: Discounted sums of the rewards so far in each episode, float64 `[B]`; empty without `discount`.
+            returns: Discounted sums so far in each episode of the rewards that this transform receives, float64 `[B]`;
+                empty without `discount`.
         """
         return NO_STATE
 
@@ -108,3 +111,15 @@ class TemporalTransform(Transform):
             rewards: Rewards of these steps, `[N]`, where `needs_actions`.
         """
         raise TypeError(f"{type(self).__name__} has no method step(obs, memory, begins, actions, rewards).")
+
+
+def set_checked(transform: Any) -> None:
+    """Convert the settings of a new transform, a frozen dataclass, to their types; private fields are no settings.
+
+    Raises:
+        ConfigError: A setting has the wrong type or is out of bounds.
+    """
+    cls = type(transform)
+    for name in (field.name for field in dataclasses.fields(cls) if not field.name.startswith("_")):
+        value = check_setting(cls, name, getattr(transform, name), f"transforms: {cls.__name__}: ")
+        object.__setattr__(transform, name, value)
