@@ -113,6 +113,13 @@ def test_learners_of_an_engine_load_and_freeze_too(tmp_path: Path) -> None:
         assert not equal(weights_of(algo), before, "value_")
 
 
+def test_a_module_that_cannot_learn_warns(caplog: pytest.LogCaptureFixture) -> None:
+    small().rl_module(freeze=["policy_*"]).build().stop()
+    assert not caplog.records
+    small().rl_module(freeze=["*"]).build().stop()
+    assert "freeze_parts=['*'] freezes every weight of module 'default_policy'" in caplog.text
+
+
 def test_each_of_several_modules_has_settings_of_its_own(tmp_path: Path) -> None:
     config, ids = config_of(PPOConfig), ["red", "blue"]
     with config.build() as algo:

@@ -152,7 +152,7 @@ def test_the_local_engine(how: str, tmp_path: Path) -> None:
         check(record, made, 4, num_raised=int(how == "KeyboardInterrupt"))
 
 
-@pytest.mark.parametrize("how", ["SystemExit", "SIGINT"])
+@pytest.mark.parametrize("how", ["SystemExit", pytest.param("SIGINT", marks=pytest.mark.slow)])
 def test_the_process_engine(how: str, tmp_path: Path) -> None:
     """What ends a sample in a runner's process costs this sample; the runner restarts in its process."""
     made = config(tmp_path, env_config={"at": 5, "how": how}, num_env_runners=2, engine_name="process", num_envs=2)

@@ -55,7 +55,7 @@ def train_until_restarted(algo: Algorithm, num_restarts: int = 1) -> dict[str, A
     [
         ("local", ["raise", "hang"]),
         ("process", ["kill", "raise", "hang"]),
-        pytest.param("ray", ["kill", "hang"], marks=pytest.mark.xdist_group("ray")),
+        pytest.param("ray", ["kill", "hang"], marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow]),
     ],
     indirect=["engine"],
 )

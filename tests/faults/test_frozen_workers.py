@@ -105,6 +105,7 @@ def test_a_frozen_learner_ends_the_run_with_an_error(engine: str, record: Path) 
         assert wait_until_gone(processes) == set()
 
 
+@pytest.mark.slow
 def test_a_late_fragment_is_reported_once_also_when_nobody_waits_for_it(
     record: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -164,7 +164,7 @@ def test_calls_during_a_restart_are_made_before_the_runner_samples() -> None:
         assert see(group) == [[(4, 3)] * 2] * 2
 
 
-@pytest.mark.parametrize("how", ["late", "never fetched"])
+@pytest.mark.parametrize("how", ["late", pytest.param("never fetched", marks=pytest.mark.slow)])
 def test_calls_whose_results_nobody_waits_for_count(how: str) -> None:
     def change(env: Any) -> None:
         time.sleep(0.05)

@@ -500,6 +500,7 @@ class TestBadInput:
             PPOConfig().environment("CartPol-v1").env_runners(num_env_runners=2).engine("process").build()
 
 
+@pytest.mark.slow
 def test_a_restarted_runner_of_a_group_draws_other_numbers() -> None:
     request, chosen = SampleRequest(num_timesteps=64), []
     for killed in (False, False, True):

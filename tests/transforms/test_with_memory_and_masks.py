@@ -30,7 +30,7 @@ from corral import (
 from corral.algorithms.dqn import outputs_at_steps
 from corral.algorithms.ppo import ppo_loss
 from corral.core.tree import leaves, map_tree, named_leaves
-from corral.errors import ConfigError, ObservationError
+from corral.errors import CheckpointError, ConfigError, ObservationError
 from corral.modules.memory import module_inputs
 from corral.testing import DoorCorridor
 from corral.transforms.pipeline import Pipeline
@@ -307,6 +307,21 @@ def test_modules_start_with_the_statistics_of_the_weights_that_they_load(tmp_pat
         assert rollout.pipeline is not None
         for one, other in zip(leaves(rollout.pipeline.state), leaves(expected), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_weights_without_their_transforms_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with drifting([NormalizeObservations()]).build() as algorithm:
+        saved = algorithm.save(tmp_path / "saved")
+        with pytest.raises(CheckpointError, match=r"the statistics of NormalizeObservations do not fit: .* is missing"):
+            algorithm.set_transform_states({"default_policy": {}})
+        algorithm.load_module_weights(saved, "default_policy")
+    assert not caplog.records
+    with drifting([]).rl_module(load_from=saved).build() as plain:
+        message = "observations or rewards that went through NormalizeObservations, which are not among"
+        assert message in caplog.text
+        caplog.clear()
+        plain.load_module_weights(saved, "default_policy")
+        assert message in caplog.text
 
 
 def test_td3_keeps_its_actions_within_the_bounds() -> None:

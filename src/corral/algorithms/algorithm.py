@@ -312,8 +312,9 @@ class Algorithm(metaclass=_WithHints):
         share_layers(module_id, module, others, self.config.shared_layers)
         if not isinstance(module, HeuristicModule):
             statistics = prepare_module(module, module_id, config)
-            if policy.pipeline is not None and statistics:
-                policy.pipeline = policy.pipeline.with_state(fitting_statistics(policy.pipeline, statistics))
+            fitting = fitting_statistics(policy.pipeline, statistics)
+            if policy.pipeline is not None:
+                policy.pipeline = policy.pipeline.with_state(fitting)
         layers = Layers(module)
         self._callbacks.fire("on_create_policy", policy_id=module_id, policy=module, metrics_logger=self.metrics)
         layers.check_alike("on_create_policy")  # runners and learners of an engine build the class
@@ -459,10 +460,15 @@ class Algorithm(metaclass=_WithHints):
         return {name: each.state for name, each in pipelines.items() if each is not None and each.state}
 
     def set_transform_states(self, states: Mapping[str, Mapping[str, State]]) -> None:
-        """Use other statistics of transforms, by module id, from now on; runners get them with the next weights."""
+        """Use other statistics of transforms, by module id, from now on; runners get them with the next weights.
+
+        Raises:
+            CheckpointError: They are of other transforms, or of observations of another shape.
+        """
         for module_id, state in states.items():
             policy = self._policies.get(module_id)  # there is none if the module was removed
             if policy is not None and policy.pipeline is not None:
+                policy.pipeline.check_state(state)
                 policy.pipeline = policy.pipeline.with_state(state)
 
     def merge_statistics(self, rollouts: Sequence[Rollout]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,6 +21,8 @@ from corral.transforms.transform import State
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
     from corral.transforms.pipeline import Pipeline
+
+log = logging.getLogger("corral")
 
 Weights = Mapping[str, NDArray[Any]]
 
@@ -51,18 +54,33 @@ def prepare_module(module: Module, module_id: str, config: AlgorithmConfig) -> M
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for name in _matching("freeze_parts", config.freeze_parts, parameters, module_id):
         parameters[name].requires_grad_(False)
+    if config.freeze_parts and not any(parameter.requires_grad for parameter in parameters.values()):
+        log.warning(
+            "rl_module: freeze_parts=%s freezes every weight of module %r, which learns nothing.",
+            list(config.freeze_parts),
+            module_id,
+        )
     return statistics
 
 
 def fitting_statistics(pipeline: Pipeline | None, found: Mapping[str, State]) -> Mapping[str, State]:
     """Return the statistics of a pipeline, replaced by those that were found for transforms of the same names.
 
+    Statistics of a transform that is not here mean that the weights expect other observations: a warning says so.
+
     Raises:
         CheckpointError: They are of observations of another shape.
     """
+    own = {} if pipeline is None else pipeline.state
+    if missing := sorted(found.keys() - own.keys()):
+        log.warning(
+            "the loaded weights learned from observations or rewards that went through %s, which are not among the "
+            "transforms here: add them to .env_runners(transforms=[...]).",
+            " and ".join(missing),
+        )
     if pipeline is None:
         return {}
-    merged = {name: found.get(name, own) for name, own in pipeline.state.items()}
+    merged = {name: found.get(name, state) for name, state in own.items()}
     pipeline.check_state(merged)
     return merged
 
