@@ -19,8 +19,8 @@ from corral.envs import env_ids
 from corral.envs.adapted_vector import AdaptedVectorEnv, EnvPoolVectorEnv
 from corral.envs.vector import EnvContext, make_vector_env, resolve_env
 from corral.errors import ConfigError, EnvError
-from corral.replay.buffer import ReplayBuffer
 from corral.testing import CountingEnv
+from stored_frames import check_frames_are_stored_once
 
 Make = Callable[..., VectorEnv[Any, Any, Any]]
 
@@ -166,20 +166,7 @@ class TestEnvPool:
 
     def test_replay_stores_each_frame_once(self, make_runner: Any) -> None:
         runner = make_runner("envpool:Pong-v5", num_envs=2, env_config={"max_episode_steps": 12})
-        whole, stacked = (ReplayBuffer(200, frame_stack=k, seed=0) for k in (1, 4))
-        seen: set[tuple[bytes, bytes]] = set()
-        for _ in range(4):
-            rollout = runner.sample(num_timesteps=25)
-            whole.add(rollout)
-            stacked.add(rollout)
-            for t, i in np.argwhere(rollout.valid).tolist():
-                following = rollout.final_obs.get((t, i), rollout.obs[t + 1, i])
-                seen.add((rollout.obs[t, i].tobytes(), following.tobytes()))
-        assert stacked.nbytes < 0.3 * whole.nbytes
-        drawn = stacked.sample(100)
-        assert drawn["obs"].shape == (100, 4, 84, 84)
-        pairs = zip(drawn["obs"], drawn["next_obs"], strict=True)
-        assert all((obs.tobytes(), following.tobytes()) in seen for obs, following in pairs)
+        check_frames_are_stored_once(runner)
 
     @pytest.mark.parametrize(
         ("env", "settings", "words"),

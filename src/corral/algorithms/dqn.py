@@ -23,7 +23,7 @@ from corral.core.settings import NonNegativeFloat, PositiveInt
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
 from corral.learners.losses import Batch, Loss
-from corral.modules.memory import at_rows, burn_in, module_inputs
+from corral.modules.memory import at_rows, burn_in, find_learned_steps, module_inputs
 from corral.modules.module import Module
 from corral.modules.q_module import QModule
 from corral.modules.recurrent_q_module import RecurrentQModule
@@ -85,8 +85,7 @@ class DQNConfig(OffPolicyConfig):
     @property
     def default_module_class(self) -> type[Module]:
         """`QModule`, or `RecurrentQModule` with `use_lstm` or `use_gru`."""
-        has_memory = self.model_config.get("use_lstm") or self.model_config.get("use_gru")
-        return RecurrentQModule if has_memory else QModule
+        return RecurrentQModule if self.asks_for_memory else QModule
 
     @property
     def module_settings(self) -> dict[str, Any]:
@@ -217,15 +216,13 @@ def outputs_at_steps(
         with torch.no_grad():
             next_outputs = function(batch["next_obs"], target=True)
             return batch, outputs, next_outputs, function(batch["next_obs"]) if double_q else next_outputs
-    rows = batch["learns"].nonzero().squeeze(1)
-    places = (~batch["burns_in"]).cumsum(0) - 1  # among the rows without burn-in
-    now, later = places[rows], places[rows + batch["num_steps"][rows]]
+    at = find_learned_steps(batch)
     outputs = function(*module_inputs(burn_in(module, batch)))
     with torch.no_grad():
-        next_outputs = function(*module_inputs(burn_in(module, batch, target=True)), target=True)[later]
-    steps: Batch = {name: batch[name][rows] for name in ("actions", "rewards", "discounts", "terminated", "weights")}
-    steps["next_obs"] = map_tree(lambda leaf: leaf[rows + batch["num_steps"][rows]], batch["obs"])
-    return steps, outputs[now], next_outputs, outputs.detach()[later] if double_q else next_outputs
+        next_outputs = function(*module_inputs(burn_in(module, batch, target=True)), target=True)[at.next_places]
+    steps: Batch = {name: batch[name][at.rows] for name in ("actions", "rewards", "discounts", "terminated", "weights")}
+    steps["next_obs"] = map_tree(lambda leaf: leaf[at.next_rows], batch["obs"])
+    return steps, outputs[at.places], next_outputs, outputs.detach()[at.next_places] if double_q else next_outputs
 
 
 def projected(returns: Tensor, probs: Tensor, atoms: Tensor) -> Tensor:

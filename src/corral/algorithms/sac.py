@@ -87,8 +87,7 @@ class SACConfig(OffPolicyConfig):
     @property
     def default_module_class(self) -> type[Module]:
         """`SACModule`, or `RecurrentSACModule` with `use_lstm` or `use_gru`."""
-        has_memory = self.model_config.get("use_lstm") or self.model_config.get("use_gru")
-        return RecurrentSACModule if has_memory else SACModule
+        return RecurrentSACModule if self.asks_for_memory else SACModule
 
     @property
     def module_settings(self) -> dict[str, Any]:

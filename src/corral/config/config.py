@@ -462,8 +462,12 @@ class AlgorithmConfig(
         from corral.modules.module import ActorCritic
         from corral.modules.recurrent import RecurrentActorCritic
 
-        has_memory = self.model_config.get("use_lstm") or self.model_config.get("use_gru")
-        return RecurrentActorCritic if has_memory else ActorCritic
+        return RecurrentActorCritic if self.asks_for_memory else ActorCritic
+
+    @property
+    def asks_for_memory(self) -> bool:
+        """Whether `model_config` gives the default module an LSTM or a GRU."""
+        return bool(self.model_config.get("use_lstm") or self.model_config.get("use_gru"))
 
     @property
     def module_settings(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ module the rows of each sequence are adjacent, and two columns say what the sequ
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,6 +91,30 @@ def burn_in(module: Any, batch: Mapping[str, Any], *, target: bool = False) -> d
     map_tree(lambda column, now: column.__setitem__(firsts, now), states, state)
     columns |= {"states": states, "sequence_starts": (batch["sequence_starts"] & ~burns) | firsts}
     return {name: map_tree(lambda leaf: leaf[~burns], column) for name, column in columns.items()}
+
+
+class LearnedSteps(NamedTuple):
+    """Where the steps to learn from are in a batch of sequences of a replay buffer.
+
+    Attributes:
+        rows: Their rows in the batch, int64 `[B]`.
+        next_rows: Rows of the observations from which they bootstrap, `num_steps` rows further, int64 `[B]`.
+        places: `rows` among the rows without the burn-in, int64 `[B]`.
+        next_places: `next_rows` among the rows without the burn-in, int64 `[B]`.
+    """
+
+    rows: Tensor
+    next_rows: Tensor
+    places: Tensor
+    next_places: Tensor
+
+
+def find_learned_steps(batch: Mapping[str, Any]) -> LearnedSteps:
+    """Find the steps by the columns `learns`, `burns_in` and `num_steps`."""
+    rows = batch["learns"].nonzero().squeeze(1)
+    next_rows = rows + batch["num_steps"][rows]
+    places = (~batch["burns_in"]).cumsum(0) - 1
+    return LearnedSteps(rows, next_rows, places[rows], places[next_rows])
 
 
 def at_rows(batch: Mapping[str, Any], column: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforceme
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -53,13 +53,14 @@ class RecurrentQModule(QModule):
 
     def initial_state(self) -> State:
         """Return zeros; see `RecurrentEncoder.initial_state`."""
-        state: State = self._parts(target=False)[0].initial_state()
+        network: Any = self.q
+        state: State = network.encoder.initial_state()
         return state
 
-    def _parts(self, target: bool) -> tuple[Any, Any]:
-        """Return the encoder with the recurrent layer, and the layers after it."""
+    def _outputs(self, obs: Tree, state: State, mask: Tensor, target: bool) -> Tensor:
         network: Any = self.target_q if target else self.q
-        return network.encoder, nn.Sequential(*network.streams, network.head)
+        outputs: Tensor = network.head(network.streams(network.encoder(obs, state)[mask]))
+        return outputs
 
     def _values(self, obs: Tree, outputs: Tensor) -> Tensor:
         if self.form.num_atoms > 1:
@@ -71,23 +72,21 @@ class RecurrentQModule(QModule):
 
         See `corral.modules.memory.module_inputs` for the arguments.
         """
-        encoder, head = self._parts(target)
-        outputs: Tensor = head(encoder(obs, state)[mask])
+        outputs = self._outputs(obs, state, mask, target)
         return outputs.reshape(outputs.shape[0], self.num_actions, -1)
 
     def q_values(self, obs: Tree, state: State, mask: Tensor, *, target: bool = False) -> Tensor:  # type: ignore[override]
         """Return the value of each action, float32 `[M, n]`, for padded sequences; see `QModule.q_values`."""
-        encoder, head = self._parts(target)
         rows = map_tree(lambda leaf: leaf[mask], obs) if self.has_action_mask else obs
-        return self._values(rows, head(encoder(obs, state)[mask]))
+        return self._values(rows, self._outputs(obs, state, mask, target))
 
     def policy(  # type: ignore[override]
         self, obs: Tree, state: State, *, target: bool = False
     ) -> tuple[Tensor, State]:
         """Return the action values `[B, n]` and the next states, for observations `[B, ...]` and states."""
-        encoder, head = self._parts(target)
-        features, after = encoder.step(obs, state)
-        return self._values(obs, head(features)), after
+        network: Any = self.target_q if target else self.q
+        features, after = network.encoder.step(obs, state)
+        return self._values(obs, network.head(network.streams(features))), after
 
     def value(self, obs: Tree, state: State) -> Tensor:  # type: ignore[override]
         """Return the value of the best action, float32 `[B]`."""
@@ -101,10 +100,10 @@ class RecurrentQModule(QModule):
         """Return the policy in NumPy for small layers on flat observations, with one atom."""
         if type(self).policy is not RecurrentQModule.policy or type(self.q) is not QNetwork or self.form.num_atoms > 1:
             return None
-        encoder, head = self._parts(target=False)
+        encoder, head = cast(Any, self.q.encoder), [*self.q.streams, self.q.head]
         if not is_flat(encoder, self.observation_space):
             return None
         layers = [*encoder.encoder.mlp], encoder.rnn
-        if not numpy_can_compute(*layers) or numpy_layers([*head]) is None:
+        if not numpy_can_compute(*layers) or numpy_layers(head) is None:
             return None
-        return RecurrentSteps({"": layers}, [*head], None)
+        return RecurrentSteps({"": layers}, head, None)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from corral.core.action_masks import MASK_KEY
 from corral.core.tree import Tree
 from corral.modules.inference import numpy_layers
-from corral.modules.memory import burn_in, memory_outputs, module_inputs
+from corral.modules.memory import burn_in, find_learned_steps, memory_outputs, module_inputs
 from corral.modules.module import LogStdRange, MemoryConfig
 from corral.modules.numpy_recurrent import RecurrentSteps, numpy_can_compute
 from corral.modules.recurrent import RecurrentEncoder, State, is_flat
@@ -121,21 +121,19 @@ class RecurrentSACModule(SACModule):
 
     def at_steps(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the steps to learn from in a batch of sequences, with features as `obs` and `next_obs`."""
-        rows = batch["learns"].nonzero().squeeze(1)
-        places = (~batch["burns_in"]).cumsum(0) - 1  # among the rows without burn-in
-        now, later = places[rows], places[rows + batch["num_steps"][rows]]
+        at = find_learned_steps(batch)
         obs, state, mask = module_inputs(burn_in(self, batch))
         online = self.encoder(obs, state)[mask]
         with torch.no_grad():
             obs, state, mask = module_inputs(burn_in(self, batch, target=True))
             of_target = self.target_encoder(obs, state)[mask]
         kept = ("actions", "rewards", "discounts", "terminated", "weights", "noise", "next_noise")
-        steps: dict[str, Any] = {name: batch[name][rows] for name in kept if name in batch}
-        features = {"online": online[now]}
-        next_features = {"online": online.detach()[later], "target": of_target[later]}
+        steps: dict[str, Any] = {name: batch[name][at.rows] for name in kept if name in batch}
+        features = {"online": online[at.places]}
+        next_features = {"online": online.detach()[at.next_places], "target": of_target[at.next_places]}
         if self.has_action_mask:
             legal = batch["obs"][MASK_KEY]
-            features[MASK_KEY], next_features[MASK_KEY] = legal[rows], legal[rows + batch["num_steps"][rows]]
+            features[MASK_KEY], next_features[MASK_KEY] = legal[at.rows], legal[at.next_rows]
         return {**steps, "obs": features, "next_obs": next_features}
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
