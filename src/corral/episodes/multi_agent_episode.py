@@ -11,19 +11,26 @@ import time
 import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from corral.core.ids import AgentID
 from corral.core.tree import Tree, leaves, map_tree
+from corral.episodes.agent_data import (
+    AgentQuery,
+    PendingStep,
+    read_actions,
+    read_infos,
+    read_obs,
+    read_outputs,
+    read_rewards,
+)
 from corral.episodes.episode import SingleAgentEpisode
 from corral.episodes.lanes import LaneRollout, SeatCarry
-from corral.episodes.lookback import Indices, Positions, one_hot, pick, positions
+from corral.episodes.lookback import Indices
 from corral.episodes.notes import Noted, Notes
 from corral.episodes.rollout import Rollout
 from corral.episodes.step_columns import STANDARD_COLUMNS
@@ -34,43 +41,6 @@ AgentDict = Mapping[AgentID, Any]
 
 _ALL = "__all__"
 _PLAIN_STATE = ("id_", "env_index", "env_t_started", "is_terminated", "is_truncated")
-
-
-@dataclass
-class PendingStep:
-    """A step of an agent that has acted and was not observed since.
-
-    Attributes:
-        action: Its action.
-        outputs: Further outputs of the module by name.
-        reward: Sum of the rewards so far.
-    """
-
-    action: Any
-    outputs: dict[str, Any] = field(default_factory=dict)
-    reward: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Query:
-    """The arguments of a getter; see `MultiAgentEpisode.get_observations`."""
-
-    indices: Indices
-    agent_ids: Collection[AgentID] | AgentID | None
-    env_steps: bool
-    neg_index_as_lookback: bool
-    fill: Any
-    return_list: bool
-
-    def positions(self, num_entries: int, lookback: int) -> Positions:
-        """Return the positions of the indices among all entries, lookback included."""
-        return positions(
-            self.indices,
-            num_entries,
-            lookback,
-            neg_index_as_lookback=self.neg_index_as_lookback,
-            clip=self.fill is None,
-        )
 
 
 class MultiAgentEpisode(Noted):
@@ -622,8 +592,8 @@ class MultiAgentEpisode(Noted):
             KeyError: There is no agent of this id.
             EpisodeError: `return_list` without `env_steps`.
         """
-        read = partial(self._read, "obs", one_hot_discrete)
-        return self._get(read, _Query(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list), 1)
+        query = AgentQuery(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list)
+        return self._get(lambda episode, _: read_obs(episode, one_hot_discrete=one_hot_discrete), query, 1)
 
     def get_infos(
         self,
@@ -636,8 +606,8 @@ class MultiAgentEpisode(Noted):
         return_list: bool = False,
     ) -> Any:
         """Return lists of info dicts by agent, one for each observation; see `get_observations`."""
-        query = _Query(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list)
-        found = self._get(self._read_infos, query, 1)
+        query = AgentQuery(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list)
+        found = self._get(lambda episode, _: read_infos(episode), query, 1)
         if return_list:
             return found
         return {agent: part.tolist() if isinstance(part, np.ndarray) else part for agent, part in found.items()}
@@ -654,8 +624,8 @@ class MultiAgentEpisode(Noted):
         return_list: bool = False,
     ) -> Any:
         """Return module actions by agent, hanging ones included; see `get_observations`."""
-        read = partial(self._read, "actions", one_hot_discrete)
-        return self._get(read, _Query(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list))
+        query = AgentQuery(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list)
+        return self._get(partial(read_actions, one_hot_discrete=one_hot_discrete), query)
 
     def get_rewards(
         self,
@@ -668,8 +638,8 @@ class MultiAgentEpisode(Noted):
         return_list: bool = False,
     ) -> Any:
         """Return rewards by agent, at the env step in which the agent acted; see `get_observations`."""
-        read = partial(self._read, "rewards", False)
-        return self._get(read, _Query(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list))
+        query = AgentQuery(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list)
+        return self._get(read_rewards, query)
 
     def get_extra_model_outputs(
         self,
@@ -697,12 +667,21 @@ class MultiAgentEpisode(Noted):
             KeyError: No agent has an output of this name.
         """
         names = list(
-            dict.fromkeys(name for agent_id in self.agent_episodes for name in self._read_outputs(None, agent_id))
+            dict.fromkeys(
+                name
+                for agent_id, episode in self.agent_episodes.items()
+                for name in read_outputs(episode, self._hanging(agent_id))
+            )
         )
         if key is not None and names and key not in names:
             raise KeyError(f"episode {self.id_} has no extra model output {key!r}. {nearest(key, names)}")
-        read = partial(self._read_outputs, key)
-        return self._get(read, _Query(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list))
+        query = AgentQuery(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list)
+
+        def read(episode: SingleAgentEpisode, step: PendingStep | None) -> Tree:
+            outputs = read_outputs(episode, step)
+            return outputs if key is None else outputs.get(key, {})
+
+        return self._get(read, query)
 
     def _hanging(self, agent_id: AgentID) -> PendingStep | None:
         """Return the step that an agent has begun and not ended, or `None`."""
@@ -728,81 +707,28 @@ class MultiAgentEpisode(Noted):
         times: list[int] = (rows + (self.env_t_started - self._start)).tolist()
         return times
 
-    # What getters read: the data of an agent, its lookback and a hanging step included, as a tree of `[E, ...]`.
-
-    def _read(self, name: str, is_one_hot: bool, agent_id: AgentID) -> Tree:
-        episode, step = self.agent_episodes[agent_id], self._hanging(agent_id)
-        how: dict[str, Any] = {"indices": _every(episode), "neg_index_as_lookback": True}
-        if name == "rewards":
-            return _with_last(episode.get_rewards(**how), step and step.reward)
-        if name == "obs":
-            data, space = episode.get_observations(**how), episode.observation_space
-        else:
-            data, space = _with_last(episode.get_actions(**how), step and step.action), episode.action_space
-        if not is_one_hot or not len(leaves(data)[0]):
-            return data
-        return one_hot(data, space, "observation_space" if name == "obs" else "action_space")
-
-    def _read_infos(self, agent_id: AgentID) -> NDArray[Any]:
-        episode = self.agent_episodes[agent_id]
-        infos = episode.get_infos(_every(episode), neg_index_as_lookback=True)
-        data = np.empty(len(infos), object)
-        data[:] = infos
-        return data
-
-    def _read_outputs(self, key: str | None, agent_id: AgentID) -> Tree:
-        episode, step = self.agent_episodes[agent_id], self._hanging(agent_id)
-        known = episode.get_extra_model_outputs(None, _every(episode), neg_index_as_lookback=True)
-        hanging = step.outputs if step else {}
-        names = list(dict.fromkeys([*known, *hanging]))
-        found = {name: _with_last(known.get(name), hanging.get(name)) for name in names if key in (None, name)}
-        return found if key is None else found.get(key, {})
-
-    def _get(self, read: Callable[[AgentID], Tree], query: _Query, num_more: int = 0) -> Any:
-        """Return what a getter returns, of data that `read` returns for each agent.
+    def _get(
+        self, read: Callable[[SingleAgentEpisode, PendingStep | None], Tree], query: AgentQuery, num_more: int = 0
+    ) -> Any:
+        """Return what a getter returns.
 
         Args:
-            read: Returns the data of an agent, as a tree of `[E, ...]`.
+            read: Returns the data of an agent, a tree of `[E, ...]`, from its episode and its pending step.
             query: Arguments of the getter.
             num_more: Entries of the env more than env steps: 1 for observations.
         """
-        if query.return_list and not query.env_steps:
-            raise EpisodeError("return_list=True gives a dict for each env step: leave out env_steps=False.")
-        found = {agent_id: read(agent_id) for agent_id in self._chosen(query.agent_ids)}
-        found = {agent_id: data for agent_id, data in found.items() if leaves(data)}
+        read_of = {
+            agent_id: read(self.agent_episodes[agent_id], self._hanging(agent_id))
+            for agent_id in self._chosen(query.agent_ids)
+        }
+        data = {agent_id: part for agent_id, part in read_of.items() if leaves(part)}
         if not query.env_steps:
-            return {
-                agent_id: pick(
-                    data, query.positions(len(leaves(data)[0]), self.agent_episodes[agent_id].len_lookback), query.fill
-                )
-                for agent_id, data in found.items()
-            }
-        steps = self._env_steps_of(query, num_more)
-        times = {agent: np.asarray(self._obs_times(agent)[: len(leaves(data)[0])]) for agent, data in found.items()}
-
-        def at(steps: NDArray[np.int64]) -> dict[AgentID, Any]:
-            picked = {}
-            for agent_id, data in found.items():
-                entries = _entries_at(times[agent_id], steps)
-                if query.fill is None:
-                    if not (entries >= 0).any():
-                        continue
-                    entries = entries[entries >= 0] if entries.ndim else entries
-                picked[agent_id] = pick(data, entries if entries.ndim else int(entries), query.fill)
-            return picked
-
-        return [at(step) for step in np.atleast_1d(steps)] if query.return_list else at(steps)
-
-    def _env_steps_of(self, query: _Query, num_more: int) -> NDArray[np.int64]:
-        """Return the env steps that indices mean, `[]` for an int and `[K]` for others."""
-        num_entries = self.len_lookback + len(self) + num_more
-        where = query.positions(num_entries, self.len_lookback)
-        steps = np.arange(num_entries)[where] if isinstance(where, slice) else np.asarray(where)
-        if query.fill is None and ((steps < 0) | (steps >= num_entries)).any():
-            raise IndexError(
-                f"index out of range: there are {num_entries} entries, lookback included. Give fill=... to pad."
-            )
-        return steps + (self.env_t_started - self.len_lookback)
+            return query.pick_agent_steps(data, {agent: self.agent_episodes[agent].len_lookback for agent in data})
+        first = self.env_t_started - self.len_lookback
+        times = {
+            agent: np.asarray(self._obs_times(agent)[: len(leaves(part)[0])]) - first for agent, part in data.items()
+        }
+        return query.pick_env_steps(data, times, self.len_lookback + len(self) + num_more, self.len_lookback)
 
     def _chosen(self, agent_ids: Collection[AgentID] | AgentID | None) -> list[AgentID]:
         if agent_ids is None:
@@ -1095,11 +1021,6 @@ def _check_lengths(
     return num_steps
 
 
-def _every(episode: SingleAgentEpisode) -> slice:
-    """Return the slice of all entries, lookback included, where negative indices are the lookback."""
-    return slice(-episode.len_lookback, None)
-
-
 def _part(episode: SingleAgentEpisode, first: int, start: int, stop: int) -> SingleAgentEpisode:
     """Return steps of an agent as an episode with the flags of its end; see `SingleAgentEpisode._part`."""
     part = episode._part(first, start, stop)
@@ -1107,20 +1028,3 @@ def _part(episode: SingleAgentEpisode, first: int, start: int, stop: int) -> Sin
     if stop == episode.len_lookback + len(episode):
         part.is_terminated, part.is_truncated = episode.is_terminated, episode.is_truncated
     return part
-
-
-def _with_last(data: Tree, last: Any) -> Tree:
-    """Return entries `[E, ...]` with one more, if it is not `None`; `data` may be empty or `None`."""
-    if last is None:
-        return data
-    if data is None or not len(leaves(data)[0]):
-        return map_tree(lambda leaf: np.asarray(leaf)[None], last)
-    return map_tree(lambda column, leaf: np.append(column, np.asarray(leaf, column.dtype)[None], axis=0), data, last)
-
-
-def _entries_at(known: NDArray[Any], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the entry of each env step among entries whose env steps are `known` `[E]`, in order; -1 for none."""
-    if not len(known):
-        return np.full_like(steps, -1)
-    entries = np.minimum(np.searchsorted(known, steps), len(known) - 1)
-    return np.where(known[entries] == steps, entries, -1)
