@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +9,13 @@ from numpy.typing import NDArray
 
 from corral.core.action_masks import MASK_KEY, first_illegal, first_without_choice, has_mask_key, legal_actions
 from corral.core.tree import Tree, copy_nested, map_tree
-from corral.errors import CheckpointError, ConfigError
+from corral.errors import ConfigError
 from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
 from corral.modules.distributions import module_action_space
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.inference import Inference, Memory
+from corral.runners.remembered import Remembered
 from corral.transforms.rows import RowTransforms
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Actor:
         row_distribution: What the exploration is given for one row.
         action_space: Space of one module action.
         transforms: Transforms of the module in use, or `None`.
+        remembered: What both remember of the rows.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Actor:
         if spec.pipeline is not None:
             action = np.zeros(self.distribution.action_shape, self.distribution.action_dtype)
             self.transforms = RowTransforms(spec.pipeline, action, num_rows)
+        self.remembered = Remembered(self.memory, self.transforms)
         self.make_exploration(config, num_rows)
 
     def first_without_choice(self, obs: Tree, acts: NDArray[np.bool_]) -> int | None:
@@ -202,20 +204,3 @@ class Actor:
                 self.exploration.set_state(copy_nested(state))
             if weights := before.get_weights():
                 self.exploration.set_weights(weights)
-
-
-def check_states(memory: Memory | None, state: Mapping[str, Any], num_rows: int) -> None:
-    """Check the states of a module with memory in the saved state of a runner.
-
-    Raises:
-        CheckpointError: There are none, there are states of a module without memory, or they are of other shapes.
-    """
-    states = state.get("states")
-    if (memory is None) != (states is None):
-        kinds = "without memory" if memory is None else "with memory", "with" if memory is None else "without"
-        raise CheckpointError(f"the module is {kinds[0]}, and the state of a runner is of a module {kinds[1]}.")
-    if memory is not None:
-        try:
-            memory.check(states, num_rows)
-        except ValueError as error:
-            raise CheckpointError(f"the states of the module in a runner: {error}.") from error

@@ -22,9 +22,7 @@ from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
 from corral.episodes.step_columns import COLUMNS_OF_OBS
 from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
-from corral.modules.inference import Memory
-from corral.runners.actor import check_states
-from corral.transforms.rows import RowTransforms
+from corral.runners.remembered import Remembered
 
 CARRY = ("returns", "lengths", "start_times_s", "counts")
 
@@ -40,8 +38,7 @@ class Lanes:
         observation_space: Space of one observation, as the module gets it.
         action_space: Space of one module action.
         distribution: Action distribution of the module.
-        memory: States of a module with memory, one for each lane.
-        transforms: Transforms of the module in use, with one row for each lane, or `None`.
+        remembered: What the module and its transforms remember of each lane.
 
     Attributes:
         envs: Index of the sub-env of each lane, int64 `[L]`.
@@ -67,12 +64,10 @@ class Lanes:
         observation_space: Any,
         action_space: Any,
         distribution: ActionDistribution,
-        memory: Memory | None = None,
-        transforms: RowTransforms | None = None,
+        remembered: Remembered,
     ) -> None:
         """Make the lanes, none of them in use."""
-        self.memory, self._transforms = memory, transforms
-        self._temporal = transforms if transforms is not None and transforms.is_temporal else None
+        self._remembered = remembered
         self.envs, self.places = np.repeat(np.arange(num_envs), len(places)), np.tile(places, num_envs)
         self.agents = list(agents) * num_envs
         self._lane_at = np.full((num_envs, block_size), -1)
@@ -132,8 +127,7 @@ class Lanes:
             "lengths": self._carry.lengths.copy(),
             "counts": self._carry.counts.copy(),
             "id_prefix": self._carry.id_prefix,
-            "states": None if self.memory is None else map_tree(np.copy, self.memory.states),
-            "transforms": None if self._transforms is None else self._transforms.get_state(),
+            **self._remembered.get_state(),
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -155,8 +149,7 @@ class Lanes:
                 raise CheckpointError(f"the observations of agents of a runner are {leaf.dtype}{leaf.shape}.")
 
         map_tree(check, self.obs, state["obs"])
-        check_states(self.memory, state, num_lanes)
-        RowTransforms.check(self._transforms, state.get("transforms"))
+        self._remembered.check_state(state, num_lanes)
 
     def missing_places(self, state: Mapping[str, Any]) -> list[int]:
         """Return the places of a state for which there are no lanes here."""
@@ -170,11 +163,7 @@ class Lanes:
         lanes = np.arange(len(saved))
         self.obs = map_tree(np.copy, self.obs)
         map_tree(lambda here, saved: here.__setitem__(lanes, saved), self.obs, state["obs"])
-        if self.memory is not None:
-            self.memory.states = map_tree(np.copy, self.memory.states)
-            map_tree(lambda here, saved: here.__setitem__(lanes, saved), self.memory.states, state["states"])
-        if self._transforms is not None:
-            self._transforms.continue_from(state["transforms"], lanes)
+        self._remembered.set_state(state, lanes)
         self._is_open[lanes], self.acts[lanes], self.is_used[lanes], self.begins[lanes] = (
             state[name] for name in ("is_open", "acts", "is_used", "begins")
         )
@@ -226,11 +215,8 @@ class Lanes:
             **{name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated", "valid")},
             "dist_inputs": np.zeros((*shape, distribution.num_inputs), np.float32),
             "row_times_s": np.zeros(num_rows),
+            **self._remembered.allocate(num_rows + 1),
         }
-        if self.memory is not None:
-            columns["states"] = self.memory.allocate(num_rows + 1)
-        if self._temporal is not None:
-            columns["stored"] = self._temporal.allocate(num_rows + 1)
         return LaneRollout(columns)
 
     def _make_room(self) -> None:
@@ -320,10 +306,7 @@ class Lanes:
         for name in ("_clock", "_is_open", "acts", "is_used", "begins", "_early_rewards", "_open_rows"):
             array = getattr(self, name)
             setattr(self, name, np.append(array, more.astype(array.dtype)))
-        if self.memory is not None:
-            self.memory.resize(len(self))
-        if self._transforms is not None:
-            self._transforms.resize(len(self))
+        self._remembered.resize(len(self))
         self.obs = map_tree(
             lambda leaf: np.append(leaf, np.zeros((num_envs, *leaf.shape[1:]), leaf.dtype), 0), self.obs
         )
@@ -354,12 +337,10 @@ class Lanes:
         steps = self._flat_rows(lanes)
         _flat(columns["actions"])[steps] = actions[lanes]
         _flat(columns["dist_inputs"])[steps] = dist_inputs[lanes]
-        if self.memory is not None:
-            self._write(steps, lanes, columns["states"], self.memory.before)
-            self.memory.keep(self.acts)
-        if self._temporal is not None:
-            self._write(steps, lanes, columns["stored"], self._temporal.stored)
-            self._temporal.note_step(actions[lanes], None, lanes)
+        if self._remembered.has_columns:
+            self._write_all(steps, lanes, self._remembered.get_chosen())
+            self._remembered.keep(self.acts)
+            self._remembered.note_actions(actions[lanes], lanes)
         if logp is not None:
             if "logp" not in columns:
                 columns["logp"] = np.full(columns["rewards"].shape, np.nan, np.float32)
@@ -401,8 +382,8 @@ class Lanes:
         (lanes,) = closes.nonzero()
         steps = self._flat_rows(lanes)
         _flat(columns["valid"])[steps] = True
-        if self._temporal is not None:
-            self._temporal.note_step(None, _flat(columns["rewards"])[steps], lanes)
+        if self._remembered.has_columns:
+            self._remembered.note_rewards(_flat(columns["rewards"])[steps], lanes)
         if np.count_nonzero(ends):
             for name, alone, whole in zip(("terminated", "truncated"), own, over, strict=True):
                 _flat(columns[name])[steps] = np.where(ends_alone, alone, whole[self.envs])[lanes]
@@ -413,14 +394,17 @@ class Lanes:
         (lanes,) = (seen | closes).nonzero()  # an agent that ended unobserved has its last observation as the final one
         steps = self._flat_rows(lanes)
         self._write(steps, lanes, rollout.obs, self.obs)
-        if self.memory is not None:  # `act` writes the initial states where episodes begin
-            self._write(steps, lanes, columns["states"], self.memory.states)
-        if self._temporal is not None:
-            self._write(steps, lanes, columns["stored"], self._temporal.peek(self.obs, self.begins))
+        if self._remembered.has_columns:  # `act` writes the initial states where episodes begin
+            self._write_all(steps, lanes, self._remembered.get_next(self.obs, self.begins))
         _flat(rollout.obs_rows)[steps] = rollout.parent.num_rows
         clock += closes & ends  # the row after the last step holds only the final observation
         self.acts = seen & ~ends
         self.is_used &= ~ends
+
+    def _write_all(self, steps: NDArray[np.int64], lanes: NDArray[np.int64], rows: Mapping[str, Tree]) -> None:
+        """Write entries of lanes, from trees of `[L, ...]` by column, to steps of these columns."""
+        for name, row in rows.items():
+            self._write(steps, lanes, self.rollout.columns[name], row)
 
     @staticmethod
     def _write(steps: NDArray[np.int64], lanes: NDArray[np.int64], columns: Tree, rows: Tree) -> None:

@@ -95,8 +95,7 @@ class MultiAgentEnvRunner(EnvRunner):
                 observation_space=module_observation_space(block.observation_space),
                 action_space=actor.action_space,
                 distribution=actor.distribution,
-                memory=actor.memory,
-                transforms=actor.transforms,
+                remembered=actor.remembered,
             )
         self.actors, self.lanes, self._blocks, self._configs = actors, lanes, blocks, configs
         self._mapping = make_mapping(config)

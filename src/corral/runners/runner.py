@@ -32,12 +32,11 @@ from corral.metrics.timers import Timers
 from corral.modules.distributions import ActionDistribution
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
-from corral.runners.actor import Actor, check_states
+from corral.runners.actor import Actor
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest
 from corral.runners.sample_modes import SampleMode, make_mode, num_taken, num_valid
 from corral.runners.trajectory_events import postprocess_trajectories
-from corral.transforms.rows import RowTransforms
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -173,7 +172,7 @@ class EnvRunner:
         )
         self.actors = {DEFAULT_MODULE_ID: actor}
         self.module, self.inference, self.exploration = actor.module, actor.inference, actor.exploration
-        self._distribution, self._row_distribution = actor.distribution, actor.row_distribution
+        self._distribution, self._remembered = actor.distribution, actor.remembered
 
     def _exploration_metrics(self) -> dict[Any, float]:
         """Return the numbers of the explorations, by their keys in the result."""
@@ -363,12 +362,9 @@ class EnvRunner:
         rollout.worker_index = self.worker_index
         rollout.observation_space = self.host.observation_space
         rollout.action_space = self.actors[DEFAULT_MODULE_ID].action_space
-        if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
-            rollout.columns["states"] = memory.allocate(num_rows + 1)
+        rollout.columns.update(self._remembered.allocate(num_rows + 1))
         if (transforms := self.actors[DEFAULT_MODULE_ID].transforms) is not None:
             rollout.pipeline = transforms.pipeline
-            if transforms.is_temporal:
-                rollout.columns["stored"] = transforms.allocate(num_rows + 1)
         rollout.carry = self._carry
         return rollout
 
@@ -472,8 +468,7 @@ class EnvRunner:
         actor = self.actors[DEFAULT_MODULE_ID]
         choose, to_env = actor.choose, self._distribution.to_env
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
-        temporal = self._temporal
-        remembers = temporal is not None or actor.memory is not None
+        remembered = self._remembered
         timestep = self._timestep + self._num_samplers * num_valid(rollout)
         begins, resetting = self._begins, self._resetting
         rewards, terminated, truncated, times = (
@@ -497,7 +492,7 @@ class EnvRunner:
             except Exception:
                 self._check_block(rollout, start, t)  # a bad value of the env may be why the module raised
                 raise
-            if remembers or logp is not None:
+            if logp is not None or remembered.has_columns:
                 self._write_choice(rollout, t, logp)
             timestep += self._num_samplers * (num_envs - int(np.count_nonzero(resetting)))
             inferred, num_broken = clock(), len(rollout.broken)
@@ -512,8 +507,8 @@ class EnvRunner:
             done = terminated[t] | truncated[t]
             begins, resetting = (done, resetting) if same_step else (resetting, done)
             begins = _with_remade(begins, rollout.broken[num_broken:])
-            if temporal is not None:
-                temporal.note_step(None, rewards[t], slice(None))
+            if remembered.has_columns:
+                remembered.note_rewards(rewards[t])
             if looks_at_infos:
                 self._keep_infos(rollout, t + 1, infos, done if same_step else None)
                 self._keep_final_obs(rollout, t, infos)
@@ -534,14 +529,12 @@ class EnvRunner:
         seconds["storage"] += storage_s + clock() - now
 
     def _write_choice(self, rollout: Rollout, t: int, logp: Any) -> None:
-        """Write what the module and the transforms remembered when they chose the actions of row t, and `logp`."""
+        """Write the log-probabilities of row t, and what was remembered when its actions were chosen."""
         if logp is not None:
             rollout.set_logp(t, logp)
-        if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
-            write_row(rollout.states, t, memory.before)
-        if (temporal := self._temporal) is not None:
-            write_row(rollout.stored, t, temporal.stored)
-            temporal.note_step(rollout.actions[t], None, slice(None))
+        if self._remembered.has_columns:
+            _write_columns(rollout, t, self._remembered.get_chosen())
+            self._remembered.note_actions(rollout.actions[t])
 
     def _check_choice(self, t: int, obs: Tree, resetting: NDArray[np.bool_]) -> None:
         """Raise if a sub-env that acts has no legal action."""
@@ -564,32 +557,17 @@ class EnvRunner:
 
     def _keep_final_obs(self, rollout: Rollout, t: int, infos: Mapping[Any, Any]) -> None:
         """Keep the final observations that a same-step autoreset overwrites in row t + 1."""
-        if self.host.is_same_step:
-            memory = self.actors[DEFAULT_MODULE_ID].memory
-            for i in np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]).tolist():
-                rollout.add_final_obs(t, i, self.host.final_obs(infos, i))
-                if memory is not None:
-                    rollout.final_states[t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), memory.states)
-            if self._temporal is not None:
-                self._store_final_obs(rollout, t)
-
-    @property
-    def _temporal(self) -> RowTransforms | None:
-        """The transforms of the only module, if one of them remembers earlier rows."""
-        transforms = self.actors[DEFAULT_MODULE_ID].transforms
-        return transforms if transforms is not None and transforms.is_temporal else None
-
-    def _store_final_obs(self, rollout: Rollout, t: int) -> None:
-        """Keep the final observations of row t as the transforms store them."""
-        finals = [(i, obs) for (row, i), obs in rollout.final_obs.items() if row == t]
-        if not finals or self._temporal is None:
-            return
-        row = map_tree(lambda leaf: leaf[t].copy(), rollout.obs)
-        for i, obs in finals:
-            map_tree(lambda leaf, final, i=i: leaf.__setitem__(i, final), row, obs)
-        stored = self._temporal.peek(row, np.zeros(self.num_envs, np.bool_))
-        for i, _ in finals:
-            rollout.final_stored[t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), stored)
+        ended = np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]).tolist() if self.host.is_same_step else []
+        for i in ended:
+            rollout.add_final_obs(t, i, self.host.final_obs(infos, i))
+        if ended and self._remembered.has_columns:
+            row = map_tree(lambda leaf: leaf[t].copy(), rollout.obs)
+            for i in ended:
+                map_tree(lambda leaf, final, i=i: leaf.__setitem__(i, final), row, rollout.final_obs[t, i])
+            finals = {"states": rollout.final_states, "stored": rollout.final_stored}
+            for name, rows in self._remembered.get_next(row, np.zeros(self.num_envs, np.bool_)).items():
+                for i in ended:
+                    finals[name][t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), rows)
 
     def _finish(self, rollout: Rollout, whole_episodes: bool, explore: bool) -> int:
         """Trim the columns, compute log-probabilities and statistics of episodes from them, and log the metrics.
@@ -619,11 +597,9 @@ class EnvRunner:
 
     def _keep_last_row(self, rollout: Rollout) -> None:
         """Keep what the next rollout begins with, if it continues."""
-        if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
-            write_row(rollout.states, rollout.num_rows, memory.states)
         self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
-        if self._temporal is not None:
-            write_row(rollout.stored, rollout.num_rows, self._temporal.peek(self._last_obs, self._begins))
+        if self._remembered.has_columns:
+            _write_columns(rollout, rollout.num_rows, self._remembered.get_next(self._last_obs, self._begins))
         self._last_infos = rollout.info_rows.get(rollout.num_rows)
 
     def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
@@ -783,14 +759,12 @@ class EnvRunner:
 
     def get_unfinished(self) -> dict[str, Any]:
         """Return the last observations, and their infos if a checkpoint can hold them."""
-        infos, actor = self._last_infos, self.actors[DEFAULT_MODULE_ID]
-        memory, transforms = actor.memory, actor.transforms
+        infos = self._last_infos
         known = None if infos is None else [infos.of_lanes, infos.final]
         return {
             "obs": map_tree(np.copy, self._last_obs),
-            "states": None if memory is None else map_tree(np.copy, memory.states),
             "infos": copy_nested(known) if is_plain(known) else None,
-            "transforms": None if transforms is None else transforms.get_state(),
+            **self._remembered.get_state(),
         }
 
     def check_unfinished(self, state: Mapping[str, Any]) -> None:
@@ -805,26 +779,21 @@ class EnvRunner:
                 raise CheckpointError(f"the last observations of a runner are {leaf.dtype}{leaf.shape}.")
 
         map_tree(check, self.host.space, state["obs"])
-        check_states(self.actors[DEFAULT_MODULE_ID].memory, state, self.num_envs)
-        RowTransforms.check(self.actors[DEFAULT_MODULE_ID].transforms, state.get("transforms"))
+        self._remembered.check_state(state, self.num_envs)
 
     def set_unfinished(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_unfinished`."""
-        if (memory := self.actors[DEFAULT_MODULE_ID].memory) is not None:
-            memory.states = map_tree(np.copy, state["states"])
         self._last_obs = map_tree(np.copy, state["obs"])
-        if (transforms := self.actors[DEFAULT_MODULE_ID].transforms) is not None:
-            transforms.continue_from(state["transforms"])
+        self._remembered.set_state(state)
         self._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
 
     def keep_unfinished(self) -> Callable[[], None]:
         """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
-        used = [part for actor in self.actors.values() for part in (actor.memory, actor.transforms) if part is not None]
-        kept = [(part, dict(vars(part))) for part in used]
+        undo_each = [actor.remembered.note_state() for actor in self.actors.values()]
 
         def undo() -> None:
-            for part, attributes in kept:
-                vars(part).update(attributes)
+            for undo_one in undo_each:
+                undo_one()
 
         return undo
 
@@ -865,6 +834,11 @@ def _with_remade(begins: NDArray[np.bool_], broken: Sequence[tuple[int, int]]) -
         begins = begins.copy()
         begins[[i for _, i in broken]] = True
     return begins
+
+
+def _write_columns(rollout: Rollout, row: int, rows: Mapping[str, Tree]) -> None:
+    """Write to a row of several columns, from trees of `[N, ...]` by name of the column."""
+    write_row({name: rollout.columns[name] for name in rows}, row, rows)
 
 
 def fill_logp(rollout: Rollout, distribution: ActionDistribution, *, needed: bool) -> None:
