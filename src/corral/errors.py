@@ -87,6 +87,14 @@ class CheckpointError(CorralError, ValueError):
     """A checkpoint cannot be written, or is missing, damaged, or of another algorithm; the message names the file."""
 
 
+class NotServedError(CorralError, ModuleNotFoundError):
+    """A name or module of another library has no counterpart that scripts can import; the message says what to use."""
+
+
+class InstallationError(CorralError, RuntimeError):
+    """Names of another library cannot be served, because the library itself is imported already."""
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return a sentence with the nearest known name, or with all of them if none is near.
 

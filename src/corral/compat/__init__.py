@@ -1,0 +1,1 @@
+"""Interfaces of other libraries, so that scripts that are written for them run on Corral."""

@@ -1,0 +1,71 @@
+"""The command `python -m corral.compat.rllib`: runs a script or module as Python does, with RLlib's names served.
+
+python -m corral.compat.rllib script.py --its-options
+python -m corral.compat.rllib -m package.module --its-options
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from types import ModuleType, TracebackType
+
+from corral.compat.rllib import install
+
+USAGE = "usage: python -m corral.compat.rllib (script.py | -m module) [arguments of the script]"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the script or module that the arguments name.
+
+    Exits as the script does: with its exit code, or with 1 and the traceback of its exception.
+    """
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return
+    if not arguments or (arguments[0].startswith("-") and arguments[0] != "-m") or list(arguments) == ["-m"]:
+        sys.exit(USAGE)
+    install()
+    is_module = arguments[0] == "-m"
+    sys.argv[:] = list(arguments[int(is_module) :])
+    try:
+        (_run_module if is_module else _run_script)(sys.argv[0])
+    except Exception as error:
+        sys.excepthook(type(error), error, _from_script(error.__traceback__))
+        sys.stdout.flush()
+        sys.exit(1)
+
+
+def _run_module(name: str) -> None:
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _run_script(path: str) -> None:
+    """Run a file as `__main__`, which stays the main module afterwards: exit functions and threads may need it."""
+    if os.path.isdir(path) or not os.path.exists(path):
+        sys.exit(f"{sys.executable}: can't open file {os.path.abspath(path)!r}: no such file")
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    loader = SourceFileLoader("__main__", os.path.abspath(path))
+    module = ModuleType("__main__")
+    module.__file__, module.__loader__ = path, loader
+    vars(module).update(__builtins__=builtins, __cached__=None)
+    code = loader.source_to_code(loader.get_data(path), path)
+    sys.modules["__main__"] = module
+    exec(code, vars(module))
+
+
+def _from_script(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of this file and of `runpy`."""
+    here = (__file__, "<frozen runpy>", runpy.__file__)
+    while traceback is not None and traceback.tb_next is not None and traceback.tb_frame.f_code.co_filename in here:
+        traceback = traceback.tb_next
+    return traceback
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

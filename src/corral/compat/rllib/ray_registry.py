@@ -1,0 +1,63 @@
+"""The algorithms in Ray's registry, where `ray.tune` looks for them by name."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+from corral.compat.rllib.table import why_not_served
+from corral.errors import NotServedError
+
+_HOME = f"{__package__}.algorithms"
+
+ALGORITHMS: dict[str, Callable[[], tuple[Any, Any]]] = {}
+"""Functions that return the class and the default config of an algorithm, by its name."""
+
+_NOT_SERVED = ("APPO", "BC", "CQL", "DreamerV3", "IMPALA", "IQL", "MARWIL")
+
+
+def _class_and_config(name: str) -> tuple[Any, Any]:
+    return pkgutil.resolve_name(f"{_HOME}:{name}"), pkgutil.resolve_name(f"{_HOME}:{name}Config")()
+
+
+class _ByName:
+    """Stands for an algorithm class in Ray's registry, and is unpickled as the class.
+
+    So that the class is imported when somebody asks for it, and not when all algorithms are registered.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def resolve(self) -> Any:
+        """Import and return the class."""
+        return algorithm_class(self._name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return algorithm_class, (self._name,)
+
+
+def algorithm_class(name: str) -> Any:
+    """Return an algorithm class.
+
+    Raises:
+        NotServedError: RLlib has this algorithm, and Corral does not.
+    """
+    if name in _NOT_SERVED:
+        raise NotServedError(f"Corral has no algorithm {name!r}. {why_not_served(f'algorithms.{name}')}")
+    return pkgutil.resolve_name(f"{_HOME}:{name}")
+
+
+def _register_all() -> None:
+    """Register the algorithms by their names; `ray.tune.registry` calls this when it does not know a name.
+
+    Ray's `register_trainable` would need the class itself, and so import all algorithms.
+    """
+    registry = pkgutil.resolve_name("ray.tune.registry:_global_registry")
+    for name in (*ALGORITHMS, *_NOT_SERVED):
+        if not registry.contains("trainable_class", name):
+            registry.register("trainable_class", name, _ByName(name))
+
+
+ALGORITHMS.update({name: lambda name=name: _class_and_config(name) for name in ("PPO", "DQN", "SAC")})  # type: ignore[misc]

@@ -1,0 +1,337 @@
+"""The names of RLlib that are served: the object of each name, its module paths, and what is not served.
+
+A home is a module of this package (`"config"`), or any other module (`"corral.envs.tasks"`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from types import ModuleType
+
+EXTRA = "pip install 'corral[rllib]'"
+
+HOMES = {
+    "algorithm": "Algorithm",
+    "algorithms": "PPO PPOConfig DQN DQNConfig SAC SACConfig",
+    "callbacks": "RLlibCallback DefaultCallbacks make_multi_callbacks",
+    "config": "AlgorithmConfig NotProvided",
+    "connectors": (
+        "ConnectorV2 ConnectorPipelineV2 EnvToModulePipeline ModuleToEnvPipeline LearnerConnectorPipeline "
+        "FlattenObservations MeanStdFilter FrameStackingEnvToModule FrameStackingLearner PrevActionsPrevRewards "
+        "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor WriteObservationsToEpisodes "
+        "AddObservationsFromEpisodesToBatch AddNextObservationsFromEpisodesToTrainBatch NumpyToTensor "
+        "GeneralAdvantageEstimation AddOneTsToEpisodesAndTruncate UnBatchToIndividualItems"
+    ),
+    "distributions": (
+        "Distribution TorchCategorical TorchDeterministic TorchDiagGaussian TorchMultiCategorical "
+        "TorchMultiDistribution TorchSquashedGaussian"
+    ),
+    "episodes": "SingleAgentEpisode MultiAgentEpisode",
+    "examples": (
+        "add_rllib_example_script_args run_rllib_example_script_experiment should_stop check_learning_achieved"
+    ),
+    "learner": "Learner TorchLearner PPOLearner PPOTorchLearner DQNTorchLearner SACTorchLearner make_target_network",
+    "metrics": "MetricsLogger Stats",
+    "model_config": "DefaultModelConfig",
+    "modules": (
+        "RLModule TorchRLModule RLModuleSpec MultiRLModule MultiRLModuleSpec ValueFunctionAPI TargetNetworkAPI "
+        "SelfSupervisedLossAPI InferenceOnlyAPI QNetAPI DefaultPPOTorchRLModule"
+    ),
+    "policies": "PolicySpec",
+    "ray_registry": "_register_all ALGORITHMS",
+    "runners": (
+        "EnvRunner SingleAgentEnvRunner MultiAgentEnvRunner EnvRunnerGroup WorkerSet RolloutWorker get_global_worker"
+    ),
+    "schedules": (
+        "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule Schedule Scheduler"
+    ),
+    "corral.envs.agent_copies": "make_multi_agent",
+    "corral.envs.multi_agent_env": "MultiAgentEnv",
+    "corral.envs.pettingzoo_env": "PettingZooEnv ParallelPettingZooEnv",
+    "corral.envs.tasks": "TaskSettableEnv",
+    "corral.envs.vector": "EnvContext",
+    "corral.errors": "EnvError",
+}
+"""Names by home: a name is the same object at all its module paths."""
+
+_PPO_KEYS = (
+    "constants:LEARNER_RESULTS_CURR_ENTROPY_COEFF_KEY constants:LEARNER_RESULTS_CURR_KL_COEFF_KEY "
+    "constants:LEARNER_RESULTS_KL_KEY constants:LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY "
+    "constants:LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY"
+)
+
+MODULES = {
+    "": "MultiAgentEnv RolloutWorker _register_all",
+    # Algorithms and their configs.
+    "agents.callbacks": "DefaultCallbacks RLlibCallback make_multi_callbacks",
+    "agents.dqn": "DQN algorithms:DQN=DQNTrainer DQNConfig",
+    "agents.ppo": "PPO algorithms:PPO=PPOTrainer PPOConfig",
+    "agents.ppo.ppo": "PPO algorithms:PPO=PPOTrainer PPOConfig",
+    "agents.sac": "SAC algorithms:SAC=SACTrainer SACConfig",
+    "algorithms": "Algorithm AlgorithmConfig PPO PPOConfig DQN DQNConfig SAC SACConfig",
+    "algorithms.algorithm": "Algorithm AlgorithmConfig",
+    "algorithms.algorithm_config": "AlgorithmConfig NotProvided",
+    "algorithms.callbacks": "DefaultCallbacks RLlibCallback make_multi_callbacks",
+    "algorithms.dqn": "DQN DQNConfig",
+    "algorithms.dqn.dqn": "DQN DQNConfig",
+    "algorithms.dqn.torch.dqn_torch_learner": "DQNTorchLearner",
+    "algorithms.ppo": "PPO PPOConfig PPOTorchLearner",
+    "algorithms.ppo.ppo": f"PPO PPOConfig {_PPO_KEYS}",
+    "algorithms.ppo.ppo_learner": f"PPOLearner {_PPO_KEYS}",
+    "algorithms.ppo.torch.default_ppo_torch_rl_module": "DefaultPPOTorchRLModule",
+    "algorithms.ppo.torch.ppo_torch_learner": "PPOTorchLearner",
+    "algorithms.ppo.torch.ppo_torch_rl_module": "modules:DefaultPPOTorchRLModule=PPOTorchRLModule",
+    "algorithms.registry": "ALGORITHMS",
+    "algorithms.sac": "SAC SACConfig",
+    "algorithms.sac.sac": "SAC SACConfig",
+    "algorithms.sac.torch.sac_torch_learner": "SACTorchLearner",
+    "callbacks.callbacks": "RLlibCallback",
+    "callbacks.utils": "make_multi_callbacks",
+    # Connectors.
+    "connectors.common.add_observations_from_episodes_to_batch": "AddObservationsFromEpisodesToBatch",
+    "connectors.common.numpy_to_tensor": "NumpyToTensor",
+    "connectors.connector_pipeline_v2": "ConnectorPipelineV2",
+    "connectors.connector_v2": "ConnectorV2",
+    "connectors.env_to_module": (
+        "EnvToModulePipeline FlattenObservations MeanStdFilter PrevActionsPrevRewards "
+        "AddObservationsFromEpisodesToBatch WriteObservationsToEpisodes "
+        "connectors:PrevActionsPrevRewards=PrevActionsPrevRewardsConnector "
+        "connectors:FrameStackingEnvToModule=FrameStacking"
+    ),
+    "connectors.env_to_module.flatten_observations": "FlattenObservations",
+    "connectors.env_to_module.frame_stacking": "FrameStackingEnvToModule",
+    "connectors.env_to_module.mean_std_filter": "MeanStdFilter",
+    "connectors.env_to_module.observation_preprocessor": (
+        "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor"
+    ),
+    "connectors.env_to_module.prev_actions_prev_rewards": "PrevActionsPrevRewards",
+    "connectors.env_to_module.write_observations_to_episodes": "WriteObservationsToEpisodes",
+    "connectors.learner": (
+        "LearnerConnectorPipeline GeneralAdvantageEstimation AddOneTsToEpisodesAndTruncate "
+        "AddNextObservationsFromEpisodesToTrainBatch connectors:FrameStackingLearner=FrameStacking"
+    ),
+    "connectors.learner.add_next_observations_from_episodes_to_train_batch": (
+        "AddNextObservationsFromEpisodesToTrainBatch"
+    ),
+    "connectors.learner.frame_stacking": "FrameStackingLearner",
+    "connectors.module_to_env": "ModuleToEnvPipeline UnBatchToIndividualItems",
+    # Modules, learners and their constants.
+    "core": "constants:*",
+    "core.columns": "constants:Columns",
+    "core.distribution.distribution": "Distribution",
+    "core.distribution.torch.torch_distribution": (
+        "TorchCategorical TorchDeterministic TorchDiagGaussian TorchMultiCategorical TorchMultiDistribution "
+        "TorchSquashedGaussian"
+    ),
+    "core.learner.learner": (
+        "Learner constants:POLICY_LOSS_KEY constants:VF_LOSS_KEY constants:ENTROPY_KEY constants:DEFAULT_OPTIMIZER "
+        "constants:LR_KEY constants:LEARNER_RESULTS_CURR_LR_KEY"
+    ),
+    "core.learner": "Learner",
+    "core.learner.torch.torch_learner": "TorchLearner",
+    "core.learner.utils": "make_target_network",
+    "core.models.base": "constants:ENCODER_OUT constants:ACTOR constants:CRITIC",
+    "core.rl_module": "RLModule RLModuleSpec MultiRLModule MultiRLModuleSpec DefaultModelConfig",
+    "core.rl_module.apis": (
+        "ValueFunctionAPI TargetNetworkAPI SelfSupervisedLossAPI InferenceOnlyAPI QNetAPI "
+        "constants:TARGET_NETWORK_ACTION_DIST_INPUTS"
+    ),
+    "core.rl_module.apis.inference_only_api": "InferenceOnlyAPI",
+    "core.rl_module.apis.self_supervised_loss_api": "SelfSupervisedLossAPI",
+    "core.rl_module.apis.target_network_api": "TargetNetworkAPI constants:TARGET_NETWORK_ACTION_DIST_INPUTS",
+    "core.rl_module.apis.value_function_api": "ValueFunctionAPI",
+    "core.rl_module.default_model_config": "DefaultModelConfig",
+    "core.rl_module.marl_module": (
+        "modules:MultiRLModule=MultiAgentRLModule modules:MultiRLModuleSpec=MultiAgentRLModuleSpec"
+    ),
+    "core.rl_module.multi_rl_module": "MultiRLModule MultiRLModuleSpec",
+    "core.rl_module.rl_module": (
+        "RLModule RLModuleSpec DefaultModelConfig modules:RLModuleSpec=SingleAgentRLModuleSpec"
+    ),
+    "core.rl_module.torch": "TorchRLModule",
+    "core.rl_module.torch.torch_rl_module": "TorchRLModule",
+    # Envs, runners and episodes.
+    "env": "EnvContext MultiAgentEnv PettingZooEnv ParallelPettingZooEnv constants:INPUT_ENV_SPACES",
+    "env.apis.task_settable_env": "TaskSettableEnv type_aliases:TaskType",
+    "env.env_context": "EnvContext",
+    "env.env_runner": "EnvRunner constants:ENV_STEP_FAILURE",
+    "env.env_runner_group": "EnvRunnerGroup",
+    "env.multi_agent_env": "MultiAgentEnv make_multi_agent constants:ENV_STATE",
+    "env.multi_agent_env_runner": "MultiAgentEnvRunner",
+    "env.multi_agent_episode": "MultiAgentEpisode",
+    "env.single_agent_env_runner": "SingleAgentEnvRunner",
+    "env.single_agent_episode": "SingleAgentEpisode",
+    "env.utils": "helpers:try_import_pyspiel helpers:try_import_open_spiel",
+    "env.wrappers.pettingzoo_env": "PettingZooEnv ParallelPettingZooEnv",
+    "evaluation": "RolloutWorker WorkerSet",
+    "evaluation.rollout_worker": "RolloutWorker get_global_worker",
+    "evaluation.worker_set": "WorkerSet",
+    "examples.utils": "add_rllib_example_script_args run_rllib_example_script_experiment should_stop",
+    "policy.policy": "PolicySpec",
+    "policy.sample_batch": "constants:DEFAULT_POLICY_ID",
+    # Helpers.
+    "utils": "helpers:* constants:LARGE_INTEGER constants:SMALL_NUMBER PiecewiseSchedule ConstantSchedule "
+    "ExponentialSchedule LinearSchedule PolynomialSchedule",
+    "utils.annotations": (
+        "helpers:override helpers:is_overridden helpers:PublicAPI helpers:DeveloperAPI helpers:ExperimentalAPI "
+        "helpers:OldAPIStack helpers:OverrideToImplementCustomLogic "
+        "helpers:OverrideToImplementCustomLogic_CallToSuperRecommended"
+    ),
+    "utils.debug": "helpers:update_global_seed_if_necessary",
+    "utils.debug.deterministic": "helpers:update_global_seed_if_necessary",
+    "utils.deprecation": "helpers:DEPRECATED_VALUE helpers:Deprecated helpers:deprecation_warning",
+    "utils.error": "EnvError helpers:UnsupportedSpaceException helpers:MultiAgentEnvError helpers:NotSerializable",
+    "utils.framework": (
+        "helpers:try_import_torch helpers:try_import_tf helpers:try_import_tfp helpers:try_import_jax "
+        "helpers:convert_to_tensor helpers:get_activation_fn helpers:get_device helpers:get_variable"
+    ),
+    "utils.from_config": "helpers:from_config",
+    "utils.gym": ("helpers:try_import_gymnasium_and_gym helpers:convert_old_gym_space_to_gymnasium_space"),
+    "utils.lambda_defaultdict": "helpers:LambdaDefaultDict",
+    "utils.metrics": "constants:*",
+    "utils.metrics.learner_info": "constants:LEARNER_INFO constants:LEARNER_STATS_KEY",
+    "utils.metrics.metrics_logger": "MetricsLogger",
+    "utils.metrics.stats": "Stats",
+    "utils.numpy": "numpy_helpers:* constants:LARGE_INTEGER constants:SMALL_NUMBER constants:MAX_LOG_NN_OUTPUT "
+    "constants:MIN_LOG_NN_OUTPUT",
+    "utils.schedules": (
+        "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule Schedule"
+    ),
+    "utils.schedules.scheduler": "Scheduler",
+    "utils.serialization": "helpers:convert_numpy_to_python_primitives",
+    "utils.spaces.space_utils": "space_helpers:*",
+    "utils.test_utils": (
+        "add_rllib_example_script_args run_rllib_example_script_experiment should_stop check_learning_achieved "
+        "helpers:check helpers:check_train_results helpers:check_train_results_new_api_stack "
+        "helpers:check_compute_single_action helpers:framework_iterator"
+    ),
+    "utils.torch_utils": "torch_helpers:* constants:FLOAT_MAX constants:FLOAT_MIN",
+    "utils.typing": "type_aliases:*",
+}
+"""Served names by module path below `ray.rllib`. `home:Name` names another home than `HOMES`, `home:Name=Old` serves
+the object under an old name, and `home:*` stands for all public names of the home."""
+
+MOVED = {
+    "examples.env": "examples.envs.classes",
+    "examples.rl_module": "examples.rl_modules.classes",
+    "examples.rl_module.random_rl_module": "examples.rl_modules.classes.random_rlm",
+}
+"""Packages, or modules, of older versions, and where their files are now."""
+
+FROM_RAY = (
+    "env.wrappers",
+    "examples",
+    "utils.images",
+    "utils.spaces.flexdict",
+    "utils.spaces.repeated",
+    "utils.spaces.simplex",
+)
+"""Modules and packages that are loaded from the files of the installed Ray, so that they use the names served here."""
+
+NOT_SERVED = (
+    # Pattern of the dotted path with the name, what it belongs to, and what to do instead.
+    (
+        r"(^|[.])tf([._]|$)|_tf_|_tf$|[.]TF|Tf[A-Z]|TF[12A-Z]|tf_utils|eager",
+        "TensorFlow, which Corral does not use",
+        "use torch",
+    ),
+    (
+        r"^evaluation|^execution|postprocessing|rollout_ops|SampleBatch|MultiAgentBatch|concat_samples|collect_metrics",
+        "batches, samplers and execution plans of the old API, which are not served",
+        "use episodes in callbacks, and Algorithm.training_step for what happens in an iteration",
+    ),
+    (
+        r"ModelV2|^models([.]|$)|modelv2|core[.]models|Catalog|catalog|examples[.](_old_api_stack[.])?models",
+        "ModelV2 and its catalog, which are refused",
+        "set .rl_module(model_config=DefaultModelConfig(...)), or write a TorchRLModule",
+    ),
+    (
+        r"^policy|Policy$|_policy($|[.])|examples[.](_old_api_stack[.])?policy|ViewRequirement|^_old_api|_old_api_stack",
+        "Policy classes of the old API, which are refused",
+        "choose an algorithm's config, and write a TorchRLModule for a network of your own",
+    ),
+    (
+        r"impala|IMPALA|Impala|appo|APPO|vtrace",
+        "IMPALA and APPO, which are not built",
+        "PPO with the same settings learns from the same data: use PPOConfig",
+    ),
+    (
+        r"dreamer|^algorithms[.](r2d2|pg|a3c|a2c|ddpg|td3|maml|es|ars|apex)([.]|$)|^agents|MAML|[Mm]eta|[Dd]ifferentiable|iql",
+        "an algorithm that is not built",
+        "use PPOConfig, DQNConfig or SACConfig, or a native one such as corral.TD3Config",
+    ),
+    (
+        r"offline|[.](bc|marwil|cql)([.]|$)|(BC|CQL|MARWIL|IQL)(Config)?$|Json(Reader|Writer)|Dataset|estimators",
+        "learning from stored data (BC, MARWIL, CQL, IQL), which is not built",
+        "learn from an env",
+    ),
+    (
+        r"^connectors[.](agent|action|connector([.]|$)|registry)|AgentConnector|ActionConnector",
+        "connectors of the old API, which are refused",
+        "use .env_runners(env_to_module_connector=...), or a transform of Corral",
+    ),
+    (
+        r"^connectors[.]",
+        "connectors that are not built",
+        "use one of ray.rllib.connectors.env_to_module, or write a ConnectorV2",
+    ),
+    (
+        r"[Rr]eplay|Storage|segment_tree",
+        "replay buffers as classes, which are not served",
+        "set .training(replay_buffer_config={...})",
+    ),
+    (
+        r"^utils[.]exploration|Exploration$",
+        "exploration classes of the old API, which are refused",
+        "set .exploration(exploration_config={...}), or derive from corral.Exploration",
+    ),
+    (
+        r"env[.](policy_client|policy_server|external|vector_env|base_env|vector)|VectorEnv|BaseEnv|ExternalEnv",
+        "envs of the old API and envs in other programs, which are not served",
+        "use gymnasium.Env, gymnasium.vector.VectorEnv or MultiAgentEnv",
+    ),
+)
+
+_ENTRY = re.compile(r"(?:(?P<home>[\w.]+):)?(?P<name>\w+|[*])(?:=(?P<alias>\w+))?")
+_HOME_OF = {name: home for home, names in HOMES.items() for name in names.split()}
+
+
+def home_module(home: str) -> ModuleType:
+    """Import and return the module of a home."""
+    return importlib.import_module(home if "." in home else f"{__package__}.{home}")
+
+
+def entries(module: str) -> dict[str, tuple[str, str]]:
+    """Return the names of a served module that are listed one by one: home and name there, by the name served."""
+    found = [_ENTRY.fullmatch(entry) for entry in MODULES.get(module, "").split()]
+    matches = [match for match in found if match is not None and match["name"] != "*"]
+    return {m["alias"] or m["name"]: (m["home"] or _HOME_OF[m["name"]], m["name"]) for m in matches}
+
+
+def open_homes(module: str) -> list[str]:
+    """Return the homes whose public names a served module has."""
+    return re.findall(r"([\w.]+):[*]", MODULES.get(module, ""))
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """Return the names of a home that `home:*` stands for."""
+    listed = getattr(module, "__all__", None)
+    return sorted(
+        listed
+        if listed is not None
+        else (name for name in dir(module) if not name.startswith("_") and name != "annotations")
+    )
+
+
+def is_served(module: str) -> bool:
+    """Return whether the table has a module, or modules below it; the empty string is `ray.rllib` itself."""
+    return module in MODULES or any(known.startswith(f"{module}.") for known in MODULES)
+
+
+def why_not_served(path: str) -> str:
+    """Return what a path that is not served belongs to, and what to use instead; the empty string if nobody knows."""
+    for pattern, feature, remedy in NOT_SERVED:
+        if re.search(pattern, path):
+            return f"It belongs to {feature}: {remedy}."
+    return ""
