@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -37,7 +38,7 @@ from engine_workers import (
 )
 
 from corral.engines import Engine, Resources, WorkerHandle, make_engine
-from corral.errors import SerializationError, WorkerDiedError
+from corral.errors import ConfigError, SerializationError, WorkerDiedError
 
 WITH_PROCESSES = ["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))]
 with_processes = pytest.mark.parametrize("engine", WITH_PROCESSES, indirect=True)
@@ -595,3 +596,37 @@ def test_workers_find_the_main_modules_classes_and_the_paths(
     )
     assert done.stdout == "hello tools of main\n", done.stderr
     assert done.stderr == ""
+
+
+# Functions that workers call first.
+
+
+@with_processes
+def test_workers_call_the_setup_functions_before_they_unpickle_the_factory(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The worker can unpickle the factory only after the setup has made its module importable.
+    (tmp_path / "setup_of_workers.py").write_text(
+        "import sys, types\n"
+        "def make_module():\n"
+        "    module = sys.modules['made_by_setup'] = types.ModuleType('made_by_setup')\n"
+        "    exec('class Made:\\n    def answer(self):\\n        return 42', vars(module))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    setup = importlib.import_module("setup_of_workers")
+    setup.make_module()
+    monkeypatch.delitem(sys.modules, "setup_of_workers")
+    monkeypatch.setenv("CORRAL_WORKER_SETUP", "setup_of_workers:make_module")
+    made = sys.modules["made_by_setup"]
+    assert start(made.Made).call("answer").result(DEADLINE_S) == 42
+    monkeypatch.delitem(sys.modules, "made_by_setup")
+
+
+def test_a_setup_function_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORRAL_WORKER_SETUP", "no_such_module:register")
+    handle = make_engine("process").start(Counter, name="env runner 1")
+    try:
+        with pytest.raises(ConfigError, match="CORRAL_WORKER_SETUP names 'no_such_module:register'"):
+            handle.call("add", 1).result(DEADLINE_S)
+    finally:
+        handle.kill()

@@ -23,6 +23,7 @@ from corral.engines.call_limits import overdue_message
 from corral.engines.forks import foreign_call
 from corral.engines.ray_resources import describe_available, require
 from corral.engines.ray_worker import Parcel, actor_class, serialization_errors, unpack_copy
+from corral.engines.worker_setup import WORKER_SETUP
 from corral.errors import WorkerDiedError
 
 WATCH_S = 0.5  # seconds between checks for overdue actors
@@ -261,7 +262,7 @@ class RayEngine:
             "max_task_retries": 0,
         }
         paths = [os.path.abspath(path) for path in sys.path]
-        actor = self._actor_class.options(**options).remote(name, os.getcwd(), paths)
+        actor = self._actor_class.options(**options).remote(name, os.getcwd(), paths, os.environ.get(WORKER_SETUP, ""))
         handle = RayHandle(actor, factory, name, self._answers)
         self._handles.add(handle)
         return handle

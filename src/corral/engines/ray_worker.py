@@ -98,12 +98,15 @@ def actor_class() -> Any:
 
     # A local class is pickled by value. The actor's process may not find this package before `sys.path` is set.
     class CorralWorker:
-        def __init__(self, name: str, directory: str, paths: list[str]) -> None:
+        def __init__(self, name: str, directory: str, paths: list[str], setup: str) -> None:
             self.name = name
             self.host: Any = None
             sys.path[:] = paths + [path for path in sys.path if path not in paths]
             if os.path.isdir(directory):  # another machine may not have it
                 os.chdir(directory)
+            from corral.engines.worker_setup import set_up_worker
+
+            set_up_worker(setup)
 
         def __repr__(self) -> str:
             return self.name  # Ray puts this before each line that the worker prints

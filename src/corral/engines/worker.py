@@ -13,6 +13,7 @@ from typing import Any
 from corral.engines.local import call_method, make_worker
 from corral.engines.process_group_guard import guard_this_process
 from corral.engines.serialization import Frames, pack, portable_error, receive, send, unpack
+from corral.engines.worker_setup import set_up_worker
 
 # Variable with the descriptor of the file to which a crashing process writes. The parent puts this output into the
 # error; see `process.py`.
@@ -46,6 +47,7 @@ def _serve(channel: socket.socket) -> None:
     try:
         name = unpack(first[0])
         where = f"{name} (process {os.getpid()})"
+        set_up_worker()
         worker = make_worker(unpack(first[1]))
         answer = _success(None, name)
     except BaseException as error:

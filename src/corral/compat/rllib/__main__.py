@@ -35,7 +35,8 @@ def main(arguments: Sequence[str]) -> None:
     try:
         (_run_module if is_module else _run_script)(sys.argv[0])
     except Exception as error:
-        sys.excepthook(type(error), error, _from_script(error.__traceback__))
+        error.__traceback__ = _from_script(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.stdout.flush()
         sys.exit(1)
 

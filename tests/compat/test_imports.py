@@ -1,0 +1,139 @@
+"""RLlib's names at their module paths."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rllib_scripts import Run
+
+from corral.compat.rllib import table
+
+ENTRIES = [(module, name, home) for module in table.MODULES for name, (home, _) in table.entries(module).items()]
+PACKAGE = Path(table.__file__).parent
+
+
+def test_neither_corral_nor_installing_imports_anything_heavy() -> None:
+    code = """
+import sys, corral
+assert not any(name.startswith("corral.compat") for name in sys.modules)
+from corral.compat.rllib import install
+install()
+install()
+print(*[name for name in ("torch", "ray", "gymnasium", "numpy") if name in sys.modules])
+print(sum(type(finder).__name__ == "RLlibFinder" for finder in sys.meta_path))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1"]
+
+
+def test_installing_after_rllib_itself_is_an_error() -> None:
+    code = """
+import sys, types
+sys.modules["ray.rllib"] = types.ModuleType("ray.rllib")
+from corral.compat.rllib import install
+install()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "InstallationError: ray.rllib is imported already" in done.stderr
+    assert "before the first import of ray.rllib" in done.stderr
+
+
+def test_a_name_is_one_object_at_all_its_paths(run: Run) -> None:
+    run(
+        """
+import pickle, sys
+from ray.rllib.core import Columns
+assert "torch" not in sys.modules
+from ray.rllib.core.columns import Columns as again
+import ray.rllib.env.multi_agent_env as envs
+from ray.rllib.env import MultiAgentEnv
+from ray.rllib import env
+from ray.rllib.utils import override
+from ray.rllib.utils.annotations import override as same
+import corral, ray, ray.tune
+assert Columns is again and override is same
+assert MultiAgentEnv is envs.MultiAgentEnv is env.MultiAgentEnv is ray.rllib.env.MultiAgentEnv is corral.MultiAgentEnv
+assert ray.__file__ and ray.tune.__file__  # the rest of Ray is Ray's own
+assert "make_multi_agent" in dir(envs)
+assert b"corral" in pickle.dumps(Columns) and pickle.loads(pickle.dumps(Columns)) is Columns
+assert (Columns.TERMINATEDS, Columns.ACTION_LOGP, Columns.NEXT_OBS) == ("terminateds", "action_logp", "new_obs")
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("from ray.rllib.models.torch.torch_modelv2 import TorchModelV2", "ModelV2 and its catalog, which are refused"),
+        ("from ray.rllib.policy.policy import Policy", "Policy classes of the old API, which are refused"),
+        ("from ray.rllib.algorithms.ppo.ppo_tf_policy import PPOTF2Policy", "TensorFlow, which Corral does not use"),
+        ("from ray.rllib.algorithms.impala import IMPALAConfig", "IMPALA and APPO, which are not built"),
+        ("from ray.rllib.algorithms.bc import BCConfig", "learning from stored data"),
+        ("from ray.rllib.algorithms.dreamerv3.dreamerv3 import DreamerV3Config", "an algorithm that is not built"),
+        ("from ray.rllib.policy.sample_batch import SampleBatch", "use episodes in callbacks"),
+        ("from ray.rllib.utils.annotations import overrides", "Did you mean 'override'?"),
+        ("import ray.rllib.utils.annotation", "Did you mean 'utils.annotations'?"),
+    ],
+)
+def test_a_name_that_is_not_served_says_what_it_belongs_to(run: Run, line: str, words: str) -> None:
+    done = run(f"try:\n    {line}\nexcept ImportError as error:\n    print(type(error).__name__, error)\n")
+    assert done.stdout.startswith("NotServedError")
+    assert words in done.stdout
+
+
+def test_an_attribute_that_is_not_served_is_an_attribute_error(run: Run) -> None:
+    done = run(
+        """
+import ray.rllib.utils.annotations as annotations
+assert not hasattr(annotations, "overrides") and not hasattr(annotations, "__wrapped__")
+print(annotations.overrides)
+""",
+        code=1,
+    )
+    assert "UnknownAttributeError" in done.stderr
+    assert "Did you mean 'override'?" in done.stderr
+
+
+def test_examples_are_loaded_from_the_files_of_ray(run: Run) -> None:
+    pytest.importorskip("ray")
+    run(
+        """
+from ray.rllib.examples.envs.classes.multi_agent import GuessTheNumberGame, make_multi_agent
+from ray.rllib.examples.envs.classes.simple_corridor import SimpleCorridor
+from ray.rllib.examples.env.simple_corridor import SimpleCorridor as older
+import corral, sys
+assert issubclass(GuessTheNumberGame, corral.MultiAgentEnv) and make_multi_agent is corral.make_multi_agent
+assert older is SimpleCorridor and SimpleCorridor.__module__ == "ray.rllib.examples.envs.classes.simple_corridor"
+assert SimpleCorridor({"corridor_length": 5}).reset()[0].shape == (1,)
+assert "ray.rllib.algorithms.algorithm" not in sys.modules
+"""
+    )
+
+
+def test_without_ray_examples_name_the_extra(run: Run) -> None:
+    done = run("from ray.rllib.examples.envs.classes.simple_corridor import SimpleCorridor", with_ray=False, code=1)
+    assert "from the files of Ray, which is not installed: pip install 'corral[rllib]'" in done.stderr
+
+
+@pytest.mark.parametrize(("module", "name", "home"), ENTRIES, ids=lambda part: str(part))
+def test_every_name_of_the_table_is_there(module: str, name: str, home: str) -> None:
+    if "." not in home and not (PACKAGE / f"{home}.py").exists():
+        assert home in ("connectors", "distributions", "learner", "modules", *WORK_IN_PROGRESS)
+        return
+    assert hasattr(table.home_module(home), table.entries(module)[name][1])
+
+
+WORK_IN_PROGRESS = (
+    "algorithm",
+    "algorithms",
+    "callbacks",
+    "config",
+    "episodes",
+    "examples",
+    "metrics",
+    "model_config",
+    "runners",
+)
