@@ -19,8 +19,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from corral.compat.rllib import table
 from corral.compat.rllib.ray_stub import StubFinder
+from corral.compat.rllib.table import (
+    EXTRA,
+    FROM_RAY,
+    MODULES,
+    MOVED,
+    entries,
+    home_module,
+    is_served,
+    open_homes,
+    public_names,
+    why_not_served,
+)
 from corral.errors import InstallationError, NotServedError, UnknownAttributeError, nearest_name
 
 ROOT = "ray.rllib"
@@ -40,8 +51,8 @@ class ServedModule(ModuleType):
 
     def __dir__(self) -> list[str]:
         module = _below_root(self.__name__)
-        found = [name for home in table.open_homes(module) for name in table.public_names(table.home_module(home))]
-        return sorted({*super().__dir__(), *table.entries(module), *found})
+        found = [name for home in open_homes(module) for name in public_names(home_module(home))]
+        return sorted({*super().__dir__(), *entries(module), *found})
 
 
 class _ForwardedModule(ModuleType):
@@ -64,21 +75,21 @@ class RLlibFinder(MetaPathFinder, Loader):
         if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
             return None
         module = _below_root(fullname)
-        if table.is_served(module):
+        if is_served(module):
             spec = ModuleSpec(fullname, self, is_package=True)
             spec.submodule_search_locations = []
             return spec
         if (moved := _moved(module)) is not None:
             _ray_file(moved)
             return ModuleSpec(fullname, self, is_package=True)
-        if any(module == known or module.startswith(f"{known}.") for known in table.FROM_RAY):
+        if any(module == known or module.startswith(f"{known}.") for known in FROM_RAY):
             return _file_spec(fullname, _ray_file(module))
         parent, _, name = module.rpartition(".")
         raise _not_served(parent, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        is_served = table.is_served(_below_root(spec.name))
-        return (ServedModule if is_served else _ForwardedModule)(spec.name)
+        served = is_served(_below_root(spec.name))
+        return (ServedModule if served else _ForwardedModule)(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: names are found when they are used."""
@@ -118,17 +129,17 @@ def _install_in_workers() -> None:
 
 def _find(module: str, name: str) -> Any:
     """Return the object that a name of a served module stands for."""
-    home, original = table.entries(module).get(name, (None, name))
+    home, original = entries(module).get(name, (None, name))
     if home is None:
-        for candidate in table.open_homes(module):
-            found = table.home_module(candidate)
-            if name in table.public_names(found):
+        for candidate in open_homes(module):
+            found = home_module(candidate)
+            if name in public_names(found):
                 return getattr(found, name)
         raise UnknownAttributeError(str(_not_served(module, name)))
     try:
-        return getattr(table.home_module(home), original)
+        return getattr(home_module(home), original)
     except ModuleNotFoundError as error:
-        if error.name != f"{table.__package__}.{home}":
+        if error.name != f"{__package__}.{home}":
             raise
         raise _not_served(module, name) from None
 
@@ -137,11 +148,11 @@ def _not_served(module: str, name: str) -> NotServedError:
     """Return the error for a name of a module, or for a module below it."""
     path = f"{module}.{name}".strip(".")
     where = f"{ROOT}.{module}".rstrip(".")
-    if name in table.entries(module):
+    if name in entries(module):
         hint = "It belongs to a part that is not built."
-    elif not (hint := table.why_not_served(path)):
-        known = {*dir(importlib.import_module(where)), *table.MODULES} if module in table.MODULES else table.MODULES
-        near = nearest_name(name, known) or nearest_name(path, table.MODULES)
+    elif not (hint := why_not_served(path)):
+        known = {*dir(importlib.import_module(where)), *MODULES} if module in MODULES else MODULES
+        near = nearest_name(name, known) or nearest_name(path, MODULES)
         hint = f"Did you mean {near!r}?" if near else "No served name is like it."
     # The error has no module name: the import system would replace the message of one that has.
     return NotServedError(f"{where} has no {name!r} in Corral. {hint}")
@@ -153,9 +164,9 @@ def _below_root(fullname: str) -> str:
 
 def _moved(module: str) -> str | None:
     """Return where a module of an older version is now, or `None` if it has not moved."""
-    for old in sorted(table.MOVED, key=len, reverse=True):
+    for old in sorted(MOVED, key=len, reverse=True):
         if module == old or module.startswith(f"{old}."):
-            return table.MOVED[old] + module.removeprefix(old)
+            return MOVED[old] + module.removeprefix(old)
     return None
 
 
@@ -165,11 +176,11 @@ def _ray_file(module: str) -> Path:
     Raises:
         NotServedError: Ray is not installed, or has no such file.
     """
-    if table.why_not_served(module):
+    if why_not_served(module):
         raise _not_served(*module.rpartition(".")[::2])
     places = [Path(place, "rllib", *module.split(".")) for place in sys.modules["ray"].__path__]
     if not places:
-        raise NotServedError(f"{ROOT}.{module} is loaded from the files of Ray, which is not installed: {table.EXTRA}.")
+        raise NotServedError(f"{ROOT}.{module} is loaded from the files of Ray, which is not installed: {EXTRA}.")
     for place in places:
         for file in (place / "__init__.py", place.with_suffix(".py")):
             if file.exists():

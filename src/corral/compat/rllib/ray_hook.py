@@ -30,7 +30,7 @@ class _Both:
         self.__name__ = getattr(given, "__name__", str(given))
 
     def __call__(self) -> None:
-        from corral.compat.rllib import install
+        from corral.compat.rllib.finder import install
 
         install()
         (pkgutil.resolve_name(self.given) if isinstance(self.given, str) else self.given)()
