@@ -332,17 +332,18 @@ def _tune_is_installed() -> bool:
 def _tune(trainable: Any, config: Any, args: argparse.Namespace, run_config: dict[str, Any], scheduler: Any) -> Any:
     """Run the trials, and return Tune's `ResultGrid`."""
     import ray
-    from ray import tune
+    from ray import train, tune
 
+    place = tune if hasattr(tune, "RunConfig") else train  # where older versions of Ray have these classes
     ray.init(num_cpus=args.num_cpus or None, ignore_reinit_error=True)
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # Tune's newer output takes no progress reporter
     tuner = tune.Tuner(
         trainable,
         param_space=config,
-        run_config=tune.RunConfig(
-            failure_config=tune.FailureConfig(max_failures=0, fail_fast="raise"),
+        run_config=place.RunConfig(
+            failure_config=place.FailureConfig(max_failures=0, fail_fast="raise"),
             verbose=1 if args.as_test or args.as_release_test else args.verbose,
-            checkpoint_config=tune.CheckpointConfig(
+            checkpoint_config=place.CheckpointConfig(
                 checkpoint_frequency=args.checkpoint_freq, checkpoint_at_end=args.checkpoint_at_end
             ),
             **run_config,
