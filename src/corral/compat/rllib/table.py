@@ -14,6 +14,7 @@ EXTRA = "pip install 'corral[rllib]'"
 HOMES = {
     "algorithm": "Algorithm",
     "algorithms": "PPO PPOConfig DQN DQNConfig SAC SACConfig",
+    "batches": "SampleBatch MultiAgentBatch concat_samples convert_ma_batch_to_sample_batch",
     "callbacks": "RLlibCallback DefaultCallbacks make_multi_callbacks",
     "config": "AlgorithmConfig NotProvided",
     "connectors": (
@@ -169,7 +170,9 @@ MODULES = {
     "evaluation.worker_set": "WorkerSet",
     "examples.utils": "add_rllib_example_script_args run_rllib_example_script_experiment should_stop",
     "policy.policy": "PolicySpec",
-    "policy.sample_batch": "constants:DEFAULT_POLICY_ID",
+    "policy.sample_batch": (
+        "SampleBatch MultiAgentBatch concat_samples convert_ma_batch_to_sample_batch constants:DEFAULT_POLICY_ID"
+    ),
     # Helpers.
     "utils": "helpers:* constants:LARGE_INTEGER constants:SMALL_NUMBER PiecewiseSchedule ConstantSchedule "
     "ExponentialSchedule LinearSchedule PolynomialSchedule",
@@ -206,7 +209,7 @@ MODULES = {
         "helpers:check helpers:check_train_results helpers:check_train_results_new_api_stack "
         "helpers:check_compute_single_action helpers:framework_iterator"
     ),
-    "utils.torch_utils": "torch_helpers:* constants:FLOAT_MAX constants:FLOAT_MIN",
+    "utils.torch_utils": "torch_helpers:* torch_helpers:_dynamo_is_available constants:FLOAT_MAX constants:FLOAT_MIN",
     "utils.typing": "type_aliases:*",
 }
 """Served names by module path below `ray.rllib`. `home:Name` names another home than `HOMES`, `home:Name=Old` serves
@@ -237,12 +240,12 @@ NOT_SERVED = (
         "use torch",
     ),
     (
-        r"^evaluation|^execution|postprocessing|rollout_ops|SampleBatch|MultiAgentBatch|concat_samples|collect_metrics",
-        "batches, samplers and execution plans of the old API, which are not served",
+        r"^evaluation|^execution|postprocessing|rollout_ops|SampleBatchBuilder|collect_metrics",
+        "samplers and execution plans of the old API, which are not served",
         "use episodes in callbacks, and Algorithm.training_step for what happens in an iteration",
     ),
     (
-        r"ModelV2|^models([.]|$)|modelv2|core[.]models|Catalog|catalog|examples[.](_old_api_stack[.])?models",
+        r"ModelV2|ModelChecker|^models([.]|$)|modelv2|core[.]models|Catalog|catalog|examples[.](_old_api_stack[.])?models",
         "ModelV2 and its catalog, which are refused",
         "set .rl_module(model_config=DefaultModelConfig(...)), or write a TorchRLModule",
     ),
