@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from corral import PPOConfig
 from corral.compat.rllib import helpers, numpy_helpers, schedules, space_helpers, torch_helpers
 from corral.compat.rllib.batches import MultiAgentBatch, SampleBatch, concat_samples
 from corral.compat.rllib.distributions import (
@@ -20,6 +22,7 @@ from corral.compat.rllib.distributions import (
     TorchMultiDistribution,
     TorchSquashedGaussian,
 )
+from corral.compat.rllib.episode_summaries import collect_episodes, summarize_episodes
 from corral.errors import ConfigError
 
 
@@ -143,6 +146,24 @@ def test_batches() -> None:
     assert (joined.env_steps(), joined.agent_steps(), len(joined["default_policy"])) == (8, 12, 8)
     terminated = SampleBatch({"terminateds": [False, True, False], "obs": [1, 2, 3]})
     assert [len(part) for part in terminated.split_by_episode()] == [2, 1]
+
+
+def test_ended_episodes_are_collected_once_and_summarised() -> None:
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=2).debugging(seed=0)
+    with config.build() as algo:
+        rollout = algo.env_runner.sample(num_episodes=3)
+        lengths = sorted(len(episode) for episode in rollout.episodes())
+        episodes = collect_episodes(workers=algo.env_runner_group)
+        assert sorted(episode.episode_length for episode in episodes) == lengths
+        assert collect_episodes(algo.env_runner_group) == []
+    summary = summarize_episodes(episodes)
+    assert summary["episode_reward_mean"] == pytest.approx(sum(lengths) / 3)
+    assert (summary["episode_reward_max"], summary["episodes_this_iter"]) == (lengths[-1], 3)
+    assert math.isnan(summarize_episodes([])["episode_reward_mean"])
+
+
+def test_not_provided_is_one_object() -> None:
+    assert pickle.loads(pickle.dumps(helpers.NotProvided)) is helpers.NotProvided
 
 
 def test_distributions() -> None:

@@ -25,6 +25,19 @@ F = TypeVar("F")
 
 DEPRECATED_VALUE = -1
 
+
+class _NotProvided:
+    """Stands for an argument that was not given."""
+
+    def __repr__(self) -> str:
+        return "NotProvided"
+
+    def __reduce__(self) -> str:
+        return "NotProvided"  # the same object in all processes
+
+
+NotProvided = _NotProvided()
+
 __all__ = [
     "DEPRECATED_VALUE",
     "Deprecated",
@@ -32,6 +45,7 @@ __all__ = [
     "ExperimentalAPI",
     "LambdaDefaultDict",
     "MultiAgentEnvError",
+    "NotProvided",
     "NotSerializable",
     "NullContextManager",
     "OldAPIStack",

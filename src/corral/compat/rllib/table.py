@@ -16,19 +16,20 @@ HOMES = {
     "algorithms": "PPO PPOConfig DQN DQNConfig SAC SACConfig",
     "batches": "SampleBatch MultiAgentBatch concat_samples convert_ma_batch_to_sample_batch",
     "callbacks": "RLlibCallback DefaultCallbacks make_multi_callbacks",
-    "config": "AlgorithmConfig NotProvided",
+    "config": "AlgorithmConfig",
     "connectors": (
         "ConnectorV2 ConnectorPipelineV2 EnvToModulePipeline ModuleToEnvPipeline LearnerConnectorPipeline "
         "FlattenObservations MeanStdFilter FrameStackingEnvToModule FrameStackingLearner PrevActionsPrevRewards "
         "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor WriteObservationsToEpisodes "
         "AddObservationsFromEpisodesToBatch AddNextObservationsFromEpisodesToTrainBatch NumpyToTensor "
-        "GeneralAdvantageEstimation AddOneTsToEpisodesAndTruncate UnBatchToIndividualItems"
+        "GeneralAdvantageEstimation AddOneTsToEpisodesAndTruncate ComputeReturnsToGo UnBatchToIndividualItems"
     ),
     "distributions": (
         "Distribution TorchCategorical TorchDeterministic TorchDiagGaussian TorchMultiCategorical "
         "TorchMultiDistribution TorchSquashedGaussian"
     ),
     "episodes": "SingleAgentEpisode MultiAgentEpisode",
+    "episode_summaries": "RolloutMetrics collect_episodes summarize_episodes",
     "examples": (
         "add_rllib_example_script_args run_rllib_example_script_experiment should_stop check_learning_achieved"
     ),
@@ -72,7 +73,7 @@ MODULES = {
     "agents.sac": "SAC algorithms:SAC=SACTrainer SACConfig",
     "algorithms": "Algorithm AlgorithmConfig PPO PPOConfig DQN DQNConfig SAC SACConfig",
     "algorithms.algorithm": "Algorithm AlgorithmConfig",
-    "algorithms.algorithm_config": "AlgorithmConfig NotProvided",
+    "algorithms.algorithm_config": "AlgorithmConfig helpers:NotProvided",
     "algorithms.callbacks": "DefaultCallbacks RLlibCallback make_multi_callbacks",
     "algorithms.dqn": "DQN DQNConfig",
     "algorithms.dqn.dqn": "DQN DQNConfig",
@@ -109,7 +110,7 @@ MODULES = {
     "connectors.env_to_module.prev_actions_prev_rewards": "PrevActionsPrevRewards",
     "connectors.env_to_module.write_observations_to_episodes": "WriteObservationsToEpisodes",
     "connectors.learner": (
-        "LearnerConnectorPipeline GeneralAdvantageEstimation AddOneTsToEpisodesAndTruncate "
+        "LearnerConnectorPipeline GeneralAdvantageEstimation AddOneTsToEpisodesAndTruncate ComputeReturnsToGo "
         "AddNextObservationsFromEpisodesToTrainBatch connectors:FrameStackingLearner=FrameStacking"
     ),
     "connectors.learner.add_next_observations_from_episodes_to_train_batch": (
@@ -164,8 +165,10 @@ MODULES = {
     "env.single_agent_env_runner": "SingleAgentEnvRunner",
     "env.single_agent_episode": "SingleAgentEpisode",
     "env.utils": "helpers:try_import_pyspiel helpers:try_import_open_spiel",
+    "env.vector.vector_multi_agent_env": "corral.envs.sync_vector:SyncVectorEnv=VectorMultiAgentEnv",
     "env.wrappers.pettingzoo_env": "PettingZooEnv ParallelPettingZooEnv",
     "evaluation": "RolloutWorker WorkerSet",
+    "evaluation.metrics": "RolloutMetrics collect_episodes summarize_episodes",
     "evaluation.rollout_worker": "RolloutWorker get_global_worker",
     "evaluation.worker_set": "WorkerSet",
     "examples.utils": "add_rllib_example_script_args run_rllib_example_script_experiment should_stop",
@@ -189,7 +192,7 @@ MODULES = {
         "helpers:try_import_torch helpers:try_import_tf helpers:try_import_tfp helpers:try_import_jax "
         "helpers:convert_to_tensor helpers:get_activation_fn helpers:get_device helpers:get_variable"
     ),
-    "utils.from_config": "helpers:from_config",
+    "utils.from_config": "helpers:from_config helpers:NotProvided",
     "utils.gym": ("helpers:try_import_gymnasium_and_gym helpers:convert_old_gym_space_to_gymnasium_space"),
     "utils.lambda_defaultdict": "helpers:LambdaDefaultDict",
     "utils.metrics": "constants:*",
