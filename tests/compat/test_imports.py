@@ -109,6 +109,8 @@ assert issubclass(GuessTheNumberGame, corral.MultiAgentEnv) and make_multi_agent
 assert older is SimpleCorridor and SimpleCorridor.__module__ == "ray.rllib.examples.envs.classes.simple_corridor"
 assert SimpleCorridor({"corridor_length": 5}).reset()[0].shape == (1,)
 assert "ray.rllib.algorithms.algorithm" not in sys.modules
+from ray.rllib.models.torch.misc import same_padding
+assert same_padding((4, 4), 3, 1)[1] == (4, 4)
 """
     )
 

@@ -176,7 +176,7 @@ def _ray_file(module: str) -> Path:
     Raises:
         NotServedError: Ray is not installed, or has no such file.
     """
-    if why_not_served(module):
+    if module not in FROM_RAY and why_not_served(module):
         raise _not_served(*module.rpartition(".")[::2])
     places = [Path(place, "rllib", *module.split(".")) for place in sys.modules["ray"].__path__]
     if not places:

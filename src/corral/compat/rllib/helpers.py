@@ -17,7 +17,7 @@ import numpy as np
 
 from corral.core.seeding import seed_everything
 from corral.core.tree import named_leaves
-from corral.errors import ConfigError, nearest
+from corral.errors import ConfigError, nearest, nearest_name
 
 log = logging.getLogger("corral")
 
@@ -114,8 +114,10 @@ def override(parent_cls: type) -> Callable[[F], F]:
     def check_name(method: F) -> F:
         name = getattr(method, "__name__", None)
         if name is not None and not hasattr(parent_cls, name):
+            near = nearest_name(name, [known for known in dir(parent_cls) if not known.startswith("__")])
             raise NameError(
-                f"@override({parent_cls.__name__}): it has no {name!r} to override. {nearest(name, dir(parent_cls))}"
+                f"@override({parent_cls.__name__}): Corral's {parent_cls.__name__} has no {name!r}, so nothing would "
+                f"call it.{f' Did you mean {near!r}?' if near else ''}"
             )
         return method
 

@@ -228,6 +228,8 @@ MOVED = {
 FROM_RAY = (
     "env.wrappers",
     "examples",
+    "models.torch.misc",
+    "models.utils",
     "utils.images",
     "utils.spaces.flexdict",
     "utils.spaces.repeated",
@@ -253,7 +255,7 @@ NOT_SERVED = (
         "set .rl_module(model_config=DefaultModelConfig(...)), or write a TorchRLModule",
     ),
     (
-        r"^policy|Policy$|_policy($|[.])|examples[.](_old_api_stack[.])?policy|ViewRequirement|^_old_api|_old_api_stack",
+        r"^policy|Policy$|_policy($|[.])|examples[.](_old_api_stack[.])?policy|ViewRequirement|examples[.]_old_api_stack",
         "Policy classes of the old API, which are refused",
         "choose an algorithm's config, and write a TorchRLModule for a network of your own",
     ),
@@ -332,7 +334,7 @@ def public_names(module: ModuleType) -> list[str]:
 
 def is_served(module: str) -> bool:
     """Return whether the table has a module, or modules below it; the empty string is `ray.rllib` itself."""
-    return module in MODULES or any(known.startswith(f"{module}.") for known in MODULES)
+    return module in MODULES or any(known.startswith(f"{module}.") for known in (*MODULES, *FROM_RAY))
 
 
 def why_not_served(path: str) -> str:
