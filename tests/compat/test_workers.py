@@ -45,7 +45,12 @@ INIT = "import ray; ray.init(address='local', num_cpus=2, include_dashboard=Fals
 
 @pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize(
-    "before", [INIT, "import os; del os.environ['RAY_RUNTIME_ENV_HOOK']"], ids=["init_by_script", "init_by_engine"]
+    "before",
+    [
+        pytest.param(INIT, id="ray_was_started"),
+        # Ray does not tell its workers, so the engine's actors have to.
+        pytest.param("import os; del os.environ['RAY_RUNTIME_ENV_HOOK']", id="engine", marks=pytest.mark.slow),
+    ],
 )
 def test_ray_actors_unpickle_classes_of_the_examples(run: Run, before: str) -> None:
     pytest.importorskip("ray")
