@@ -125,6 +125,30 @@ def test_a_value_beyond_its_clip_range_gets_no_gradient_when_the_clipped_error_i
     np.testing.assert_allclose(module.values.grad, [0, 2 * -4 / 2])
 
 
+@pytest.mark.parametrize(
+    ("settings", "errors"),
+    [
+        ({"vf_loss_clip": 20.0}, [9.0, 16.0]),
+        ({"vf_loss_clip": 10.0}, [9.0, 10.0]),
+        ({"vf_loss_clip": 1.0}, [1.0, 1.0]),
+        ({"vf_loss_clip": 18.0, "vf_clip_param": 0.5}, [9.0, 18.0]),  # the error of row 1 is 4.5 ** 2
+    ],
+)
+def test_each_squared_error_of_a_value_counts_at_most_the_limit(
+    settings: dict[str, float], errors: list[float]
+) -> None:
+    module = Given(logits_for([0.5, 0.5]), [3.0, 0.0])
+    batch = make_batch([0.5, 0.5], [0.0, 0.0], values=[1.0, -1.0], value_targets=[0.0, 4.0])
+    loss, scalars = loss_of(module, batch, vf_loss_coeff=0.25, **settings)
+    assert scalars["vf_loss"] == pytest.approx(sum(errors) / 2)
+    assert scalars["vf_loss_unclipped"] == pytest.approx((9 + (4.5**2 if "vf_clip_param" in settings else 16)) / 2)
+    assert loss.item() == pytest.approx(0.25 * sum(errors) / 2)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert module.values.grad is not None
+    np.testing.assert_array_equal(module.values.grad[0] != 0, errors[0] == 9)
+    assert "vf_loss_unclipped" not in loss_of(module, batch)[1]
+
+
 def entropy_of(p: float) -> float:
     return -p * math.log(p) - (1 - p) * math.log(1 - p)
 

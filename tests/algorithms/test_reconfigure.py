@@ -65,6 +65,7 @@ def twice(**changes: Any) -> tuple[dict[str, float], dict[str, float]]:
         {"lambda_": 0.0},
         {"clip_param": 0.01},
         {"vf_clip_param": 1e-3},
+        {"vf_loss_clip": 1e-3},
         {"vf_loss_coeff": 0.1},
         {"kl_coeff": 1.0},
         {"grad_clip": 1e-3},

@@ -48,6 +48,8 @@ class PPOConfig(AlgorithmConfig):
         lambda_: Lambda of generalized advantage estimation (GAE).
         clip_param: Epsilon of the clipped surrogate objective: how far the probability ratio may move from 1.
         vf_clip_param: How far a value may move from its old value before its loss is clipped; `None` does not clip.
+        vf_loss_clip: Largest squared error that a value contributes to the value loss; a value with a larger error gets
+            no gradient. `None` has no limit.
         vf_loss_coeff: Weight of the value loss.
         entropy_coeff: Weight of the entropy bonus, or a schedule over env steps.
         kl_coeff: Weight of the KL penalty, or a schedule over env steps; 0 leaves the penalty out.
@@ -71,6 +73,7 @@ class PPOConfig(AlgorithmConfig):
     lambda_: Probability = 0.95
     clip_param: PositiveFloat = 0.2
     vf_clip_param: PositiveFloat | None = None
+    vf_loss_clip: PositiveFloat | None = None
     vf_loss_coeff: NonNegativeFloat = 0.5
     entropy_coeff: NonNegativeSchedule = 0.0
     kl_coeff: NonNegativeSchedule = 0.0
@@ -124,6 +127,7 @@ class PPO(Algorithm):
             ppo_loss,
             clip_param=config.clip_param,
             vf_clip_param=config.vf_clip_param,
+            vf_loss_clip=config.vf_loss_clip,
             vf_loss_coeff=config.vf_loss_coeff,
         )
 
@@ -268,6 +272,7 @@ def ppo_loss(
     clip_param: float,
     vf_clip_param: float | None,
     vf_loss_coeff: float,
+    vf_loss_clip: float | None = None,
     outputs: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch; a pure function of weights and columns.
@@ -275,7 +280,7 @@ def ppo_loss(
     - Clipped surrogate: eq. 7 of the paper.
     - Value loss: the squared error to the value targets, without a factor of one half; with `vf_clip_param`, the larger
       of this error and the error of the value held within `vf_clip_param` of the old value (OpenAI Baselines' ppo2;
-      studied in Engstrom et al. 2020, arXiv:2005.12729).
+      studied in Engstrom et al. 2020, arXiv:2005.12729). With `vf_loss_clip` no value contributes more than this.
     - Entropy bonus: eq. 9 of the paper.
     - KL penalty: eq. 8 of the paper, exact, from the old policy's outputs. Without the penalty the reported divergence
       is the estimate E[(r - 1) - log r] (Schulman 2020, http://joschu.net/blog/kl-approx.html).
@@ -287,6 +292,7 @@ def ppo_loss(
         clip_param: Epsilon of the surrogate.
         vf_clip_param: Range of the value clipping, or `None`.
         vf_loss_coeff: Weight of the value loss.
+        vf_loss_clip: Largest squared error of a value, or `None`.
         outputs: Receives `dist_inputs`, `[B, D]`, and `values`, `ratio` and `logp`, `[B]`.
 
     Returns:
@@ -304,11 +310,11 @@ def ppo_loss(
     policy_loss = -torch.min(ratio * advantages, clipped_ratio * advantages).mean()
 
     value_targets = batch["value_targets"]
-    if vf_clip_param is None:
-        vf_loss = functional.mse_loss(values, value_targets)
-    else:
+    vf_errors = functional.mse_loss(values, value_targets, reduction="none")
+    if vf_clip_param is not None:
         near = batch["values"] + (values - batch["values"]).clamp(-vf_clip_param, vf_clip_param)
-        vf_loss = torch.max((values - value_targets).square(), (near - value_targets).square()).mean()
+        vf_errors = torch.max(vf_errors, (near - value_targets).square())
+    vf_loss = (vf_errors if vf_loss_clip is None else vf_errors.clamp(max=vf_loss_clip)).mean()
 
     loss = policy_loss + vf_loss_coeff * vf_loss
     entropy_coeff, kl_coeff = coefficients["entropy_coeff"], coefficients["kl_coeff"]
@@ -329,6 +335,8 @@ def ppo_loss(
         "mean_kl": kl,
         "clip_fraction": clip_fraction,
     }
+    if vf_loss_clip is not None:
+        scalars["vf_loss_unclipped"] = vf_errors.mean()
     return loss, {name: value.detach() for name, value in scalars.items()}
 
 

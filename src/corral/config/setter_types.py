@@ -177,6 +177,7 @@ class PPOTrainingArgs(TrainingArgs, total=False):
     lambda_: float
     clip_param: float
     vf_clip_param: float | None
+    vf_loss_clip: float | None
     vf_loss_coeff: float
     entropy_coeff: ScheduleArg
     kl_coeff: ScheduleArg
