@@ -60,7 +60,7 @@ def type_text(hint: Any) -> str:
         return " | ".join(type_text(part) for part in parts)
     if origin is Literal:
         return f"Literal[{', '.join(map(repr, arguments))}]".replace("'", '"')
-    if origin is list:
+    if origin in (list, tuple):
         return f"Sequence[{type_text(arguments[0])}]"
     if origin is dict:
         return f"Mapping[{', '.join(map(type_text, arguments))}]"

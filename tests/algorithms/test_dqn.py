@@ -267,6 +267,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "prioritised": PRIORITIZED,
     "soft target": {"target_network_update_freq": 0, "tau": 0.05},
     "n-step": {"n_step": 3},
+    "n-steps of a range": {"n_step": (1, 3)},
     "atoms": {"num_atoms": 11, "v_min": 0.0, "v_max": 3.0},
     "mse": {"td_error_loss_fn": "mse"},
     "rainbow": {
@@ -569,6 +570,8 @@ class TestBadInput:
             ({"training_intensity": 0}, "training_intensity=0 must be positive or None"),
             ({"tau": 0}, r"tau=0 must be in \(0, 1\]"),
             ({"n_step": 0}, "n_step=0 must be at least 1"),
+            ({"n_step": (5, 2)}, r"n_step=\(5, 2\): the first number must not be larger than the second"),
+            ({"n_step": [0, 2]}, r"n_step=\[0, 2\]: 0 must be at least 1"),
             ({"target_network_update_freq": -1}, "target_network_update_freq=-1 must be at least 0"),
             ({"num_atoms": 0}, "num_atoms=0 must be at least 1"),
             ({"num_atoms": 5, "v_min": 3.0, "v_max": 3.0}, "v_min=3.0 must be below v_max=3.0"),

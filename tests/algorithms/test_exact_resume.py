@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sac": ("SAC", NOISY),
     "sac_evaluating": ("SAC", IN_PARALLEL),
     "sac_discrete": ("SAC-discrete", {}),
-    "td3": ("TD3", {"policy_delay": 3}),
+    "td3": ("TD3", {"policy_delay": 3, "n_step": (1, 3)}),
     "ddpg": ("DDPG", {}),
 }
 SLOW: dict[str, tuple[str, dict[str, Any]]] = {

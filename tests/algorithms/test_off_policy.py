@@ -115,8 +115,9 @@ def test_a_module_that_cannot_move_its_target_is_refused_when_the_algorithm_is_b
         config("dqn", 16).rl_module(module_class=Fixed).build()
 
 
+@pytest.mark.parametrize("n_step", [3, (2, 3)])
 @pytest.mark.parametrize("algorithm", CONFIGS)
-def test_batches_have_the_steps_and_the_discount_of_the_config(algorithm: str) -> None:
+def test_batches_have_the_steps_and_the_discount_of_the_config(algorithm: str, n_step: Any) -> None:
     """Episodes have three steps, so transitions of three steps, and of fewer at the end of an episode."""
     seen: dict[int, set[float]] = {}
 
@@ -124,7 +125,7 @@ def test_batches_have_the_steps_and_the_discount_of_the_config(algorithm: str) -
         for num_steps, discount in zip(train_batch["num_steps"], train_batch["discounts"], strict=True):
             seen.setdefault(int(num_steps), set()).add(round(float(discount), 6))
 
-    made = config(algorithm, 16).training(n_step=3, gamma=0.5).reporting(min_sample_timesteps_per_iteration=64)
+    made = config(algorithm, 16).training(n_step=n_step, gamma=0.5).reporting(min_sample_timesteps_per_iteration=64)
     with made.callbacks(on_learn_on_batch=note).build() as algo:
         algo.train()
     assert seen == {1: {0.5}, 2: {0.25}, 3: {0.125}}

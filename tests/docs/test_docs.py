@@ -124,7 +124,7 @@ def test_evaluation_keys_are_those_of_the_page() -> None:
 
 def test_ppo_metrics_are_those_of_the_page() -> None:
     config = PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=256, num_epochs=1)
-    with config.training(kl_coeff=0.2, kl_target=0.01).build() as algo:
+    with config.training(kl_coeff=0.2, kl_target=0.01, vf_loss_clip=10.0).build() as algo:
         result = algo.train()
     listed = first_column(PPO, "Metrics")
     assert sorted(listed) == sorted(result["learners"]["default_policy"])

@@ -151,6 +151,11 @@ class TestTheForm:
                 np.testing.assert_allclose(value, theirs[name], rtol=1e-4, atol=1e-5, err_msg=name)
         assert_equal_weights(*modules)
 
+    def test_with_a_discount_of_each_transition(self, numpy_steps: list[Module]) -> None:
+        discounts = np.linspace(0, 1, 16, dtype=np.float32)
+        module, _ = train_both(lambda module: None, make_batch(discounts=discounts))
+        assert numpy_steps == [module] * 6
+
     @pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "SGD", "RMSprop"])
     def test_with_every_optimizer_that_steps_vectors(self, optimizer: str, numpy_steps: list[Module]) -> None:
         module, _ = train_both(lambda module: None, optimizer_class=getattr(torch.optim, optimizer))

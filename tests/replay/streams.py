@@ -143,9 +143,10 @@ def key_of(obs: Any, index: Any) -> bytes:
     return b"".join(np.ascontiguousarray(leaf[index]).tobytes() for leaf in leaves(obs))
 
 
-def assert_same(buffer: ReplayBuffer, reference: Reference, n_step: int, gamma: float = 0.9) -> None:
+def assert_same(buffer: ReplayBuffer, reference: Reference, n_step: int | tuple[int, int], gamma: float = 0.9) -> None:
     """Draw until every transition must have come, and compare each with the reference."""
-    expected = reference.sequences(n_step)
+    smallest, largest = n_step if isinstance(n_step, tuple) else (n_step, n_step)
+    expected = reference.sequences(largest)
     assert len(buffer) == len(expected)
     if not expected:
         return
@@ -157,9 +158,10 @@ def assert_same(buffer: ReplayBuffer, reference: Reference, n_step: int, gamma: 
             assert seen[index] == key
             continue
         seen[index] = key
-        steps = expected[key]
+        num_steps = int(batch["num_steps"][i])
+        assert min(smallest, len(expected[key])) <= num_steps <= len(expected[key])
+        steps = expected[key][:num_steps]
         assert batch["actions"][i] == steps[0].action
-        assert batch["num_steps"][i] == len(steps)
         np.testing.assert_allclose(batch["discounts"][i], gamma ** len(steps), rtol=1e-6)
         total = sum(gamma**k * step.reward for k, step in enumerate(steps))
         np.testing.assert_allclose(batch["rewards"][i], total, rtol=1e-5, atol=1e-6)

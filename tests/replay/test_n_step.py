@@ -9,7 +9,7 @@ import pytest
 from streams import Stream
 
 from corral.core.returns import n_step_returns
-from corral.replay import ReplayBuffer
+from corral.replay import PrioritizedReplayBuffer, ReplayBuffer
 
 ONES, NO = [1.0, 1.0, 1.0, 1.0], [False] * 4
 
@@ -75,3 +75,33 @@ def test_a_buffer_stops_at_ends_and_at_its_newest_row(
     assert batch["discounts"][first].tolist() == [0.5**n for n in num_steps]
     assert batch["rewards"][first].tolist() == [2 - 0.5 ** (n - 1) for n in num_steps]
     assert (batch["next_obs"][first, 2] - 1).tolist() == [3, 3, 3, 6, 6]
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+def test_each_transition_draws_its_own_number_of_steps(kind: type[ReplayBuffer]) -> None:
+    """Of a range the two ends come as often as the numbers between, for every row, up to where the rows end."""
+    rollout = Stream(1, end_rate=0.0).next(20)
+    rollout.rewards[...] = 1.0
+    buffer = kind(20, seed=0)
+    buffer.add(rollout)
+    batch = buffer.sample(8000, n_step=(2, 5), gamma=0.5)
+    rows = batch["obs"][:, 2].astype(int) - 1
+    shares = [np.bincount(batch["num_steps"][rows == row], minlength=6) / (rows == row).sum() for row in range(20)]
+    np.testing.assert_allclose(shares[:16], [[0, 0, 0.25, 0.25, 0.25, 0.25]] * 16, atol=0.1)
+    np.testing.assert_allclose(
+        shares[16:19], [[0, 0, 0.25, 0.25, 0.5, 0], [0, 0, 0.25, 0.75, 0, 0], [0, 0, 1, 0, 0, 0]], atol=0.1
+    )
+    assert shares[19].tolist() == [0, 1, 0, 0, 0, 0]
+    np.testing.assert_array_equal(batch["next_obs"][:, 2] - 1, rows + batch["num_steps"])
+    np.testing.assert_array_equal(batch["discounts"], 0.5 ** batch["num_steps"])
+    np.testing.assert_array_equal(batch["rewards"], 2 - 0.5 ** (batch["num_steps"] - 1.0))
+
+
+@pytest.mark.parametrize("n_step", [0, (0, 2), (3, 2)])
+def test_numbers_of_steps_that_no_transition_has_are_refused(n_step: Any) -> None:
+    buffer = ReplayBuffer(20)
+    buffer.add(Stream(1).next(20))
+    with pytest.raises(ValueError, match="n_step="):
+        buffer.sample(1, n_step=n_step)
+    with pytest.raises(ValueError, match="n_step="):
+        buffer.sample_sequences(1, {}, seq_len=2, n_step=n_step)

@@ -29,7 +29,7 @@ KINDS = [ReplayBuffer, PrioritizedReplayBuffer]
     nested=st.booleans(),
     broken_rate=st.sampled_from([0.0, 0.2]),
     pieces=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.booleans()), min_size=1, max_size=12),
-    n_step=st.integers(1, 4),
+    n_step=st.sampled_from([1, 2, 3, 4, (1, 3), (2, 4), (3, 3)]),
     seed=st.integers(0, 2**16),
 )
 @settings(max_examples=40, deadline=None)
@@ -39,7 +39,7 @@ def test_draws_what_was_added(
     num_envs: int,
     num_runners: int,
     pieces: list[tuple[int, int, bool]],
-    n_step: int,
+    n_step: int | tuple[int, int],
     seed: int,
     **stream: Any,
 ) -> None:

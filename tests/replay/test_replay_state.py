@@ -38,7 +38,7 @@ def play(buffer: ReplayBuffer) -> list[Any]:
     batches = [buffer.sample(16, beta=0.5)]
     if isinstance(buffer, PrioritizedReplayBuffer):
         buffer.update_priorities(batches[0]["indices"], abs(batches[0]["rewards"]))
-    return [*batches, buffer.sample(16, n_step=3, beta=0.5)]
+    return [*batches, *(buffer.sample(16, n_step=n_step, beta=0.5) for n_step in (3, (1, 4)))]
 
 
 def assert_equal(ours: Any, theirs: Any) -> None:

@@ -30,16 +30,17 @@ def filled(make_runner: Any, num_rollouts: int, capacity: int = 400, **settings:
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("n_step", [1, 3, (2, 3)])
 @pytest.mark.parametrize("capacity", [400, 60])
 def test_sequences_are_consecutive_steps_of_one_episode(
-    make_runner: Any, mode: str, n_step: int, capacity: int
+    make_runner: Any, mode: str, n_step: int | tuple[int, int], capacity: int
 ) -> None:
     buffer = filled(make_runner, 6, capacity, autoreset_mode=mode)
     batch = buffer.sample_sequences(64, INITIAL, seq_len=4, burn_in=2, n_step=n_step, gamma=GAMMA)
     obs, firsts = batch["obs"], [*np.flatnonzero(batch["sequence_starts"]), len(batch["obs"])]
     assert len(firsts) == 65
-    burned = 0
+    burned, drawn = 0, set()
+    smallest, largest = n_step if isinstance(n_step, tuple) else (n_step, n_step)
     for start, stop in itertools.pairwise(firsts):
         episode, times = obs[start:stop, 0], obs[start:stop, 1]
         assert (episode == episode[0]).all() and (np.diff(times) == 1).all()  # with the observation after the steps
@@ -51,14 +52,16 @@ def test_sequences_are_consecutive_steps_of_one_episode(
         assert batch["learns"][steps].sum() == stop - 1 - start - num_burned <= 4
         assert not batch["learns"][stop - 1] and not batch["burns_in"][stop - 1]
         for row in range(start, stop - 1):
-            taken = min(n_step, stop - 1 - row)
-            assert batch["num_steps"][row] == taken
+            taken, left = int(batch["num_steps"][row]), stop - 1 - row
+            assert min(smallest, left) <= taken <= min(largest, left)
+            drawn |= {taken} if left >= largest else set()
             expected = sum(GAMMA**k * (obs[row, 1] + k + 1) for k in range(taken))  # the reward is the step's number
             assert batch["rewards"][row] == pytest.approx(expected)
             assert batch["discounts"][row] == pytest.approx(GAMMA**taken)
-        inner = slice(start, max(start, stop - 1 - n_step))
+        inner = slice(start, max(start, stop - 1 - largest))
         assert not batch["terminated"][inner].any() and not batch["truncated"][inner].any()
     assert burned
+    assert drawn == set(range(smallest, largest + 1))
     ends = np.array(firsts[1:]) - 2
     over = batch["terminated"][ends] | batch["truncated"][ends]
     assert over.any() and (batch["terminated"][ends] <= (obs[ends, 0] % 2 == 0)).all()  # odd episodes are truncated

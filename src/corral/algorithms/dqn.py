@@ -63,7 +63,7 @@ class DQNConfig(OffPolicyConfig):
     train_batch_size_per_learner: int = 64
     grad_clip: float | None = 10.0
     rollout_fragment_length: int | Literal["auto"] = 4
-    n_step: int = 3
+    n_step: int | tuple[int, int] = 3
     double_q: bool = True
     dueling: bool = False
     noisy: bool = False

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.algorithm_state import all_or_nothing, restore_last
@@ -39,6 +39,12 @@ AUTO_STORE_BYTES = 256_000_000
 """Size below which `store_buffer_in_checkpoints="auto"` stores a replay buffer."""
 
 
+def _in_order(bounds: tuple[int, int]) -> tuple[int, int]:
+    if bounds[0] > bounds[1]:
+        raise ValueError("the first number must not be larger than the second one")
+    return bounds
+
+
 @dataclass(kw_only=True)
 class OffPolicyConfig(AlgorithmConfig):
     """Settings of algorithms that learn from a replay buffer.
@@ -51,7 +57,8 @@ class OffPolicyConfig(AlgorithmConfig):
         num_steps_sampled_before_learning_starts: Number of env steps added to the buffer before the first update.
         training_intensity: Ratio of steps trained on to env steps sampled: a batch of 32 every 4 env steps is 8. `None`
             makes one update after each round of sampling.
-        n_step: Number of steps whose rewards are summed before the bootstrapped value.
+        n_step: Number of steps whose rewards are summed before the bootstrapped value. With `(min, max)` each
+            transition of a batch draws its own number, evenly from min to max, both included.
         burn_in_len: For a module with memory, the number of steps before each sequence that only bring the stored state
             up to date (Kapturowski et al. 2019). A batch has `train_batch_size_per_learner / max_seq_len` sequences.
         target_network_update_freq: Env steps between updates of the target network; 0 updates it after every gradient
@@ -72,7 +79,7 @@ class OffPolicyConfig(AlgorithmConfig):
     replay_buffer_config: dict[str, Any] = field(default_factory=dict)
     num_steps_sampled_before_learning_starts: NonNegativeInt = 1000
     training_intensity: PositiveFloat | None = None
-    n_step: PositiveInt = 1
+    n_step: PositiveInt | Annotated[tuple[PositiveInt, PositiveInt], AfterValidator(_in_order)] = 1
     burn_in_len: NonNegativeInt = 0
     target_network_update_freq: NonNegativeInt = 500
     tau: Annotated[float, Field(gt=0, le=1)] = 1.0

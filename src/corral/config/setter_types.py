@@ -192,7 +192,7 @@ class DQNTrainingArgs(TrainingArgs, total=False):
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
-    n_step: int
+    n_step: int | Sequence[int]
     burn_in_len: int
     target_network_update_freq: int
     tau: float
@@ -213,7 +213,7 @@ class SACTrainingArgs(TrainingArgs, total=False):
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
-    n_step: int
+    n_step: int | Sequence[int]
     burn_in_len: int
     target_network_update_freq: int
     tau: float
@@ -232,7 +232,7 @@ class TD3TrainingArgs(TrainingArgs, total=False):
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
-    n_step: int
+    n_step: int | Sequence[int]
     burn_in_len: int
     target_network_update_freq: int
     tau: float
@@ -251,7 +251,7 @@ class DDPGTrainingArgs(TrainingArgs, total=False):
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
-    n_step: int
+    n_step: int | Sequence[int]
     burn_in_len: int
     target_network_update_freq: int
     tau: float

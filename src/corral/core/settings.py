@@ -367,7 +367,7 @@ def bounds_of(hint: Any) -> list[str]:
     if typing.get_origin(hint) is Literal:
         return []
     parts = [bound for part in typing.get_args(hint) for bound in bounds_of(part)]
-    return parts if is_union(hint) else [f"each {bound}" for bound in parts]
+    return parts if is_union(hint) else [f"each {bound}" for bound in dict.fromkeys(parts)]
 
 
 def _validators(marks: Iterable[Any]) -> Iterator[str]:
@@ -418,7 +418,7 @@ def _problem(hint: Any, value: Any, error: ValidationError) -> str:
             inside.append(str(line["ctx"]["error"]))
             continue
         if kind in _OUT_OF_BOUNDS:
-            text = " or ".join(bound.removeprefix("each ") for bound in bounds_of(hint))
+            text = " or ".join(dict.fromkeys(bound.removeprefix("each ") for bound in bounds_of(hint)))
         else:
             text = line["ctx"]["expected"] if kind == "literal_error" else _WANTED.get(kind, "")
         if not text:

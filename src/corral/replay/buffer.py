@@ -38,6 +38,9 @@ BATCH_COLUMNS = (
 )
 """Names of the columns of every batch; user code added any other column."""
 
+NumSteps = int | tuple[int, int]
+"""Number of steps of a transition, or the smallest and the largest number, from which each transition draws its own."""
+
 SEQUENCE_COLUMNS = ("states", "sequence_starts", "burns_in", "learns")
 """Names of the other columns of batches of sequences."""
 
@@ -377,7 +380,7 @@ class ReplayBuffer:
         self,
         batch_size: int,
         *,
-        n_step: int = 1,
+        n_step: NumSteps = 1,
         gamma: float = 1.0,
         beta: float = 0.0,
         reward_fn: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
@@ -389,7 +392,8 @@ class ReplayBuffer:
 
         Args:
             batch_size: Number of transitions B.
-            n_step: Number of steps n of a transition.
+            n_step: Number of steps n of a transition; with `(min, max)` each transition draws its own n evenly from
+                min to max, both included.
             gamma: Discount per step.
             beta: Exponent of the importance weights. It has no effect here: draws are uniform, and all weights are 1.
             reward_fn: Function of the rewards of single steps, applied before they are summed.
@@ -403,10 +407,9 @@ class ReplayBuffer:
 
         Raises:
             EmptyReplayBufferError: The buffer holds no transitions.
-            ValueError: `batch_size` or `n_step` is less than 1.
+            ValueError: `batch_size` or `n_step` is less than 1, or the range of `n_step` is empty.
         """
-        if batch_size < 1 or n_step < 1:
-            raise ValueError(f"sample(): batch_size={batch_size} and n_step={n_step} must be at least 1.")
+        _check_numbers("batch_size", batch_size, n_step)
         if not self._num_valid:
             raise EmptyReplayBufferError(
                 "the replay buffer holds no transitions to draw: add rollouts first. Algorithms wait for "
@@ -419,10 +422,11 @@ class ReplayBuffer:
             last, rewards = flat, as_learned(columns["rewards"].at(flat))
             num_steps, discounts = np.ones(batch_size, np.int64), np.full(batch_size, gamma, np.float32)
         else:
-            steps = self._links.window(flat, n_step)
+            within = self._within_steps(n_step, batch_size)
+            steps = self._links.window(flat, len(within))
             done = columns["terminated"].at(steps) | columns["truncated"].at(steps)
             rewards, num_steps, discounts = n_step_returns(
-                as_learned(columns["rewards"].at(steps)), columns["valid"].at(steps), done, gamma=gamma
+                as_learned(columns["rewards"].at(steps)), columns["valid"].at(steps) & within, done, gamma=gamma
             )
             last = steps[num_steps - 1, np.arange(batch_size)]
         return {
@@ -446,7 +450,7 @@ class ReplayBuffer:
         *,
         seq_len: int,
         burn_in: int = 0,
-        n_step: int = 1,
+        n_step: NumSteps = 1,
         gamma: float = 1.0,
         reward_fn: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
     ) -> dict[str, Tree]:
@@ -462,7 +466,7 @@ class ReplayBuffer:
             initial_state: Initial state of the module, a tree of arrays `[...]`.
             seq_len: Longest sequence that is learned from, in steps.
             burn_in: Steps before it.
-            n_step: Number of steps whose rewards are summed.
+            n_step: Number of steps whose rewards are summed; with `(min, max)` each step draws its own number.
             gamma: Discount per step.
             reward_fn: Function of the rewards of single steps, applied before they are summed.
 
@@ -474,7 +478,9 @@ class ReplayBuffer:
 
         Raises:
             EmptyReplayBufferError: The buffer holds no transitions.
+            ValueError: `num_sequences` or `n_step` is less than 1, or the range of `n_step` is empty.
         """
+        _check_numbers("num_sequences", num_sequences, n_step)
         if not self._num_valid:
             raise EmptyReplayBufferError("the replay buffer holds no transitions to draw: add rollouts first.")
         assert self._observations is not None
@@ -499,8 +505,9 @@ class ReplayBuffer:
         time, is_step = place - (ends - lengths)[sequence], np.ones(len(place), np.bool_)
         is_step[ends] = False
         flat = steps[np.minimum(time, lengths[sequence] - 1), sequence]  # the row after repeats the last step
-        window = place + np.arange(n_step)[:, None]
-        inside = window < ends[sequence]
+        within = self._within_steps(n_step, len(place))
+        window = place + np.arange(len(within))[:, None]
+        inside = (window < ends[sequence]) & within
         window = flat[np.minimum(window, ends[sequence])]
         ended = columns["terminated"].at(window) | columns["truncated"].at(window)
         inside[0] = True  # also in the rows after the steps, which nobody reads
@@ -529,6 +536,14 @@ class ReplayBuffer:
             "learns": is_step & (time >= burns[sequence]),
             **{name: columns[name].at(flat) for name in self._added if name not in named},
         }
+
+    def _within_steps(self, n_step: NumSteps, size: int) -> NDArray[np.bool_]:
+        """Return which of the following steps may belong to each transition, bool `[n, size]` or `[n, 1]`."""
+        if not isinstance(n_step, tuple):
+            return np.ones((n_step, 1), np.bool_)
+        smallest, largest = n_step
+        within: NDArray[np.bool_] = np.arange(largest)[:, None] < smallest + self._evenly(largest - smallest + 1, size)
+        return within
 
     def _draw(self, batch_size: int, beta: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return flat indices and weights, `[B]` each."""
@@ -680,6 +695,17 @@ class ReplayBuffer:
         self._rng, self._written, self._workers = rng, written, list(state["workers"])
         self._num_valid, self._candidates = int(np.count_nonzero(columns["valid"])), None
         self.num_env_steps_added = num_added
+
+
+def _check_numbers(name: str, size: int, n_step: NumSteps) -> None:
+    """Refuse numbers with which nothing can be drawn.
+
+    Raises:
+        ValueError: One is less than 1, or the range of `n_step` is empty.
+    """
+    smallest, largest = n_step if isinstance(n_step, tuple) else (n_step, n_step)
+    if size < 1 or not 1 <= smallest <= largest:
+        raise ValueError(f"{name}={size} and n_step={n_step} must be at least 1, and a range is (min, max).")
 
 
 def _columns_of_states(states: Tree) -> list[tuple[str, NDArray[Any]]]:
