@@ -127,6 +127,8 @@ class TestTheForm:
         [
             {},
             {"fcnet_activation": "tanh"},
+            {"fcnet_activation": "linear"},
+            {"head_hiddens": [6], "head_activation": "tanh"},
             {"fcnet_hiddens": []},
             {"fcnet_hiddens": [8]},
             {"fcnet_hiddens": [512, 7, 512]},

@@ -31,7 +31,9 @@ LOSS = ("corral.algorithms.dqn", "dqn_loss")  # known by its name: learners impo
 GLOBAL_HOOKS = tuple(
     f"_global_{name}_hooks" for name in ("backward_pre", "backward", "forward_pre", "forward")
 )  # names in torch.nn.modules.module
-PLAIN_PARTS = frozenset((QNetwork, Encoder, nn.ModuleList, nn.Sequential, Flat, nn.Linear, nn.Tanh, nn.ReLU))
+PLAIN_PARTS = frozenset(
+    (QNetwork, Encoder, nn.ModuleList, nn.Sequential, Flat, nn.Linear, nn.Tanh, nn.ReLU, nn.Identity)
+)
 OBS_DTYPES = frozenset(map(np.dtype, ("f2", "f4", "f8", "?", "u1", "i1", "i2", "i4", "i8")))
 COLUMN_DTYPES = {
     "actions": np.dtype(np.int64),

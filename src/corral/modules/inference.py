@@ -33,7 +33,7 @@ MAX_NUMPY_WIDTH = 512
 NUMPY_ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.Tanh: lambda x: np.tanh(x, out=x),
     nn.ReLU: lambda x: np.maximum(x, 0, out=x),
-    LogStdClamp: lambda x: _log_std(x).clip(MIN_LOG_STD, MAX_LOG_STD, out=_log_std(x)),
+    LogStdClamp: lambda x: _log_std(x).clip(MIN_LOG_STD, MAX_LOG_STD, out=_log_std(x)),  # other bounds are for torch
 }
 
 
@@ -426,6 +426,10 @@ def numpy_layers(layers: Sequence[nn.Module]) -> Stack | None:
             stack.append((layer, None))
         elif hasattr(layer, "affine"):
             stack.append((layer, None))
+        elif type(layer) is nn.Identity:
+            continue
+        elif isinstance(layer, LogStdClamp) and (layer.low, layer.high) != (MIN_LOG_STD, MAX_LOG_STD):
+            return None
         elif type(layer) in NUMPY_ACTIVATIONS and stack and stack[-1][1] is None:
             stack[-1] = (stack[-1][0], type(layer))
         else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -13,7 +14,7 @@ from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from corral.core.action_masks import MASK_KEY, has_mask, without_mask
-from corral.core.settings import OneOf, PositiveInt, parse_settings, setting_types
+from corral.core.settings import OneOf, PositiveFloat, PositiveInt, parse_settings, setting_types
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
 from corral.errors import ConfigError
@@ -24,11 +25,14 @@ from corral.modules.networks import (
     ACTIVATIONS,
     ConvFilters,
     Encoder,
+    Initializer,
     LogStdBounds,
+    LogStdClamp,
+    MakeLinear,
     has_image,
     is_image,
+    linear,
     mlp,
-    orthogonal,
 )
 
 
@@ -51,12 +55,34 @@ class NetworkConfig:
     Attributes:
         fcnet_hiddens: Widths of the hidden layers; `None` is no hidden layer if all observations are images, and
             `DEFAULT_HIDDENS` otherwise.
-        fcnet_activation: Activation after each hidden layer: tanh, relu, elu, gelu or silu.
+        fcnet_activation: Activation after each hidden layer; `"linear"` is none.
         use_layernorm: Whether a layer normalisation is between each hidden layer and its activation.
         conv_filters: Convolutional layers, `[[out_channels, kernel, stride], ...]`, which also apply to images of less
-            than 8 pixels in which they fit; `None` chooses by the size of the image.
+            than 8 pixels in which they fit; `None` chooses by the size of the image. Kernel and stride are numbers, or
+            pairs of height and width. A fourth entry `"same"` pads images with zeros, so that `stride` alone makes them
+            smaller; `"valid"` is without padding.
         conv_activation: Activation after each convolutional layer, and after the layer of `conv_features`.
-        conv_features: Width of the linear layer between the convolutions of an image and the hidden layers.
+        conv_features: Width of the linear layer between the convolutions of an image and the hidden layers; `None` is
+            without this layer.
+        head_hiddens: Widths of the hidden layers of each head, between the encoder and the last layer of the head. With
+            `None` the last of `fcnet_hiddens` is the hidden layer of each stream of a Q-network, and other networks
+            have none.
+        head_activation: Activation after each hidden layer of the heads; `None` is `fcnet_activation`.
+        head_use_layernorm: Whether a layer normalisation is in these layers too; `None` is `use_layernorm`.
+        fcnet_kernel_initializer: How the weights of the hidden layers start: the name of a function of
+            `torch.nn.init`, such as `"xavier_uniform"`; a function that sets a tensor in place, or its import path; or
+            `"torch"`, as torch makes the layers. `None` is orthogonal.
+        fcnet_kernel_initializer_kwargs: Keyword arguments of this function.
+        fcnet_bias_initializer: How the biases of the hidden layers start, in the same form; `None` is zero.
+        fcnet_bias_initializer_kwargs: Keyword arguments of this function.
+        conv_kernel_initializer: The same for the convolutions and the layer of `conv_features`.
+        conv_kernel_initializer_kwargs: Keyword arguments of this function.
+        conv_bias_initializer: The same for their biases.
+        conv_bias_initializer_kwargs: Keyword arguments of this function.
+        head_kernel_initializer: The same for the layers of the heads, the last one included.
+        head_kernel_initializer_kwargs: Keyword arguments of this function.
+        head_bias_initializer: The same for their biases.
+        head_bias_initializer_kwargs: Keyword arguments of this function.
         action_masks: Whether the key `action_mask` of a Dict observation tells which actions are legal.
     """
 
@@ -67,7 +93,22 @@ class NetworkConfig:
     use_layernorm: bool = False
     conv_filters: ConvFilters | None = None
     conv_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] = "relu"
-    conv_features: PositiveInt = 512
+    conv_features: PositiveInt | None = 512
+    head_hiddens: tuple[PositiveInt, ...] | None = None
+    head_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] | None = None
+    head_use_layernorm: bool | None = None
+    fcnet_kernel_initializer: Initializer = None
+    fcnet_kernel_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
+    fcnet_bias_initializer: Initializer = None
+    fcnet_bias_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
+    conv_kernel_initializer: Initializer = None
+    conv_kernel_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
+    conv_bias_initializer: Initializer = None
+    conv_bias_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
+    head_kernel_initializer: Initializer = None
+    head_kernel_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
+    head_bias_initializer: Initializer = None
+    head_bias_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
     action_masks: bool = True
 
     @classmethod
@@ -90,6 +131,20 @@ class NetworkConfig:
             return list(self.fcnet_hiddens)
         parts = leaves(space_tree(space))
         return [] if all(is_image(leaf, self.conv_filters) for leaf in parts) else list(self.DEFAULT_HIDDENS)
+
+    def make_head_layers(self, num_inputs: int, make_linear: MakeLinear | None = None) -> nn.Sequential:
+        """Return the hidden layers of a head, by default plain ones; the identity if there are none."""
+        return mlp(
+            num_inputs,
+            self.head_hiddens or (),
+            self.head_activation or self.fcnet_activation,
+            layernorm=self.use_layernorm if self.head_use_layernorm is None else self.head_use_layernorm,
+            make_linear=make_linear or partial(linear, config=self, part="head"),
+        )
+
+    def make_last_layer(self, num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
+        """Return the last layer of a head on features of this width, or on the head's hidden layers."""
+        return linear([num_inputs, *(self.head_hiddens or ())][-1], num_outputs, gain, config=self, part="head")
 
 
 class Module(nn.Module):
@@ -255,6 +310,11 @@ class MemoryConfig(NetworkConfig):
         lstm_cell_size: Width of the LSTM; `None` is 64.
         gru_cell_size: Width of the GRU; `None` is 64.
         max_seq_len: Longest sequence, in steps, through which gradients of a module with memory flow; `None` is 20.
+        rnn_kernel_initializer: How the weights of the recurrent layer start; see `fcnet_kernel_initializer`. `None` is
+            orthogonal.
+        rnn_kernel_initializer_kwargs: Keyword arguments of this function.
+        rnn_bias_initializer: The same for its biases. `None` is zero, and 1 for the forget gate of an LSTM.
+        rnn_bias_initializer_kwargs: Keyword arguments of this function.
     """
 
     use_lstm: bool = False
@@ -262,6 +322,10 @@ class MemoryConfig(NetworkConfig):
     lstm_cell_size: PositiveInt | None = None
     gru_cell_size: PositiveInt | None = None
     max_seq_len: PositiveInt | None = None
+    rnn_kernel_initializer: Initializer = None
+    rnn_kernel_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
+    rnn_bias_initializer: Initializer = None
+    rnn_bias_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def cell_size(self) -> int:
@@ -278,6 +342,8 @@ class MemoryConfig(NetworkConfig):
             size = getattr(config, f"{kind}_cell_size")
             if size is not None and not getattr(config, f"use_{kind}"):
                 raise ConfigError(f"model_config: {kind}_cell_size={size} has no effect without use_{kind}=True.")
+        if not (config.use_lstm or config.use_gru) and (rnn := [name for name in settings if name.startswith("rnn_")]):
+            raise ConfigError(f"model_config: {rnn[0]} has no effect without use_lstm=True or use_gru=True.")
         return config
 
 
@@ -293,8 +359,7 @@ class ModelConfig(MemoryConfig):
         initial_log_std: Initial value of the log standard deviation of Box actions.
         log_std_bounds: Lower and upper bound of the log standard deviation of Box actions, kept by a sigmoid; `None` is
             without bounds.
-        head_hiddens: Widths of the hidden layers of each head, between the encoder, which policy and value may share,
-            and the last layer.
+        log_std_clip: Limit c that clamps the log standard deviation of Box actions to [-c, c]; `None` does not clamp.
         action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh). With
             `.environment(normalize_actions=False)` the config sets `"clip_unscaled"` or `"none"`.
         action_parts: Whether the parts of Dict and Tuple actions are `"independent"`, or `"autoregressive"`: each
@@ -308,7 +373,7 @@ class ModelConfig(MemoryConfig):
     free_log_std: bool = True
     initial_log_std: float = 0.0
     log_std_bounds: LogStdRange | None = None
-    head_hiddens: tuple[PositiveInt, ...] = ()
+    log_std_clip: PositiveFloat | None = None
     action_bounds: Literal["clip", "squash", "clip_unscaled", "none"] = "clip"
     action_parts: Literal["independent", "autoregressive"] = "independent"
     action_distribution: Any = None
@@ -317,8 +382,9 @@ class ModelConfig(MemoryConfig):
 class ActorCritic(Module):
     """The default module of policy-gradient algorithms: an encoder, a policy head and a value head.
 
-    Hidden layers start orthogonal with gain sqrt(2), the policy head with gain 0.01 and the value head with 1
-    (Andrychowicz et al. 2021, arXiv:2006.05990), so the initial policy is close to uniform.
+    Unless `ModelConfig` says otherwise, hidden layers start orthogonal with gain sqrt(2), the policy head with gain
+    0.01 and the value head with 1 (Andrychowicz et al. 2021, arXiv:2006.05990), so the initial policy is close to
+    uniform.
     """
 
     CONFIG = ModelConfig
@@ -347,16 +413,12 @@ class ActorCritic(Module):
             num_outputs //= 2
             self.log_std = nn.Parameter(torch.full((num_outputs,), initial_log_std))
         num_features = self.policy_encoder.num_outputs
-        self.policy_hiddens, self.value_hiddens = (
-            mlp(num_features, config.head_hiddens, config.fcnet_activation, layernorm=config.use_layernorm)
-            for _ in range(2)
-        )
-        num_features = [num_features, *config.head_hiddens][-1]
-        self.policy_head = orthogonal(nn.Linear(num_features, num_outputs), self._SMALL_POLICY_GAIN)
-        self.value_head = orthogonal(nn.Linear(num_features, 1), 1.0)
+        self.policy_hiddens, self.value_hiddens = (config.make_head_layers(num_features) for _ in range(2))
+        self.policy_head = config.make_last_layer(num_features, num_outputs, self._SMALL_POLICY_GAIN)
+        self.value_head = config.make_last_layer(num_features, 1, 1.0)
         if self.log_std is None:
             with torch.no_grad():
-                self.policy_head.bias[torch.from_numpy(columns)] = initial_log_std  # type: ignore[index]
+                self.policy_head.bias[torch.from_numpy(columns)] += initial_log_std
 
     def make_encoder(self, hiddens: Sequence[int], config: ModelConfig) -> Any:
         """Return an encoder of observations with these hidden layers."""
@@ -397,17 +459,26 @@ class ActorCritic(Module):
         return [*self.policy_encoder.mlp, *self.policy_hiddens, self.policy_head], self.log_std
 
 
-def _bounds(distribution: ActionDistribution, config: ModelConfig) -> tuple[LogStdBounds | None, float]:
+def _bounds(distribution: ActionDistribution, config: ModelConfig) -> tuple[LogStdBounds | LogStdClamp | None, float]:
     """Return the bounds of log standard deviations, if there are any, and the initial value before these bounds.
 
     Raises:
         ConfigError: The actions have no deviation, or the initial one is not between the bounds.
     """
+    given = {"log_std_bounds": config.log_std_bounds, "log_std_clip": config.log_std_clip}
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) == 2:
+        raise ConfigError(
+            "model_config: log_std_bounds and log_std_clip both limit the deviation: leave one of them out."
+        )
+    for name, value in given.items():
+        if not isinstance(distribution, DiagGaussian) or not len(distribution.log_std_columns):
+            raise ConfigError(f"model_config: {name}={value} is for Box actions: leave it out.")
+    if config.log_std_clip is not None:
+        return LogStdClamp(-config.log_std_clip, config.log_std_clip), float(config.initial_log_std)
     if config.log_std_bounds is None:
         return None, float(config.initial_log_std)
     low, high = config.log_std_bounds
-    if not isinstance(distribution, DiagGaussian) or not len(distribution.log_std_columns):
-        raise ConfigError(f"model_config: log_std_bounds={config.log_std_bounds} is for Box actions: leave it out.")
     if not low < config.initial_log_std < high:
         raise ConfigError(
             f"model_config: initial_log_std={config.initial_log_std} must be between log_std_bounds={low, high}."

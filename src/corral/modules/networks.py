@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from corral.core.settings import PositiveInt
+from corral.core.settings import PositiveInt, import_path
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree
-from corral.errors import ConfigError
+from corral.errors import ConfigError, nearest
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -24,21 +25,67 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "elu": nn.ELU,
     "gelu": nn.GELU,
     "silu": nn.SiLU,
+    "sigmoid": nn.Sigmoid,
+    "leaky_relu": nn.LeakyReLU,
+    "linear": nn.Identity,
 }
 
 # Haarnoja et al. 2018 (arXiv:1801.01290) keep the log standard deviation in this range.
 MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
 
-# (out_channels, kernel size, stride) per layer
-ConvFilters = Annotated[Sequence[tuple[PositiveInt, PositiveInt, PositiveInt]], Field(min_length=1)]
+LayerT = TypeVar("LayerT", bound="nn.Linear | nn.Conv2d")
+MakeLinear = Callable[[int, int, float], nn.Module]
+"""Makes a linear layer, given the numbers of inputs and outputs, and the gain with which its weights may start."""
+
+INITIALIZERS = tuple(name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_"))
+OF_TORCH = "torch"
+"""Name of the initializer that leaves the weights with which torch makes a layer."""
+
+
+def _find_initializer(value: Any) -> Any:
+    if value is None or callable(value) or value == OF_TORCH:
+        return value
+    if not isinstance(value, str):
+        raise ValueError("it must be the name of a function of torch.nn.init, 'torch', or a function of a tensor")
+    if ":" in value:
+        return import_path(value)
+    name = value.removesuffix("_") + "_"
+    if name not in INITIALIZERS:
+        raise ValueError(f"torch.nn.init has no {name!r}. {nearest(name, INITIALIZERS)}")
+    return getattr(nn.init, name)
+
+
+Initializer = Annotated[Any, BeforeValidator(_find_initializer)]
+"""A function that sets a tensor in place, its import path, the name of one of `torch.nn.init`, or `"torch"`."""
+
+
+def _full_filters(filters: Any) -> Any:
+    """Return filters with pairs of numbers and a padding; what is no filter stays, and is refused later."""
+    return [_full_filter(each) for each in filters] if isinstance(filters, (list, tuple)) else filters
+
+
+def _full_filter(given: Any) -> Any:
+    if not isinstance(given, (list, tuple)) or len(given) not in (3, 4):
+        return given
+    pairs = [(number, number) if isinstance(number, int) else number for number in given[1:3]]
+    return (given[0], *pairs, *(given[3:] or ["valid"]))
+
+
+Pair = tuple[PositiveInt, PositiveInt]
+# (out_channels, kernel size, stride, padding) per layer; sizes and strides are (height, width)
+ConvFilters = Annotated[
+    Sequence[tuple[PositiveInt, Pair, Pair, Literal["valid", "same"]]],
+    BeforeValidator(_full_filters),
+    Field(min_length=1),
+]
 
 # Filters by the shorter side of the image in pixels: Mnih et al. 2015 (doi:10.1038/nature14236) for large frames,
 # smaller strided layers for medium ones, and Young and Tian 2019 (arXiv:1903.03176) for boards as small as MinAtar's.
 MIN_IMAGE_PIXELS = 8
 DEFAULT_FILTERS: tuple[tuple[int, ConvFilters], ...] = (
-    (64, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),
-    (16, ((16, 3, 2), (32, 3, 2), (32, 3, 1))),
-    (MIN_IMAGE_PIXELS, ((16, 3, 1),)),
+    (64, _full_filters([(32, 8, 4), (64, 4, 2), (64, 3, 1)])),
+    (16, _full_filters([(16, 3, 2), (32, 3, 2), (32, 3, 1)])),
+    (MIN_IMAGE_PIXELS, _full_filters([(16, 3, 1)])),
 )
 
 
@@ -49,10 +96,10 @@ class EncoderConfig(Protocol):
     use_layernorm: bool
     conv_filters: ConvFilters | None
     conv_activation: str
-    conv_features: int
+    conv_features: int | None
 
 
-def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Linear | nn.Conv2d:
+def orthogonal(layer: LayerT, gain: float) -> LayerT:
     """Initialise a layer orthogonally with zero bias (Andrychowicz et al. 2021, arXiv:2006.05990) and return it."""
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
@@ -60,14 +107,63 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Linear | nn.Conv
     return layer
 
 
-def mlp(num_inputs: int, hiddens: Sequence[int], activation: str, *, layernorm: bool = False) -> nn.Sequential:
+def linear(num_inputs: int, num_outputs: int, gain: float, *, config: Any, part: str) -> nn.Linear:
+    """Return a linear layer of a part, initialised as a config says; see `initialize`."""
+    return initialize(nn.Linear(num_inputs, num_outputs), gain, config, part)
+
+
+def orthogonal_linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
+    """Return a linear layer with orthogonal weights and zero bias."""
+    return orthogonal(nn.Linear(num_inputs, num_outputs), gain)
+
+
+def initialize(layer: LayerT, gain: float, config: Any, part: str) -> LayerT:
+    """Initialise a layer of a part, `"fcnet"`, `"conv"` or `"head"`, as a config says, and return it.
+
+    Weights are orthogonal and biases zero where the config gives no initializer.
+    """
+    set_weights(layer.weight, config, part, "kernel", lambda weight: nn.init.orthogonal_(weight, gain))
+    if layer.bias is not None:
+        set_weights(layer.bias, config, part, "bias", nn.init.zeros_)
+    return layer
+
+
+def set_weights(weights: Tensor, config: Any, part: str, kind: str, default: Callable[[Tensor], Any]) -> None:
+    """Initialise the weights of kind `"kernel"` or `"bias"` with the config's function, or with the default.
+
+    Raises:
+        ConfigError: The function raises.
+    """
+    name = f"{part}_{kind}_initializer"
+    function, settings = getattr(config, name), getattr(config, f"{name}_kwargs")
+    if function is None:
+        default(weights)
+    elif function != OF_TORCH:
+        try:
+            with torch.no_grad():
+                function(weights, **settings)
+        except Exception as error:
+            raise ConfigError(
+                f"model_config: {name} raised {type(error).__name__} for weights {list(weights.shape)}, with "
+                f"{name}_kwargs={settings!r:.100}: {error}"
+            ) from error
+
+
+def mlp(
+    num_inputs: int,
+    hiddens: Sequence[int],
+    activation: str,
+    *,
+    layernorm: bool = False,
+    make_linear: MakeLinear = orthogonal_linear,
+) -> nn.Sequential:
     """Return `len(hiddens)` linear layers, each followed by the activation; empty hiddens give the identity.
 
     With `layernorm`, a layer normalisation (Ba et al. 2016, arXiv:1607.06450) is between each layer and its activation.
     """
     layers: list[nn.Module] = []
     for width in hiddens:
-        layers.append(orthogonal(nn.Linear(num_inputs, width), math.sqrt(2)))
+        layers.append(make_linear(num_inputs, width, math.sqrt(2)))
         layers += [nn.LayerNorm(width)] * layernorm
         layers.append(ACTIVATIONS[activation]())
         num_inputs = width
@@ -103,9 +199,25 @@ def _first_pixel_axis(space: spaces.Box) -> int:
 
 def _size_after(height: int, width: int, filters: ConvFilters) -> tuple[int, int]:
     """Return height and width after convolutions; less than 1 where a filter is larger than what it is given."""
-    for _, kernel, stride in filters:
-        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-    return height, width
+    size = [height, width]
+    for _, kernel, stride, padding in filters:
+        for axis in range(2):
+            room = size[axis] - (1 if padding == "same" else kernel[axis])
+            size[axis] = room // stride[axis] + 1
+    return size[0], size[1]
+
+
+def _same_padding(size: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Return the zeros left, right, above and below with which a convolution gives ceil(size / stride) outputs.
+
+    Where their number is odd, the additional one is right or below, as in TensorFlow.
+    """
+    added = [
+        max(0, (-(-pixels // step) - 1) * step + width - pixels)
+        for pixels, width, step in zip(size, kernel, stride, strict=True)
+    ]
+    (above, left), (below, right) = [n // 2 for n in added], [n - n // 2 for n in added]
+    return left, right, above, below
 
 
 class ImageEncoder(nn.Module):
@@ -131,17 +243,21 @@ class ImageEncoder(nn.Module):
         filters = config.conv_filters or next(
             choice for pixels, choice in DEFAULT_FILTERS if min(height, width) >= pixels
         )
-        height, width = _size_after(height, width, filters)
-        if min(height, width) < 1:
+        if min(_size_after(height, width, filters)) < 1:
             raise ConfigError(f"conv_filters {list(filters)} shrink images of {space.shape} to nothing.")
         layers: list[nn.Module] = []
         channels = self._shape[1]
-        for out_channels, kernel, stride in filters:
+        for index, (out_channels, kernel, stride, padding) in enumerate(filters):
+            if padding == "same":
+                layers.append(nn.ZeroPad2d(_same_padding((height, width), kernel, stride)))
             conv = nn.Conv2d(channels, out_channels, kernel, stride)
-            layers += [orthogonal(conv, math.sqrt(2)), ACTIVATIONS[config.conv_activation]()]
+            layers += [initialize(conv, math.sqrt(2), config, "conv"), ACTIVATIONS[config.conv_activation]()]
+            height, width = _size_after(height, width, filters[index : index + 1])
             channels = out_channels
-        self.num_outputs = config.conv_features
-        features = mlp(channels * height * width, [self.num_outputs], config.conv_activation)
+        hiddens = [] if config.conv_features is None else [config.conv_features]
+        self.num_outputs = hiddens[0] if hiddens else channels * height * width
+        make_linear = partial(linear, config=config, part="conv")
+        features = mlp(channels * height * width, hiddens, config.conv_activation, make_linear=make_linear)
         self.layers = nn.Sequential(*layers, nn.Flatten(), *features)
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -205,7 +321,13 @@ class Encoder(nn.Module):
             )
         self.parts = nn.ModuleList(_leaf_encoder(leaf, config) for leaf in leaves(self._space))
         num_inputs = sum(cast(int, part.num_outputs) for part in self.parts)
-        self.mlp = mlp(num_inputs, hiddens, config.fcnet_activation, layernorm=config.use_layernorm)
+        self.mlp = mlp(
+            num_inputs,
+            hiddens,
+            config.fcnet_activation,
+            layernorm=config.use_layernorm,
+            make_linear=partial(linear, config=config, part="fcnet"),
+        )
         self.num_outputs = hiddens[-1] if hiddens else num_inputs
 
     @property
@@ -225,15 +347,20 @@ class Encoder(nn.Module):
 
 
 class LogStdClamp(nn.Module):
-    """Clamps the second half of `[B, 2d]`, log standard deviations, to `MIN_LOG_STD` and `MAX_LOG_STD`.
+    """Clamps the second half of `[B, 2d]`, log standard deviations, to two bounds.
 
     Clamped entries have no gradient.
     """
 
+    def __init__(self, low: float = MIN_LOG_STD, high: float = MAX_LOG_STD) -> None:
+        """Take the bounds."""
+        super().__init__()
+        self.low, self.high = low, high
+
     def forward(self, dist_inputs: Tensor) -> Tensor:
         """Return the clamped tensor `[B, 2d]`."""
         mean, log_std = dist_inputs.chunk(2, -1)
-        return torch.cat([mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)], -1)
+        return torch.cat([mean, log_std.clamp(self.low, self.high)], -1)
 
 
 class LogStdBounds(nn.Module):

@@ -17,7 +17,7 @@ from torch.nn import functional
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.module import Module, NetworkConfig
-from corral.modules.networks import ACTIVATIONS, Encoder, ImageEncoder, orthogonal
+from corral.modules.networks import ACTIVATIONS, Encoder, ImageEncoder, MakeLinear, linear
 
 
 @dataclass
@@ -81,27 +81,46 @@ class NoisyLinear(nn.Module):
 class DuelingHead(nn.Module):
     """Sums values and advantages, minus the mean advantage (Wang et al. 2016, arXiv:1511.06581, eq. 9).
 
-    The value reads the first half of the features, the advantages read the second half.
+    The value reads the first half of the features, the advantages read the second half, unless both read all of them.
     """
 
-    def __init__(self, value: nn.Module, advantage: nn.Module, num_actions: int) -> None:
-        """Take the two linear layers, each for half of the features."""
+    def __init__(self, value: nn.Module, advantage: nn.Module, num_actions: int, *, halves: bool = True) -> None:
+        """Take the two linear layers, each for half of the features, or for all."""
         super().__init__()
-        self.value, self.advantage, self.num_actions = value, advantage, num_actions
+        self.value, self.advantage, self.num_actions, self.halves = value, advantage, num_actions, halves
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """Return the weight `[n, in]` and bias `[n]` of the whole head, with one atom."""
         (value, value_bias), (advantage, bias) = _affine(self.value), _affine(self.advantage)
-        weight = torch.cat([value.expand_as(advantage), advantage - advantage.mean(0)], -1)
+        parts = value.expand_as(advantage), advantage - advantage.mean(0)
+        weight = torch.cat(parts, -1) if self.halves else parts[0] + parts[1]
         return weight, value_bias + bias - bias.mean()
 
     def forward(self, features: Tensor) -> Tensor:
         """Map features `[B, in]` to `[B, n * atoms]`."""
-        for_value, for_advantage = features.chunk(2, -1)
-        value = self.value(for_value).unsqueeze(1)
-        advantage = self.advantage(for_advantage).reshape(features.shape[0], self.num_actions, -1)
-        outputs: Tensor = value + advantage - advantage.mean(1, keepdim=True)
-        return outputs.flatten(1)
+        for_value, for_advantage = features.chunk(2, -1) if self.halves else (features, features)
+        return sum_streams(self.value(for_value), self.advantage(for_advantage), self.num_actions)
+
+
+class DuelingStreams(nn.Module):
+    """A `DuelingHead` whose value and advantages have hidden layers of their own, which read the same features."""
+
+    def __init__(self, value: nn.Module, advantage: nn.Module, num_actions: int) -> None:
+        """Take the layers of the two streams."""
+        super().__init__()
+        self.value, self.advantage, self.num_actions = value, advantage, num_actions
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features `[B, in]` to `[B, n * atoms]`."""
+        return sum_streams(self.value(features), self.advantage(features), self.num_actions)
+
+
+def sum_streams(values: Tensor, advantages: Tensor, num_actions: int) -> Tensor:
+    """Return values `[B, atoms]` plus advantages `[B, n * atoms]` minus their mean over the actions."""
+    value = values.unsqueeze(1)
+    advantage = advantages.reshape(values.shape[0], num_actions, -1)
+    outputs: Tensor = value + advantage - advantage.mean(1, keepdim=True)
+    return outputs.flatten(1)
 
 
 def _affine(layer: Any) -> tuple[Tensor, Tensor]:
@@ -110,7 +129,11 @@ def _affine(layer: Any) -> tuple[Tensor, Tensor]:
 
 
 class QNetwork(nn.Module):
-    """An encoder, one more hidden layer (one per stream in a dueling network), and a head: `[B, n * atoms]`."""
+    """An encoder, one more hidden layer (one per stream in a dueling network), and a head: `[B, n * atoms]`.
+
+    With `head_hiddens` the encoder has all of `fcnet_hiddens`, and the hidden layers of the head, or of each stream,
+    have these widths.
+    """
 
     def __init__(
         self,
@@ -120,7 +143,7 @@ class QNetwork(nn.Module):
         form: QForm,
         encoder_class: Any = Encoder,
     ):
-        """Build the layers; the last of `fcnet_hiddens` is the width of each stream.
+        """Build the layers; without `head_hiddens` the last of `fcnet_hiddens` is the width of each stream.
 
         Without hidden layers, the two streams of a dueling network read one half each of the features of an image or of
         a recurrent layer.
@@ -130,19 +153,25 @@ class QNetwork(nn.Module):
                 a recurrent layer.
         """
         super().__init__()
-        *shared, width = config.hiddens_for(observation_space) or [0]
+        hiddens = config.hiddens_for(observation_space)
+        *shared, width = hiddens or [0]
+        if config.head_hiddens is not None:
+            shared = hiddens
         self.encoder = encoder_class(observation_space, shared, config)
         num_features = self.encoder.num_outputs
 
-        def linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Module:
+        def make_linear(num_inputs: int, num_outputs: int, gain: float, part: str = "head") -> nn.Module:
             if form.noisy:
                 return NoisyLinear(num_inputs, num_outputs, form.sigma0)
-            return orthogonal(nn.Linear(num_inputs, num_outputs), gain)
+            return linear(num_inputs, num_outputs, gain, config=config, part=part)
 
+        if config.head_hiddens is not None:
+            self._build_heads(make_linear, num_features, num_actions, config, form)
+            return
         num_streams = 2 if form.dueling else 1
         layers: list[nn.Module] = []
         if width:
-            layers = [linear(num_features, num_streams * width, math.sqrt(2))]
+            layers = [make_linear(num_features, num_streams * width, math.sqrt(2), "fcnet")]
             if config.use_layernorm:  # of each stream on its own
                 layers.append(nn.GroupNorm(num_streams, num_streams * width) if form.dueling else nn.LayerNorm(width))
             layers.append(ACTIVATIONS[config.fcnet_activation]())
@@ -156,9 +185,27 @@ class QNetwork(nn.Module):
                 )
             num_features //= 2
         self.streams = nn.Sequential(*layers)
-        self.head: nn.Module = linear(num_features, num_actions * form.num_atoms, 1.0)
+        self.head: nn.Module = make_linear(num_features, num_actions * form.num_atoms, 1.0)
         if form.dueling:
-            self.head = DuelingHead(linear(num_features, form.num_atoms, 1.0), self.head, num_actions)
+            self.head = DuelingHead(make_linear(num_features, form.num_atoms, 1.0), self.head, num_actions)
+
+    def _build_heads(
+        self, make_linear: MakeLinear, num_features: int, num_actions: int, config: NetworkConfig, form: QForm
+    ) -> None:
+        """Build heads with the hidden layers of `head_hiddens`."""
+        width, sizes = [num_features, *(config.head_hiddens or ())][-1], (form.num_atoms, num_actions * form.num_atoms)
+        if not form.dueling:
+            self.streams = config.make_head_layers(num_features, make_linear)
+            self.head = make_linear(width, sizes[1], 1.0)
+            return
+        self.streams = nn.Sequential()
+        value, advantage = (make_linear(width, size, 1.0) for size in sizes)
+        if config.head_hiddens:
+            hiddens = (config.make_head_layers(num_features, make_linear) for _ in sizes)
+            value, advantage = (nn.Sequential(*next(hiddens), last) for last in (value, advantage))
+            self.head = DuelingStreams(value, advantage, num_actions)
+        else:
+            self.head = DuelingHead(value, advantage, num_actions, halves=False)
 
     def forward(self, obs: Tree) -> Tensor:
         """Map observations, a tree of `[B, ...]`, to `[B, n * atoms]`."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from corral.core.tree import Tree, map_tree
 from corral.modules.module import ActorCritic, MemoryConfig, ModelConfig
-from corral.modules.networks import Encoder
+from corral.modules.networks import Encoder, set_weights
 from corral.modules.numpy_recurrent import RecurrentSteps, numpy_can_compute
 
 State = dict[str, Tensor]
@@ -21,8 +21,8 @@ State = dict[str, Tensor]
 class RecurrentEncoder(nn.Module):
     """An encoder of observations with an LSTM (Hochreiter and Schmidhuber 1997) or a GRU (Cho et al. 2014) behind it.
 
-    The weights of the recurrent layer start orthogonal and its biases with 0, except for the bias of the forget gate of
-    an LSTM, which starts with 1 (Jozefowicz et al. 2015).
+    By default the weights of the recurrent layer start orthogonal and its biases with 0, except for the bias of the
+    forget gate of an LSTM, which starts with 1 (Jozefowicz et al. 2015).
     """
 
     def __init__(self, space: spaces.Space[Any], hiddens: Sequence[int], config: MemoryConfig) -> None:
@@ -34,10 +34,10 @@ class RecurrentEncoder(nn.Module):
         self.rnn = kind(self.encoder.num_outputs, self.num_outputs, batch_first=True)
         for name, parameter in self.rnn.named_parameters():
             if name.startswith("weight"):
-                nn.init.orthogonal_(parameter)
+                set_weights(parameter, config, "rnn", "kernel", nn.init.orthogonal_)
             else:
-                nn.init.zeros_(parameter)
-            if name == "bias_ih_l0" and config.use_lstm:
+                set_weights(parameter, config, "rnn", "bias", nn.init.zeros_)
+            if name == "bias_ih_l0" and config.use_lstm and config.rnn_bias_initializer is None:
                 nn.init.ones_(parameter.detach()[self.num_outputs : 2 * self.num_outputs])
 
     def initial_state(self) -> State:

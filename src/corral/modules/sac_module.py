@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.distributions import SquashedGaussian
 from corral.modules.module import LogStdRange, Module, NetworkConfig
-from corral.modules.networks import Encoder, LogStdBounds, LogStdClamp, mlp, orthogonal
+from corral.modules.networks import Encoder, LogStdBounds, LogStdClamp, linear, mlp
 from corral.modules.targets import Follower
 
 # Fraction of the largest entropy of Discrete actions that "auto" aims at; see `SACModule.auto_target_entropy`.
@@ -55,7 +56,11 @@ class Actor(nn.Module):
         """Build the layers; the weights of the head start small, so the initial policy is almost constant."""
         super().__init__()
         self.encoder = Encoder(observation_space, config.hiddens_for(observation_space), config)
-        head: list[nn.Module] = [orthogonal(nn.Linear(self.encoder.num_outputs, num_inputs), 0.01)]
+        num_features = self.encoder.num_outputs
+        head: list[nn.Module] = [
+            *config.make_head_layers(num_features),
+            config.make_last_layer(num_features, num_inputs, 0.01),
+        ]
         if clamp_log_std:
             head.append(LogStdClamp() if log_std_bounds is None else LogStdBounds(*log_std_bounds))
         self.head = nn.Sequential(*head)
@@ -82,8 +87,16 @@ class Critic(nn.Module):
             num_values = int(action_space.n)
         else:
             num_features += math.prod(action_space.shape or ())
-        self.mlp = mlp(num_features, hiddens, config.fcnet_activation, layernorm=config.use_layernorm)
-        self.head = orthogonal(nn.Linear(hiddens[-1] if hiddens else num_features, num_values), 1.0)
+        layers = mlp(
+            num_features,
+            hiddens,
+            config.fcnet_activation,
+            layernorm=config.use_layernorm,
+            make_linear=partial(linear, config=config, part="fcnet"),
+        )
+        num_features = hiddens[-1] if hiddens else num_features
+        self.mlp = nn.Sequential(*layers, *config.make_head_layers(num_features))
+        self.head = config.make_last_layer(num_features, num_values, 1.0)
 
     def forward(self, obs: Tree, actions: Tensor | None = None) -> Tensor:
         """Map observations, and Box actions float32 `[B, d]`, to values."""
