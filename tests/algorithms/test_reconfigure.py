@@ -47,6 +47,17 @@ def test_fragments_follow_the_batch_size() -> None:
         assert algo.train()["env_runners"]["num_env_steps_sampled"] == 192
 
 
+def test_a_batch_has_whole_rounds_which_may_exceed_it_by_a_tenth() -> None:
+    made = config(rollout_fragment_length=16).training(train_batch_size_per_learner=176)
+    with made.build() as algo:
+        assert algo.round_size == 64
+        assert algo.train()["env_runners"]["num_env_steps_sampled"] == 192
+        algo.reconfigure(train_batch_size_per_learner=175)
+        assert algo.train()["env_runners"]["num_env_steps_sampled"] == 192
+        with pytest.raises(ConfigError, match="exceed the batch of 174 by 18, more than a tenth"):
+            algo.reconfigure(train_batch_size_per_learner=174)
+
+
 def twice(**changes: Any) -> tuple[dict[str, float], dict[str, float]]:
     """Return the learner's metrics of a second iteration, with settings changed before it and without."""
     results = []

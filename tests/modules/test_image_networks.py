@@ -15,6 +15,7 @@ from corral.errors import ConfigError
 from corral.modules.module import ActorCritic, Module
 from corral.modules.networks import is_image
 from corral.modules.q_module import QModule
+from corral.modules.recurrent_sac_module import RecurrentSACModule
 from corral.modules.sac_module import SACModule
 
 ATARI, TWO = spaces.Box(0, 255, (84, 84, 4), np.uint8), spaces.Discrete(2)
@@ -134,6 +135,13 @@ def test_filters_make_images_of_small_boards_and_need_an_image(name: str) -> Non
     for shape in ((4,), (84, 84)):
         with pytest.raises(ConfigError, match=r"conv_filters=.* no part of the observations .* is an image"):
             MODULES[name](spaces.Box(0, 1, shape, np.float32), TWO, filters)
+
+
+def test_the_module_of_sac_with_memory_has_the_filters_in_its_encoder() -> None:
+    settings = {"use_lstm": True, "conv_filters": [[6, 5, 2]], "conv_features": 8, "fcnet_hiddens": [8]}
+    module = RecurrentSACModule(ATARI, spaces.Box(-1, 1, (2,), np.float32), settings)
+    assert [part.out_channels for part in module.encoder.modules() if isinstance(part, nn.Conv2d)] == [6]
+    assert not any(isinstance(part, nn.Conv2d) for part in [*module.actor.modules(), *module.q.modules()])
 
 
 @pytest.mark.parametrize("filters", [[[0, 4, 2]], [[16, 0, 2]], [[16, 4, 0]], []])

@@ -89,7 +89,8 @@ class EnvRunnersSettings:
             default or, if a factory returns a ready vector env, the number of this vector env.
         rollout_fragment_length: Env steps of each sub-env in one `sample()` call, or `"auto"`. `"auto"` samples the
             train batch in one round, in equal parts per runner; for off-policy algorithms, whose batches come from a
-            replay buffer, it is 1.
+            replay buffer, it is 1. With a number, the train batch of an on-policy algorithm has whole rounds of all
+            runners, which may be up to a tenth more steps than asked for.
         vectorization: `"sync"`, `"async"` (one process per sub-env), or `"auto"`: the native vector env of the id if
             there is one with this autoreset mode, N > 1, and there is neither a wrapper, nor a listener of
             `on_sub_environment_created`, nor a callback of an episode that names `sub_environment`; otherwise sync.

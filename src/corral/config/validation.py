@@ -442,6 +442,10 @@ def _validate_batch(config: AlgorithmConfig) -> None:
         round_size(config, config.num_envs_per_env_runner or config.DEFAULT_NUM_ENVS)
 
 
+# Whole rounds may make the batch of an on-policy algorithm larger by this share, as in RLlib.
+LARGEST_EXCESS = 0.1
+
+
 def round_size(config: AlgorithmConfig, num_envs: int) -> int | None:
     """Return the number of env steps that all runners sample in one round, or `None` if a round is the whole batch.
 
@@ -453,18 +457,21 @@ def round_size(config: AlgorithmConfig, num_envs: int) -> int | None:
             the factory was called.
 
     Raises:
-        ConfigError: The steps of a round do not divide the batch of an on-policy algorithm, which counts env steps.
+        ConfigError: Whole rounds exceed the batch of an on-policy algorithm, which counts env steps, by more than a
+            tenth.
     """
     fragment, runners = config.rollout_fragment_length, max(1, config.num_env_runners)
     if fragment == "auto":
         return None if config.ON_POLICY else num_envs * runners
     steps = fragment * num_envs * runners
     counts_agents = config.is_multi_agent and config.count_steps_by == "agent_steps"
-    if config.ON_POLICY and not counts_agents and config.total_train_batch_size % steps:
+    excess = -config.total_train_batch_size % steps
+    if config.ON_POLICY and not counts_agents and excess > LARGEST_EXCESS * config.total_train_batch_size:
         raise ConfigError(
             f"rollout_fragment_length={fragment} does not divide train_batch_size_per_learner="
             f"{config.train_batch_size_per_learner}: {runners} runner(s) of {num_envs} env(s) sample {steps} steps per "
-            f"round. Use a multiple of {steps} as the batch size, or rollout_fragment_length='auto'."
+            f"round, and whole rounds exceed the batch of {config.total_train_batch_size} by {excess}, more than a "
+            f"tenth. Use a multiple of {steps} as the batch size, or rollout_fragment_length='auto'."
         )
     return steps
 

@@ -65,7 +65,8 @@ class RecurrentSACModule(SACModule):
         """Return the space of the features, and the settings of the layers that read them."""
         config = SACMemoryConfig.parse(self.model_config)
         space = spaces.Box(-np.inf, np.inf, (config.cell_size,), np.float32)
-        return space, replace(config, fcnet_hiddens=tuple(config.hiddens_for(self.features_space)[-1:]))
+        hiddens = tuple(config.hiddens_for(self.features_space)[-1:])
+        return space, replace(config, fcnet_hiddens=hiddens, conv_filters=None)  # the encoder has the convolutions
 
     def make_actor(self) -> nn.Module:
         """Return a new network from features `[B, H]` to `[B, distribution.num_inputs]`."""
