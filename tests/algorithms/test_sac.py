@@ -219,6 +219,22 @@ def test_the_temperature_rises_where_there_is_too_little_entropy(
     assert (module.log_alpha - 0.1 * module.log_alpha.grad > module.log_alpha).item() is rises
 
 
+@pytest.mark.parametrize("space", ACTION_SPACES.values(), ids=ACTION_SPACES)
+@pytest.mark.parametrize("setting", ["mse", "huber"])
+def test_the_loss_of_the_critics_is_the_one_of_the_config(space: spaces.Space[Any], setting: str) -> None:
+    module, batch, outputs = make_module(space), make_batch(space), dict[str, Tensor]()
+    batch["rewards"] = np.array([-9, -2, -0.5, 0, 0.5, 2, 9], np.float32)
+    with quick(td_error_loss_fn=setting).build() as algorithm:
+        _, reported = algorithm.make_loss(algorithm.config)(module, tensors(batch), {}, outputs=outputs)
+    expected = 0.0
+    for values in outputs["q_taken"].tolist():
+        for weight, value, target in zip(batch["weights"], values, outputs["targets"].tolist(), strict=True):
+            error = abs(value - target)
+            is_linear = setting == "huber" and error > 1
+            expected += weight * (error - 0.5 if is_linear else 0.5 * error**2) / 7
+    assert reported["critic_loss"].item() == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize(("given", "aimed_at"), [("auto", -2.0), (-3.5, -3.5), (0.0, 0.0)])
 def test_the_loss_has_the_target_entropy_of_the_config(given: Any, aimed_at: float) -> None:
     module, batch = make_module(BOX), tensors(make_batch(BOX))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import (
@@ -54,6 +55,8 @@ class SACConfig(OffPolicyConfig):
         initial_alpha: Initial temperature: the reward that one nat of entropy is worth.
         target_entropy: Entropy in nats that the temperature is adapted to; `"auto"` is minus the number of dimensions
             of a Box, or half the largest entropy of Discrete actions.
+        td_error_loss_fn: Loss of the critics' TD error: `"mse"`, half its square, or `"huber"`, the same up to an error
+            of 1 and linear above.
         actor_lr: Learning rate of the actor, or a schedule over env steps; `None` is `lr`.
         critic_lr: Learning rate of the critics, or a schedule over env steps; `None` is `lr`.
         alpha_lr: Learning rate of the temperature, or a schedule over env steps; `None` is `lr`, and 0 keeps the
@@ -71,6 +74,7 @@ class SACConfig(OffPolicyConfig):
     twin_q: bool = True
     initial_alpha: PositiveFloat = 1.0
     target_entropy: float | Literal["auto"] = "auto"
+    td_error_loss_fn: Literal["huber", "mse"] = "mse"
     actor_lr: NonNegativeSchedule | None = None
     critic_lr: NonNegativeSchedule | None = None
     alpha_lr: NonNegativeSchedule | None = None
@@ -129,7 +133,7 @@ class SAC(OffPolicyAlgorithm):
         """Return the loss with a config's constants."""
         given = config.target_entropy
         target_entropy = None if given == "auto" else given
-        return partial(sac_loss, target_entropy=target_entropy)
+        return partial(sac_loss, target_entropy=target_entropy, huber=config.td_error_loss_fn == "huber")
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Add the columns `noise` and `next_noise`, float32 `[B, d]`, that pick the policy's actions."""
@@ -144,6 +148,7 @@ def sac_loss(
     coefficients: Mapping[str, float],
     *,
     target_entropy: float | None,
+    huber: bool = False,
     outputs: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch; a pure function of weights and columns.
@@ -151,8 +156,8 @@ def sac_loss(
     The loss is the sum of three losses. Each has gradients in the parameters of its own group only, so one backward
     pass computes all of them. The equations refer to arXiv:1812.05905.
 
-    - Critics, eq. 5: half the mean squared error of each critic. The target is the discounted sum of the rewards and,
-      where the episode did not terminate, the discounted soft value of the next observation.
+    - Critics, eq. 5: half the mean squared error of each critic, or its Huber loss. The target is the discounted sum of
+      the rewards and, where the episode did not terminate, the discounted soft value of the next observation.
     - Actor, eq. 9: the temperature times the log-likelihood of the policy's actions, minus their value.
     - Temperature, eq. 18, with log alpha in place of alpha, as in the authors' code.
 
@@ -161,6 +166,7 @@ def sac_loss(
         batch: Columns `[B, ...]` of a replay buffer, and for Box actions `noise` and `next_noise`, as tensors.
         coefficients: Not used.
         target_entropy: Target of the entropy in nats; `None` is the module's `auto_target_entropy`.
+        huber: Whether the loss of the critics is linear for errors above 1.
         outputs: Receives `q_taken`, `[C, B]`, and `targets`, `[B]`; for Box actions the policy's `actions`, `[B, d]`,
             and their `logp`, `[B]`; for Discrete actions `q_values`, `[C, B, n]`, and the `logp` of all actions,
             `[B, n]`.
@@ -176,7 +182,11 @@ def sac_loss(
     q_taken, targets, actor_loss, logp = terms(module, steps, alpha, outputs)
     outputs |= {"q_taken": q_taken, "targets": targets}
     errors = q_taken - targets
-    critic_loss = 0.5 * (steps["weights"] * errors.square()).mean(-1).sum()
+    if huber:
+        critic_losses = functional.huber_loss(q_taken, targets.expand_as(q_taken), reduction="none")
+    else:
+        critic_losses = 0.5 * errors.square()
+    critic_loss = (steps["weights"] * critic_losses).mean(-1).sum()
     surplus = entropy_surplus(module, steps, logp, target_entropy)
     alpha_loss = module.log_alpha * surplus
     reported = _reported(q_taken.detach(), at_rows(batch, errors.detach().abs().mean(0)), logp)

@@ -221,6 +221,7 @@ class SACTrainingArgs(TrainingArgs, total=False):
     twin_q: bool
     initial_alpha: float
     target_entropy: float | Literal["auto"]
+    td_error_loss_fn: Literal["huber", "mse"]
     actor_lr: ScheduleArg | None
     critic_lr: ScheduleArg | None
     alpha_lr: ScheduleArg | None
