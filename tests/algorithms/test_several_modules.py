@@ -15,6 +15,7 @@ from several_agents import CONFIGS, Repeats, Signals, all_to_red, config_of, sam
 from corral import (
     Algorithm,
     AlgorithmConfig,
+    ClipObservations,
     DQNConfig,
     HeuristicModule,
     PPOConfig,
@@ -480,6 +481,15 @@ class Looks(HeuristicModule):
 
     def returned(self, num_rows: int) -> Any:
         return np.zeros(num_rows, np.int64)
+
+
+def test_rules_may_see_other_observations_than_the_modules_that_learn() -> None:
+    config = config_of(PPOConfig, policies={"red": {}, "blue": {}, "rest": {"module_class": Looks}})
+    config = config.env_runners(transforms=[ClipObservations(low=0.4, high=0.6)])
+    with config.multi_agent(algorithm_config_overrides_per_module={"rest": {"transforms": []}}).build() as algo:
+        Looks.seen.clear()  # without the check of the new module
+        algo.train()
+    assert Looks.seen and all(((seen == 0) | (seen == 1)).all() for seen in Looks.seen)
 
 
 class Fractions(Looks):

@@ -358,7 +358,7 @@ def _validate_module_alone(config: AlgorithmConfig, module_id: str) -> None:
             "leave it out."
         )
     for name, value in config.algorithm_config_overrides_per_module.get(module_id, {}).items():
-        if name not in of_module and not _has_network(own):
+        if name not in (*of_module, "transforms") and not _has_network(own):
             raise ConfigError(
                 f"{own.module_class.__name__} chooses actions by rules, so algorithm_config_overrides_per_module: "
                 f"{name}={value!r:.80} has no effect: leave it out."
