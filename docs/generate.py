@@ -22,6 +22,9 @@ from gymnasium import spaces
 from corral.algorithms.registry import ALGORITHMS, config_class
 from corral.callbacks.callback import ARGUMENTS, EVENTS
 from corral.cli.main import make_parser
+from corral.compat.rllib.settings import SETTINGS as RLLIB_SETTINGS
+from corral.compat.rllib.settings import TRAINING as RLLIB_TRAINING
+from corral.compat.rllib.settings import Setting
 from corral.config.config import AlgorithmConfig
 from corral.config.settings import GROUPS
 from corral.core.schedules import Schedule
@@ -274,6 +277,35 @@ def cli_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def rllib_page() -> str:
+    """Return the page of RLlib's settings, from the table that serves them."""
+    lines = [
+        "# Settings of RLlib",
+        "",
+        NOTE,
+        "",
+        "What becomes of each setting of RLlib 2.60 in a script that Corral runs; see",
+        "[RLlib scripts](../rllib-migration.md). `same` settings have the same meaning in Corral. `ignored` settings",
+        "change no result. Any value of a `refused` setting but the default is an error.",
+        "",
+    ]
+    for group, settings in RLLIB_SETTINGS.items():
+        lines += [f"## {group}", "", *_rllib_rows(settings)]
+    for algorithm, settings in RLLIB_TRAINING.items():
+        lines += [f"## training, {algorithm}", "", *_rllib_rows(settings)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _rllib_rows(settings: dict[str, Setting]) -> list[str]:
+    rows = ["| Setting | Default of RLlib | In Corral |", "| --- | --- | --- |"]
+    for name, setting in settings.items():
+        note = f"`{setting.note}`" if setting.kind == "same" and setting.note else setting.note
+        what = f"{setting.kind}: {note}" if note else setting.kind
+        default = repr(setting.default).replace("'", '"')
+        rows.append(f"| `{name}` | `{default}` | {what} |")
+    return [*rows, ""]
+
+
 def pages() -> dict[str, str]:
     """Return the text of each page by file name."""
     return {
@@ -281,6 +313,7 @@ def pages() -> dict[str, str]:
         "events.md": events_page(),
         "cli.md": cli_page(),
         "exploration.md": exploration_page(),
+        "rllib-settings.md": rllib_page(),
     }
 
 

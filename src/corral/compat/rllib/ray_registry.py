@@ -9,7 +9,7 @@ from typing import Any
 from corral.compat.rllib.table import why_not_served
 from corral.errors import NotServedError
 
-_HOME = f"{__package__}.algorithms"
+_HOME = f"{__package__}.algorithm"
 
 ALGORITHMS: dict[str, Callable[[], tuple[Any, Any]]] = {}
 """Functions that return the class and the default config of an algorithm, by its name."""

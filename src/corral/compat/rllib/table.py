@@ -12,17 +12,13 @@ from types import ModuleType
 EXTRA = "pip install 'corral[rllib]'"
 
 HOMES = {
-    "algorithm": "Algorithm",
-    "algorithms": "PPO PPOConfig DQN DQNConfig SAC SACConfig",
+    "algorithm": "Algorithm PPO PPOConfig DQN DQNConfig SAC SACConfig",
     "batches": "SampleBatch MultiAgentBatch concat_samples convert_ma_batch_to_sample_batch",
     "callbacks": "RLlibCallback DefaultCallbacks make_multi_callbacks",
     "config": "AlgorithmConfig",
     "connectors": (
-        "ConnectorV2 ConnectorPipelineV2 EnvToModulePipeline ModuleToEnvPipeline LearnerConnectorPipeline "
+        "ConnectorV2 "
         "FlattenObservations MeanStdFilter FrameStackingEnvToModule FrameStackingLearner PrevActionsPrevRewards "
-        "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor WriteObservationsToEpisodes "
-        "AddObservationsFromEpisodesToBatch AddNextObservationsFromEpisodesToTrainBatch NumpyToTensor "
-        "GeneralAdvantageEstimation AddOneTsToEpisodesAndTruncate ComputeReturnsToGo UnBatchToIndividualItems"
     ),
     "distributions": (
         "Distribution TorchCategorical TorchDeterministic TorchDiagGaussian TorchMultiCategorical "
@@ -34,7 +30,7 @@ HOMES = {
         "add_rllib_example_script_args run_rllib_example_script_experiment should_stop check_learning_achieved"
     ),
     "learner": "Learner TorchLearner PPOLearner PPOTorchLearner DQNTorchLearner SACTorchLearner make_target_network",
-    "metrics": "MetricsLogger Stats",
+    "metrics": "MetricsLogger ",
     "model_config": "DefaultModelConfig",
     "modules": (
         "RLModule TorchRLModule RLModuleSpec MultiRLModule MultiRLModuleSpec ValueFunctionAPI TargetNetworkAPI "
@@ -67,10 +63,10 @@ MODULES = {
     "": "MultiAgentEnv RolloutWorker _register_all",
     # Algorithms and their configs.
     "agents.callbacks": "DefaultCallbacks RLlibCallback make_multi_callbacks",
-    "agents.dqn": "DQN algorithms:DQN=DQNTrainer DQNConfig",
-    "agents.ppo": "PPO algorithms:PPO=PPOTrainer PPOConfig",
-    "agents.ppo.ppo": "PPO algorithms:PPO=PPOTrainer PPOConfig",
-    "agents.sac": "SAC algorithms:SAC=SACTrainer SACConfig",
+    "agents.dqn": "DQN algorithm:DQN=DQNTrainer DQNConfig",
+    "agents.ppo": "PPO algorithm:PPO=PPOTrainer PPOConfig",
+    "agents.ppo.ppo": "PPO algorithm:PPO=PPOTrainer PPOConfig",
+    "agents.sac": "SAC algorithm:SAC=SACTrainer SACConfig",
     "algorithms": "Algorithm AlgorithmConfig PPO PPOConfig DQN DQNConfig SAC SACConfig",
     "algorithms.algorithm": "Algorithm AlgorithmConfig",
     "algorithms.algorithm_config": "AlgorithmConfig helpers:NotProvided",
@@ -91,33 +87,18 @@ MODULES = {
     "callbacks.callbacks": "RLlibCallback",
     "callbacks.utils": "make_multi_callbacks",
     # Connectors.
-    "connectors.common.add_observations_from_episodes_to_batch": "AddObservationsFromEpisodesToBatch",
-    "connectors.common.numpy_to_tensor": "NumpyToTensor",
-    "connectors.connector_pipeline_v2": "ConnectorPipelineV2",
     "connectors.connector_v2": "ConnectorV2",
     "connectors.env_to_module": (
-        "EnvToModulePipeline FlattenObservations MeanStdFilter PrevActionsPrevRewards "
-        "AddObservationsFromEpisodesToBatch WriteObservationsToEpisodes "
+        "FlattenObservations MeanStdFilter PrevActionsPrevRewards "
         "connectors:PrevActionsPrevRewards=PrevActionsPrevRewardsConnector "
         "connectors:FrameStackingEnvToModule=FrameStacking"
     ),
     "connectors.env_to_module.flatten_observations": "FlattenObservations",
     "connectors.env_to_module.frame_stacking": "FrameStackingEnvToModule",
     "connectors.env_to_module.mean_std_filter": "MeanStdFilter",
-    "connectors.env_to_module.observation_preprocessor": (
-        "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor"
-    ),
     "connectors.env_to_module.prev_actions_prev_rewards": "PrevActionsPrevRewards",
-    "connectors.env_to_module.write_observations_to_episodes": "WriteObservationsToEpisodes",
-    "connectors.learner": (
-        "LearnerConnectorPipeline GeneralAdvantageEstimation AddOneTsToEpisodesAndTruncate ComputeReturnsToGo "
-        "AddNextObservationsFromEpisodesToTrainBatch connectors:FrameStackingLearner=FrameStacking"
-    ),
-    "connectors.learner.add_next_observations_from_episodes_to_train_batch": (
-        "AddNextObservationsFromEpisodesToTrainBatch"
-    ),
+    "connectors.learner": ("connectors:FrameStackingLearner=FrameStacking"),
     "connectors.learner.frame_stacking": "FrameStackingLearner",
-    "connectors.module_to_env": "ModuleToEnvPipeline UnBatchToIndividualItems",
     # Modules, learners and their constants.
     "core": "constants:*",
     "core.columns": "constants:Columns",
@@ -198,7 +179,6 @@ MODULES = {
     "utils.metrics": "constants:*",
     "utils.metrics.learner_info": "constants:LEARNER_INFO constants:LEARNER_STATS_KEY",
     "utils.metrics.metrics_logger": "MetricsLogger",
-    "utils.metrics.stats": "Stats",
     "utils.numpy": "numpy_helpers:* constants:LARGE_INTEGER constants:SMALL_NUMBER constants:MAX_LOG_NN_OUTPUT "
     "constants:MIN_LOG_NN_OUTPUT",
     "utils.schedules": (

@@ -1,0 +1,342 @@
+"""RLlib's `Algorithm` as a view of Corral's, and the algorithms and configs that Corral serves."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from corral.compat.rllib import checkpoints, metrics
+from corral.compat.rllib.config import AlgorithmConfig
+from corral.compat.rllib.modules import view_module
+from corral.compat.rllib.native import algorithm_name, to_native
+from corral.compat.rllib.results import add_rllib_keys
+from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup, view_runner
+from corral.errors import CheckpointError
+
+
+class Checkpoint:
+    """Where a checkpoint is, as Ray describes it.
+
+    Attributes:
+        path: Its directory.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Keep the path."""
+        self.path = path
+
+    def to_directory(self, path: Any = None) -> str:
+        """Return the directory."""
+        return self.path
+
+    def __str__(self) -> str:
+        return self.path
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
+class TrainingResult:
+    """What `Algorithm.save` returns.
+
+    Attributes:
+        checkpoint: Where the checkpoint is.
+        metrics: The latest result.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, metrics: dict[str, Any]) -> None:
+        """Keep both."""
+        self.checkpoint, self.metrics = checkpoint, metrics
+
+    def __fspath__(self) -> str:
+        return self.checkpoint.path
+
+
+class Algorithm:
+    """An algorithm with RLlib's interface; what is not RLlib's is Corral's.
+
+    Args:
+        config: A config, or a dict of settings.
+        env: The env, in place of the config's.
+        logger_creator: Not used.
+
+    Attributes:
+        config: RLlib's config.
+        native: Corral's algorithm.
+    """
+
+    ALGORITHM: ClassVar[str] = ""
+
+    def __init__(
+        self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None, logger_creator: Any = None
+    ) -> None:
+        """Build Corral's algorithm."""
+        default: AlgorithmConfig = self.get_default_config()
+        if isinstance(config, type(default)):
+            config = config.copy(copy_frozen=False)
+        else:  # a dict, or a config without the settings of this algorithm
+            config = default.update_from_dict(config.to_dict() if isinstance(config, AlgorithmConfig) else config or {})
+        if env is not None:
+            config.environment(env)
+        config.algo_class = config.algo_class or type(self)
+        self.config = config
+        self._counters: dict[str, Any] = defaultdict(int)
+        self._latest_result: dict[str, Any] = {}
+        native = to_native(config)
+        self.native: Any = None
+        make_viewed(algorithm_name(config), native)(native, self)
+        config.freeze()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "native":
+            raise AttributeError(name)
+        return getattr(self.native, name)
+
+    @classmethod
+    def get_default_config(cls) -> Any:
+        """Return the config with the defaults of this algorithm."""
+        config = CONFIGS.get(cls.ALGORITHM, AlgorithmConfig)()
+        config.algo_class = cls
+        return config
+
+    # Parts.
+
+    @property
+    def metrics(self) -> metrics.MetricsLogger:
+        """The logger of the algorithm."""
+        return metrics.as_rllib(self.native.metrics)
+
+    @property
+    def iteration(self) -> int:
+        """Finished iterations."""
+        return int(self.native.training_iteration)
+
+    @property
+    def callbacks(self) -> list[Any]:
+        """The instances of the user's callback classes in this process."""
+        return [instance.user for instance in self.native._callbacks.instances if hasattr(instance, "user")]
+
+    @property
+    def env_runner(self) -> EnvRunner | None:
+        """The embedded runner, or `None`."""
+        native = self.native.env_runner
+        return None if native is None else view_runner(native)
+
+    @property
+    def env_runner_group(self) -> EnvRunnerGroup:
+        """The runners."""
+        return EnvRunnerGroup(self.native.env_runner_group)
+
+    workers = env_runner_group
+
+    @property
+    def eval_env_runner_group(self) -> EnvRunnerGroup | None:
+        """The evaluation runners, or `None`."""
+        native = self.native.eval_env_runner_group
+        return None if native is None else EnvRunnerGroup(native)
+
+    evaluation_workers = eval_env_runner_group
+
+    @property
+    def local_replay_buffer(self) -> Any:
+        """The replay buffer of an algorithm that has one."""
+        buffers = self.native.replay_buffers
+        return next(iter(buffers.values()))
+
+    def get_module(self, module_id: str = "default_policy") -> Any:
+        """Return a module of RLlib: the user's own one, or a view of a default module."""
+        return view_module(self.native.get_module(module_id))
+
+    # Training.
+
+    def train(self) -> dict[str, Any]:
+        """Run one iteration, and return its result with RLlib's keys."""
+        self._latest_result = add_rllib_keys(self.native.train(), self.config)
+        return self._latest_result
+
+    def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
+        """Play an evaluation round, and return its metrics."""
+        found: dict[str, Any] = self.native.evaluate()
+        return add_rllib_keys({"evaluation": found})["evaluation"]  # type: ignore[no-any-return]
+
+    def training_step(self) -> None:
+        """Sample and learn once, and keep what the learners report."""
+        self.native.log_learner_results(type(self.native).training_step(self.native))
+
+    def stop(self) -> None:
+        """End all workers."""
+        self.native.stop()
+
+    cleanup = stop
+
+    def restore_env_runners(self, group: Any = None) -> list[int]:
+        """Replace the runners that have failed, and return their indices."""
+        native = self.native.env_runner_group if group is None else group._native
+        found: list[int] = native.restore_runners()
+        return found
+
+    # Checkpoints.
+
+    def save(self, checkpoint_dir: Any = None) -> TrainingResult:
+        """Write a checkpoint, and return where."""
+        return TrainingResult(Checkpoint(self.save_to_path(checkpoint_dir)), self._latest_result)
+
+    def save_to_path(self, path: Any = None, **settings: Any) -> str:
+        """Write a checkpoint, and return its directory; `None` is a new directory for temporary files."""
+        if path is None:
+            path = Path(tempfile.mkdtemp(prefix="rllib_")) / "checkpoint"
+        return str(checkpoints.save(self, Path(path)))
+
+    save_checkpoint = save_to_path
+
+    def restore_from_path(self, path: Any, component: str | None = None, **settings: Any) -> None:
+        """Continue from a checkpoint, or load the weights of one module.
+
+        Args:
+            path: The checkpoint; with `component`, the directory of a module in a checkpoint.
+            component: `learner_group/learner/rl_module/<module id>`, the module of this algorithm to load.
+            **settings: Not used.
+
+        Raises:
+            CheckpointError: There is no such checkpoint or module, or it does not fit.
+        """
+        if component is None:
+            self.native.restore_from_path(_directory(path))
+            return
+        parent, _, module_id = component.rpartition("/")
+        if parent != str(checkpoints.MODULES):
+            raise CheckpointError(
+                f"component={component!r}: Corral restores whole algorithms and {checkpoints.MODULES}/<module id>."
+            )
+        self.native.load_module_weights(checkpoints.weights_file(_directory(path)), module_id)
+
+    def restore(self, checkpoint_path: Any) -> None:
+        """Continue from a checkpoint, or from what `save` returned."""
+        self.restore_from_path(checkpoint_path)
+
+    def load_checkpoint(self, checkpoint_dir: Any) -> None:
+        """Continue from a checkpoint."""
+        self.restore_from_path(checkpoint_dir)
+
+    @classmethod
+    def from_checkpoint(cls, path: Any = None, checkpoint: Any = None, **settings: Any) -> Any:
+        """Return the algorithm of a checkpoint, continued from it.
+
+        Raises:
+            CheckpointError: There is no checkpoint.
+            ConfigError: The config holds a value that no file can name.
+        """
+        directory = _directory(path if path is not None else checkpoint)
+        algorithm = checkpoints.load_config(directory, CONFIGS).build_algo()
+        try:
+            algorithm.restore_from_path(directory)
+        except BaseException:
+            algorithm.stop()
+            raise
+        return algorithm
+
+    # Acting.
+
+    def compute_single_action(self, observation: Any = None, *args: Any, **settings: Any) -> Any:
+        """Return an action for one observation; see Corral's method."""
+        return self.native.compute_single_action(observation, *args, **settings)
+
+    def compute_actions(self, observations: Any, **settings: Any) -> Any:
+        """Return actions for observations, by key if they are a dict by key."""
+        if isinstance(observations, Mapping):
+            return {key: self.compute_single_action(obs, **settings) for key, obs in observations.items()}
+        return self.native.compute_actions(observations, **settings)
+
+    def get_policy(self, policy_id: str = "default_policy") -> Any:
+        """Return a module."""
+        return self.get_module(policy_id)
+
+    def get_weights(self, policies: Any = None) -> dict[str, Any]:
+        """Return the weights by module id and name."""
+        ids = policies or self.native.module_ids
+        return {
+            module_id: {name: value.detach().cpu().numpy() for name, value in module.state_dict().items()}
+            for module_id, module in ((each, self.native.get_module(each)) for each in ids)
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stop()
+
+
+def _directory(path: Any) -> Path:
+    """Return the directory of a checkpoint from a path, a `Checkpoint`, or what `save` returned."""
+    path = getattr(path, "checkpoint", path)
+    return Path(getattr(path, "path", path))
+
+
+def make_viewed(name: str, config: Any) -> Any:
+    """Return Corral's algorithm class for a config, whose instances know their view."""
+    base: Any = config.algo_class
+
+    class Viewed(base):  # type: ignore[misc]
+        """An algorithm that keeps its view, and runs the `training_step` of a view that overrides it."""
+
+        def __init__(self, config: Any, view: Algorithm) -> None:
+            self.view, view.native = view, self
+            super().__init__(config)
+
+    Viewed.__name__ = Viewed.__qualname__ = name
+    return Viewed
+
+
+class PPO(Algorithm):
+    """RLlib's PPO on Corral's."""
+
+    ALGORITHM = "PPO"
+
+
+class PPOConfig(AlgorithmConfig):
+    """RLlib's settings of PPO."""
+
+    ALGORITHM = "PPO"
+
+    def __init__(self, algo_class: Any = None) -> None:
+        """Set all defaults."""
+        super().__init__(algo_class or PPO)
+
+
+class DQN(Algorithm):
+    """RLlib's DQN on Corral's."""
+
+    ALGORITHM = "DQN"
+
+
+class DQNConfig(AlgorithmConfig):
+    """RLlib's settings of DQN."""
+
+    ALGORITHM = "DQN"
+
+    def __init__(self, algo_class: Any = None) -> None:
+        """Set all defaults."""
+        super().__init__(algo_class or DQN)
+
+
+class SAC(Algorithm):
+    """RLlib's SAC on Corral's."""
+
+    ALGORITHM = "SAC"
+
+
+class SACConfig(AlgorithmConfig):
+    """RLlib's settings of SAC."""
+
+    ALGORITHM = "SAC"
+
+    def __init__(self, algo_class: Any = None) -> None:
+        """Set all defaults."""
+        super().__init__(algo_class or SAC)
+
+
+CONFIGS: dict[str, type[AlgorithmConfig]] = {"PPO": PPOConfig, "DQN": DQNConfig, "SAC": SACConfig}
+"""Config classes by the name of the algorithm."""

@@ -1,0 +1,441 @@
+"""RLlib's `AlgorithmConfig`: its methods, names and defaults, as an open object that `native.py` translates."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+from corral.compat.rllib.helpers import NotProvided
+from corral.compat.rllib.settings import DEFAULTS, RENAMED, SETTINGS, TRAINING, Setting
+from corral.core.ids import DEFAULT_MODULE_ID
+from corral.errors import ConfigError, nearest, nearest_name
+
+_NOT_GIVEN: Any = NotProvided
+
+# Settings that take None as a value, although their default is another one. For all others None means "leave as is".
+_NONE_IS_A_VALUE = {"lr", "grad_clip", "minibatch_size", "vf_clip_param", "kl_target", "training_intensity"}
+
+_EVENTS = "callbacks_on_"
+
+
+class AlgorithmConfig:
+    """The settings of an experiment, as RLlib has them.
+
+    Any attribute may be set, as in RLlib; settings are attributes and keys alike (`config.lr`, `config["lr"]`).
+
+    Args:
+        algo_class: Algorithm class that `build_algo` builds.
+    """
+
+    ALGORITHM: ClassVar[str] = ""
+    """Name of the algorithm whose settings and defaults the config has; see `settings.py`."""
+
+    def __init__(self, algo_class: Any = None) -> None:
+        """Set all defaults."""
+        values = vars(self)
+        for name, setting in self._settings().items():
+            values[name] = copy.deepcopy(setting.default)
+        values.update(copy.deepcopy(DEFAULTS.get(self.ALGORITHM, {})))
+        values.update(algo_class=algo_class, callbacks_class=[], in_evaluation=False, _is_frozen=False)
+        values["_overrides_of_modules"] = {}
+
+    @classmethod
+    def _settings(cls) -> dict[str, Setting]:
+        """Return all settings by name."""
+        known = {name: setting for settings in SETTINGS.values() for name, setting in settings.items()}
+        return {**known, **TRAINING.get(cls.ALGORITHM, {})}
+
+    @classmethod
+    def _settings_of(cls, method: str) -> dict[str, Setting]:
+        added = TRAINING.get(cls.ALGORITHM, {}) if method == "training" else {}
+        return {**SETTINGS[method], **added}
+
+    # The methods of RLlib's configs. Their settings are in `settings.py`.
+
+    def environment(self, env: Any = _NOT_GIVEN, **settings: Any) -> Self:
+        """Set the env."""
+        return self._set("environment", settings if env is _NOT_GIVEN else {"env": env, **settings})
+
+    def env_runners(self, **settings: Any) -> Self:
+        """Set how to sample."""
+        return self._set("env_runners", settings)
+
+    def rollouts(self, **settings: Any) -> Self:
+        """Set how to sample: an older name of `env_runners`, which also took settings of `fault_tolerance`."""
+        return self._set("env_runners", settings)
+
+    def training(self, **settings: Any) -> Self:
+        """Set how to learn."""
+        return self._set("training", settings)
+
+    def exploration(self, **settings: Any) -> Self:
+        """Set how to explore."""
+        return self._set("exploration", settings)
+
+    def rl_module(self, **settings: Any) -> Self:
+        """Set the module."""
+        return self._set("rl_module", settings)
+
+    def learners(self, **settings: Any) -> Self:
+        """Set the learners."""
+        return self._set("learners", settings)
+
+    def evaluation(self, **settings: Any) -> Self:
+        """Set how to evaluate."""
+        return self._set("evaluation", settings)
+
+    def multi_agent(self, **settings: Any) -> Self:
+        """Set the modules of several agents."""
+        return self._set("multi_agent", settings)
+
+    def fault_tolerance(self, **settings: Any) -> Self:
+        """Set what happens when a runner fails."""
+        return self._set("fault_tolerance", settings)
+
+    def reporting(self, **settings: Any) -> Self:
+        """Set what an iteration is."""
+        return self._set("reporting", settings)
+
+    def debugging(self, **settings: Any) -> Self:
+        """Set seed and log level."""
+        return self._set("debugging", settings)
+
+    def checkpointing(self, **settings: Any) -> Self:
+        """Set what checkpoints hold."""
+        return self._set("checkpointing", settings)
+
+    def resources(self, **settings: Any) -> Self:
+        """Set resources of Ray."""
+        return self._set("resources", settings)
+
+    def framework(self, framework: Any = _NOT_GIVEN, **settings: Any) -> Self:
+        """Set the framework, which must be torch."""
+        return self._set("framework", settings if framework is _NOT_GIVEN else {"framework": framework, **settings})
+
+    def api_stack(
+        self, enable_rl_module_and_learner: Any = _NOT_GIVEN, enable_env_runner_and_connector_v2: Any = _NOT_GIVEN
+    ) -> Self:
+        """Set which of RLlib's stacks a script is written for."""
+        given = {
+            "enable_rl_module_and_learner": enable_rl_module_and_learner,
+            "enable_env_runner_and_connector_v2": enable_env_runner_and_connector_v2,
+        }
+        return self._set("api_stack", {name: value for name, value in given.items() if value is not _NOT_GIVEN})
+
+    def experimental(self, **settings: Any) -> Self:
+        """Set experimental settings of RLlib."""
+        return self._set("experimental", settings)
+
+    def offline_data(self, **settings: Any) -> Self:
+        """Refuse offline data, which Corral does not learn from yet."""
+        for name in settings:
+            if name not in SETTINGS["offline_data"]:
+                raise ConfigError(
+                    f"offline_data: {name} is a setting of RLlib that Corral lacks: it does not learn "
+                    "from offline data yet."
+                )
+        return self._set("offline_data", settings)
+
+    def python_environment(self, **settings: Any) -> Self:
+        """Set environment variables of Ray's workers."""
+        return self._set("python_environment", settings)
+
+    def callbacks(self, callbacks_class: Any = _NOT_GIVEN, **functions: Any) -> Self:
+        """Set what runs at events; each argument replaces what an earlier call gave for it, as in RLlib.
+
+        Args:
+            callbacks_class: A callback class, a `functools.partial` of one, or a list of them; `None` is none.
+            **functions: By event, a callable or a list of callables.
+
+        Raises:
+            ConfigError: An event is unknown.
+            ValueError: The class is not callable.
+        """
+        from corral.compat.rllib.callbacks import EVENTS
+
+        self._refuse_frozen("callbacks_class")
+        if callbacks_class is not _NOT_GIVEN:
+            given = callbacks_class if isinstance(callbacks_class, (list, tuple)) else [callbacks_class]
+            classes = [] if callbacks_class is None else list(given)
+            for each in classes:
+                if not callable(each):
+                    raise ValueError(f"callbacks: {each!r} is no callback class: give a subclass of RLlibCallback.")
+            vars(self)["callbacks_class"] = classes
+        for event, given in functions.items():
+            if event not in EVENTS:
+                raise ConfigError(f"callbacks: unknown event {event!r}. {nearest(event, EVENTS)}")
+            if given is not None:
+                vars(self)[f"callbacks_{event}"] = list(given) if isinstance(given, (list, tuple)) else [given]
+        return self
+
+    @property
+    def callback_functions(self) -> dict[str, list[Callable[..., Any]]]:
+        """The callables of `callbacks`, by event."""
+        prefix = "callbacks_"
+        return {name.removeprefix(prefix): value for name, value in vars(self).items() if name.startswith(_EVENTS)}
+
+    def _set(self, method: str, settings: Mapping[str, Any]) -> Self:
+        known = self._settings_of(method)
+        for given, value in settings.items():
+            name = RENAMED.get(given, given)
+            setting = known.get(name) or self._settings().get(name)
+            if setting is None:
+                raise ConfigError(f"{method}: unknown setting {given!r}. {nearest(given, known)}")
+            self._store(name, setting, value)
+        return self
+
+    def _store(self, name: str, setting: Setting, value: Any) -> None:
+        self._refuse_frozen(name)
+        if value is NotProvided:
+            return
+        if value is None and setting.default is not None and name not in _NONE_IS_A_VALUE:
+            return
+        if name == "env_config":
+            value = {**vars(self)["env_config"], **value}
+        if name in ("model_config", "rl_module_spec") and value is not None:
+            value = copy.copy(value)
+        if name == "algorithm_config_overrides_per_module":
+            value = {module_id: _as_overrides(part) for module_id, part in value.items()}
+        vars(self)[name] = value
+
+    # Attributes and keys.
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set any attribute, as RLlib allows.
+
+        Raises:
+            AttributeError: The config is frozen.
+        """
+        self._refuse_frozen(name)
+        name = RENAMED.get(name, name)
+        if isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+        else:
+            vars(self)[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name in RENAMED and RENAMED[name] in vars(self):
+            return vars(self)[RENAMED[name]]
+        if name.startswith("__"):
+            raise AttributeError(name)
+        close = nearest_name(name, [known for known in vars(self) if not known.startswith("_")])
+        hint = "" if close is None else f" Did you mean {close!r}?"
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}")
+
+    def _refuse_frozen(self, name: str) -> None:
+        if vars(self).get("_is_frozen"):
+            raise AttributeError(f"Cannot set attribute ({name}) of an already frozen AlgorithmConfig; change a copy.")
+
+    def __getitem__(self, key: str) -> Any:
+        """Return a setting, as `config["lr"]`."""
+        if key == "multiagent":
+            return {name: getattr(self, name) for name in SETTINGS["multi_agent"]}
+        try:
+            return getattr(self, key)
+        except AttributeError:
+            raise KeyError(key) from None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Set a setting, as `config["lr"] = 0.001`."""
+        self.update_from_dict({key: value})
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether there is a setting or attribute of this name."""
+        return hasattr(self, key)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the settings."""
+        return iter(self.to_dict())
+
+    def keys(self) -> Any:
+        """Return the names of the settings."""
+        return self.to_dict().keys()
+
+    def values(self) -> Any:
+        """Return the values of the settings."""
+        return self.to_dict().values()
+
+    def items(self) -> Any:
+        """Return pairs of names and values."""
+        return self.to_dict().items()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a setting, or a default."""
+        return getattr(self, key, default)
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        """Return a setting, which stays there, as in RLlib."""
+        return self.get(key, default)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all settings in one flat dict, with `lambda` for `lambda_`."""
+        found = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "algo_class"}
+        if "lambda_" in found:
+            found["lambda"] = found.pop("lambda_")
+        return copy.copy(found)
+
+    def update_from_dict(self, settings: Mapping[str, Any]) -> Self:
+        """Change settings by name, older names included, and return the config.
+
+        Raises:
+            ConfigError: A name is unknown, or of RLlib's older stack only.
+        """
+        for key, value in settings.items():
+            name, known = RENAMED.get(key, key), self._settings()
+            if name == "multiagent":
+                self.multi_agent(**value)
+            elif name == "callbacks":
+                self.callbacks(value)
+            elif name in ("evaluation_config", "env_config") and isinstance(value, Mapping):
+                self._store(name, known[name], {**(getattr(self, name) or {}), **value})
+            elif name in known:
+                self._store(name, known[name], value)
+            elif name.startswith(_EVENTS) or name in vars(self):
+                setattr(self, name, value)
+            else:
+                raise ConfigError(f"config: unknown setting {key!r}. {nearest(key, known)}")
+        return self
+
+    update = update_from_dict
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
+        """Return a config with settings by name."""
+        return cls().update_from_dict(settings)
+
+    @classmethod
+    def overrides(cls, **settings: Any) -> dict[str, Any]:
+        """Return settings as a dict, after checking their names.
+
+        Raises:
+            KeyError: A name is unknown.
+        """
+        known = {**cls._settings(), **{name: None for name in ("policies", "callbacks", "callbacks_class")}}
+        for name in settings:
+            if RENAMED.get(name, name) not in known:
+                raise KeyError(f"{name!r} is no setting of {cls.__name__}. {nearest(name, known)}")
+        return {RENAMED.get(name, name): value for name, value in settings.items()}
+
+    def copy(self, copy_frozen: bool | None = None) -> Self:
+        """Return a copy: frozen as this config is, or as `copy_frozen` says."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if type(value) in (dict, list):
+                vars(other)[name] = copy.copy(value)
+        if copy_frozen is not None:
+            vars(other)["_is_frozen"] = copy_frozen
+        return other
+
+    def freeze(self) -> Self:
+        """Refuse all further changes."""
+        vars(self)["_is_frozen"] = True
+        return self
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether `freeze` was called."""
+        return bool(vars(self)["_is_frozen"])
+
+    # What RLlib computes from settings.
+
+    @property
+    def total_train_batch_size(self) -> int:
+        """Env steps in a batch, over all learners."""
+        if (each := vars(self).get("train_batch_size_per_learner")) is not None:
+            return int(each * max(1, self.num_learners))
+        return int(self.train_batch_size)
+
+    def get_rollout_fragment_length(self, worker_index: int = 0) -> int:
+        """Return the env steps of each sub-env of a runner in one sample.
+
+        Args:
+            worker_index: Index of the runner, from 1; with `"auto"` the first ones may take one step more.
+        """
+        if self.rollout_fragment_length != "auto":
+            return int(self.rollout_fragment_length)
+        num_envs, num_runners = int(self.num_envs_per_env_runner), max(1, int(self.num_env_runners))
+        each = self.total_train_batch_size / (num_envs * num_runners)
+        rest = self.total_train_batch_size - math.floor(each) * num_envs * num_runners
+        return math.ceil(each) if (worker_index - 1) * num_envs < rest else math.floor(each)
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """Whether modules are set for several agents, or one module with another id."""
+        return bool(set(_policy_ids(self.policies)) - {DEFAULT_MODULE_ID})
+
+    @property
+    def is_atari(self) -> bool:
+        """Whether the env is an Atari game by its id."""
+        given = vars(self).get("is_atari")
+        return bool(given if given is not None else isinstance(self.env, str) and "ALE/" in self.env)
+
+    @is_atari.setter
+    def is_atari(self, value: bool | None) -> None:
+        vars(self)["is_atari"] = value
+
+    def get_config_for_module(self, module_id: str) -> Self:
+        """Return the config with the settings of one module; the config itself if the module has none of its own."""
+        own = self.algorithm_config_overrides_per_module.get(module_id)
+        return self.copy(copy_frozen=False).update_from_dict(own) if own else self
+
+    def get_evaluation_config_object(self) -> Self:
+        """Return the config of the evaluation runners."""
+        own = self.evaluation_config
+        settings = own.to_dict() if isinstance(own, AlgorithmConfig) else own or {}
+        config = self.copy(copy_frozen=False).update_from_dict(settings)
+        vars(config)["in_evaluation"] = True
+        return config
+
+    @property
+    def uses_new_env_runners(self) -> bool:
+        """Whether the script is written for RLlib's new stack."""
+        return bool(self.enable_env_runner_and_connector_v2)
+
+    # Building.
+
+    def validate(self) -> None:
+        """Refuse contradictions, and settings that Corral lacks.
+
+        Raises:
+            ConfigError: Names the settings.
+        """
+        from corral.compat.rllib.native import to_native
+
+        to_native(self).validate()
+
+    def build_algo(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> Any:
+        """Return the algorithm.
+
+        Args:
+            env: Env, in place of the setting.
+            logger_creator: Not used; loggers of Corral are given to `fit`.
+            use_copy: Whether the algorithm gets a copy of the config.
+
+        Raises:
+            ConfigError: A setting contradicts another one, or Corral lacks it.
+        """
+        config = self.copy(copy_frozen=False) if use_copy else self
+        if env is not None:
+            config.environment(env)
+        if config.algo_class is None:
+            raise ConfigError("AlgorithmConfig: no algorithm: use PPOConfig(), or AlgorithmConfig(algo_class=PPO).")
+        return config.algo_class(config=config)
+
+    build = build_algo
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+def _as_overrides(given: Any) -> Mapping[str, Any]:
+    settings: Mapping[str, Any] = given.to_dict() if isinstance(given, AlgorithmConfig) else given
+    return settings
+
+
+def _policy_ids(policies: Any) -> list[str]:
+    """Return the ids of the modules from what `multi_agent(policies=...)` may be given."""
+    return list(policies or [])

@@ -1,0 +1,157 @@
+"""RLlib's episodes: Corral's, with RLlib's meaning of the methods that mean something else there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corral.episodes.episode import SingleAgentEpisode as NativeEpisode
+from corral.episodes.multi_agent_episode import MultiAgentEpisode as NativeMultiAgentEpisode
+from corral.episodes.notes import Noted
+
+COLUMNS = {"action_logp": "logp", "action_dist_inputs": "dist_inputs", "vf_preds": "values"}
+"""Corral's names of columns, by RLlib's."""
+
+
+class _OldNames(Noted):
+    """The names that episodes had on RLlib's older stack."""
+
+    __slots__ = ()
+
+    @property
+    def user_data(self) -> dict[str, Any]:
+        """Notes of user code; `custom_data` on the new stack."""
+        data: dict[str, Any] = self.custom_data.setdefault("user_data", {})
+        return data
+
+    @property
+    def custom_metrics(self) -> dict[str, Any]:
+        """Numbers that are reported with mean, minimum and maximum when the episode ends."""
+        data: dict[str, Any] = self.custom_data.setdefault("custom_metrics", {})
+        return data
+
+    @property
+    def hist_data(self) -> dict[str, list[Any]]:
+        """Lists of numbers that are reported as they are when the episode ends."""
+        data: dict[str, list[Any]] = self.custom_data.setdefault("hist_data", {})
+        return data
+
+    @property
+    def media(self) -> dict[str, Any]:
+        """Notes of user code; not reported."""
+        data: dict[str, Any] = self.custom_data.setdefault("media", {})
+        return data
+
+    @property
+    def episode_id(self) -> str:
+        """Id of the episode; `id_` on the new stack."""
+        return self.id_
+
+
+class SingleAgentEpisode(NativeEpisode, _OldNames):
+    """An episode of one agent, with RLlib's semantics: `get_return()` counts this chunk only."""
+
+    __slots__ = ()
+
+    def get_return(self) -> float:
+        """Return the sum of rewards of this chunk."""
+        return super().get_return() - self.return_before
+
+    def get_extra_model_outputs(self, key: str | None = None, *args: Any, **settings: Any) -> Any:
+        """Return outputs of the module by RLlib's names, such as `action_logp`; Corral's names work too."""
+        if key is not None:
+            return super().get_extra_model_outputs(COLUMNS.get(key, key), *args, **settings)
+        found = super().get_extra_model_outputs(None, *args, **settings)
+        names = {native: name for name, native in COLUMNS.items()}
+        return {names.get(name, name): value for name, value in found.items()}
+
+    def env_steps(self) -> int:
+        """Return the number of env steps of this chunk."""
+        return len(self)
+
+    def agent_steps(self) -> int:
+        """Return the number of agent steps of this chunk."""
+        return len(self)
+
+    def to_numpy(self) -> SingleAgentEpisode:
+        """Return the episode, whose data are arrays already."""
+        return self
+
+    @property
+    def observations(self) -> Any:
+        """All observations of this chunk."""
+        return self.get_observations()
+
+    @property
+    def actions(self) -> Any:
+        """All actions of this chunk."""
+        return self.get_actions()
+
+    @property
+    def rewards(self) -> Any:
+        """All rewards of this chunk."""
+        return self.get_rewards()
+
+    @property
+    def infos(self) -> Any:
+        """All infos of this chunk."""
+        return self.get_infos()
+
+    @property
+    def extra_model_outputs(self) -> dict[str, Any]:
+        """All further outputs of the module, by name."""
+        found: dict[str, Any] = self.get_extra_model_outputs()
+        return found
+
+    # Older stack.
+
+    @property
+    def length(self) -> int:
+        """Env steps of the whole episode so far."""
+        return self.t
+
+    @property
+    def total_reward(self) -> float:
+        """Sum of rewards of the whole episode so far."""
+        return super().get_return()
+
+    @property
+    def agent_rewards(self) -> dict[tuple[Any, str], float]:
+        """Sum of rewards by agent and policy."""
+        return {("agent0", "default_policy"): super().get_return()}
+
+    def last_observation_for(self, agent_id: Any = None) -> Any:
+        """Return the latest observation."""
+        return self.get_observations(-1)
+
+    last_raw_obs_for = last_observation_for
+
+    def last_info_for(self, agent_id: Any = None) -> Any:
+        """Return the latest info."""
+        return self.get_infos(-1)
+
+    def last_action_for(self, agent_id: Any = None) -> Any:
+        """Return the latest action."""
+        return self.get_actions(-1)
+
+    def last_reward_for(self, agent_id: Any = None) -> float:
+        """Return the latest reward."""
+        return float(self.get_rewards(-1))
+
+    def get_agents(self) -> list[Any]:
+        """Return the ids of the agents."""
+        return ["agent0"]
+
+
+class MultiAgentEpisode(NativeMultiAgentEpisode, _OldNames):
+    """An episode of several agents, with RLlib's semantics."""
+
+
+def as_rllib(episode: Any) -> Any:
+    """Give a runner's episode the methods of RLlib, in place, and return it."""
+    if type(episode) is NativeEpisode:
+        episode.__class__ = SingleAgentEpisode
+    elif type(episode) is NativeMultiAgentEpisode:
+        episode.__class__ = MultiAgentEpisode
+        for part in episode.agent_episodes.values():
+            as_rllib(part)
+    return episode

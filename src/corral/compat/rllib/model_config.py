@@ -1,0 +1,136 @@
+"""RLlib's `DefaultModelConfig`, and its translation into Corral's `model_config`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from corral.errors import ConfigError, nearest
+
+
+@dataclass
+class DefaultModelConfig:
+    """Settings of RLlib's default modules, with RLlib's names and defaults."""
+
+    fcnet_hiddens: list[int] = field(default_factory=lambda: [256, 256])
+    fcnet_activation: str = "tanh"
+    fcnet_kernel_initializer: Any = None
+    fcnet_kernel_initializer_kwargs: dict[str, Any] | None = None
+    fcnet_bias_initializer: Any = None
+    fcnet_bias_initializer_kwargs: dict[str, Any] | None = None
+    fcnet_use_layernorm: bool = False
+    conv_filters: Any = None
+    conv_activation: str = "relu"
+    conv_kernel_initializer: Any = None
+    conv_kernel_initializer_kwargs: dict[str, Any] | None = None
+    conv_bias_initializer: Any = None
+    conv_bias_initializer_kwargs: dict[str, Any] | None = None
+    head_fcnet_hiddens: list[int] = field(default_factory=list)
+    head_fcnet_activation: str | None = "relu"
+    head_fcnet_kernel_initializer: Any = None
+    head_fcnet_kernel_initializer_kwargs: dict[str, Any] | None = None
+    head_fcnet_bias_initializer: Any = None
+    head_fcnet_bias_initializer_kwargs: dict[str, Any] | None = None
+    head_fcnet_use_layernorm: bool = False
+    free_log_std: bool = False
+    log_std_clip_param: float = 20.0
+    vf_share_layers: bool = True
+    use_lstm: bool = False
+    max_seq_len: int = 20
+    lstm_cell_size: int = 256
+    lstm_use_prev_action: bool = False
+    lstm_use_prev_reward: bool = False
+    lstm_kernel_initializer: Any = None
+    lstm_kernel_initializer_kwargs: dict[str, Any] | None = None
+    lstm_bias_initializer: Any = None
+    lstm_bias_initializer_kwargs: dict[str, Any] | None = None
+    fusionnet_hiddens: list[int] = field(default_factory=lambda: [256, 256])
+    fusionnet_activation: str = "tanh"
+    fusionnet_kernel_initializer: Any = None
+    fusionnet_kernel_initializer_kwargs: dict[str, Any] | None = None
+    fusionnet_bias_initializer: Any = None
+    fusionnet_bias_initializer_kwargs: dict[str, Any] | None = None
+
+
+_ACTIVATIONS = {"swish": "silu", None: "linear"}
+# The parts of DQN's settings that RLlib shows to its modules as well.
+_OF_ALGORITHM = {"double_q", "dueling", "epsilon", "num_atoms", "std_init", "v_max", "v_min", "twin_q"}
+_OLD_MODEL_IGNORED = {"custom_model_config", "framestack", "dim", "grayscale", "zero_mean", "_disable_preprocessor_api"}
+
+
+def to_model_config(config: Any) -> dict[str, Any]:
+    """Return Corral's `model_config` for the default modules of a config of RLlib.
+
+    Raises:
+        ConfigError: A setting is unknown, or Corral lacks it.
+    """
+    given = getattr(config.rl_module_spec, "model_config", None) or config.model_config
+    is_dataclass = dataclasses.is_dataclass(given)
+    settings = dataclasses.asdict(given) if is_dataclass else dict(given or {})
+    if not is_dataclass:
+        settings = {**_of_old_model(config), **settings}
+        if config.ALGORITHM == "PPO":
+            settings.setdefault("vf_share_layers", False)
+    known = {f.name: getattr(DefaultModelConfig(), f.name) for f in dataclasses.fields(DefaultModelConfig)}
+    for name in settings:
+        if name not in known and name not in _OF_ALGORITHM:
+            raise ConfigError(
+                f"model_config: {name!r} is no setting of RLlib's default modules. {nearest(name, known)}"
+            )
+    return _translate({**known, **settings}, config.ALGORITHM)
+
+
+def _of_old_model(config: Any) -> dict[str, Any]:
+    """Return the settings of the older `model` dict by their names in `model_config`."""
+    found: dict[str, Any] = {}
+    known = {f.name for f in dataclasses.fields(DefaultModelConfig)}
+    old = {**config.model, **{"vf_share_layers": config.get("vf_share_layers")}}
+    for name, value in old.items():
+        if value is None or name in _OLD_MODEL_IGNORED:
+            continue
+        if name not in known:
+            raise ConfigError(
+                f"model: {name!r} belongs to RLlib's older stack (ModelV2), which Corral does not serve: use an "
+                "RLModule, or settings of the default module."
+            )
+        found[name] = value
+    return found
+
+
+def _translate(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "fcnet_hiddens": list(settings["fcnet_hiddens"]),
+        "fcnet_activation": _ACTIVATIONS.get(settings["fcnet_activation"], settings["fcnet_activation"]),
+        "use_layernorm": settings["fcnet_use_layernorm"],
+    }
+    if settings["conv_filters"] is not None:
+        found["conv_filters"] = [_to_filter(each) for each in settings["conv_filters"]]
+        found |= {"conv_activation": settings["conv_activation"], "conv_features": None}
+    found |= {
+        "head_hiddens": list(settings["head_fcnet_hiddens"]),
+        "head_activation": _ACTIVATIONS.get(settings["head_fcnet_activation"], settings["head_fcnet_activation"]),
+        "head_use_layernorm": settings["head_fcnet_use_layernorm"],
+    }
+    for native, name in {"fcnet": "fcnet", "conv": "conv", "head": "head_fcnet"}.items():
+        for part in ("kernel_initializer", "bias_initializer"):  # without one, layers start as torch makes them
+            is_read = native != "head" or algorithm == "DQN"  # RLlib's PPO and SAC do not read the heads' settings
+            found[f"{native}_{part}"] = (is_read and settings[f"{name}_{part}"]) or "torch"
+            found[f"{native}_{part}_kwargs"] = (is_read and settings[f"{name}_{part}_kwargs"]) or {}
+    if algorithm == "PPO":
+        found |= {name: settings[name] for name in ("free_log_std", "vf_share_layers")}
+        if settings["log_std_clip_param"] != DefaultModelConfig.log_std_clip_param:  # the default limits nothing
+            found["log_std_clip"] = settings["log_std_clip_param"]
+    if settings["use_lstm"]:
+        found |= {
+            "use_lstm": True,
+            "lstm_cell_size": settings["lstm_cell_size"],
+            "max_seq_len": settings["max_seq_len"],
+        }
+    return found
+
+
+def _to_filter(given: Any) -> list[Any]:
+    """Return a filter of Corral: RLlib pads images with zeros, so that only the stride makes them smaller."""
+    return [*given, "same"] if len(given) == 3 else list(given)

@@ -1,0 +1,338 @@
+"""Translates a config of RLlib into a config of Corral."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from corral.algorithms.dqn import DQNConfig
+from corral.algorithms.ppo import PPOConfig
+from corral.algorithms.sac import SACConfig
+from corral.compat.rllib import callbacks
+from corral.compat.rllib.connectors import ConnectorV2, make_connectors, to_transforms
+from corral.compat.rllib.envs import env_settings
+from corral.compat.rllib.learner import Learner, LearnerLoss
+from corral.compat.rllib.model_config import to_model_config
+from corral.compat.rllib.modules import MultiRLModuleSpec, RLModuleSpec, to_module_settings
+from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup
+from corral.compat.rllib.settings import SETTINGS, TRAINING
+from corral.config.config import AlgorithmConfig as NativeConfig
+from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.settings import same_value
+from corral.errors import ConfigError
+
+if TYPE_CHECKING:
+    from corral.compat.rllib.config import AlgorithmConfig
+
+_CLASSES: dict[str, type[NativeConfig]] = {"PPO": PPOConfig, "DQN": DQNConfig, "SAC": SACConfig}
+
+# Settings of the same meaning that are translated with others, or whose default leaves Corral's.
+_NOT_COPIED = {"env", "env_config", "env_task_fn", "evaluation_config", "exploration_config", "lr"} | {
+    *("kl_coeff", "kl_target", "delay_between_env_runner_restarts_s", "algorithm_config_overrides_per_module"),
+    *("replay_buffer_config", "rollout_fragment_length"),
+}
+
+
+def to_native(config: AlgorithmConfig) -> NativeConfig:
+    """Return the config of Corral, which keeps RLlib's as its attribute `rllib`.
+
+    Raises:
+        ConfigError: A setting has a value that Corral lacks.
+    """
+    name = algorithm_name(config)
+    refuse_unserved(config)
+    settings = to_settings(config, name)
+    classes, functions = callbacks.to_native(config)
+    native = _CLASSES[name](**settings)
+    native.callbacks(classes, **functions)  # type: ignore[arg-type]
+    native.evaluation(
+        evaluation_config=_evaluation_settings(config, name, settings),
+        custom_evaluation_function=config.custom_evaluation_function
+        and functools.partial(_evaluate, config.custom_evaluation_function),
+    )
+    if config.policies and config.is_multi_agent:
+        native.multi_agent(**_multi_agent_settings(config, name, settings))
+    vars(native)["rllib"] = config
+    return native
+
+
+def algorithm_name(config: AlgorithmConfig) -> str:
+    """Return the name of the algorithm of a config.
+
+    Raises:
+        ConfigError: Corral has no such algorithm.
+    """
+    name = config.ALGORITHM or getattr(config.algo_class, "ALGORITHM", "")
+    if name not in _CLASSES:
+        raise ConfigError(f"{type(config).__name__}: Corral serves RLlib's {', '.join(_CLASSES)}.")
+    return name
+
+
+def refuse_unserved(config: AlgorithmConfig) -> None:
+    """Raise for a setting that Corral lacks, unless it has its default.
+
+    Raises:
+        ConfigError: Names the setting, its value and the remedy.
+    """
+    known = {
+        **{name: s for group in SETTINGS.values() for name, s in group.items()},
+        **TRAINING.get(config.ALGORITHM, {}),
+    }
+    for name, setting in known.items():
+        value = vars(config).get(name, setting.default)
+        if setting.kind == "refused" and not same_value(value, setting.default):
+            raise ConfigError(f"{name}={value!r:.80}: this setting of RLlib is not in Corral: {setting.note}.")
+    runner_class = config.env_runner_cls
+    if runner_class is not None and not (isinstance(runner_class, type) and issubclass(runner_class, EnvRunner)):
+        raise ConfigError(
+            f"env_runner_cls={runner_class!r:.80}: Corral has one runner: use callbacks, or a vector env."
+        )
+    if config.framework_str not in ("torch", None):
+        raise ConfigError(f"framework={config.framework_str!r}: Corral learns with torch: use framework('torch').")
+
+
+def to_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
+    """Return Corral's settings by name, without the settings of callbacks, evaluation and several agents."""
+    known = {**{key: s for group in SETTINGS.values() for key, s in group.items()}, **TRAINING[name]}
+    settings = {
+        setting.note or key: vars(config)[key]
+        for key, setting in known.items()
+        if setting.kind == "same" and key not in _NOT_COPIED and key in vars(config)
+    }
+    settings |= env_settings(config) | _sampling_settings(config, name) | _learning_settings(config)
+    settings |= {"PPO": _ppo_settings, "DQN": _dqn_settings, "SAC": _sac_settings}[name](config)
+    spec = config.rl_module_spec
+    own = to_module_settings(spec) if isinstance(spec, RLModuleSpec) else None
+    settings |= own or {"model_config": to_model_config(config)}
+    return settings if config.is_multi_agent else settings | _loss_settings(config, DEFAULT_MODULE_ID)
+
+
+def _sampling_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
+    mode = str(getattr(config.gym_env_vectorize_mode, "value", config.gym_env_vectorize_mode)).lower()
+    is_async = config.remote_worker_envs or mode == "async"
+    transforms: list[Any] = to_transforms(_connectors(config))
+    if to_transforms(make_connectors(config.learner_connector, "learner_connector")):
+        raise ConfigError("learner_connector: Corral has no connectors in learners: give env_to_module_connector.")
+    if config.observation_filter == "MeanStdFilter":
+        transforms.append("NormalizeObservations")
+    if config.clip_rewards:
+        from corral.transforms.rewards import ClipRewards
+
+        transforms.append(ClipRewards() if config.clip_rewards is True else ClipRewards(float(config.clip_rewards)))
+    settings: dict[str, Any] = {
+        "vectorization": "async" if is_async else "sync",
+        "transforms": transforms,
+        "min_time_s_per_iteration": config.min_time_s_per_iteration or 0.0,
+        "log_level": {"WARN": "WARNING"}.get(config.log_level, config.log_level),
+        "num_cpus_per_learner": 1 if config.num_cpus_per_learner == "auto" else config.num_cpus_per_learner,
+    }
+    if config.exploration_config:
+        settings["exploration_config"] = dict(config.exploration_config)
+    if (
+        config.delay_between_env_runner_restarts_s
+        != SETTINGS["fault_tolerance"]["delay_between_env_runner_restarts_s"].default
+    ):
+        settings["delay_between_env_runner_restarts_s"] = config.delay_between_env_runner_restarts_s
+    if _cpus_are_short(config):
+        settings |= {"num_cpus_per_env_runner": 0, "num_cpus_per_learner": 0}
+    return settings | _batch_settings(config, name)
+
+
+def _cpus_are_short(config: AlgorithmConfig) -> bool:
+    """Return whether Ray runs with fewer CPUs than the workers ask for; they then share what there is."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    each = config.num_cpus_per_env_runner
+    wanted = each * (config.num_env_runners + config.evaluation_num_env_runners) + config.num_learners
+    return bool(wanted > ray.cluster_resources().get("CPU", wanted))
+
+
+def _connectors(config: AlgorithmConfig) -> list[ConnectorV2]:
+    return make_connectors(config.env_to_module_connector, "env_to_module_connector")
+
+
+def _batch_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
+    """Return the sizes of fragments and batches: as RLlib, whole fragments until the batch is reached."""
+    learners, total, length = max(1, config.num_learners), config.total_train_batch_size, config.rollout_fragment_length
+    if name != "PPO":
+        n_step = config.n_step if isinstance(config.n_step, int) else max(config.n_step)
+        length = n_step if length == "auto" else length
+    elif length != "auto":
+        in_round = length * config.num_envs_per_env_runner * max(1, config.num_env_runners)
+        total = math.ceil(total / in_round) * in_round
+    each = math.ceil(total / learners)
+    minibatch = config.minibatch_size
+    return {
+        "rollout_fragment_length": length,
+        "train_batch_size_per_learner": each,
+        "minibatch_size": minibatch if minibatch is None else min(minibatch, each),
+    }
+
+
+def _learning_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    schedulers = config._torch_lr_scheduler_classes
+    settings: dict[str, Any] = {"lr": config.lr_schedule or config.lr}
+    if schedulers:
+        settings["lr_scheduler"] = _chain_schedulers(schedulers) if isinstance(schedulers, list) else schedulers
+    return settings
+
+
+def _loss_settings(config: AlgorithmConfig, module_id: str) -> dict[str, Any]:
+    """Return the loss of the learner class of a config, if it has one of its own."""
+    cls = config.learner_class
+    return {} if cls is None or cls is Learner else {"loss": LearnerLoss(cls, module_id, config)}
+
+
+def _chain_schedulers(classes: list[Any]) -> Any:
+    if len(classes) > 1:
+        raise ConfigError("_torch_lr_scheduler_classes: give one class; Corral steps one scheduler per optimizer.")
+    return classes[0]
+
+
+def _ppo_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    kl_coeff = config.kl_coeff if config.use_kl_loss else 0.0
+    return {
+        "kl_coeff": kl_coeff,
+        "kl_target": config.kl_target if kl_coeff else None,
+        "entropy_coeff": config.entropy_coeff_schedule or config.entropy_coeff,
+    }
+
+
+def _off_policy_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    given = dict(config.replay_buffer_config)
+    kind = given.get("type", "")
+    is_prioritized = "prioritized" in (kind if isinstance(kind, str) else kind.__name__).lower()
+    renamed = {
+        "prioritized_replay_alpha": "alpha",
+        "prioritized_replay_beta": "beta",
+        "prioritized_replay_eps": "epsilon",
+    }
+    harmless = {"type", "storage_unit", "num_shards", "metrics_num_episodes_for_smoothing", "replay_sequence_length"}
+    found: dict[str, Any] = {"type": "prioritized" if is_prioritized else "uniform"}
+    for name, value in given.items():
+        native = renamed.get(name, name)
+        if name in harmless or (native in ("alpha", "beta", "epsilon") and not is_prioritized):
+            continue
+        if native not in ("capacity", "alpha", "beta", "epsilon"):
+            raise ConfigError(f"replay_buffer_config: {name!r} is not in Corral: leave it out.")
+        found[native] = value
+    if is_prioritized:
+        found.setdefault("epsilon", 1e-12)
+    n_step = config.n_step
+    if isinstance(n_step, (list, tuple)):  # RLlib never draws the upper end
+        n_step = (n_step[0], max(n_step[0], n_step[1] - 1))
+    return {"replay_buffer_config": found, "n_step": n_step}
+
+
+def _dqn_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    settings = _off_policy_settings(config)
+    if not config.exploration_config and not config.noisy:
+        schedule = config.epsilon
+        schedule = schedule if isinstance(schedule, (int, float)) else [list(point) for point in schedule]
+        settings["exploration_config"] = {"type": "EpsilonGreedy", "epsilon_schedule": schedule}
+    if config.adam_epsilon != TRAINING["DQN"]["adam_epsilon"].default:
+        settings["optimizer_config"] = {"eps": config.adam_epsilon}
+    return settings
+
+
+def _sac_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    settings = _off_policy_settings(config)
+    old = {"actor_lr": "actor_learning_rate", "critic_lr": "critic_learning_rate", "alpha_lr": "entropy_learning_rate"}
+    settings |= {
+        name: config.optimization_config[key] for name, key in old.items() if key in config.optimization_config
+    }
+    if config.lr is None:
+        settings["lr"] = NativeConfig.lr
+    settings |= {"td_error_loss_fn": "huber", "optimizer_config": {"eps": 1e-7}}
+    if not config.exploration_config:  # RLlib samples the policy before learning starts, too
+        settings["exploration_config"] = {"type": "StochasticSampling", "random_timesteps": 0}
+    return settings
+
+
+def _evaluation_settings(config: AlgorithmConfig, name: str, training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in which evaluation differs from training."""
+    if not config.evaluation_config:
+        return {}
+    settings = to_settings(config.get_evaluation_config_object(), name)
+    for without_effect in ("metrics_num_episodes_for_smoothing", "num_env_runners"):
+        settings.pop(without_effect)
+    return {
+        key: value for key, value in settings.items() if key not in training or not same_value(value, training[key])
+    }
+
+
+def _multi_agent_settings(config: AlgorithmConfig, name: str, training: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {module_id: _settings_of_policy(config, module_id, name, training) for module_id in config.policies}
+    settings: dict[str, Any] = {
+        "policies": {module_id: policy for module_id, (policy, _) in parts.items()},
+        "algorithm_config_overrides_per_module": {module_id: own for module_id, (_, own) in parts.items() if own},
+    }
+    for key in ("policy_mapping_fn", "policies_to_train"):
+        if getattr(config, key) is not None:
+            settings[key] = getattr(config, key)
+    return settings
+
+
+def _settings_of_policy(
+    config: AlgorithmConfig, module_id: str, name: str, training: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of a module in `policies`, and the settings of `training` in which it differs."""
+    given = config.policies[module_id] if isinstance(config.policies, Mapping) else None
+    policy: dict[str, Any] = {}
+    own = dict(config.algorithm_config_overrides_per_module.get(module_id, {}))
+    if given is not None:
+        cls, observation_space, action_space, settings = _parts_of(given)
+        if cls is not None:
+            raise ConfigError(
+                f"policies: {module_id!r} has the policy class {cls!r}: Corral has no Policy classes; use an RLModule."
+            )
+        own = {**(settings or {}), **own}
+        spaces = {"observation_space": observation_space, "action_space": action_space}
+        policy = {key: value for key, value in spaces.items() if value is not None}
+    if isinstance(config.rl_module_spec, MultiRLModuleSpec):
+        policy |= _settings_of_spec(config.rl_module_spec.spec_of(module_id), config)
+    differs: dict[str, Any] = {}
+    if own:
+        changed = to_settings(config.copy(copy_frozen=False).update_from_dict(own), name)
+        differs = {key: value for key, value in changed.items() if not same_value(value, training[key])}
+        if "model_config" in differs:
+            policy["model_config"] = differs.pop("model_config")
+    for_module = to_transforms(_connectors(config), module_id, config.policy_mapping_fn)
+    if len(for_module) != len(to_transforms(_connectors(config))):
+        differs["transforms"] = for_module
+    return policy, differs | _loss_settings(config.get_config_for_module(module_id), module_id)
+
+
+def _settings_of_spec(spec: RLModuleSpec, config: AlgorithmConfig) -> dict[str, Any]:
+    """Return the settings of one module of several."""
+    spaces = {"observation_space": spec.observation_space, "action_space": spec.action_space}
+    settings = {key: value for key, value in spaces.items() if value is not None}
+    if (own := to_module_settings(spec)) is not None:
+        return settings | own
+    if spec.model_config is not None:
+        settings["model_config"] = to_model_config(
+            config.copy(copy_frozen=False).rl_module(model_config=spec.model_config)
+        )
+    return settings
+
+
+def _parts_of(spec: Any) -> tuple[Any, Any, Any, Any]:
+    """Return class, spaces and settings of what describes a policy: a tuple, a `PolicySpec`, or a dict of settings."""
+    if isinstance(spec, (tuple, list)):
+        policy_class, observation_space, action_space, settings = spec
+    elif isinstance(spec, Mapping):
+        return None, None, None, spec
+    else:
+        policy_class, observation_space, action_space = spec.policy_class, spec.observation_space, spec.action_space
+        settings = spec.config
+    settings = settings.to_dict() if hasattr(settings, "to_dict") else settings
+    return policy_class, observation_space, action_space, settings
+
+
+def _evaluate(function: Callable[..., Any], algorithm: Any, env_runner_group: Any) -> Any:
+    """Call a custom evaluation function with RLlib's objects."""
+    return function(algorithm.view, EnvRunnerGroup(env_runner_group))

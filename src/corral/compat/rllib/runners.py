@@ -1,0 +1,230 @@
+"""RLlib's env runners and their groups, as views of Corral's."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from corral.compat.rllib import episodes, metrics
+from corral.compat.rllib.envs import env_settings
+from corral.compat.rllib.modules import MultiRLModule, view_module
+
+_current: list[Any] = []  # the latest runner of this process that user code was given
+
+
+class EnvRunner:
+    """A view of a runner of Corral with RLlib's names; everything else is Corral's.
+
+    Args:
+        native: The runner.
+
+    Attributes:
+        config: The runner's own copy of RLlib's config. Settings of the env can change before `make_env`.
+    """
+
+    def __init__(self, native: Any) -> None:
+        """Keep the runner."""
+        self._native = native
+        config = native.config.rllib
+        config = config.get_evaluation_config_object() if native.config.in_evaluation else config
+        self.config = config.copy(copy_frozen=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._native, name)
+
+    @property
+    def metrics(self) -> metrics.MetricsLogger:
+        """The logger of the runner."""
+        return metrics.as_rllib(self._native.metrics)
+
+    def sample(self, **request: Any) -> list[Any]:
+        """Step the env, and return the list of episodes and chunks.
+
+        Without arguments: `rollout_fragment_length` steps of each sub-env, or whole episodes.
+        """
+        if request.get("num_timesteps") is None and request.get("num_episodes") is None:
+            if self.config.in_evaluation and self.config.evaluation_duration_unit == "episodes":
+                request["num_episodes"] = self._native.num_envs
+            elif self.config.batch_mode == "complete_episodes":
+                request["num_episodes"] = self._native.num_envs
+            else:
+                length = self.config.get_rollout_fragment_length(self._native.worker_index)
+                request["num_timesteps"] = length * self._native.num_envs
+        rollout = self._native.sample(**request)
+        return [episodes.as_rllib(episode) for episode in rollout.episodes()]
+
+    def get_metrics(self) -> Any:
+        """Return the metrics since the last call, for `MetricsLogger.aggregate`."""
+        return self._native.get_metrics()[0]
+
+    def make_env(self) -> None:
+        """Make the env again, with the settings of `config`."""
+        self._native.config.environment(**env_settings(self.config))
+        self._native.make_env()
+
+    @property
+    def module(self) -> Any:
+        """The module of RLlib; with several agents a `MultiRLModule`."""
+        actors = self._native.actors
+        modules = {module_id: view_module(actor.module) for module_id, actor in actors.items()}
+        return MultiRLModule(modules) if self._native.config.is_multi_agent else next(iter(modules.values()))
+
+    @property
+    def policy_config(self) -> Any:
+        """The config, by its older name."""
+        return self.config
+
+    @property
+    def policy_map(self) -> dict[str, Any]:
+        """The modules by id."""
+        return {module_id: view_module(actor.module) for module_id, actor in self._native.actors.items()}
+
+    def foreach_policy(self, func: Callable[..., Any]) -> list[Any]:
+        """Return `func(module, module_id)` for each module."""
+        return [func(module, module_id) for module_id, module in self.policy_map.items()]
+
+    def get_policy(self, policy_id: str = "default_policy") -> Any:
+        """Return a module."""
+        return self.policy_map[policy_id]
+
+    def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Return `func(sub_env)` for each sub-env."""
+        return list(self._native.foreach_env(func))
+
+
+SingleAgentEnvRunner = MultiAgentEnvRunner = RolloutWorker = EnvRunner
+
+
+def view_runner(native: Any) -> EnvRunner:
+    """Return the view of a runner, always the same one."""
+    if (view := vars(native).get("rllib")) is None:
+        view = vars(native)["rllib"] = EnvRunner(native)
+        _current[:] = [view]
+    found: EnvRunner = view
+    return found
+
+
+def get_global_worker() -> EnvRunner | None:
+    """Return the runner of this process, or `None`."""
+    return _current[0] if _current else None
+
+
+def _call_with_view(func: Callable[..., Any], native: Any, **settings: Any) -> Any:
+    result = func(view_runner(native), **settings)
+    return list(result) if isinstance(result, types.GeneratorType) else result  # a generator cannot leave its process
+
+
+class EnvRunnerGroup:
+    """A view of a group of runners of Corral with RLlib's names; everything else is Corral's.
+
+    Args:
+        native: The group.
+    """
+
+    def __init__(self, native: Any) -> None:
+        """Keep the group."""
+        self._native = native
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._native, name)
+
+    @property
+    def local_env_runner(self) -> EnvRunner | None:
+        """The embedded runner, if there is one."""
+        local = self._native.local_env_runner
+        return None if local is None else view_runner(local)
+
+    def local_worker(self) -> EnvRunner | None:
+        """Return the embedded runner, if there is one."""
+        return self.local_env_runner
+
+    def foreach_env_runner(
+        self,
+        func: Any,
+        *,
+        kwargs: Any = None,
+        local_env_runner: bool = True,
+        healthy_only: bool = True,
+        remote_worker_ids: Sequence[int] | None = None,
+        timeout_seconds: float | None = None,
+        return_obj_refs: bool = False,
+        mark_healthy: bool = False,
+        local_worker: bool | None = None,
+    ) -> list[Any]:
+        """Return `func(env_runner)`, or the result of a method by name, for each runner.
+
+        If no runner is remote, the embedded one answers even with `local_env_runner=False`.
+        """
+        calls = functools.partial(_call_named, func) if isinstance(func, str) else func
+        local = local_env_runner if local_worker is None else local_worker
+        if not self._native.num_remote_workers:
+            local = True
+        found: list[Any] = self._native.foreach_env_runner(
+            functools.partial(_call_with_view, calls),
+            kwargs=kwargs,
+            local_env_runner=local,
+            remote_worker_ids=remote_worker_ids,
+            timeout_seconds=timeout_seconds,
+        )
+        return found
+
+    foreach_worker = foreach_env_runner
+
+    def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
+        """Return, for each runner, `func(sub_env)` for each of its sub-envs."""
+        found: list[list[Any]] = self._native.foreach_env(func)
+        return found
+
+    def healthy_worker_ids(self) -> list[int]:
+        """Return the indices of the runners that are alive."""
+        return list(self._native.healthy_worker_ids)
+
+    healthy_env_runner_ids = healthy_worker_ids
+
+    def remote_workers(self) -> list[int]:
+        """Return the indices of the runners that are not embedded."""
+        return list(self._native.worker_indices)
+
+    def num_remote_env_runners(self) -> int:
+        """Return the number of runners that are not embedded."""
+        return int(self._native.num_remote_workers)
+
+    def num_healthy_env_runners(self) -> int:
+        """Return the number of runners, the embedded one included."""
+        return int(self._native.num_healthy_remote_workers) + (self._native.local_env_runner is not None)
+
+
+WorkerSet = EnvRunnerGroup
+
+
+def _call_named(name: str, runner: EnvRunner, **settings: Any) -> Any:
+    return getattr(runner, name)(**settings)
+
+
+class BaseEnv:
+    """RLlib's older view of a vector env.
+
+    Args:
+        env: The vector env.
+    """
+
+    def __init__(self, env: Any) -> None:
+        """Keep the vector env."""
+        self._env = env
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+    def get_sub_environments(self) -> list[Any]:
+        """Return the sub-envs, without their wrappers."""
+        return [env.unwrapped for env in self._env.envs]
+
+    get_unwrapped = get_sub_environments

@@ -1,0 +1,411 @@
+"""The settings of RLlib's configs: their methods and defaults in RLlib 2.60, and what Corral does with each.
+
+This table serves the configs, refuses what Corral lacks, and is the table in docs/rllib-migration.md. Names and
+numbers are facts of RLlib's interface.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of RLlib.
+
+    Attributes:
+        default: Its default in RLlib.
+        kind: `"same"`: Corral has a setting of the same meaning. `"adapted"`: its meaning is translated. `"ignored"`:
+            it changes no result. `"refused"`: every value but the default is an error.
+        note: Name of Corral's setting where it is another one, what is done, why it is harmless, or the remedy.
+    """
+
+    default: Any
+    kind: Literal["same", "adapted", "ignored", "refused"]
+    note: str = ""
+
+
+def same(default: Any, native: str = "") -> Setting:
+    """Return a setting that Corral has, under the same name or under another one."""
+    return Setting(default, "same", native)
+
+
+def adapted(default: Any, note: str) -> Setting:
+    """Return a setting whose meaning is translated."""
+    return Setting(default, "adapted", note)
+
+
+def ignored(default: Any, why: str) -> Setting:
+    """Return a setting that changes no result."""
+    return Setting(default, "ignored", why)
+
+
+def refused(default: Any, remedy: str) -> Setting:
+    """Return a setting that Corral lacks."""
+    return Setting(default, "refused", remedy)
+
+
+_RAY = "Corral's engine places its processes itself"
+_OLD_STACK = "it belonged to the older stack"
+_OFFLINE = "Corral does not learn from offline data yet"
+_STATE = "statistics of transforms are merged exactly in every round"
+
+SETTINGS: dict[str, dict[str, Setting]] = {
+    "environment": {
+        "env": same(None),
+        "env_config": same({}),
+        "observation_space": ignored(None, "the space of the env is used"),
+        "action_space": ignored(None, "the space of the env is used"),
+        "render_env": ignored(False, "rendering changes no result; `evaluation_num_videos` records episodes"),
+        "clip_rewards": adapted(None, "a transform `ClipRewards`: True takes the sign, a number c clips to [-c, c]"),
+        "normalize_actions": same(True),
+        "clip_actions": same(False),
+        "disable_env_checking": same(False),
+        "is_atari": ignored(None, "Corral's default nets need no hint"),
+        "action_mask_key": refused("action_mask", "name the key `action_mask` in the observations of the env"),
+        "env_task_fn": same(None),
+        "auto_wrap_old_gym_envs": ignored(True, "envs follow Gymnasium's interface"),
+    },
+    "env_runners": {
+        "env_runner_cls": adapted(None, "the runner classes of RLlib are served by Corral's runner"),
+        "num_env_runners": same(0),
+        "create_local_env_runner": ignored(True, _RAY),
+        "create_env_on_local_worker": ignored(False, _RAY),
+        "num_envs_per_env_runner": same(1),
+        "gym_env_vectorize_mode": adapted("sync", "`vectorization`: `sync` or `async`"),
+        "num_cpus_per_env_runner": same(1),
+        "num_gpus_per_env_runner": same(0),
+        "custom_resources_per_env_runner": same({}),
+        "validate_env_runners_after_construction": ignored(True, "Corral always validates its runners"),
+        "sample_timeout_s": same(60.0),
+        "max_requests_in_flight_per_env_runner": ignored(1, _RAY),
+        "env_to_module_connector": adapted(None, "connectors that RLlib has built in become `transforms`"),
+        "module_to_env_connector": refused(None, "use `normalize_actions`, `clip_actions` or a wrapper of the env"),
+        "add_default_connectors_to_env_to_module_pipeline": refused(True, "leave the default connectors in"),
+        "add_default_connectors_to_module_to_env_pipeline": refused(True, "leave the default connectors in"),
+        "episode_lookback_horizon": ignored(1, "episodes keep what their readers need"),
+        "merge_env_runner_states": ignored("training_only", _STATE),
+        "broadcast_env_runner_states": ignored(True, _STATE),
+        "use_env_runner_state_server": ignored(False, _STATE),
+        "env_runner_state_server_max_concurrency": ignored(16, _STATE),
+        "compress_observations": ignored(False, "columns of arrays are not compressed"),
+        "rollout_fragment_length": adapted(200, "whole fragments are sampled until the train batch is reached"),
+        "batch_mode": same("truncate_episodes"),
+        "explore": same(True),
+        "episodes_to_numpy": ignored(True, "episodes are views of arrays"),
+        "use_worker_filter_stats": ignored(True, _STATE),
+        "update_worker_filter_stats": ignored(True, _STATE),
+        "exploration_config": same({}),
+        "sample_collector": ignored(None, _OLD_STACK),
+        "remote_worker_envs": adapted(False, "`vectorization='async'`: each sub-env in its own process"),
+        "remote_env_batch_wait_ms": ignored(0, _OLD_STACK),
+        "preprocessor_pref": ignored("deepmind", _OLD_STACK),
+        "observation_filter": adapted("NoFilter", "`MeanStdFilter` is the transform `NormalizeObservations`"),
+        "enable_tf1_exec_eagerly": ignored(False, _OLD_STACK),
+        "sampler_perf_stats_ema_coef": ignored(None, _OLD_STACK),
+        "enable_connectors": ignored(True, _OLD_STACK),
+        "synchronize_filters": ignored(True, _STATE),
+    },
+    "training": {
+        "gamma": same(0.99),
+        "lr": same(0.001),
+        "grad_clip": same(None),
+        "grad_clip_by": same("global_norm"),
+        "train_batch_size": adapted(32, "divided by the number of learners"),
+        "train_batch_size_per_learner": adapted(None, "takes the place of `train_batch_size`"),
+        "num_epochs": same(1),
+        "minibatch_size": adapted(None, "at most the whole batch"),
+        "shuffle_batch_per_epoch": same(False),
+        "model": adapted({}, "the names that are in `model_config` too; `custom_model` is refused"),
+        "optimizer": refused({}, "use Corral's settings `optimizer` and `optimizer_config`"),
+        "learner_class": adapted(None, "the learner class of the algorithm"),
+        "learner_connector": adapted(None, "only the learner's part of built-in connectors"),
+        "add_default_connectors_to_learner_pipeline": refused(True, "leave the default connectors in"),
+        "learner_config_dict": ignored({}, "read by the user's code"),
+        "num_aggregator_actors_per_learner": ignored(0, _RAY),
+        "max_requests_in_flight_per_aggregator_actor": ignored(3, _RAY),
+        "max_requests_in_flight_per_sampler_worker": ignored(1, _RAY),
+        "lr_schedule": adapted(None, "a schedule in `lr`"),
+        "_enable_learner_api": ignored(True, _OLD_STACK),
+    },
+    "exploration": {
+        "explore": same(True),
+        "exploration_config": same({}),
+    },
+    "rl_module": {
+        "model_config": adapted({}, "a dict or a `DefaultModelConfig`, translated to Corral's `model_config`"),
+        "rl_module_spec": adapted(None, "the class and the settings of the module"),
+        "algorithm_config_overrides_per_module": same({}),
+        "_enable_rl_module_api": ignored(True, _OLD_STACK),
+    },
+    "learners": {
+        "num_learners": same(0),
+        "num_cpus_per_learner": adapted("auto", "`auto` is 1"),
+        "num_gpus_per_learner": same(0),
+        "custom_resources_per_learner": ignored({}, _RAY),
+        "num_aggregator_actors_per_learner": ignored(0, _RAY),
+        "max_requests_in_flight_per_aggregator_actor": ignored(3, _RAY),
+        "local_gpu_idx": ignored(0, _RAY),
+        "max_requests_in_flight_per_learner": ignored(3, _RAY),
+    },
+    "evaluation": {
+        "evaluation_interval": same(None),
+        "evaluation_duration": same(10),
+        "evaluation_duration_unit": same("episodes"),
+        "evaluation_auto_duration_min_env_steps_per_sample": ignored(100, "Corral chooses the pieces of a round"),
+        "evaluation_auto_duration_max_env_steps_per_sample": ignored(2000, "Corral chooses the pieces of a round"),
+        "evaluation_sample_timeout_s": same(120.0),
+        "evaluation_parallel_to_training": same(False),
+        "evaluation_unhealthy_workers_timeout_s": ignored(0.0, "a failed runner costs its own work only"),
+        "evaluation_error_after_n_consecutive_skips": ignored(None, "a skipped round is in the result"),
+        "evaluation_force_reset_envs_before_iteration": same(True),
+        "evaluation_config": same(None),
+        "off_policy_estimation_methods": refused({}, _OFFLINE),
+        "ope_split_batch_by_episode": ignored(True, _OFFLINE),
+        "evaluation_num_env_runners": same(0),
+        "custom_evaluation_function": adapted(None, "called with RLlib's algorithm and runner group"),
+        "always_attach_evaluation_results": ignored(True, "results of evaluation are always attached"),
+        "enable_async_evaluation": same(False),
+        "offline_evaluation_interval": refused(None, _OFFLINE),
+        "num_offline_eval_runners": ignored(0, _OFFLINE),
+        "offline_evaluation_type": ignored("eval_loss", _OFFLINE),
+        "offline_eval_batch_size_per_runner": ignored(256, _OFFLINE),
+        "num_gpus_per_offline_eval_runner": ignored(0, _OFFLINE),
+        "offline_loss_for_module_fn": refused(None, _OFFLINE),
+    },
+    "multi_agent": {
+        "policies": adapted({}, "sets, lists, dicts, `PolicySpec` and tuples; policy classes are refused"),
+        "policy_map_capacity": ignored(100, "all modules stay in memory"),
+        "policy_mapping_fn": adapted(None, "called with the agent's id, the episode and what else it takes"),
+        "policies_to_train": adapted(None, "ids, or a function of the id"),
+        "policy_states_are_swappable": ignored(False, _OLD_STACK),
+        "observation_fn": refused(None, "change the observations in the env"),
+        "count_steps_by": same("env_steps"),
+        "algorithm_config_overrides_per_module": same({}),
+        "replay_mode": ignored("independent", _OLD_STACK),
+        "policy_map_cache": ignored(None, _OLD_STACK),
+    },
+    "fault_tolerance": {
+        "restart_failed_env_runners": same(True),
+        "ignore_env_runner_failures": same(False),
+        "max_num_env_runner_restarts": same(1000),
+        "delay_between_env_runner_restarts_s": same(60.0),
+        "restart_failed_sub_environments": same(False),
+        "num_consecutive_env_runner_failures_tolerance": same(100),
+        "env_runner_health_probe_timeout_s": ignored(30.0, "the engine sees at once that a process ended"),
+        "env_runner_restore_timeout_s": ignored(1800.0, "Corral's `start_timeout_s` limits each start"),
+    },
+    "reporting": {
+        "keep_per_episode_custom_metrics": adapted(False, "True keeps the list of the values of all episodes"),
+        "metrics_episode_collection_timeout_s": ignored(60.0, _OLD_STACK),
+        "metrics_num_episodes_for_smoothing": same(100),
+        "min_time_s_per_iteration": adapted(None, "`None` is 0"),
+        "min_train_timesteps_per_iteration": refused(0, "use `min_sample_timesteps_per_iteration`"),
+        "min_sample_timesteps_per_iteration": same(0),
+        "log_gradients": ignored(False, "the norms of gradients are always in the result"),
+        "custom_stats_cls_lookup": refused(None, "use a reduction of `log_value`"),
+    },
+    "debugging": {
+        "log_level": adapted("WARN", "`WARN` is WARNING"),
+        "log_sys_usage": ignored(True, "it changes no result"),
+        "fake_sampler": refused(False, "use an env of your own"),
+        "seed": same(None),
+        "logger_config": ignored({}, "loggers of Corral are given to `fit`"),
+        "logger_creator": ignored(None, "loggers of Corral are given to `fit`"),
+    },
+    "checkpointing": {
+        "export_native_model_files": ignored(False, "`Algorithm.export_policy` exports a policy"),
+        "checkpoint_trainable_policies_only": ignored(False, "checkpoints hold all modules"),
+    },
+    "resources": {
+        "num_cpus_for_main_process": ignored(1, _RAY),
+        "custom_resources_for_main_process": ignored({}, _RAY),
+        "num_gpus": ignored(0, "the embedded learner uses a GPU where there is one"),
+        "_fake_gpus": ignored(False, _RAY),
+        "placement_strategy": ignored("PACK", _RAY),
+        "num_cpus_for_local_worker": ignored(1, _RAY),
+        "local_gpu_idx": ignored(0, _RAY),
+    },
+    "framework": {
+        "framework_str": adapted("torch", "only torch"),
+        "eager_tracing": ignored(True, "torch only"),
+        "eager_max_retraces": ignored(20, "torch only"),
+        "tf_session_args": ignored({}, "torch only"),
+        "local_tf_session_args": ignored({}, "torch only"),
+        "torch_compile_learner": same(False, "compile"),
+        "torch_compile_learner_what_to_compile": ignored(None, "Corral compiles the loss"),
+        "torch_compile_learner_dynamo_mode": ignored(None, "Corral compiles with the default mode"),
+        "torch_compile_learner_dynamo_backend": ignored("inductor", "Corral compiles with the default backend"),
+        "torch_compile_worker": ignored(False, "runners compute without torch where they can"),
+        "torch_compile_worker_dynamo_backend": ignored("onnxrt", "runners compute without torch where they can"),
+        "torch_compile_worker_dynamo_mode": ignored(None, "runners compute without torch where they can"),
+        "torch_ddp_kwargs": ignored({}, "Corral averages gradients itself"),
+        "torch_skip_nan_gradients": refused(False, "Corral raises for NaN; find where it comes from"),
+    },
+    "api_stack": {
+        "enable_rl_module_and_learner": ignored(True, "ModelV2 and Policy are refused where they are imported"),
+        "enable_env_runner_and_connector_v2": ignored(True, "callbacks may name the arguments of both stacks"),
+    },
+    "experimental": {
+        "_validate_config": ignored(True, "Corral always validates"),
+        "_use_msgpack_checkpoints": ignored(False, "checkpoints execute no code"),
+        "_torch_grad_scaler_class": refused(None, "Corral learns in float32"),
+        "_torch_lr_scheduler_classes": adapted(None, "Corral's `lr_scheduler`"),
+        "_tf_policy_handles_more_than_one_loss": ignored(False, "torch only"),
+        "_disable_preprocessor_api": ignored(False, _OLD_STACK),
+        "_disable_action_flattening": ignored(False, _OLD_STACK),
+        "_disable_initialize_loss_from_dummy_batch": ignored(False, _OLD_STACK),
+        "_enable_new_api_stack": ignored(True, "callbacks may name the arguments of both stacks"),
+    },
+    "offline_data": {
+        "input_": refused("sampler", _OFFLINE),
+        "output": refused(None, _OFFLINE),
+    },
+    "python_environment": {
+        "extra_python_environs_for_driver": ignored({}, "environment variables of Ray's workers"),
+        "extra_python_environs_for_worker": ignored({}, "environment variables of Ray's workers"),
+    },
+}
+"""By method of the config, its settings in every algorithm."""
+
+_OFF_POLICY = {
+    "target_network_update_freq": same(500),
+    "replay_buffer_config": adapted({}, "RLlib's buffer types become `uniform` or `prioritized`"),
+    "store_buffer_in_checkpoints": same(False),
+    "num_steps_sampled_before_learning_starts": same(1000),
+    "training_intensity": same(None),
+    "tau": same(1.0),
+    "n_step": same(1),
+}
+
+TRAINING: dict[str, dict[str, Setting]] = {
+    "PPO": {
+        "use_critic": refused(True, "PPO without a critic is not built; see docs/write-an-algorithm.md"),
+        "use_gae": refused(True, "use `lambda_=1.0` for returns without GAE"),
+        "lambda_": same(1.0),
+        "use_kl_loss": adapted(True, "False switches `kl_coeff` off"),
+        "kl_coeff": same(0.2),
+        "kl_target": same(0.01),
+        "vf_loss_coeff": same(1.0),
+        "entropy_coeff": same(0.0),
+        "clip_param": same(0.3),
+        "vf_clip_param": same(10.0, "vf_loss_clip"),
+        "entropy_coeff_schedule": adapted(None, "a schedule in `entropy_coeff`"),
+        "vf_share_layers": adapted(None, "`vf_share_layers` of `model_config`"),
+    },
+    "DQN": {
+        **_OFF_POLICY,
+        "epsilon": adapted([(0, 1.0), (10000, 0.05)], "the schedule of `EpsilonGreedy`"),
+        "adam_epsilon": adapted(1e-8, "`eps` of Adam"),
+        "num_atoms": same(1),
+        "v_min": same(-10.0),
+        "v_max": same(10.0),
+        "noisy": same(False),
+        "sigma0": same(0.5),
+        "dueling": same(True),
+        "hiddens": ignored([256], "RLlib 2.60 does not read it; use `head_fcnet_hiddens`"),
+        "double_q": same(True),
+        "before_learn_on_batch": refused(None, "use `on_learn_on_batch`"),
+        "td_error_loss_fn": same("huber"),
+        "categorical_distribution_temperature": refused(1.0, "use the exploration `SoftQ`"),
+        "burn_in_len": same(0),
+    },
+    "SAC": {
+        **_OFF_POLICY,
+        "twin_q": same(True),
+        "q_model_config": refused({}, "use `rl_module(model_config=...)`"),
+        "policy_model_config": refused({}, "use `rl_module(model_config=...)`"),
+        "initial_alpha": same(1.0),
+        "target_entropy": same("auto"),
+        "actor_lr": same(3e-5),
+        "critic_lr": same(3e-4),
+        "alpha_lr": same(3e-4),
+        "optimization_config": adapted({}, "the three learning rates"),
+        "clip_actions": ignored(False, "actions of SAC are inside their bounds"),
+        "_deterministic_loss": refused(False, "SAC draws its actions"),
+        "_use_beta_distribution": refused(False, "SAC uses a squashed normal distribution"),
+    },
+}
+"""By algorithm, what it adds to `training`."""
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "PPO": {
+        "num_env_runners": 2,
+        "rollout_fragment_length": "auto",
+        "lr": 5e-5,
+        "train_batch_size": 4000,
+        "num_epochs": 30,
+        "minibatch_size": 128,
+        "shuffle_batch_per_epoch": True,
+    },
+    "DQN": {
+        "rollout_fragment_length": "auto",
+        "lr": 5e-4,
+        "grad_clip": 40.0,
+        "evaluation_config": {"explore": False},
+        "min_sample_timesteps_per_iteration": 1000,
+        "replay_buffer_config": {
+            "type": "PrioritizedEpisodeReplayBuffer",
+            "capacity": 50_000,
+            "alpha": 0.6,
+            "beta": 0.4,
+        },
+    },
+    "SAC": {
+        "rollout_fragment_length": "auto",
+        "lr": None,
+        "train_batch_size_per_learner": 256,
+        "train_batch_size": 256,
+        "min_time_s_per_iteration": 1,
+        "min_sample_timesteps_per_iteration": 100,
+        "tau": 0.005,
+        "replay_buffer_config": {
+            "type": "PrioritizedEpisodeReplayBuffer",
+            "capacity": 1_000_000,
+            "alpha": 0.6,
+            "beta": 0.4,
+        },
+        "target_network_update_freq": 0,
+        "num_steps_sampled_before_learning_starts": 1500,
+    },
+}
+"""By algorithm, the defaults in which it differs from `SETTINGS` and `TRAINING`."""
+
+RENAMED = {
+    "num_workers": "num_env_runners",
+    "num_rollout_workers": "num_env_runners",
+    "num_envs_per_worker": "num_envs_per_env_runner",
+    "num_cpus_per_worker": "num_cpus_per_env_runner",
+    "num_gpus_per_worker": "num_gpus_per_env_runner",
+    "custom_resources_per_worker": "custom_resources_per_env_runner",
+    "validate_workers_after_construction": "validate_env_runners_after_construction",
+    "num_learner_workers": "num_learners",
+    "num_cpus_per_learner_worker": "num_cpus_per_learner",
+    "num_gpus_per_learner_worker": "num_gpus_per_learner",
+    "num_sgd_iter": "num_epochs",
+    "sgd_minibatch_size": "minibatch_size",
+    "mini_batch_size": "minibatch_size",
+    "mini_batch_size_per_learner": "minibatch_size",
+    "lambda": "lambda_",
+    "evaluation_num_workers": "evaluation_num_env_runners",
+    "evaluation_num_episodes": "evaluation_duration",
+    "custom_eval_function": "custom_evaluation_function",
+    "ignore_worker_failures": "ignore_env_runner_failures",
+    "recreate_failed_workers": "restart_failed_env_runners",
+    "recreate_failed_env_runners": "restart_failed_env_runners",
+    "max_num_worker_restarts": "max_num_env_runner_restarts",
+    "delay_between_worker_restarts_s": "delay_between_env_runner_restarts_s",
+    "num_consecutive_worker_failures_tolerance": "num_consecutive_env_runner_failures_tolerance",
+    "worker_health_probe_timeout_s": "env_runner_health_probe_timeout_s",
+    "worker_restore_timeout_s": "env_runner_restore_timeout_s",
+    "synchronize_filter": "synchronize_filters",
+    "timesteps_per_iteration": "min_sample_timesteps_per_iteration",
+    "min_iter_time_s": "min_time_s_per_iteration",
+    "min_time_s_per_reporting": "min_time_s_per_iteration",
+    "metrics_smoothing_episodes": "metrics_num_episodes_for_smoothing",
+    "learning_starts": "num_steps_sampled_before_learning_starts",
+    "framework": "framework_str",
+    "model_config_dict": "model_config",
+}
+"""Older names of settings, by name."""

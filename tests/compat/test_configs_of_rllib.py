@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from corral.compat.rllib.algorithm import PPO, DQNConfig, PPOConfig, SACConfig
+from corral.compat.rllib.config import AlgorithmConfig, NotProvided
+from corral.compat.rllib.connectors import (
+    FlattenObservations,
+    FrameStackingEnvToModule,
+    FrameStackingLearner,
+    MeanStdFilter,
+    PrevActionsPrevRewards,
+)
+from corral.compat.rllib.model_config import DefaultModelConfig
+from corral.compat.rllib.modules import RLModuleSpec
+from corral.compat.rllib.native import to_native
+from corral.compat.rllib.settings import RENAMED, SETTINGS, TRAINING
+from corral.errors import ConfigError
+from corral.transforms.observations import NormalizeObservations
+from corral.transforms.temporal import FrameStack
+
+
+def native_of(config: AlgorithmConfig) -> Any:
+    return to_native(config.environment("CartPole-v1"))
+
+
+def test_ppo_begins_with_the_defaults_and_the_loss_of_rllib() -> None:
+    native = native_of(PPOConfig())
+    expected = {
+        "lr": 5e-5,
+        "train_batch_size_per_learner": 4000,
+        "minibatch_size": 128,
+        "num_epochs": 30,
+        "lambda_": 1.0,
+        "clip_param": 0.3,
+        "vf_clip_param": None,  # limits values in Corral; RLlib limits squared errors
+        "vf_loss_clip": 10.0,
+        "vf_loss_coeff": 1.0,
+        "kl_coeff": 0.2,
+        "kl_target": 0.01,
+        "entropy_coeff": 0.0,
+        "grad_clip": None,
+        "num_env_runners": 2,
+        "num_envs_per_env_runner": 1,
+    }
+    assert {name: getattr(native, name) for name in expected} == expected
+    model = {"fcnet_hiddens": [256, 256], "fcnet_activation": "tanh", "vf_share_layers": False, "free_log_std": False}
+    assert {name: native.model_config[name] for name in model} == model
+
+
+def test_dqn_and_sac_begin_with_the_defaults_of_rllib() -> None:
+    dqn = native_of(DQNConfig())
+    assert (dqn.lr, dqn.train_batch_size_per_learner, dqn.grad_clip, dqn.dueling) == (5e-4, 32, 40.0, True)
+    assert dqn.exploration_config == {"type": "EpsilonGreedy", "epsilon_schedule": [[0, 1.0], [10000, 0.05]]}
+    assert dqn.replay_buffer_config == {
+        "type": "prioritized",
+        "capacity": 50_000,
+        "alpha": 0.6,
+        "beta": 0.4,
+        "epsilon": 1e-12,
+    }
+    sac = to_native(SACConfig().environment("Pendulum-v1"))
+    assert (sac.actor_lr, sac.critic_lr, sac.alpha_lr, sac.tau) == (3e-5, 3e-4, 3e-4, 0.005)
+    assert (sac.num_steps_sampled_before_learning_starts, sac.target_network_update_freq) == (1500, 0)
+    assert (sac.td_error_loss_fn, sac.exploration_config["random_timesteps"]) == ("huber", 0)
+    assert to_native(SACConfig().environment("Pendulum-v1").training(n_step=(2, 5))).n_step == (2, 4)
+
+
+def test_none_and_not_provided_leave_a_setting_as_it_is_where_none_is_no_value() -> None:
+    config = PPOConfig().env_runners(num_env_runners=None).training(gamma=None, lr=NotProvided)
+    assert (config.num_env_runners, config.gamma, config.lr) == (2, 0.99, 5e-5)
+    config.training(grad_clip=0.5, minibatch_size=None).training(grad_clip=None)
+    assert (config.grad_clip, config.minibatch_size) == (None, None)
+
+
+@pytest.mark.parametrize(("old", "new"), [(old, new) for old, new in RENAMED.items() if old != "framework"])
+def test_older_names_of_settings_mean_the_newer_ones(old: str, new: str) -> None:
+    value = object()
+    config = AlgorithmConfig()
+    setattr(config, old, value)
+    assert getattr(config, new) is value and getattr(config, old) is value and config[old] is value
+
+
+def test_settings_are_attributes_and_keys_and_any_attribute_may_be_set() -> None:
+    config = PPOConfig().update_from_dict({"num_workers": 3, "lambda": 0.9, "env_config": {"a": 1}, "callbacks": None})
+    config["num_sgd_iter"] = 5
+    config.my_own = {"free": True}
+    config.environment(env_config={"b": 2})
+    assert (config.num_env_runners, config["lambda"], config.num_epochs) == (3, 0.9, 5)
+    assert config.env_config == {"a": 1, "b": 2}
+    assert config.get("my_own") == {"free": True} and config.get("nothing", 7) == 7
+    flat = config.to_dict()
+    assert flat["lambda"] == 0.9 and "lambda_" not in flat and flat["my_own"] == {"free": True}
+    again = PPOConfig.from_dict({name: flat[name] for name in flat if name != "my_own"})
+    assert (again["lambda"], again.num_epochs, again.env_config) == (0.9, 5, {"a": 1, "b": 2})
+
+
+def test_a_frozen_config_refuses_changes_and_its_copy_takes_them() -> None:
+    config = PPOConfig().freeze()
+    for change in (lambda: setattr(config, "lr", 1.0), lambda: config.training(lr=1.0), lambda: config.callbacks(None)):
+        with pytest.raises(AttributeError, match=r"Cannot set attribute .* of an already frozen AlgorithmConfig"):
+            change()
+    assert config.copy().is_frozen and config.copy(copy_frozen=False).training(lr=1.0).lr == 1.0 and config.lr == 5e-5
+
+
+def test_the_fragment_length_auto_splits_the_batch_as_rllib_does() -> None:
+    config = AlgorithmConfig().env_runners(num_env_runners=4, num_envs_per_env_runner=3, rollout_fragment_length="auto")
+    config.training(train_batch_size=2456)
+    assert [config.get_rollout_fragment_length(worker_index=i) for i in range(5)] == [205, 205, 205, 205, 204]
+
+
+def test_a_batch_is_whole_fragments_and_at_least_as_large_as_asked() -> None:
+    config = PPOConfig().env_runners(num_env_runners=2, num_envs_per_env_runner=3, rollout_fragment_length=50)
+    native = native_of(config.training(train_batch_size=1000, minibatch_size=5000))
+    assert native.train_batch_size_per_learner == 1200 and native.minibatch_size == 1200
+
+
+def test_the_batch_is_divided_by_the_learners_unless_given_for_each() -> None:
+    config = PPOConfig().learners(num_learners=2)
+    assert native_of(config).train_batch_size_per_learner == 2000
+    assert native_of(config.training(train_batch_size_per_learner=512)).train_batch_size_per_learner == 512
+
+
+def test_settings_that_corral_lacks_raise_with_the_remedy_and_harmless_ones_do_not() -> None:
+    with pytest.raises(ConfigError, match=r"use_gae=False: this setting of RLlib is not in Corral: use `lambda_=1.0`"):
+        native_of(PPOConfig().training(use_gae=False))
+    with pytest.raises(ConfigError, match=r"framework='tf2': Corral learns with torch"):
+        native_of(PPOConfig().framework("tf2"))
+    with pytest.raises(ConfigError, match=r"'custom_model' belongs to RLlib's older stack"):
+        native_of(PPOConfig().training(model={"custom_model": "mine"}))
+    with pytest.raises(ConfigError, match=r"input_='/tmp/x': this setting of RLlib is not in Corral: .*offline data"):
+        native_of(PPOConfig().offline_data(input_="/tmp/x"))
+    native_of(PPOConfig().framework("torch").resources(num_gpus=0).api_stack(True, True).environment(render_env=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.training(lrr=1), r"training: unknown setting 'lrr'. Did you mean 'lr'"),
+        (lambda c: c.update_from_dict({"num_workerz": 1}), r"unknown setting 'num_workerz'"),
+        (
+            lambda c: c.callbacks(on_episode_endd=print),
+            r"unknown event 'on_episode_endd'. Did you mean 'on_episode_end'",
+        ),
+        (lambda c: native_of(c.rl_module(model_config={"fcnet_hidens": [3]})), r"Did you mean 'fcnet_hiddens'"),
+        (
+            lambda c: native_of(c.callbacks(on_train_result=lambda resultt: 1)),
+            r"takes 'resultt'.*Did you mean 'result'",
+        ),
+        (
+            lambda c: native_of(c.rl_module(rl_module_spec=RLModuleSpec(dict))),
+            r"module_class=<class 'dict'> is no RLModule",
+        ),
+        (lambda c: AlgorithmConfig().build_algo(), r"no algorithm: use PPOConfig"),
+    ],
+)
+def test_mistakes_raise_with_the_nearest_name(change: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        change(PPOConfig())
+
+
+def test_overrides_check_names_and_configs_of_modules_have_them() -> None:
+    with pytest.raises(KeyError, match=r"'lrr' is no setting"):
+        PPOConfig.overrides(lrr=1)
+    config = PPOConfig().multi_agent(
+        policies={"a", "b"}, algorithm_config_overrides_per_module={"a": PPOConfig.overrides(lr=0.01)}
+    )
+    assert config.get_config_for_module("a").lr == 0.01 and config.get_config_for_module("b") is config
+
+
+def test_evaluation_differs_from_training_in_what_its_config_says() -> None:
+    config = PPOConfig().evaluation(evaluation_interval=2, evaluation_config={"explore": False, "env_config": {"a": 1}})
+    native = native_of(config)
+    assert native.evaluation_config == {"explore": False, "env_config": {"a": 1}}
+    assert config.get_evaluation_config_object().in_evaluation and not config.in_evaluation
+    assert native_of(DQNConfig()).evaluation_config == {"explore": False}
+
+
+def test_a_default_model_config_is_translated() -> None:
+    model = DefaultModelConfig(fcnet_hiddens=[32], conv_filters=[[16, [4, 4], [2, 2]]], use_lstm=True, lstm_cell_size=8)
+    found = native_of(PPOConfig().rl_module(model_config=model)).model_config
+    assert found["fcnet_hiddens"] == [32] and found["vf_share_layers"] is True
+    assert found["conv_filters"] == [[16, [4, 4], [2, 2], "same"]] and found["conv_features"] is None
+    assert (found["use_lstm"], found["lstm_cell_size"], found["max_seq_len"]) == (True, 8, 20)
+
+
+def test_built_in_connectors_become_transforms() -> None:
+    def connect(env: Any, spaces: Any, device: Any) -> list[Any]:
+        return [MeanStdFilter(clip_by_value=5.0), FrameStackingEnvToModule(num_frames=3), FlattenObservations()]
+
+    config = PPOConfig().env_runners(env_to_module_connector=connect)
+    config.training(learner_connector=lambda obs_space, act_space: FrameStackingLearner(num_frames=3))
+    found = native_of(config).transforms
+    assert [type(each).__name__ for each in found] == ["NormalizeObservations", "FrameStack", "FlattenObservations"]
+    assert isinstance(found[0], NormalizeObservations) and found[0].clip == 5.0
+    assert isinstance(found[1], FrameStack) and found[1].num_frames == 3
+    with pytest.raises(ConfigError, match=r"PrevActionsPrevRewards: Corral adds one action"):
+        native_of(PPOConfig().env_runners(env_to_module_connector=lambda env: PrevActionsPrevRewards(n_prev_actions=2)))
+    with pytest.raises(ConfigError, match=r"learner_connector: Corral has no connectors in learners"):
+        native_of(PPOConfig().training(learner_connector=lambda o, a: MeanStdFilter()))
+
+
+def test_a_generic_config_builds_the_algorithm_that_it_names() -> None:
+    config = AlgorithmConfig(algo_class=PPO).environment("CartPole-v1")
+    with config.training(lr=0.123, train_batch_size=300, minibatch_size=30).build() as algo:
+        assert (algo.config.lr, algo.config.train_batch_size, algo.native.config.lr) == (0.123, 300, 0.123)
+
+
+def test_every_setting_has_a_class_and_what_is_not_the_same_says_why() -> None:
+    for group in (*SETTINGS.values(), *TRAINING.values()):
+        for name, setting in group.items():
+            assert setting.kind == "same" or setting.note, name
+
+
+def test_a_config_survives_pickling() -> None:
+    config = PPOConfig().environment("CartPole-v1").training(lr=0.5)
+    assert pickle.loads(pickle.dumps(config)).to_dict()["lr"] == 0.5
+
+
+def test_an_env_may_be_a_class_with_one_argument() -> None:
+    class Corridor(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Discrete(3)
+        action_space = gym.spaces.Discrete(2)
+
+        def __init__(self, config: Any) -> None:
+            self.length = config["length"]
+            assert config.worker_index == 0
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return 0, {}
+
+        def step(self, action: Any) -> Any:
+            return 0, 1.0, True, False, {}
+
+    config = PPOConfig().environment(Corridor, env_config={"length": 5}).env_runners(num_env_runners=0)
+    with config.training(train_batch_size=32, minibatch_size=32, num_epochs=1).build() as algo:
+        assert algo.env_runner.env.envs[0].unwrapped.length == 5
