@@ -21,6 +21,7 @@ from corral.compat.rllib.native import to_native
 from corral.compat.rllib.settings import RENAMED, SETTINGS, TRAINING
 from corral.errors import ConfigError
 from corral.transforms.observations import NormalizeObservations
+from corral.transforms.rewards import ClipRewards
 from corral.transforms.temporal import FrameStack
 
 
@@ -202,6 +203,13 @@ def test_built_in_connectors_become_transforms() -> None:
         native_of(PPOConfig().env_runners(env_to_module_connector=lambda env: PrevActionsPrevRewards(n_prev_actions=2)))
     with pytest.raises(ConfigError, match=r"learner_connector: Corral has no connectors in learners"):
         native_of(PPOConfig().training(learner_connector=lambda o, a: MeanStdFilter()))
+
+
+@pytest.mark.parametrize(("clip_rewards", "limit"), [(True, "sign"), (2, 2.0)])
+def test_clipped_rewards_are_the_sign_or_within_a_limit(clip_rewards: Any, limit: Any) -> None:
+    (found,) = native_of(PPOConfig().environment(clip_rewards=clip_rewards)).transforms
+    assert isinstance(found, ClipRewards) and found.limit == limit
+    assert native_of(PPOConfig().environment(clip_rewards=False)).transforms == []
 
 
 def test_a_generic_config_builds_the_algorithm_that_it_names() -> None:

@@ -23,6 +23,7 @@ from corral.config.config import AlgorithmConfig as NativeConfig
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.settings import same_value
 from corral.errors import ConfigError
+from corral.transforms.rewards import ClipRewards
 
 if TYPE_CHECKING:
     from corral.compat.rllib.config import AlgorithmConfig
@@ -119,9 +120,7 @@ def _sampling_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     if config.observation_filter == "MeanStdFilter":
         transforms.append("NormalizeObservations")
     if config.clip_rewards:
-        from corral.transforms.rewards import ClipRewards
-
-        transforms.append(ClipRewards() if config.clip_rewards is True else ClipRewards(float(config.clip_rewards)))
+        transforms.append(ClipRewards("sign" if config.clip_rewards is True else float(config.clip_rewards)))
     settings: dict[str, Any] = {
         "vectorization": "async" if is_async else "sync",
         "transforms": transforms,
