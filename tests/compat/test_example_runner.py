@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser
 from typing import Any
 
@@ -15,6 +16,13 @@ from corral.compat.rllib.examples import (
     run_rllib_example_script_experiment,
     should_stop,
 )
+
+
+@pytest.fixture(autouse=True)
+def _keep_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the Ray that other tests of this process may have started: experiments end it."""
+    if "ray" in sys.modules:
+        monkeypatch.setattr(sys.modules["ray"], "shutdown", lambda: None)
 
 
 def config() -> PPOConfig:
@@ -41,7 +49,8 @@ def test_the_options_have_the_defaults_of_rllib() -> None:
 def test_training_stops_at_the_first_criterion_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     args = add_rllib_example_script_args().parse_args(["--no-tune", "--stop-iters=2", "--stop-reward=1e9"])
     result = run_rllib_example_script_experiment(config(), args)
-    first, second, last = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()  # of a Ray that another test started, too
+    first, second, last = [line for line in lines if line.startswith(("iter=", "Stop "))]
     assert first.startswith("iter=0 R=")
     assert second == f"iter=1 R={result['env_runners']['episode_return_mean']}"
     assert last == "Stop criterion (training_iteration=2) fulfilled!"

@@ -47,7 +47,7 @@ INIT = "import ray; ray.init(address='local', num_cpus=2, include_dashboard=Fals
 @pytest.mark.parametrize(
     "before",
     [
-        pytest.param(INIT, id="ray_was_started"),
+        pytest.param(INIT, id="ray_was_started", marks=pytest.mark.slow),
         # Ray does not tell its workers, so the engine's actors have to.
         pytest.param("import os; del os.environ['RAY_RUNTIME_ENV_HOOK']", id="engine", marks=pytest.mark.slow),
     ],
