@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
 import corral
 from corral.compat.rllib import checkpoints
 from corral.compat.rllib.algorithm import PPO, Algorithm, DQNConfig, PPOConfig, SACConfig
 from corral.compat.rllib.callbacks import DefaultCallbacks, RLlibCallback, make_multi_callbacks
+from corral.compat.rllib.connectors import MeanStdFilter
 from corral.compat.rllib.learner import PPOTorchLearner
 from corral.compat.rllib.modules import (
     MultiRLModuleSpec,
@@ -20,6 +22,7 @@ from corral.compat.rllib.modules import (
     TorchRLModule,
     ValueFunctionAPI,
 )
+from corral.compat.rllib.preprocessors import MultiAgentObservationPreprocessor, SingleAgentObservationPreprocessor
 from corral.errors import CheckpointError, ConfigError
 
 
@@ -234,6 +237,53 @@ def test_a_default_module_has_the_methods_of_rllib() -> None:
         outputs = module.forward_inference({"obs": obs})["action_dist_inputs"]
         assert outputs.shape == (3, 2) and module.compute_values({"obs": obs}).shape == (3,)
         assert np.array_equal(algo.get_weights()["default_policy"].keys(), module.get_state().keys())
+
+
+# Preprocessors of observations.
+
+
+class Doubles(SingleAgentObservationPreprocessor):
+    """Appends the doubled observation."""
+
+    def recompute_output_observation_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
+        assert input_action_space.n == 2
+        return spaces.Box(-np.inf, np.inf, (2 * input_observation_space.shape[0],), np.float32)
+
+    def preprocess(self, observation: Any, episode: Any) -> Any:
+        return np.append(observation, 2 * observation)
+
+
+class SeesOthers(MultiAgentObservationPreprocessor):
+    """Appends the number of agents that are observed."""
+
+    def recompute_output_observation_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
+        assert set(input_action_space.spaces) == set(input_observation_space.spaces)
+        own = {agent: spaces.Box(-np.inf, np.inf, (5,), np.float32) for agent in input_observation_space.spaces}
+        return spaces.Dict(own)
+
+    def preprocess(self, observations: Any, episode: Any) -> Any:
+        return {agent: np.append(obs, np.float32(len(observations))) for agent, obs in observations.items()}
+
+
+def test_a_preprocessor_changes_what_episodes_and_modules_see() -> None:
+    config = small().env_runners(env_to_module_connector=lambda env: [Doubles(), MeanStdFilter()])
+    with config.build() as algo:
+        (episode, *_) = algo.env_runner.sample(num_episodes=1)
+        obs = episode.get_observations()
+        assert obs.shape == (len(episode) + 1, 8) and np.array_equal(2 * obs[:, :4], obs[:, 4:])
+        algo.train()
+    with pytest.raises(ConfigError, match=r"put preprocessors of observations before the other connectors"):
+        small().env_runners(env_to_module_connector=lambda env: [MeanStdFilter(), Doubles()]).build()
+
+
+def test_a_preprocessor_sees_all_agents() -> None:
+    config = small().environment(corral.make_multi_agent("CartPole-v1"), env_config={"num_agents": 2})
+    config.multi_agent(policies={"p0"}, policy_mapping_fn=lambda aid, episode, **kw: "p0")
+    with config.env_runners(env_to_module_connector=lambda env, spaces, device: SeesOthers()).build() as algo:
+        (episode, *_) = algo.env_runner.sample(num_episodes=1)
+        counts = np.concatenate([obs[:, 4] for obs in episode.get_observations().values()])
+        assert counts[0] == 2 and set(counts) <= {1, 2}
+        algo.train()
 
 
 # Learners.

@@ -375,6 +375,38 @@ class AlgorithmConfig:
     def is_atari(self, value: bool | None) -> None:
         vars(self)["is_atari"] = value
 
+    @property
+    def rl_module_spec(self) -> Any:
+        """The spec of the module: the given one, or the default of the algorithm."""
+        given = vars(self)["rl_module_spec"]
+        return self.get_default_rl_module_spec() if given is None else given
+
+    @rl_module_spec.setter
+    def rl_module_spec(self, value: Any) -> None:
+        vars(self)["rl_module_spec"] = value
+
+    @property
+    def learner_class(self) -> Any:
+        """The learner class: the given one, or the default of the algorithm."""
+        given = vars(self)["learner_class"]
+        return self.get_default_learner_class() if given is None else given
+
+    @learner_class.setter
+    def learner_class(self, value: Any) -> None:
+        vars(self)["learner_class"] = value
+
+    def get_default_rl_module_spec(self) -> Any:
+        """Return the spec of the default module; subclasses may return their own."""
+        from corral.compat.rllib.modules import DefaultRLModule, RLModuleSpec
+
+        return RLModuleSpec(module_class=DefaultRLModule)
+
+    def get_default_learner_class(self) -> Any:
+        """Return the learner class of the algorithm; subclasses may return their own."""
+        from corral.compat.rllib.learner import Learner
+
+        return Learner
+
     def get_config_for_module(self, module_id: str) -> Self:
         """Return the config with the settings of one module; the config itself if the module has none of its own."""
         own = self.algorithm_config_overrides_per_module.get(module_id)

@@ -29,6 +29,14 @@ class ConnectorV2:
     agent_ids: Any = None
     """Agents whose observations the connector changes; `None` is all."""
 
+    def recompute_output_observation_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
+        """Return the space of observations behind the connector."""
+        return input_observation_space
+
+    def recompute_output_action_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
+        """Return the space of actions behind the connector."""
+        return input_action_space
+
     def to_transforms(self) -> list[Transform]:
         """Return the transforms of Corral that do the same."""
         raise ConfigError(

@@ -32,6 +32,7 @@ from corral.compat.rllib.table import (
     public_names,
     why_not_served,
 )
+from corral.compat.rllib.tune_hook import hook_tune
 from corral.errors import InstallationError, NotServedError, UnknownAttributeError, nearest_name
 
 ROOT = "ray.rllib"
@@ -112,6 +113,7 @@ def install() -> None:
         )
     sys.meta_path.insert(0, RLlibFinder())
     sys.meta_path.append(StubFinder())  # asked only for what no other finder knows
+    hook_tune()
     _install_in_workers()
 
 

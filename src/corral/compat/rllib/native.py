@@ -17,6 +17,10 @@ from corral.compat.rllib.envs import env_settings
 from corral.compat.rllib.learner import Learner, LearnerLoss
 from corral.compat.rllib.model_config import to_model_config
 from corral.compat.rllib.modules import MultiRLModuleSpec, RLModuleSpec, to_module_settings
+from corral.compat.rllib.preprocessors import (
+    MultiAgentObservationPreprocessor,
+    SingleAgentObservationPreprocessor,
+)
 from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup
 from corral.compat.rllib.settings import SETTINGS, TRAINING
 from corral.config.config import AlgorithmConfig as NativeConfig
@@ -122,6 +126,7 @@ def _sampling_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     if config.clip_rewards:
         transforms.append(ClipRewards("sign" if config.clip_rewards is True else float(config.clip_rewards)))
     settings: dict[str, Any] = {
+        "wrappers": _wrappers(config),
         "vectorization": "async" if is_async else "sync",
         "transforms": transforms,
         "min_time_s_per_iteration": config.min_time_s_per_iteration or 0.0,
@@ -152,6 +157,20 @@ def _cpus_are_short(config: AlgorithmConfig) -> bool:
 
 def _connectors(config: AlgorithmConfig) -> list[ConnectorV2]:
     return make_connectors(config.env_to_module_connector, "env_to_module_connector")
+
+
+def _wrappers(config: AlgorithmConfig) -> list[Callable[[Any], Any]]:
+    """Return the wrappers for the preprocessors among the connectors, which come first.
+
+    Raises:
+        ConfigError: A preprocessor comes after another connector.
+    """
+    kinds = SingleAgentObservationPreprocessor, MultiAgentObservationPreprocessor
+    connectors = _connectors(config)
+    wrappers: list[Callable[[Any], Any]] = [connector.wrap for connector in connectors if isinstance(connector, kinds)]
+    if not all(isinstance(connector, kinds) for connector in connectors[: len(wrappers)]):
+        raise ConfigError("env_to_module_connector: put preprocessors of observations before the other connectors.")
+    return wrappers
 
 
 def _batch_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
+from corral.compat.rllib.ray_stub import is_stub
 from corral.compat.rllib.table import why_not_served
 from corral.errors import NotServedError
 
@@ -39,14 +40,15 @@ class _ByName:
 
 
 def algorithm_class(name: str) -> Any:
-    """Return an algorithm class.
+    """Return what Ray's registry has for an algorithm: its trainable, or without Ray its class.
 
     Raises:
         NotServedError: RLlib has this algorithm, and Corral does not.
     """
     if name in _NOT_SERVED:
         raise NotServedError(f"Corral has no algorithm {name!r}. {why_not_served(f'algorithms.{name}')}")
-    return pkgutil.resolve_name(f"{_HOME}:{name}")
+    found = pkgutil.resolve_name(f"{_HOME}:{name}")
+    return found if is_stub() else pkgutil.resolve_name(f"{__package__}.tune:make_trainable")(found)
 
 
 def _register_all() -> None:

@@ -7,6 +7,7 @@ error that names the extra.
 from __future__ import annotations
 
 import pkgutil
+import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -196,9 +197,7 @@ class StubFinder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        import sys
-
-        is_ray = fullname == "ray" or isinstance(sys.modules.get("ray"), _StubModule)
+        is_ray = fullname == "ray" or is_stub()
         if not is_ray or fullname.partition(".")[0] != "ray":
             return None
         if fullname not in STUBS:
@@ -212,6 +211,11 @@ class StubFinder(MetaPathFinder, Loader):
         vars(module).update(STUBS[module.__name__])
         if module.__name__ == "ray":  # these are there after `import ray`, as in Ray itself
             module.__path__ = []
+
+
+def is_stub() -> bool:
+    """Return whether `ray` is the stub in this process."""
+    return isinstance(sys.modules.get("ray"), _StubModule)
 
 
 def _needs_ray(path: str) -> str:

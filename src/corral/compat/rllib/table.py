@@ -44,6 +44,7 @@ HOMES = {
     "schedules": (
         "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule Schedule Scheduler"
     ),
+    "preprocessors": "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor",
     "corral.envs.agent_copies": "make_multi_agent",
     "corral.envs.multi_agent_env": "MultiAgentEnv",
     "corral.envs.pettingzoo_env": "PettingZooEnv ParallelPettingZooEnv",
@@ -96,6 +97,9 @@ MODULES = {
     "connectors.env_to_module.flatten_observations": "FlattenObservations",
     "connectors.env_to_module.frame_stacking": "FrameStackingEnvToModule",
     "connectors.env_to_module.mean_std_filter": "MeanStdFilter",
+    "connectors.env_to_module.observation_preprocessor": (
+        "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor"
+    ),
     "connectors.env_to_module.prev_actions_prev_rewards": "PrevActionsPrevRewards",
     "connectors.learner": ("connectors:FrameStackingLearner=FrameStacking"),
     "connectors.learner.frame_stacking": "FrameStackingLearner",

@@ -1,0 +1,67 @@
+"""RLlib's algorithms as trainables of Ray Tune."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ray import tune
+
+from corral.compat.rllib.algorithm import Algorithm
+from corral.compat.rllib.config import AlgorithmConfig
+from corral.compat.rllib.native import to_native
+from corral.tune.resources import resources
+from corral.tune.trainable import reportable
+
+_made: dict[type[Algorithm], type[RLlibTrainable]] = {}
+
+
+def make_trainable(algorithm_class: type[Algorithm]) -> type[RLlibTrainable]:
+    """Return the trainable of an algorithm class, always the same one."""
+    if algorithm_class not in _made:
+        name = algorithm_class.__name__
+        _made[algorithm_class] = type(name, (RLlibTrainable,), {"algorithm_class": algorithm_class})
+    return _made[algorithm_class]
+
+
+class RLlibTrainable(tune.Trainable):
+    """Trainable that runs one algorithm; its config is a dict of RLlib's settings. Made by `make_trainable`.
+
+    Attributes:
+        algorithm_class: Class of the algorithm.
+        algorithm: Algorithm of the trial.
+    """
+
+    algorithm_class: ClassVar[type[Algorithm]]
+    algorithm: Algorithm
+
+    @classmethod
+    def get_default_config(cls) -> AlgorithmConfig:
+        """Return the config with the defaults of the algorithm."""
+        config: AlgorithmConfig = cls.algorithm_class.get_default_config()
+        return config
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """Return the resources of a trial. Tune calls this in the driver, so a misspelt setting raises there."""
+        return resources(to_native(cls.get_default_config().update_from_dict(config)))
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Build the algorithm."""
+        self.algorithm = self.algorithm_class(config=config)
+
+    def step(self) -> dict[str, Any]:
+        """Run one iteration, and return its result."""
+        return reportable(self.algorithm.train())
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Save the algorithm."""
+        self.algorithm.save_to_path(checkpoint_dir)
+
+    def load_checkpoint(self, checkpoint_dir: Any) -> None:
+        """Restore the algorithm."""
+        self.algorithm.restore_from_path(checkpoint_dir)
+
+    def cleanup(self) -> None:
+        """Stop the algorithm."""
+        if hasattr(self, "algorithm"):
+            self.algorithm.stop()
