@@ -16,9 +16,11 @@ from corral.compat.rllib.callbacks import DefaultCallbacks, RLlibCallback, make_
 from corral.compat.rllib.connectors import MeanStdFilter
 from corral.compat.rllib.learner import PPOTorchLearner
 from corral.compat.rllib.modules import (
+    MultiRLModule,
     MultiRLModuleSpec,
     RLModule,
     RLModuleSpec,
+    SelfSupervisedLossAPI,
     TorchRLModule,
     ValueFunctionAPI,
 )
@@ -127,6 +129,26 @@ def test_a_later_call_of_callbacks_replaces_what_it_names() -> None:
     with config.build() as algo:
         algo.train()
         assert calls == ["second"] and isinstance(algo.callbacks[0], Counts)
+
+
+def test_the_return_of_several_agents_counts_a_chunk_alone() -> None:
+    seen: list[tuple[float, float, int]] = []
+
+    def note(episode: Any, prev_episode_chunks: Any, **kwargs: Any) -> None:
+        whole = sum(chunk.get_return() for chunk in prev_episode_chunks) + episode.get_return()
+        agent_steps = sum(chunk.agent_steps() for chunk in prev_episode_chunks) + episode.agent_steps()
+        assert episode.get_return() == sum(episode.get_agent_returns().values()) == episode.agent_steps()
+        seen.append((whole, agent_steps, len(prev_episode_chunks)))
+
+    config = small(train_batch_size=30, minibatch_size=30).environment(
+        corral.make_multi_agent("CartPole-v1"), env_config={"num_agents": 2}
+    )
+    config.multi_agent(policies={"p0"}, policy_mapping_fn=lambda aid, episode, **kw: "p0")
+    with config.callbacks(on_episode_end=note).build() as algo:
+        for _ in range(6):
+            algo.train()
+    assert seen and all(whole == agent_steps for whole, agent_steps, _ in seen)  # 1 per step
+    assert any(num_chunks for _, _, num_chunks in seen)
 
 
 # Runners.
@@ -353,6 +375,42 @@ def test_weights_of_one_module_are_loaded_into_another_algorithm(tmp_path: Path)
         assert not all(np.array_equal(other[name], weights[name]) for name in weights)
         with pytest.raises(CheckpointError, match=r"component='env_runner/x': Corral restores whole algorithms"):
             several.restore_from_path(path, component="env_runner/x")
+
+
+# Own algorithms.
+
+
+class Times(PPO):
+    def training_step(self) -> None:
+        super().training_step()
+        self.metrics.log_value("steps_of_mine", 1, reduce="sum")
+
+
+def test_an_algorithm_may_have_a_training_step_of_its_own() -> None:
+    with Times(config=small()) as algo, small().build() as plain:
+        result, expected = algo.train(), plain.train()
+    assert result["steps_of_mine"] == 1
+    assert result["learners"]["default_policy"]["vf_loss"] == expected["learners"]["default_policy"]["vf_loss"]
+
+
+def test_what_modules_cannot_have_is_refused() -> None:
+    class Own(Net, SelfSupervisedLossAPI): ...
+
+    class Several(MultiRLModule): ...
+
+    with pytest.raises(ConfigError, match=r"Own: SelfSupervisedLossAPI is not served"):
+        small().rl_module(rl_module_spec=RLModuleSpec(Own, model_config={"size": 8})).build()
+    with pytest.raises(ConfigError, match=r"multi_rl_module_class=.*Several.* is not served: .* shared_layers"):
+        MultiRLModuleSpec(multi_rl_module_class=Several)
+    with pytest.raises(ConfigError, match=r"load_state_path is not served"):
+        MultiRLModuleSpec(load_state_path="x")
+
+
+def test_a_window_without_end_is_a_mean() -> None:
+    with small().build() as algo:
+        for value in (1.0, 2.0, 6.0):
+            algo.metrics.log_value("mine", value, window=float("inf"))
+        assert algo.metrics.peek("mine") == 3.0
 
 
 # Other algorithms.

@@ -19,8 +19,8 @@ assert __main__.Own is Own and Own.__module__ == "__main__"
 
 
 def test_a_script_sees_what_python_shows_it(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "beside.py").write_text("value = 3")
-    done = run(REPORT + "from beside import value\nprint(value)", "--stop-iters", "2", "-x", directory=Path("/"))
+    (tmp_path / "next_to.py").write_text("value = 3")
+    done = run(REPORT + "from next_to import value\nprint(value)", "--stop-iters", "2", "-x", directory=Path("/"))
     assert done.stdout == f"__main__ script.py ['--stop-iters', '2', '-x'] {tmp_path.name}\n3\n"
 
 

@@ -164,7 +164,7 @@ class Algorithm:
 
     def training_step(self) -> None:
         """Sample and learn once, and keep what the learners report."""
-        self.native.log_learner_results(type(self.native).training_step(self.native))
+        self.native.log_learner_results(self.native.train_once())
 
     def stop(self) -> None:
         """End all workers."""
@@ -285,6 +285,17 @@ def make_viewed(name: str, config: Any) -> Any:
         def __init__(self, config: Any, view: Algorithm) -> None:
             self.view, view.native = view, self
             super().__init__(config)
+
+        def train_once(self) -> Any:
+            """Return what the training step of Corral's algorithm returns."""
+            return super().training_step()
+
+        def training_step(self) -> Any:
+            """Run the training step of the view, if its class has one of its own, or Corral's."""
+            if type(self.view).training_step is Algorithm.training_step:
+                return self.train_once()
+            self.view.training_step()
+            return {}
 
     Viewed.__name__ = Viewed.__qualname__ = name
     return Viewed

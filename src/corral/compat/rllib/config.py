@@ -363,7 +363,7 @@ class AlgorithmConfig:
     @property
     def is_multi_agent(self) -> bool:
         """Whether modules are set for several agents, or one module with another id."""
-        return bool(set(_policy_ids(self.policies)) - {DEFAULT_MODULE_ID})
+        return bool(set(self.policies or ()) - {DEFAULT_MODULE_ID})
 
     @property
     def is_atari(self) -> bool:
@@ -420,11 +420,6 @@ class AlgorithmConfig:
         vars(config)["in_evaluation"] = True
         return config
 
-    @property
-    def uses_new_env_runners(self) -> bool:
-        """Whether the script is written for RLlib's new stack."""
-        return bool(self.enable_env_runner_and_connector_v2)
-
     # Building.
 
     def validate(self) -> None:
@@ -466,8 +461,3 @@ class AlgorithmConfig:
 def _as_overrides(given: Any) -> Mapping[str, Any]:
     settings: Mapping[str, Any] = given.to_dict() if isinstance(given, AlgorithmConfig) else given
     return settings
-
-
-def _policy_ids(policies: Any) -> list[str]:
-    """Return the ids of the modules from what `multi_agent(policies=...)` may be given."""
-    return list(policies or [])

@@ -143,7 +143,20 @@ class SingleAgentEpisode(NativeEpisode, _OldNames):
 
 
 class MultiAgentEpisode(NativeMultiAgentEpisode, _OldNames):
-    """An episode of several agents, with RLlib's semantics."""
+    """An episode of several agents, with RLlib's semantics: `get_return()` counts this chunk only."""
+
+    def get_return(self, include_hanging_rewards: bool = False) -> float:
+        """Return the sum of the rewards of all agents in this chunk."""
+        if include_hanging_rewards and self._rollout is not None:
+            return super().get_return(include_hanging_rewards=True) - self._return_before
+        return float(sum(self.get_agent_returns(include_hanging_rewards).values()))
+
+    def get_agent_returns(self, include_hanging_rewards: bool = False) -> dict[Any, float]:
+        """Return the sums of the rewards in this chunk by agent, without agents that ended before it."""
+        for part in self.agent_episodes.values():
+            as_rllib(part)  # an agent may have joined since
+        found = super().get_agent_returns(include_hanging_rewards)
+        return {agent: found[agent] for agent in self.agent_episodes}
 
 
 def as_rllib(episode: Any) -> Any:

@@ -91,7 +91,6 @@ class Learner:
         return param
 
 
-_SERVED = {"build", "compute_loss_for_module", "get_parameters", "get_param_ref"}
 _OTHER = (
     *("configure_optimizers_for_module", "configure_optimizers", "compute_gradients", "apply_gradients", "update"),
     *("before_gradient_based_update", "after_gradient_based_update", "postprocess_gradients", "_update"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from corral.metrics.logger import MetricsLogger as NativeLogger
@@ -20,8 +20,9 @@ class MetricsLogger(NativeLogger):
         """
         if clear_on_reduce and settings.get("reduce") is None:
             settings["reduce"] = "item_series"
-        if settings.get("window") == float("inf"):
+        if settings.get("window") == float("inf"):  # all values since the last `reduce`
             del settings["window"]
+            settings.setdefault("reduce", "mean")
         super().log_value(key, value, clear_on_reduce=clear_on_reduce, **settings)
 
     def peek(self, key: Any = None, default: Any = _MISSING, **settings: Any) -> Any:
@@ -49,15 +50,4 @@ def as_rllib(logger: NativeLogger) -> MetricsLogger:
         view = values["rllib"] = object.__new__(MetricsLogger)
         view.__dict__ = values
     found: MetricsLogger = view
-    return found
-
-
-def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested dict with one level, whose keys are joined by slashes."""
-    found: dict[str, Any] = {}
-    for name, value in result.items():
-        if isinstance(value, Mapping):
-            found |= flatten(value, f"{prefix}{name}/")
-        else:
-            found[f"{prefix}{name}"] = value
     return found

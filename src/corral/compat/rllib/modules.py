@@ -184,7 +184,7 @@ class TargetNetworkAPI:
 
 
 class SelfSupervisedLossAPI:
-    """Mixin of modules that compute their own loss, which Corral's learners do not call."""
+    """Mixin of modules that compute their own loss, which are refused."""
 
 
 class QNetAPI:
@@ -271,6 +271,13 @@ class MultiRLModuleSpec:
         if self.module_specs is not None and not self.rl_module_specs:
             self.rl_module_specs = self.module_specs
         self.module_specs = self.rl_module_specs
+        if self.multi_rl_module_class not in (None, MultiRLModule):
+            raise ConfigError(
+                f"MultiRLModuleSpec: multi_rl_module_class={self.multi_rl_module_class!r} is not served: modules of "
+                "several agents are separate in Corral; share layers with the setting shared_layers."
+            )
+        if self.load_state_path is not None:
+            raise ConfigError("MultiRLModuleSpec: load_state_path is not served: use Corral's `load_from`.")
 
     def spec_of(self, module_id: str) -> RLModuleSpec:
         """Return the spec of a module."""
@@ -433,6 +440,8 @@ def to_module_settings(spec: RLModuleSpec) -> dict[str, Any] | None:
         return None
     if not (isinstance(cls, type) and issubclass(cls, RLModule)):
         raise ConfigError(f"RLModuleSpec: module_class={cls!r} is no RLModule.")
+    if issubclass(cls, SelfSupervisedLossAPI):
+        raise ConfigError(f"{cls.__name__}: SelfSupervisedLossAPI is not served: add the loss in a learner class.")
     if not issubclass(cls, nn.Module):
         adapter: type[Module] = AdaptedRules
     elif cls.get_initial_state is not RLModule.get_initial_state:

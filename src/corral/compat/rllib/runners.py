@@ -103,7 +103,7 @@ def view_runner(native: Any) -> EnvRunner:
     """Return the view of a runner, always the same one."""
     if (view := vars(native).get("rllib")) is None:
         view = vars(native)["rllib"] = EnvRunner(native)
-        _current[:] = [view]
+    _current[:] = [view]
     found: EnvRunner = view
     return found
 
