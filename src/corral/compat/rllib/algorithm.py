@@ -12,7 +12,7 @@ from corral.compat.rllib import checkpoints, metrics
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.modules import view_module
 from corral.compat.rllib.native import algorithm_name, to_native
-from corral.compat.rllib.results import add_rllib_keys
+from corral.compat.rllib.results import add_missing, add_rllib_keys
 from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup, view_runner
 from corral.errors import CheckpointError
 
@@ -154,7 +154,9 @@ class Algorithm:
 
     def train(self) -> dict[str, Any]:
         """Run one iteration, and return its result with RLlib's keys."""
-        self._latest_result = add_rllib_keys(self.native.train(), self.config)
+        result = self.native.train()
+        add_missing(result, self.metrics.added.reduce())
+        self._latest_result = add_rllib_keys(result, self.config)
         return self._latest_result
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:

@@ -6,12 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from corral.metrics.logger import MetricsLogger as NativeLogger
+from corral.metrics.values import as_path
 
 _MISSING: Any = object()
 
 
 class MetricsLogger(NativeLogger):
-    """A logger with RLlib's signatures."""
+    """A logger with RLlib's signatures.
+
+    Keys that begin with a group of the result, such as `("evaluation", "env_runners")`, are Corral's. What the user logs
+    there is kept in a logger of its own, `added`, which `Algorithm.train` merges into its result.
+    """
+
+    @property
+    def added(self) -> MetricsLogger:
+        """The logger of what the user logs in groups of the result."""
+        return vars(self).setdefault("rllib_added", MetricsLogger())  # type: ignore[no-any-return]
+
+    def _is_ours(self, key: Any) -> bool:
+        """Return whether a key begins with a group that Corral's results use."""
+        return bool(key) and as_path(key)[0] in self._reserved
 
     def log_value(self, key: Any, value: Any, *, clear_on_reduce: bool | None = None, **settings: Any) -> None:
         """Log one value; see Corral's logger.
@@ -23,7 +37,10 @@ class MetricsLogger(NativeLogger):
         if settings.get("window") == float("inf"):  # all values since the last `reduce`
             del settings["window"]
             settings.setdefault("reduce", "mean")
-        super().log_value(key, value, clear_on_reduce=clear_on_reduce, **settings)
+        if self._is_ours(key):
+            self.added.log_value(key, value, clear_on_reduce=clear_on_reduce, **settings)
+        else:
+            super().log_value(key, value, clear_on_reduce=clear_on_reduce, **settings)
 
     def peek(self, key: Any = None, default: Any = _MISSING, **settings: Any) -> Any:
         """Return a value, reduced so far.
@@ -31,7 +48,8 @@ class MetricsLogger(NativeLogger):
         Raises:
             KeyError: Nothing was logged under the key, and there is no default.
         """
-        found = super().peek(key or None, _MISSING)
+        found = self.added.peek(key, None) if self._is_ours(key) else None
+        found = super().peek(key or None, _MISSING) if found is None else found
         if found is not _MISSING:
             return found
         if default is _MISSING:
@@ -40,7 +58,10 @@ class MetricsLogger(NativeLogger):
 
     def aggregate(self, stats: Sequence[Any], *, key: Any = None) -> None:
         """Add what `env_runner.get_metrics()` returned."""
-        super().aggregate(list(stats), key=() if key is None else key)
+        if self._is_ours(key):
+            self.added.aggregate(stats, key=key)
+        else:
+            super().aggregate(list(stats), key=() if key is None else key)
 
 
 def as_rllib(logger: NativeLogger) -> MetricsLogger:

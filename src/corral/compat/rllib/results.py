@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 import time
+from collections.abc import Mapping
 from typing import Any
 
 _EPISODES = {
@@ -68,3 +69,12 @@ def _old_episode_keys(runners: dict[str, Any]) -> dict[str, Any]:
 
 def _learner_stats(learners: dict[str, Any]) -> dict[str, Any]:
     return {name: {"learner_stats": numbers} for name, numbers in learners.items() if isinstance(numbers, dict)}
+
+
+def add_missing(result: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Add the values of nested dicts to a result, where it has none of this name."""
+    for name, value in more.items():
+        if isinstance(value, Mapping) and isinstance(result.get(name), dict):
+            add_missing(result[name], value)
+        else:
+            result.setdefault(name, value)

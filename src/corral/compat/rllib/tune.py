@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, ClassVar
 
+import ray
 from ray import tune
 
 from corral.compat.rllib.algorithm import Algorithm
@@ -11,6 +13,8 @@ from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.native import to_native
 from corral.tune.resources import resources
 from corral.tune.trainable import reportable
+
+log = logging.getLogger(__name__)
 
 _made: dict[type[Algorithm], type[RLlibTrainable]] = {}
 
@@ -43,11 +47,27 @@ class RLlibTrainable(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """Return the resources of a trial. Tune calls this in the driver, so a misspelt setting raises there."""
-        return resources(to_native(cls.get_default_config().update_from_dict(config)))
+        return resources(to_native(cls._fitting_config(config)))
+
+    @classmethod
+    def _fitting_config(cls, settings: dict[str, Any]) -> AlgorithmConfig:
+        """Return the config of a trial, whose workers share the CPU of the trial if the cluster has too few CPUs."""
+        config: AlgorithmConfig = cls.get_default_config().update_from_dict(settings)
+        wanted = resources(to_native(config)).required_resources.get("CPU", 0)
+        there = ray.cluster_resources().get("CPU", wanted) if ray.is_initialized() else wanted
+        if wanted > there:
+            log.warning(
+                "%s: a trial asks for %g CPUs, and the cluster has %g: the workers of a trial share one CPU.",
+                cls.__name__,
+                wanted,
+                there,
+            )
+            config.env_runners(num_cpus_per_env_runner=0).learners(num_cpus_per_learner=0)
+        return config
 
     def setup(self, config: dict[str, Any]) -> None:
         """Build the algorithm."""
-        self.algorithm = self.algorithm_class(config=config)
+        self.algorithm = self.algorithm_class(config=self._fitting_config(config))
 
     def step(self) -> dict[str, Any]:
         """Run one iteration, and return its result."""
