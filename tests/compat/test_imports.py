@@ -70,9 +70,12 @@ assert (Columns.TERMINATEDS, Columns.ACTION_LOGP, Columns.NEXT_OBS) == ("termina
         ("from ray.rllib.models.torch.torch_modelv2 import TorchModelV2", "ModelV2 and its catalog, which are refused"),
         ("from ray.rllib.policy.policy import Policy", "Policy classes of the old API, which are refused"),
         ("from ray.rllib.algorithms.ppo.ppo_tf_policy import PPOTF2Policy", "TensorFlow, which Corral does not use"),
-        ("from ray.rllib.algorithms.impala import IMPALAConfig", "IMPALA and APPO, which are not built"),
-        ("from ray.rllib.algorithms.bc import BCConfig", "learning from stored data"),
-        ("from ray.rllib.algorithms.dreamerv3.dreamerv3 import DreamerV3Config", "an algorithm that is not built"),
+        (
+            "from ray.rllib.algorithms.impala.impala_learner import IMPALALearner",
+            "IMPALA and APPO, which are not built",
+        ),
+        ("from ray.rllib.algorithms.bc.bc_catalog import BCCatalog", "ModelV2 and its catalog"),
+        ("from ray.rllib.algorithms.dreamerv3.utils import debugging", "an algorithm that is not built"),
         ("from ray.rllib.evaluation.postprocessing import compute_advantages", "use episodes in callbacks"),
         ("from ray.rllib.utils.annotations import overrides", "Did you mean 'override'?"),
         ("import ray.rllib.utils.annotation", "Did you mean 'utils.annotations'?"),
@@ -126,3 +129,24 @@ def test_every_name_of_the_table_is_there(module: str, name: str, home: str) -> 
         raise AssertionError(home)
         return
     assert hasattr(table.home_module(home), table.entries(module)[name][1])
+
+
+def test_an_algorithm_that_is_not_built_can_be_imported_and_not_used(run: Run) -> None:
+    script = """
+from ray.rllib.algorithms.impala import ImpalaConfig
+from ray.rllib.algorithms import APPO, IMPALAConfig, PPOConfig
+from ray.rllib.algorithms.bc import BCConfig
+
+print(isinstance(PPOConfig(), (IMPALAConfig, BCConfig)), ImpalaConfig is IMPALAConfig)
+for use in (BCConfig, lambda: APPO.get_default_config()):
+    try:
+        use()
+    except (ImportError, AttributeError) as error:
+        print(error)
+"""
+    assert run(script).stdout.splitlines() == [
+        "False True",
+        "BCConfig: Corral does not build this algorithm: it learns from stored data, and Corral learns from envs only.",
+        "APPO.get_default_config: Corral does not build this algorithm: PPO with the same settings learns from the "
+        "same data: use PPOConfig.",
+    ]

@@ -14,8 +14,8 @@ _MISSING: Any = object()
 class MetricsLogger(NativeLogger):
     """A logger with RLlib's signatures.
 
-    Keys that begin with a group of the result, such as `("evaluation", "env_runners")`, are Corral's. What the user logs
-    there is kept in a logger of its own, `added`, which `Algorithm.train` merges into its result.
+    Keys that begin with a group of the result, such as `("evaluation", "env_runners")`, are Corral's. What the user
+    logs there is kept in a logger of its own, `added`, which `Algorithm.train` merges into its result.
     """
 
     @property

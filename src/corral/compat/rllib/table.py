@@ -45,6 +45,10 @@ HOMES = {
         "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule Schedule Scheduler"
     ),
     "preprocessors": "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor",
+    "unbuilt": (
+        "APPO APPOConfig IMPALA IMPALAConfig BC BCConfig MARWIL MARWILConfig CQL CQLConfig IQL IQLConfig "
+        "DreamerV3 DreamerV3Config"
+    ),
     "corral.envs.agent_copies": "make_multi_agent",
     "corral.envs.multi_agent_env": "MultiAgentEnv",
     "corral.envs.pettingzoo_env": "PettingZooEnv ParallelPettingZooEnv",
@@ -68,7 +72,11 @@ MODULES = {
     "agents.ppo": "PPO algorithm:PPO=PPOTrainer PPOConfig",
     "agents.ppo.ppo": "PPO algorithm:PPO=PPOTrainer PPOConfig",
     "agents.sac": "SAC algorithm:SAC=SACTrainer SACConfig",
-    "algorithms": "Algorithm AlgorithmConfig PPO PPOConfig DQN DQNConfig SAC SACConfig",
+    "algorithms": (
+        "Algorithm AlgorithmConfig PPO PPOConfig DQN DQNConfig SAC SACConfig APPO APPOConfig IMPALA IMPALAConfig "
+        "unbuilt:IMPALA=Impala unbuilt:IMPALAConfig=ImpalaConfig BC BCConfig MARWIL MARWILConfig CQL CQLConfig IQL "
+        "IQLConfig DreamerV3 DreamerV3Config"
+    ),
     "algorithms.algorithm": "Algorithm AlgorithmConfig",
     "algorithms.algorithm_config": "AlgorithmConfig helpers:NotProvided",
     "algorithms.callbacks": "DefaultCallbacks RLlibCallback make_multi_callbacks",
@@ -82,6 +90,21 @@ MODULES = {
     "algorithms.ppo.torch.ppo_torch_learner": "PPOTorchLearner",
     "algorithms.ppo.torch.ppo_torch_rl_module": "modules:DefaultPPOTorchRLModule=PPOTorchRLModule",
     "algorithms.registry": "ALGORITHMS",
+    # Algorithms that are not built.
+    "algorithms.appo": "APPO APPOConfig",
+    "algorithms.appo.appo": "APPO APPOConfig",
+    "algorithms.impala": "IMPALA IMPALAConfig unbuilt:IMPALA=Impala unbuilt:IMPALAConfig=ImpalaConfig",
+    "algorithms.impala.impala": "IMPALA IMPALAConfig unbuilt:IMPALA=Impala unbuilt:IMPALAConfig=ImpalaConfig",
+    "algorithms.bc": "BC BCConfig",
+    "algorithms.bc.bc": "BC BCConfig",
+    "algorithms.marwil": "MARWIL MARWILConfig",
+    "algorithms.marwil.marwil": "MARWIL MARWILConfig",
+    "algorithms.cql": "CQL CQLConfig",
+    "algorithms.cql.cql": "CQL CQLConfig",
+    "algorithms.iql": "IQL IQLConfig",
+    "algorithms.iql.iql": "IQL IQLConfig",
+    "algorithms.dreamerv3": "DreamerV3 DreamerV3Config",
+    "algorithms.dreamerv3.dreamerv3": "DreamerV3 DreamerV3Config",
     "algorithms.sac": "SAC SACConfig",
     "algorithms.sac.sac": "SAC SACConfig",
     "algorithms.sac.torch.sac_torch_learner": "SACTorchLearner",

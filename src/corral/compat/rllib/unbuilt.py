@@ -1,0 +1,49 @@
+"""Algorithms of RLlib that Corral lacks: scripts can import them, for `isinstance` and the like, and not use them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from corral.errors import NotServedError, UnknownAttributeError
+
+_STORED = "it learns from stored data, and Corral learns from envs only"
+_LIKE_PPO = "PPO with the same settings learns from the same data: use PPOConfig"
+
+
+class _Meta(type):
+    """Class of the classes here, whose missing attributes say why they are missing."""
+
+    REASON: ClassVar[str]
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnknownAttributeError(f"{cls.__name__}.{name}: Corral does not build this algorithm: {cls.REASON}.")
+
+
+class Unbuilt(metaclass=_Meta):
+    """Base class of the classes here.
+
+    Raises:
+        NotServedError: When an instance is made.
+    """
+
+    REASON: ClassVar[str] = ""
+
+    def __new__(cls, *args: Any, **settings: Any) -> Any:
+        """Raise."""
+        raise NotServedError(f"{cls.__name__}: Corral does not build this algorithm: {cls.REASON}.")
+
+
+def _make(name: str, reason: str) -> type[Unbuilt]:
+    return _Meta(name, (Unbuilt,), {"REASON": reason, "__module__": __name__})
+
+
+APPO, APPOConfig = _make("APPO", _LIKE_PPO), _make("APPOConfig", _LIKE_PPO)
+IMPALA, IMPALAConfig = _make("IMPALA", _LIKE_PPO), _make("IMPALAConfig", _LIKE_PPO)
+BC, BCConfig = _make("BC", _STORED), _make("BCConfig", _STORED)
+MARWIL, MARWILConfig = _make("MARWIL", _STORED), _make("MARWILConfig", _STORED)
+CQL, CQLConfig = _make("CQL", _STORED), _make("CQLConfig", _STORED)
+IQL, IQLConfig = _make("IQL", _STORED), _make("IQLConfig", _STORED)
+DreamerV3 = _make("DreamerV3", "it learns a model of the env; use PPOConfig or SACConfig")
+DreamerV3Config = _make("DreamerV3Config", DreamerV3.REASON)
