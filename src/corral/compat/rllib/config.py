@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -11,6 +12,8 @@ from corral.compat.rllib.helpers import NotProvided
 from corral.compat.rllib.settings import DEFAULTS, RENAMED, SETTINGS, TRAINING, Setting
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.errors import ConfigError, nearest, nearest_name
+
+log = logging.getLogger(__name__)
 
 _NOT_GIVEN: Any = NotProvided
 
@@ -309,14 +312,22 @@ class AlgorithmConfig:
     def overrides(cls, **settings: Any) -> dict[str, Any]:
         """Return settings as a dict, after checking their names.
 
+        The name of a method, such as `exploration`, is left out with a warning: RLlib takes it, and it changes nothing.
+
         Raises:
             KeyError: A name is unknown.
         """
         known = {**cls._settings(), **{name: None for name in ("policies", "callbacks", "callbacks_class")}}
-        for name in settings:
-            if RENAMED.get(name, name) not in known:
-                raise KeyError(f"{name!r} is no setting of {cls.__name__}. {nearest(name, known)}")
-        return {RENAMED.get(name, name): value for name, value in settings.items()}
+        found = {}
+        for given, value in settings.items():
+            name = RENAMED.get(given, given)
+            if name in known:
+                found[name] = value
+            elif callable(getattr(cls, given, None)):
+                log.warning("overrides(%s=%r) is no setting, but a method: it is left out.", given, value)
+            else:
+                raise KeyError(f"{given!r} is no setting of {cls.__name__}. {nearest(given, known)}")
+        return found
 
     def copy(self, copy_frozen: bool | None = None) -> Self:
         """Return a copy: frozen as this config is, or as `copy_frozen` says."""

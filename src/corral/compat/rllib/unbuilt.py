@@ -35,7 +35,7 @@ class Unbuilt(metaclass=_Meta):
         raise NotServedError(f"{cls.__name__}: Corral does not build this algorithm: {cls.REASON}.")
 
 
-def _make(name: str, reason: str) -> type[Unbuilt]:
+def _make(name: str, reason: str) -> Any:
     return _Meta(name, (Unbuilt,), {"REASON": reason, "__module__": __name__})
 
 
