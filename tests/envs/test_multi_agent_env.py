@@ -13,7 +13,7 @@ from gymnasium import spaces
 import corral
 from corral import MultiAgentEnv
 from corral.envs.env_state import continues, get_env_state
-from corral.envs.multi_agent_env import AgentGroups
+from corral.envs.multi_agent_env import AgentGroups, possible_agents
 from corral.envs.seated_env import SeatedEnv
 from corral.envs.seats import Seats
 from corral.envs.vector import EnvContext, make_vector_env
@@ -49,6 +49,15 @@ class Team(MultiAgentEnv):
         rewards = {agent: float(np.sum(action)) for agent, action in action_dict.items()}
         ends = self.faults.get("ends", {0: False, 2: False, "__all__": False})
         return self._see(), rewards, ends, {}, {0: {"t": self.t}, 1: {"n": 1}, "__common__": {"c": 1}}
+
+
+@pytest.mark.parametrize("attribute", ["possible_agents", "agents", "_agent_ids"])
+def test_a_set_of_agents_has_one_order_in_all_processes(attribute: str) -> None:
+    class Named(MultiAgentEnv):
+        def __init__(self) -> None:
+            setattr(self, attribute, {f"agent_{i}" for i in range(9)})
+
+    assert possible_agents(Named()) == [f"agent_{i}" for i in range(9)]
 
 
 class TestSpaces:
@@ -183,7 +192,7 @@ class TestAgentGroups:
     def test_spaces_may_be_given(self) -> None:
         wide = spaces.Tuple([spaces.Box(-9, 9, (2,), np.float32)] * 2)
         env = Team().with_agent_groups({"team": [0, 1]}, obs_space=wide, act_space=spaces.Tuple([FOUR, FOUR]))
-        assert env.observation_spaces["team"] == wide
+        assert env.observation_spaces["team"] == env.observation_space == wide
 
     def test_the_state_of_the_env_inside_is_reached(self) -> None:
         class Saved(Team):

@@ -156,6 +156,10 @@ class AgentGroups(gym.Wrapper[Any, Any, Any, Any]):
             }
             spaces.append({agent: of_groups.get(agent) or one[agent] for agent in self.possible_agents})
         self.observation_spaces, self.action_spaces = spaces
+        if obs_space is not None:
+            self.observation_space = obs_space
+        if act_space is not None:
+            self.action_space = act_space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -219,9 +223,12 @@ def possible_agents(env: gym.Env[Any, Any]) -> list[AgentID]:
         EnvError: There are no agents, or an id is not allowed or occurs twice.
     """
     shared = getattr(env.unwrapped, "observation_space", None)
-    named = [_attribute(env, name) for name in ("possible_agents", "agents", "observation_spaces")]
+    # RLlib's envs of before 2.40 name their agents in `_agent_ids`.
+    named = [_attribute(env, name) for name in ("possible_agents", "agents", "observation_spaces", "_agent_ids")]
     named.append(shared.spaces if isinstance(shared, gym.spaces.Dict) else ())
-    agents = next(([*ids] for ids in named if ids is not None and len(ids)), [])
+    found: Any = next((ids for ids in named if ids is not None and len(ids)), ())
+    # A set of strings has another order in each process, and workers agree on the order of agents.
+    agents = sorted(found, key=str) if isinstance(found, (set, frozenset)) else list(found)
     if not agents:
         raise EnvError("there are no agents: set possible_agents to the ids of all agents that may appear")
     for i, agent in enumerate(agents):
