@@ -43,3 +43,24 @@ algo.stop()
 """
     printed = run(BEGINS + script).stdout
     assert "[0.0001, 0.001] True" in printed and "iteration 2 0.001" in printed
+
+
+def test_workers_share_a_cpu_where_the_cluster_has_too_few(run: Run) -> None:
+    pytest.importorskip("ray")
+    script = """
+import ray
+from ray import tune
+from ray.rllib.algorithms.ppo import PPO, PPOConfig
+
+ray.init(address="local", num_cpus=2, include_dashboard=False)
+config = PPOConfig().environment("CartPole-v1").training(train_batch_size=256, num_epochs=1)
+print(PPO.default_resource_request(config.copy().env_runners(num_env_runners=1)).bundles)
+print(PPO.default_resource_request(config).bundles)
+stop = tune.RunConfig(stop={"training_iteration": 1}, verbose=0)
+(result,) = tune.Tuner("PPO", param_space=config, run_config=stop).fit()
+print(result.error, result.metrics["num_env_steps_sampled_lifetime"])
+"""
+    done = run(script)
+    assert "[{'CPU': 1.0}, {'CPU': 1.0}]\n[{'CPU': 1.0}]\n" in done.stdout
+    assert "None 256" in done.stdout
+    assert "a trial asks for 3 CPUs, and the cluster has 2" in done.stderr

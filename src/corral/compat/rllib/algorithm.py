@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
@@ -101,6 +102,15 @@ class Algorithm:
         config = CONFIGS.get(cls.ALGORITHM, AlgorithmConfig)()
         config.algo_class = cls
         return config
+
+    @classmethod
+    def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> Any:
+        """Return the resources that a trial of Ray Tune reserves.
+
+        Args:
+            config: A config, or a dict of settings.
+        """
+        return importlib.import_module(f"{__package__}.tune").request_resources(cls, config)
 
     # Parts.
 

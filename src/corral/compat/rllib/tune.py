@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import ray
@@ -47,27 +48,12 @@ class RLlibTrainable(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """Return the resources of a trial. Tune calls this in the driver, so a misspelt setting raises there."""
-        return resources(to_native(cls._fitting_config(config)))
-
-    @classmethod
-    def _fitting_config(cls, settings: dict[str, Any]) -> AlgorithmConfig:
-        """Return the config of a trial, whose workers share the CPU of the trial if the cluster has too few CPUs."""
-        config: AlgorithmConfig = cls.get_default_config().update_from_dict(settings)
-        wanted = resources(to_native(config)).required_resources.get("CPU", 0)
-        there = ray.cluster_resources().get("CPU", wanted) if ray.is_initialized() else wanted
-        if wanted > there:
-            log.warning(
-                "%s: a trial asks for %g CPUs, and the cluster has %g: the workers of a trial share one CPU.",
-                cls.__name__,
-                wanted,
-                there,
-            )
-            config.env_runners(num_cpus_per_env_runner=0).learners(num_cpus_per_learner=0)
-        return config
+        found: tune.PlacementGroupFactory = cls.algorithm_class.default_resource_request(config)
+        return found
 
     def setup(self, config: dict[str, Any]) -> None:
         """Build the algorithm."""
-        self.algorithm = self.algorithm_class(config=self._fitting_config(config))
+        self.algorithm = self.algorithm_class(config=fit_to_cluster(self.algorithm_class, config))
 
     def step(self) -> dict[str, Any]:
         """Run one iteration, and return its result."""
@@ -85,3 +71,27 @@ class RLlibTrainable(tune.Trainable):
         """Stop the algorithm."""
         if hasattr(self, "algorithm"):
             self.algorithm.stop()
+
+
+def request_resources(
+    algorithm_class: type[Algorithm], config: AlgorithmConfig | Mapping[str, Any]
+) -> tune.PlacementGroupFactory:
+    """Return the resources of a trial of an algorithm."""
+    return resources(to_native(fit_to_cluster(algorithm_class, config)))
+
+
+def fit_to_cluster(algorithm_class: type[Algorithm], given: AlgorithmConfig | Mapping[str, Any]) -> AlgorithmConfig:
+    """Return the config of a trial, whose workers share the CPU of the trial if the cluster has too few CPUs."""
+    settings = given.to_dict() if isinstance(given, AlgorithmConfig) else given
+    config: AlgorithmConfig = algorithm_class.get_default_config().update_from_dict(settings)
+    wanted = resources(to_native(config)).required_resources.get("CPU", 0)
+    there = ray.cluster_resources().get("CPU", wanted) if ray.is_initialized() else wanted
+    if wanted > there:
+        log.warning(
+            "%s: a trial asks for %g CPUs, and the cluster has %g: the workers of a trial share one CPU.",
+            algorithm_class.__name__,
+            wanted,
+            there,
+        )
+        config.env_runners(num_cpus_per_env_runner=0).learners(num_cpus_per_learner=0)
+    return config
