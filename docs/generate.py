@@ -25,6 +25,8 @@ from corral.cli.main import make_parser
 from corral.compat.rllib.settings import SETTINGS as RLLIB_SETTINGS
 from corral.compat.rllib.settings import TRAINING as RLLIB_TRAINING
 from corral.compat.rllib.settings import Setting
+from corral.compat.rllib.table import FROM_RAY, NOT_SERVED, entries, home_module, open_homes, public_names
+from corral.compat.rllib.table import MODULES as RLLIB_MODULES
 from corral.config.config import AlgorithmConfig
 from corral.config.settings import GROUPS
 from corral.core.schedules import Schedule
@@ -306,6 +308,48 @@ def _rllib_rows(settings: dict[str, Setting]) -> list[str]:
     return [*rows, ""]
 
 
+def rllib_names_page() -> str:
+    """Return the page of the names that are served at paths of RLlib, and of what is refused, from the table."""
+    paths: dict[tuple[str, str, str], list[str]] = {}
+    for module in RLLIB_MODULES:
+        for name, (home, original) in entries(module).items():
+            paths.setdefault((name, home, original), []).append(module)
+    lines = [
+        "# Names of RLlib",
+        "",
+        NOTE,
+        "",
+        "What `ray.rllib` has in a script that Corral runs; see [RLlib scripts](../rllib-migration.md). A name is one",
+        "object at all its paths. `ray.rllib.` is left out before paths.",
+        "",
+        "| Name | Paths | What it is |",
+        "| --- | --- | --- |",
+    ]
+    for (name, home, original), modules in sorted(paths.items()):
+        listed = ", ".join(f"`{module}`" if module else "`ray.rllib` itself" for module in modules)
+        lines.append(f"| `{name}` | {listed} | {_summary_of(getattr(home_module(home), original))} |")
+    lines += ["", "## Modules whose names are all served", "", "| Path | Names |", "| --- | --- |"]
+    for module in RLLIB_MODULES:
+        names = sorted({name for home in open_homes(module) for name in public_names(home_module(home))})
+        if names:
+            lines.append(f"| `{module}` | {', '.join(f'`{name}`' for name in names)} |")
+    lines += ["", "## Loaded from the files of the installed Ray", ""]
+    lines += [f"- `{module}`" for module in FROM_RAY]
+    lines += ["", "## Refused", "", "| What | In its place |", "| --- | --- |"]
+    lines += [f"| {what} | {remedy} |" for _, what, remedy in NOT_SERVED]
+    return "\n".join(lines) + "\n"
+
+
+def _summary_of(found: Any) -> str:
+    """Return the first line of an object's documentation, or the value of a constant."""
+    if isinstance(found, (str, int, float, bool)):
+        return f"`{found!r}`".replace("'", '"')
+    if isinstance(found, dict):
+        return f"a dict of {len(found)} entries"
+    documentation = inspect.getdoc(found) if isinstance(found, type) or callable(found) else None
+    return (documentation or "an alias for annotations").splitlines()[0].replace("|", "or")
+
+
 def pages() -> dict[str, str]:
     """Return the text of each page by file name."""
     return {
@@ -314,6 +358,7 @@ def pages() -> dict[str, str]:
         "cli.md": cli_page(),
         "exploration.md": exploration_page(),
         "rllib-settings.md": rllib_page(),
+        "rllib-names.md": rllib_names_page(),
     }
 
 

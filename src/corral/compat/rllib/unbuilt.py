@@ -36,7 +36,8 @@ class Unbuilt(metaclass=_Meta):
 
 
 def _make(name: str, reason: str) -> Any:
-    return _Meta(name, (Unbuilt,), {"REASON": reason, "__module__": __name__})
+    about = f"Not built: {reason}."
+    return _Meta(name, (Unbuilt,), {"REASON": reason, "__module__": __name__, "__doc__": about})
 
 
 APPO, APPOConfig = _make("APPO", _LIKE_PPO), _make("APPOConfig", _LIKE_PPO)

@@ -1,6 +1,6 @@
 """Compares how long scripts of RLlib take, unchanged, on RLlib and on Corral.
 
-    python benchmarks/rllib_scripts.py --rivals-python .venv-bench/bin/python 'SCRIPT ARGS' 'SCRIPT ARGS' ...
+    python benchmarks/unchanged_scripts.py --rivals-python .venv-bench/bin/python 'SCRIPT ARGS' 'SCRIPT ARGS' ...
 
 Prints a table: the seconds from the start of the process to its end, which are medians of the rounds. In a round both
 systems run each script once, one after the other. A script that does not end with exit code 0 is a failure.
