@@ -33,6 +33,7 @@ def run_script(
     with_ray: bool = True,
     directory: Path | None = None,
     code: int | None = 0,
+    timeout_s: float = 120,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script text, or a list of arguments, in a process of its own, and check the exit code."""
     if isinstance(script, str):
@@ -50,7 +51,19 @@ def run_script(
         text=True,
         cwd=directory or tmp_path,
         env=environment,
-        timeout=120,
+        timeout=timeout_s,
     )
     assert code is None or done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def shrink(**defaults: object) -> str:
+    """Return lines before a snippet that make the defaults of RLlib smaller, so that the snippet runs quickly."""
+    small = {"PPO": {"num_epochs": 1, "num_env_runners": 0, "train_batch_size": 600, **defaults}}
+    small["DQN"] = {"min_sample_timesteps_per_iteration": 100}
+    return f"""
+from corral.compat.rllib import settings
+
+for name, smaller in {small!r}.items():
+    settings.DEFAULTS[name].update(smaller)
+"""

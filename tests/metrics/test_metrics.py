@@ -200,3 +200,12 @@ def test_settings_of_the_bottleneck_exist() -> None:
         for part in parts:
             group, _, name = PARTS[part].partition(".")
             assert not name or name in config.group_fields()[group]
+
+
+def test_the_values_of_a_window_can_be_read() -> None:
+    logger = MetricsLogger()
+    logger.log_values(("runners", "return"), [1.0, 2.0, 3.0], window=2)
+    logger.log_value("loss", 1.0)
+    assert logger.peek_values(("runners", "return")) == [2.0, 3.0] == logger.peek_values(("runners", "return"))
+    assert logger.peek(("runners", "return")) == 2.5
+    assert logger.peek_values("loss") == logger.peek_values("nothing") == []

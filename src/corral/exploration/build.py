@@ -141,7 +141,7 @@ def make_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any], *
     """
     check_exploration(config, action_space)
     kind, settings = _split(config)
-    return exploration_class(kind)(action_space, policy_config=config, **given, **settings)
+    return exploration_class(kind)(action_space, policy_config=config, framework="torch", **given, **settings)
 
 
 def make_sub_exploration(exploration: Exploration, sub_config: Mapping[str, Any] | None) -> Exploration:

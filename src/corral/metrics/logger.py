@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.metrics.entry import FLUSH_AT, Entry, Part
+from corral.metrics.reducers import Values
 from corral.metrics.reduction_settings import MetricsError, Path, Reduction, Settings, make_reduction
 from corral.metrics.values import Key, as_path, as_value, call_site, default_reduce, fit
 
@@ -272,6 +273,18 @@ class MetricsLogger:
         for name in path:
             found = found.get(name, _MISSING) if isinstance(found, dict) else _MISSING
         return default if found is _MISSING else found
+
+    def peek_values(self, key: Key) -> list[Any]:
+        """Return the values from which the result of a key is computed, the oldest first, and forget nothing.
+
+        Keys with a window have them, such as `("env_runners", "episode_return_mean")`, and keys of some reductions
+        (percentiles, item_series). The list is empty for other keys.
+        """
+        entry = self._names.get(as_path(key))
+        if entry is None or not isinstance(entry.reducer, Values):
+            return []
+        entry.flush()
+        return entry.reducer.peek_values()
 
     def reduce(self) -> dict[str, Any]:
         """Return all results as a nested dict, and forget the values that count only for one iteration."""

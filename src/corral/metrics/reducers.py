@@ -174,6 +174,10 @@ class Values(Reducer):
     def peek(self) -> Any:
         return self._summary(list(self._values))
 
+    def peek_values(self) -> list[Any]:
+        """Return the values that are summarised, the oldest first."""
+        return list(self._values)
+
     def clear(self) -> None:
         self._values.clear()
         self._forget_new()

@@ -13,6 +13,7 @@ from corral.compat.rllib import checkpoints, metrics
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.modules import view_module
 from corral.compat.rllib.native import algorithm_name, to_native
+from corral.compat.rllib.policy_views import view_policy
 from corral.compat.rllib.results import add_missing, add_rllib_keys
 from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup, view_runner
 from corral.errors import CheckpointError
@@ -138,7 +139,7 @@ class Algorithm:
     @property
     def env_runner_group(self) -> EnvRunnerGroup:
         """The runners."""
-        return EnvRunnerGroup(self.native.env_runner_group)
+        return EnvRunnerGroup(self.native.env_runner_group, self.native.send_weights)
 
     workers = env_runner_group
 
@@ -166,7 +167,7 @@ class Algorithm:
         """Run one iteration, and return its result with RLlib's keys."""
         result = self.native.train()
         add_missing(result, self.metrics.added.reduce())
-        self._latest_result = add_rllib_keys(result, self.config)
+        self._latest_result = add_rllib_keys(result, self.config, self.native)
         return self._latest_result
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
@@ -252,19 +253,56 @@ class Algorithm:
 
     # Acting.
 
-    def compute_single_action(self, observation: Any = None, *args: Any, **settings: Any) -> Any:
-        """Return an action for one observation; see Corral's method."""
-        return self.native.compute_single_action(observation, *args, **settings)
+    def compute_single_action(
+        self,
+        observation: Any = None,
+        state: Any = None,
+        *,
+        policy_id: str | None = None,
+        explore: bool | None = None,
+        full_fetch: bool = False,
+        **settings: Any,
+    ) -> Any:
+        """Return an action for one observation.
 
-    def compute_actions(self, observations: Any, **settings: Any) -> Any:
-        """Return actions for observations, by key if they are a dict by key."""
-        if isinstance(observations, Mapping):
-            return {key: self.compute_single_action(obs, **settings) for key, obs in observations.items()}
-        return self.native.compute_actions(observations, **settings)
+        Args:
+            observation: Observation as the env gives it.
+            state: State of a module with memory.
+            policy_id: Id of the module.
+            explore: Whether to explore; `None` is the setting `explore`.
+            full_fetch: Whether to return action, state and a dict of further outputs, which is empty.
+            **settings: Previous action and reward, info, and other arguments of the older stack, which change nothing.
+
+        Returns:
+            The action; with a state, or with `full_fetch`, a tuple of the action, the next state and a dict.
+        """
+        has_state = state is not None and len(state) > 0
+        found = self.native.compute_single_action(
+            observation, state if has_state else None, explore=explore, policy_id=policy_id
+        )
+        if not has_state:
+            return (found, [], {}) if full_fetch else found
+        return (*found, {})
+
+    def compute_actions(
+        self, observations: Any, state: Any = None, *, full_fetch: bool = False, **settings: Any
+    ) -> Any:
+        """Return actions for observations, by key if they are a dict by key; see `compute_single_action`."""
+        if not isinstance(observations, Mapping):
+            allowed = {name: settings[name] for name in ("explore", "policy_id") if name in settings}
+            actions = self.native.compute_actions(observations, state=state, **allowed)
+            return (actions, [], {}) if full_fetch else actions
+        found = {
+            key: self.compute_single_action(obs, (state or {}).get(key), full_fetch=full_fetch, **settings)
+            for key, obs in observations.items()
+        }
+        if not full_fetch and state is None:
+            return found
+        return tuple({key: parts[i] for key, parts in found.items()} for i in range(3))
 
     def get_policy(self, policy_id: str = "default_policy") -> Any:
-        """Return a module."""
-        return self.get_module(policy_id)
+        """Return a module as a policy."""
+        return view_policy(self.native.get_module(policy_id))
 
     def get_weights(self, policies: Any = None) -> dict[str, Any]:
         """Return the weights by module id and name."""
@@ -297,6 +335,11 @@ def make_viewed(name: str, config: Any) -> Any:
         def __init__(self, config: Any, view: Algorithm) -> None:
             self.view, view.native = view, self
             super().__init__(config)
+
+        def send_weights(self) -> None:
+            """Send the weights to the runners, also if they were changed by hand since the last update."""
+            self._num_exploration_versions += 1  # they have a new version, though the learners took no step
+            self.sync_weights()
 
         def train_once(self) -> Any:
             """Return what the training step of Corral's algorithm returns."""

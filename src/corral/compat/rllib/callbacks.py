@@ -12,6 +12,7 @@ import numpy as np
 from corral.callbacks.callback import EVENTS as NATIVE_EVENTS
 from corral.callbacks.callback import Callback
 from corral.compat.rllib import episodes, metrics
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -57,7 +58,13 @@ class RLlibCallback:
     """Base class of callbacks: override the methods of the events to listen to."""
 
     def __init__(self, legacy_callbacks_dict: Any = None) -> None:
-        """Take no settings."""
+        """Take no settings.
+
+        Raises:
+            ConfigError: Functions of RLlib's oldest form are given.
+        """
+        if legacy_callbacks_dict:
+            raise ConfigError("legacy_callbacks_dict: give the dict itself as the callbacks of the config.")
 
 
 def _do_nothing(self: Any, *args: Any, **arguments: Any) -> None:
@@ -72,11 +79,55 @@ DefaultCallbacks = RLlibCallback
 
 def make_multi_callbacks(callback_class_list: Sequence[Callable[[], Any]]) -> type[RLlibCallback]:
     """Return one class whose methods call the methods of all classes, in their order."""
+    return type("MultiCallbacks", (RLlibCallback,), {"callback_classes": tuple(callback_class_list)})
 
-    class MultiCallbacks(RLlibCallback):
-        callback_classes = tuple(callback_class_list)
 
-    return MultiCallbacks
+MultiCallbacks = make_multi_callbacks
+"""Older name of `make_multi_callbacks`, which was a class."""
+
+
+_LEGACY: dict[str, tuple[str, dict[str, str]]] = {
+    "on_episode_start": ("on_episode_start", {"env": "base_env", "policy": "policies", "episode": "episode"}),
+    "on_episode_step": ("on_episode_step", {"env": "base_env", "episode": "episode"}),
+    "on_episode_end": ("on_episode_end", {"env": "base_env", "policy": "policies", "episode": "episode"}),
+    "on_sample_end": ("on_sample_end", {"worker": "worker", "samples": "samples"}),
+    "on_train_result": ("on_train_result", {"trainer": "algorithm", "result": "result"}),
+    "on_postprocess_traj": (
+        "on_postprocess_trajectory",
+        {
+            **{"episode": "episode", "agent_id": "agent_id", "post_batch": "postprocessed_batch"},
+            **{"pre_batch": "original_batches", "all_pre_batches": "original_batches"},
+        },
+    ),
+}
+"""By RLlib's oldest name of an event: its name, and the argument for each key of the dict `info`."""
+
+
+def from_functions_of_info(functions: Mapping[str, Callable[[dict[str, Any]], Any]]) -> type[RLlibCallback]:
+    """Return a class for functions in RLlib's oldest form: by event, a function of one dict.
+
+    Raises:
+        ConfigError: An event is unknown.
+    """
+    methods = {}
+    for name, function in functions.items():
+        if name not in _LEGACY:
+            raise ConfigError(f"callbacks: unknown event {name!r}. {nearest(name, _LEGACY)}")
+        methods[_LEGACY[name][0]] = _method_of_info(function, _LEGACY[name][1])
+    return type("FunctionsOfInfo", (RLlibCallback,), methods)
+
+
+def _method_of_info(function: Callable[[dict[str, Any]], Any], keys: Mapping[str, str]) -> Callable[..., None]:
+    def method(self: Any, **given: Any) -> None:
+        info = {key: given[source] for key, source in keys.items()}
+        if "pre_batch" in info:
+            info["pre_batch"] = info["all_pre_batches"][info["agent_id"]]
+        function(info)
+
+    names = ["self", *dict.fromkeys(keys.values())]
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    method.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return method
 
 
 def single(factories: Sequence[Any]) -> list[Any]:
@@ -99,13 +150,16 @@ def to_native(config: AlgorithmConfig) -> tuple[list[type[Callback]], dict[str, 
         if event not in NEVER:
             adapted = [_Adapted(event, function) for function in given]
             functions.setdefault(NATIVE_NAMES.get(event, event), []).extend(adapted)
-    listens = any(listens_to_episodes(cls) for cls in classes) or "on_episode_end" in functions
+    listens = any(listens_to_episodes(cls) for cls in classes) or not functions.keys().isdisjoint(_NOTING)
     return ([*classes, _OldMetrics] if listens else classes), functions
 
 
 def listens_to_episodes(cls: type) -> bool:
     """Return whether a class listens to an event at which it may note numbers of the older stack on episodes."""
-    return any(event in vars(cls) for event in ("on_episode_start", "on_episode_step", "on_episode_end"))
+    return any(event in vars(cls) for event in _NOTING)
+
+
+_NOTING = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end", "on_postprocess_trajectory")
 
 
 class _Adapted:
@@ -163,16 +217,25 @@ def _make_method(event: str, names: Sequence[str] | None) -> Callable[..., None]
 class _OldMetrics(Callback):
     """Reports the numbers that callbacks noted in `episode.custom_metrics` and `episode.hist_data`."""
 
-    def on_episode_end(self, *, episode: Any, metrics_logger: Any, env_runner: Any, **kwargs: Any) -> None:
-        for name, value in episode.custom_data.get("custom_metrics", {}).items():
-            values = np.atleast_1d(np.asarray(value, np.float64)).tolist()
-            if env_runner.config.rllib.keep_per_episode_custom_metrics:
-                metrics_logger.log_values(("custom_metrics", name), values, reduce="item_series")
-                continue
-            for reduce in ("mean", "min", "max"):
-                metrics_logger.log_values(("custom_metrics", f"{name}_{reduce}"), values, reduce=reduce)
-        for name, values in episode.custom_data.get("hist_data", {}).items():
-            metrics_logger.log_values(("hist_stats", name), list(values), reduce="item_series")
+    def on_sample_end(self, *, samples: Any, metrics_logger: Any, env_runner: Any, **kwargs: Any) -> None:
+        config = env_runner.config
+        window = None if config.in_evaluation else config.metrics_num_episodes_for_smoothing
+        for episode in samples.episodes():
+            if episode.is_done:
+                _report_notes(episode.custom_data, metrics_logger, window, config.rllib.keep_per_episode_custom_metrics)
+
+
+def _report_notes(notes: Mapping[str, Any], metrics_logger: Any, window: int | None, keeps_all: bool) -> None:
+    """Log what callbacks noted on one episode, over as many episodes as the mean return."""
+    for name, value in notes.get("custom_metrics", {}).items():
+        values = np.atleast_1d(np.asarray(value, np.float64)).tolist()
+        if keeps_all:
+            metrics_logger.log_values(("custom_metrics", name), values, reduce="item_series")
+            continue
+        for reduce in ("mean", "min", "max"):
+            metrics_logger.log_values(("custom_metrics", f"{name}_{reduce}"), values, reduce=reduce, window=window)
+    for name, values in notes.get("hist_data", {}).items():
+        metrics_logger.log_values(("hist_stats", name), list(values), reduce="item_series")
 
 
 def _accepted_names(event: str, function: Callable[..., Any], *, bound: bool = False) -> list[str] | None:
@@ -215,11 +278,13 @@ _ALIASES = {**_OLD, "trainer": "algorithm", "worker_set": "env_runner_group", "w
 
 def _adapt(event: str, names: Sequence[str] | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments of Corral's event by RLlib's names, each in RLlib's form."""
+    if event == "on_train_result":
+        _view_result(arguments["result"], arguments["algorithm"])
     found = {}
     for name in names if names is not None else EVENTS[event]:
         native = name if name in arguments else _ALIASES.get(name, name)
         if native in arguments:
-            adapt = _FORMS.get(name)
+            adapt = _FORMS.get(f"{event}.{name}") or _FORMS.get(name)
             found[name] = arguments[native] if adapt is None else adapt(arguments[native])
     return found
 
@@ -241,13 +306,39 @@ def _view_algorithm(algorithm: Any) -> Any:
 
 
 def _view_samples(samples: Any) -> list[Any]:
-    return [episodes.as_rllib(episode) for episode in samples.episodes()]
+    from corral.compat.rllib.column_views import Samples
+
+    return Samples(samples)
 
 
-def _view_result(result: dict[str, Any]) -> dict[str, Any]:
+def _view_columns(columns: Any) -> Any:
+    from corral.compat.rllib.column_views import ColumnView
+
+    return ColumnView(columns)
+
+
+def _view_originals(originals: Any) -> Any:
+    from corral.compat.rllib.column_views import view_originals
+
+    return view_originals(originals)
+
+
+def _view_agent(agent_id: Any) -> Any:
+    from corral.compat.rllib.column_views import view_agent
+
+    return view_agent(agent_id)
+
+
+def _view_policy(module: Any) -> Any:
+    from corral.compat.rllib.policy_views import view_policy
+
+    return view_policy(module)
+
+
+def _view_result(result: dict[str, Any], algorithm: Any) -> dict[str, Any]:
     from corral.compat.rllib.results import add_rllib_keys
 
-    return add_rllib_keys(result)
+    return add_rllib_keys(result, algorithm=algorithm)
 
 
 def _view_base_env(env: Any) -> Any:
@@ -265,8 +356,8 @@ def _view_modules(modules: Any) -> Any:
 
 
 def _view_policies(modules: Any) -> Any:
-    viewed = _view_modules(modules)
-    return viewed if isinstance(modules, dict) else {"default_policy": viewed}
+    modules = modules if isinstance(modules, dict) else {DEFAULT_MODULE_ID: modules}
+    return {module_id: _view_policy(module) for module_id, module in modules.items()}
 
 
 _FORMS: dict[str, Callable[[Any], Any]] = {
@@ -281,10 +372,15 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     "prev_episode_chunks": lambda chunks: [episodes.as_rllib(chunk) for chunk in chunks],
     "metrics_logger": metrics.as_rllib,
     "samples": _view_samples,
-    "result": _view_result,
+    "postprocessed_batch": _view_columns,
+    "train_batch": _view_columns,
+    "original_batches": _view_originals,
+    "agent_id": _view_agent,
+    "policy": _view_policy,
+    "on_learn_on_batch.result": lambda result: result.setdefault("custom_metrics", {}),
     "policies": _view_policies,
     "rl_module": _view_modules,
 }
-"""By RLlib's name of an argument, what brings Corral's into RLlib's form."""
+"""By RLlib's name of an argument, or by event and name, what brings Corral's into RLlib's form."""
 
 assert set(EVENTS) - set(NEVER) <= {*NATIVE_EVENTS, *NATIVE_NAMES}

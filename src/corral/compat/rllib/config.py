@@ -149,16 +149,19 @@ class AlgorithmConfig:
         """Set what runs at events; each argument replaces what an earlier call gave for it, as in RLlib.
 
         Args:
-            callbacks_class: A callback class, a `functools.partial` of one, or a list of them; `None` is none.
+            callbacks_class: A callback class, a `functools.partial` of one, or a list of them; `None` is none. A dict
+                holds functions in RLlib's oldest form, `fn(info)`, by event.
             **functions: By event, a callable or a list of callables.
 
         Raises:
             ConfigError: An event is unknown.
             ValueError: The class is not callable.
         """
-        from corral.compat.rllib.callbacks import EVENTS
+        from corral.compat.rllib.callbacks import EVENTS, from_functions_of_info
 
         self._refuse_frozen("callbacks_class")
+        if isinstance(callbacks_class, Mapping):
+            callbacks_class = from_functions_of_info(callbacks_class)
         if callbacks_class is not _NOT_GIVEN:
             given = callbacks_class if isinstance(callbacks_class, (list, tuple)) else [callbacks_class]
             classes = [] if callbacks_class is None else list(given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.episodes.episode import SingleAgentEpisode as NativeEpisode
 from corral.episodes.multi_agent_episode import MultiAgentEpisode as NativeMultiAgentEpisode
 from corral.episodes.notes import Noted
@@ -45,6 +46,12 @@ class _OldNames(Noted):
     def episode_id(self) -> str:
         """Id of the episode; `id_` on the new stack."""
         return self.id_
+
+    def policy_for(self, agent_id: Any = None) -> str:
+        """Return the id of the module of an agent; `module_for` on the new stack."""
+        episode: Any = self
+        found: str = episode.module_for(agent_id)
+        return found
 
 
 class SingleAgentEpisode(NativeEpisode, _OldNames):
@@ -141,6 +148,10 @@ class SingleAgentEpisode(NativeEpisode, _OldNames):
         """Return the ids of the agents."""
         return ["agent0"]
 
+    def module_for(self, agent_id: Any = None) -> str:
+        """Return the id of the only module."""
+        return self.module_id or DEFAULT_MODULE_ID
+
 
 class MultiAgentEpisode(NativeMultiAgentEpisode, _OldNames):
     """An episode of several agents, with RLlib's semantics: `get_return()` counts this chunk only."""
@@ -157,6 +168,46 @@ class MultiAgentEpisode(NativeMultiAgentEpisode, _OldNames):
             as_rllib(part)  # an agent may have joined since
         found = super().get_agent_returns(include_hanging_rewards)
         return {agent: found[agent] for agent in self.agent_episodes}
+
+    # Older stack.
+
+    @property
+    def length(self) -> int:
+        """Env steps of the whole episode so far."""
+        return self.env_t
+
+    @property
+    def total_reward(self) -> float:
+        """Sum of the rewards of all agents in the whole episode so far."""
+        return sum(self.agent_rewards.values())
+
+    @property
+    def agent_rewards(self) -> dict[tuple[Any, str], float]:
+        """Sum of rewards in the whole episode so far, by agent and policy."""
+        here = {agent: as_rllib(part).total_reward for agent, part in self.agent_episodes.items()}
+        return {(agent, self.module_for(agent)): value for agent, value in (self._returns_of_gone() | here).items()}
+
+    def last_observation_for(self, agent_id: Any) -> Any:
+        """Return the latest observation of an agent."""
+        return self.agent_episodes[agent_id].get_observations(-1)
+
+    last_raw_obs_for = last_observation_for
+
+    def last_info_for(self, agent_id: Any) -> Any:
+        """Return the latest info of an agent."""
+        return self.agent_episodes[agent_id].get_infos(-1)
+
+    def last_action_for(self, agent_id: Any) -> Any:
+        """Return the latest action of an agent."""
+        return self.agent_episodes[agent_id].get_actions(-1)
+
+    def last_reward_for(self, agent_id: Any) -> float:
+        """Return the latest reward of an agent."""
+        return float(self.agent_episodes[agent_id].get_rewards(-1))
+
+    def get_agents(self) -> list[Any]:
+        """Return the ids of the agents."""
+        return list(self.agent_episodes)
 
 
 def as_rllib(episode: Any) -> Any:

@@ -17,15 +17,17 @@ _EPISODES = {
 }
 
 
-def add_rllib_keys(result: dict[str, Any], config: Any = None) -> dict[str, Any]:
+def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = None) -> dict[str, Any]:
     """Add RLlib's keys to a result of Corral, where they are not there yet, and return it.
 
     Args:
         result: The result; changed.
         config: RLlib's config, for `result["config"]`.
+        algorithm: Algorithm of Corral, for the returns and lengths of the latest episodes in `result["hist_stats"]`.
     """
     now = time.time()
     runners = result.get("env_runners") or {}
+    episodes = _latest_episodes(algorithm)
     more: dict[str, Any] = {
         "done": False,
         "timestamp": int(now),
@@ -42,13 +44,11 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None) -> dict[str, Any]
         "agent_timesteps_total": result.get("num_env_steps_sampled_lifetime", 0),
         "num_env_steps_sampled": result.get("num_env_steps_sampled_lifetime", 0),
         "episodes_total": runners.get("num_episodes_lifetime", 0),
-        "episodes_this_iter": runners.get("num_episodes", 0),
-        "custom_metrics": runners.get("custom_metrics", {}),
-        "sampler_results": runners,
+        "sampler_results": {**_old_episode_keys(runners, episodes), **runners},
         "env_runner_group": {},
         "info": {"learner": _learner_stats(result.get("learners") or {})},
     }
-    more |= _old_episode_keys(runners)
+    more |= _old_episode_keys(runners, episodes)
     for name, value in more.items():
         result.setdefault(name, value)
     if config is not None:
@@ -58,17 +58,42 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None) -> dict[str, Any]
             numbers.setdefault("mean_kl_loss", numbers["mean_kl"])
     evaluation = result.get("evaluation")
     if isinstance(evaluation, dict):
-        for name, value in _old_episode_keys(evaluation.get("env_runners") or {}).items():
+        played = evaluation.get("env_runners") or {}
+        old = _old_episode_keys(played, {old: played.get(new, []) for old, new in _PLAYED.items()})
+        for name, value in {**old, "sampler_results": old}.items():
             evaluation.setdefault(name, value)
     return result
 
 
-def _old_episode_keys(runners: dict[str, Any]) -> dict[str, Any]:
-    return {old: runners[new] for old, new in _EPISODES.items() if new in runners}
+_KINDS = ("mean", "min", "max")
+_PLAYED = {"episode_reward": "episode_returns", "episode_lengths": "episode_lens"}
+
+
+def _latest_episodes(algorithm: Any) -> dict[str, list[float]]:
+    """Return the returns and lengths of the episodes over which the means are taken."""
+    if algorithm is None:
+        return {}
+    keys = {"episode_reward": "episode_return_mean", "episode_lengths": "episode_len_mean"}
+    return {old: algorithm.metrics.peek_values(("env_runners", new)) for old, new in keys.items()}
+
+
+def _old_episode_keys(runners: dict[str, Any], episodes: dict[str, list[float]]) -> dict[str, Any]:
+    """Return what the older stack reports of episodes, at the top of a result and of its `evaluation`."""
+    return {
+        **{old: runners[new] for old, new in _EPISODES.items() if new in runners},
+        **{f"policy_reward_{kind}": runners.get(f"module_episode_return_{kind}", {}) for kind in _KINDS},
+        "episodes_this_iter": runners.get("num_episodes", 0),
+        "custom_metrics": runners.get("custom_metrics", {}),
+        "hist_stats": {**episodes, **runners.get("hist_stats", {})},
+    }
 
 
 def _learner_stats(learners: dict[str, Any]) -> dict[str, Any]:
-    return {name: {"learner_stats": numbers} for name, numbers in learners.items() if isinstance(numbers, dict)}
+    return {
+        name: {"learner_stats": numbers, "custom_metrics": numbers.get("custom_metrics", {})}
+        for name, numbers in learners.items()
+        if isinstance(numbers, dict)
+    }
 
 
 def add_missing(result: dict[str, Any], more: Mapping[str, Any]) -> None:

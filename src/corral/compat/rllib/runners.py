@@ -10,6 +10,8 @@ from typing import Any
 from corral.compat.rllib import episodes, metrics
 from corral.compat.rllib.envs import env_settings
 from corral.compat.rllib.modules import MultiRLModule, view_module
+from corral.compat.rllib.policy_views import view_policy
+from corral.errors import ConfigError
 
 _current: list[Any] = []  # the latest runner of this process that user code was given
 
@@ -80,20 +82,24 @@ class EnvRunner:
 
     @property
     def policy_map(self) -> dict[str, Any]:
-        """The modules by id."""
-        return {module_id: view_module(actor.module) for module_id, actor in self._native.actors.items()}
+        """The modules by id, as policies."""
+        return {module_id: view_policy(actor.module) for module_id, actor in self._native.actors.items()}
 
     def foreach_policy(self, func: Callable[..., Any]) -> list[Any]:
-        """Return `func(module, module_id)` for each module."""
-        return [func(module, module_id) for module_id, module in self.policy_map.items()]
+        """Return `func(policy, policy_id)` for each module."""
+        return [func(policy, policy_id) for policy_id, policy in self.policy_map.items()]
 
     def get_policy(self, policy_id: str = "default_policy") -> Any:
-        """Return a module."""
+        """Return a module as a policy."""
         return self.policy_map[policy_id]
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
         """Return `func(sub_env)` for each sub-env."""
         return list(self._native.foreach_env(func))
+
+    def apply(self, func: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+        """Return `func(runner, ...)`."""
+        return func(self, *args, **settings)
 
 
 SingleAgentEnvRunner = MultiAgentEnvRunner = RolloutWorker = EnvRunner
@@ -113,7 +119,7 @@ def get_global_worker() -> EnvRunner | None:
     return _current[0] if _current else None
 
 
-def _call_with_view(func: Callable[..., Any], native: Any, **settings: Any) -> Any:
+def _call_with_view(func: Callable[..., Any], native: Any, /, **settings: Any) -> Any:
     result = func(view_runner(native), **settings)
     return list(result) if isinstance(result, types.GeneratorType) else result  # a generator cannot leave its process
 
@@ -123,11 +129,22 @@ class EnvRunnerGroup:
 
     Args:
         native: The group.
+        send_weights: Sends the weights of the algorithm to the runners.
     """
 
-    def __init__(self, native: Any) -> None:
+    def __init__(self, native: Any, send_weights: Callable[[], None] | None = None) -> None:
         """Keep the group."""
-        self._native = native
+        self._native, self._send_weights = native, send_weights
+
+    def sync_weights(self, *args: Any, **settings: Any) -> None:
+        """Send the weights of the algorithm to the runners; the arguments change nothing.
+
+        Raises:
+            ConfigError: The group is not from `algorithm.env_runner_group`.
+        """
+        if self._send_weights is None:
+            raise ConfigError("sync_weights: call algorithm.env_runner_group.sync_weights().")
+        self._send_weights()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -195,15 +212,36 @@ class EnvRunnerGroup:
         """Return the number of runners that are not embedded."""
         return int(self._native.num_remote_workers)
 
+    num_remote_workers = num_remote_env_runners
+
+    def num_healthy_remote_env_runners(self) -> int:
+        """Return the number of runners that are alive and not embedded."""
+        return int(self._native.num_healthy_remote_workers)
+
+    num_healthy_remote_workers = num_healthy_remote_env_runners
+
     def num_healthy_env_runners(self) -> int:
-        """Return the number of runners, the embedded one included."""
-        return int(self._native.num_healthy_remote_workers) + (self._native.local_env_runner is not None)
+        """Return the number of runners that are alive, the embedded one included."""
+        return self.num_healthy_remote_env_runners() + (self._native.local_env_runner is not None)
+
+    num_healthy_workers = num_healthy_env_runners
+
+    def num_remote_worker_restarts(self) -> int:
+        """Return how often runners were recreated."""
+        return int(self._native.num_remote_worker_restarts)
+
+    num_remote_env_runner_restarts = num_remote_worker_restarts
+
+    def foreach_policy(self, func: Callable[..., Any]) -> list[Any]:
+        """Return `func(policy, policy_id)` for each module of each runner."""
+        answers = self.foreach_env_runner(functools.partial(_call_named, "foreach_policy"), kwargs={"func": func})
+        return [each for answer in answers for each in answer]
 
 
 WorkerSet = EnvRunnerGroup
 
 
-def _call_named(name: str, runner: EnvRunner, **settings: Any) -> Any:
+def _call_named(name: str, runner: EnvRunner, /, **settings: Any) -> Any:
     return getattr(runner, name)(**settings)
 
 

@@ -14,7 +14,7 @@ EXTRA = "pip install 'corral[rllib]'"
 HOMES = {
     "algorithm": "Algorithm PPO PPOConfig DQN DQNConfig SAC SACConfig",
     "batches": "SampleBatch MultiAgentBatch concat_samples convert_ma_batch_to_sample_batch",
-    "callbacks": "RLlibCallback DefaultCallbacks make_multi_callbacks",
+    "callbacks": "RLlibCallback DefaultCallbacks MultiCallbacks make_multi_callbacks",
     "config": "AlgorithmConfig",
     "connectors": (
         "ConnectorV2 "
@@ -55,6 +55,16 @@ HOMES = {
     "corral.envs.tasks": "TaskSettableEnv",
     "corral.envs.vector": "EnvContext",
     "corral.errors": "EnvError",
+    "corral.exploration.base": "Exploration",
+    "corral.exploration.bandits": "ThompsonSampling UpperConfidenceBound",
+    "corral.exploration.curiosity": "Curiosity",
+    "corral.exploration.distillation": "RND",
+    "corral.exploration.epsilon": "EpsilonGreedy PerWorkerEpsilonGreedy SoftQ",
+    "corral.exploration.noise": "GaussianNoise OrnsteinUhlenbeckNoise PerWorkerGaussianNoise "
+    "PerWorkerOrnsteinUhlenbeckNoise",
+    "corral.exploration.parameter_noise": "ParameterNoise",
+    "corral.exploration.sampling": "Random StochasticSampling",
+    "corral.exploration.state_entropy": "RE3",
 }
 """Names by home: a name is the same object at all its module paths."""
 
@@ -67,7 +77,7 @@ _PPO_KEYS = (
 MODULES = {
     "": "MultiAgentEnv RolloutWorker _register_all",
     # Algorithms and their configs.
-    "agents.callbacks": "DefaultCallbacks RLlibCallback make_multi_callbacks",
+    "agents.callbacks": "DefaultCallbacks MultiCallbacks RLlibCallback make_multi_callbacks",
     "agents.dqn": "DQN algorithm:DQN=DQNTrainer DQNConfig",
     "agents.ppo": "PPO algorithm:PPO=PPOTrainer PPOConfig",
     "agents.ppo.ppo": "PPO algorithm:PPO=PPOTrainer PPOConfig",
@@ -79,7 +89,7 @@ MODULES = {
     ),
     "algorithms.algorithm": "Algorithm AlgorithmConfig",
     "algorithms.algorithm_config": "AlgorithmConfig helpers:NotProvided",
-    "algorithms.callbacks": "DefaultCallbacks RLlibCallback make_multi_callbacks",
+    "algorithms.callbacks": "DefaultCallbacks MultiCallbacks RLlibCallback make_multi_callbacks",
     "algorithms.dqn": "DQN DQNConfig",
     "algorithms.dqn.dqn": "DQN DQNConfig",
     "algorithms.dqn.torch.dqn_torch_learner": "DQNTorchLearner",
@@ -196,6 +206,26 @@ MODULES = {
     "utils.debug.deterministic": "helpers:update_global_seed_if_necessary",
     "utils.deprecation": "helpers:DEPRECATED_VALUE helpers:Deprecated helpers:deprecation_warning",
     "utils.error": "EnvError helpers:UnsupportedSpaceException helpers:MultiAgentEnvError helpers:NotSerializable",
+    "utils.exploration": (
+        "Curiosity EpsilonGreedy Exploration GaussianNoise OrnsteinUhlenbeckNoise ParameterNoise "
+        "PerWorkerEpsilonGreedy PerWorkerGaussianNoise PerWorkerOrnsteinUhlenbeckNoise RE3 Random SoftQ "
+        "StochasticSampling ThompsonSampling UpperConfidenceBound"
+    ),
+    "utils.exploration.curiosity": "Curiosity",
+    "utils.exploration.epsilon_greedy": "EpsilonGreedy",
+    "utils.exploration.exploration": "Exploration",
+    "utils.exploration.gaussian_noise": "GaussianNoise",
+    "utils.exploration.ornstein_uhlenbeck_noise": "OrnsteinUhlenbeckNoise",
+    "utils.exploration.parameter_noise": "ParameterNoise",
+    "utils.exploration.per_worker_epsilon_greedy": "PerWorkerEpsilonGreedy",
+    "utils.exploration.per_worker_gaussian_noise": "PerWorkerGaussianNoise",
+    "utils.exploration.per_worker_ornstein_uhlenbeck_noise": "PerWorkerOrnsteinUhlenbeckNoise",
+    "utils.exploration.random": "Random",
+    "utils.exploration.random_encoder": "RE3",
+    "utils.exploration.soft_q": "SoftQ",
+    "utils.exploration.stochastic_sampling": "StochasticSampling",
+    "utils.exploration.thompson_sampling": "ThompsonSampling",
+    "utils.exploration.upper_confidence_bound": "UpperConfidenceBound",
     "utils.framework": (
         "helpers:try_import_torch helpers:try_import_tf helpers:try_import_tfp helpers:try_import_jax "
         "helpers:convert_to_tensor helpers:get_activation_fn helpers:get_device helpers:get_variable"
@@ -298,8 +328,8 @@ NOT_SERVED = (
     ),
     (
         r"^utils[.]exploration|Exploration$",
-        "exploration classes of the old API, which are refused",
-        "set .exploration(exploration_config={...}), or derive from corral.Exploration",
+        "exploration classes that are not built",
+        "use another type in .exploration(exploration_config={...}), or derive from Exploration",
     ),
     (
         r"env[.](policy_client|policy_server|external|vector_env|base_env|vector)|VectorEnv|BaseEnv|ExternalEnv",

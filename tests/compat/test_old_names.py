@@ -1,0 +1,101 @@
+"""Names of RLlib's older stack that its pages do not show, and that scripts use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import corral
+from corral.compat.rllib.algorithm import PPOConfig
+from corral.compat.rllib.callbacks import DefaultCallbacks
+from corral.errors import ConfigError
+
+
+def small() -> PPOConfig:
+    config = PPOConfig().environment("CartPole-v1").rollouts(num_rollout_workers=0).debugging(seed=0)
+    return config.training(train_batch_size=100, sgd_minibatch_size=50, num_sgd_iter=1)
+
+
+class Notes(DefaultCallbacks):
+    def on_episode_step(self, *, worker: Any, base_env: Any, policies: Any, episode: Any, **kwargs: Any) -> None:
+        for agent in episode.get_agents():
+            assert episode.last_observation_for(agent).shape == (4,) and episode.policy_for(agent) == f"p{agent}"
+            assert episode.last_reward_for(agent) == 1.0 and episode.last_action_for(agent) in (0, 1)
+            assert episode.last_info_for(agent) == {}
+
+    def on_episode_end(self, *, worker: Any, episode: Any, **kwargs: Any) -> None:
+        assert sum(episode.agent_rewards.values()) == episode.total_reward > 0
+        assert {policy_id for _, policy_id in episode.agent_rewards} == {"p0", "p1"}
+        episode.custom_metrics["length"] = episode.length
+
+    def on_postprocess_trajectory(
+        self,
+        *,
+        agent_id: Any,
+        policy_id: str,
+        policies: Any,
+        postprocessed_batch: Any,
+        original_batches: Any,
+        **kw: Any,
+    ) -> None:
+        policy, batch = original_batches[agent_id]
+        assert policy is policies[policy_id] and policy_id == f"p{agent_id}"
+        postprocessed_batch["rewards"] = 2 * batch["rewards"]
+
+    def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
+        assert samples.policy_batches.keys() == {"p0", "p1"} and samples.count == samples.env_steps()
+        assert samples.as_multi_agent().agent_steps() == samples.agent_steps()
+
+    def on_learn_on_batch(self, *, policy: Any, train_batch: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        result["reward"] = float(train_batch["rewards"].mean())
+
+
+def test_callbacks_of_several_agents() -> None:
+    config = small().environment(corral.make_multi_agent("CartPole-v1"), env_config={"num_agents": 2}).callbacks(Notes)
+    config.multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda aid, *args, **kw: f"p{aid}")
+    with config.build() as algo:
+        algo.train()
+        result = algo.train()
+        assert result["custom_metrics"]["length_mean"] == result["episode_len_mean"]
+        assert result["info"]["learner"]["p1"]["custom_metrics"] == {"reward": 2.0}
+        assert result["sampler_results"]["policy_reward_mean"].keys() == {"p0", "p1"}
+
+        policy = algo.get_policy("p0")
+        policy.set_weights({name: 0 * value for name, value in policy.get_weights().items()})
+        algo.workers.sync_weights()
+        (in_runner,) = algo.workers.foreach_worker(lambda w: w.get_policy("p0").get_weights())
+        assert not any(value.any() for value in in_runner.values())
+        assert set(algo.workers.foreach_policy(lambda policy, policy_id: policy_id)) == {"p0", "p1"}
+        assert algo.workers.local_worker().apply(lambda w, i: w.worker_index + i, 3) == 3
+
+
+def test_a_policy_acts_with_and_without_exploration() -> None:
+    obs = np.zeros((30, 4), np.float32)
+    with small().build() as algo:
+        policy = algo.get_policy()
+        actions, states, outputs = policy.compute_actions(obs)
+        assert set(actions) == {0, 1} and states == [] and outputs["action_dist_inputs"].shape == (30, 2)
+        best, _, _ = policy.compute_actions(obs, explore=False)
+        action, _, _ = policy.compute_single_action(obs[0], explore=False)
+        assert set(best) == {action} == {algo.compute_single_action(obs[0], explore=False)}
+        assert algo.compute_single_action(obs[0], explore=False, full_fetch=True) == (action, [], {})
+        together = algo.compute_actions({"a": obs[0]}, explore=False, full_fetch=True)
+        assert together == ({"a": action}, {"a": []}, {"a": {}})
+        assert set(algo.compute_actions(obs, policy_id="default_policy", explore=False)) == {action}
+
+
+def test_weights_are_sent_from_the_group_of_the_algorithm_only() -> None:
+    def send(worker_set: Any, **kwargs: Any) -> None:
+        worker_set.sync_weights()
+
+    with small().build() as algo:
+        group = type(algo.workers)(algo.native.env_runner_group)
+        with pytest.raises(ConfigError, match=r"call algorithm.env_runner_group.sync_weights\(\)"):
+            send(group)
+        assert (group.num_remote_workers(), group.num_healthy_workers(), group.num_remote_worker_restarts()) == (
+            0,
+            1,
+            0,
+        )
