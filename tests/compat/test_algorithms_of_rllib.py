@@ -13,14 +13,13 @@ import corral
 from corral.compat.rllib import checkpoints
 from corral.compat.rllib.algorithm import PPO, Algorithm, DQNConfig, PPOConfig, SACConfig
 from corral.compat.rllib.callbacks import DefaultCallbacks, RLlibCallback, make_multi_callbacks
+from corral.compat.rllib.catalogs import PPOCatalog
 from corral.compat.rllib.connectors import MeanStdFilter
 from corral.compat.rllib.learner import PPOTorchLearner
 from corral.compat.rllib.modules import (
-    MultiRLModule,
     MultiRLModuleSpec,
     RLModule,
     RLModuleSpec,
-    SelfSupervisedLossAPI,
     TorchRLModule,
     ValueFunctionAPI,
 )
@@ -294,8 +293,6 @@ def test_a_preprocessor_changes_what_episodes_and_modules_see() -> None:
         obs = episode.get_observations()
         assert obs.shape == (len(episode) + 1, 8) and np.array_equal(2 * obs[:, :4], obs[:, 4:])
         algo.train()
-    with pytest.raises(ConfigError, match=r"put preprocessors of observations before the other connectors"):
-        small().env_runners(env_to_module_connector=lambda env: [MeanStdFilter(), Doubles()]).build()
 
 
 def test_a_preprocessor_sees_all_agents() -> None:
@@ -337,9 +334,9 @@ def test_the_loss_of_a_learner_class_is_added_to_the_loss_of_the_algorithm(cls: 
 
 def test_methods_of_learners_that_corral_does_not_call_are_refused() -> None:
     class Own(PPOTorchLearner):
-        def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None: ...
+        def update(self, **settings: Any) -> None: ...
 
-    with pytest.raises(ConfigError, match=r"does not call Own.configure_optimizers_for_module: override compute_loss"):
+    with pytest.raises(ConfigError, match=r"does not call Own.update: override compute_loss_for_module"):
         small(learner_class=Own).build()
 
 
@@ -394,16 +391,11 @@ def test_an_algorithm_may_have_a_training_step_of_its_own() -> None:
 
 
 def test_what_modules_cannot_have_is_refused() -> None:
-    class Own(Net, SelfSupervisedLossAPI): ...
+    class OwnCatalog(PPOCatalog): ...
 
-    class Several(MultiRLModule): ...
-
-    with pytest.raises(ConfigError, match=r"Own: SelfSupervisedLossAPI is not served"):
-        small().rl_module(rl_module_spec=RLModuleSpec(Own, model_config={"size": 8})).build()
-    with pytest.raises(ConfigError, match=r"multi_rl_module_class=.*Several.* is not served: .* shared_layers"):
-        MultiRLModuleSpec(multi_rl_module_class=Several)
-    with pytest.raises(ConfigError, match=r"load_state_path is not served"):
-        MultiRLModuleSpec(load_state_path="x")
+    with pytest.raises(ConfigError, match=r"catalogs of your own are not served"):
+        small().rl_module(rl_module_spec=RLModuleSpec(catalog_class=OwnCatalog)).build()
+    small().rl_module(rl_module_spec=RLModuleSpec(catalog_class=PPOCatalog)).validate()
 
 
 def test_a_window_without_end_is_a_mean() -> None:

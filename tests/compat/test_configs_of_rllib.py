@@ -199,10 +199,11 @@ def test_built_in_connectors_become_transforms() -> None:
     assert [type(each).__name__ for each in found] == ["NormalizeObservations", "FrameStack", "FlattenObservations"]
     assert isinstance(found[0], NormalizeObservations) and found[0].clip == 5.0
     assert isinstance(found[1], FrameStack) and found[1].num_frames == 3
-    with pytest.raises(ConfigError, match=r"PrevActionsPrevRewards: Corral adds one action"):
-        native_of(PPOConfig().env_runners(env_to_module_connector=lambda env: PrevActionsPrevRewards(n_prev_actions=2)))
-    with pytest.raises(ConfigError, match=r"learner_connector: Corral has no connectors in learners"):
-        native_of(PPOConfig().training(learner_connector=lambda o, a: MeanStdFilter()))
+    made = PPOConfig().env_runners(env_to_module_connector=lambda env: PrevActionsPrevRewards(n_prev_actions=2))
+    (previous,) = native_of(made).transforms
+    assert (previous.num_actions, previous.num_rewards) == (2, 1)
+    with pytest.raises(ConfigError, match=r"MeanStdFilter: update_stats=False is not in Corral"):
+        native_of(PPOConfig().env_runners(env_to_module_connector=lambda env: MeanStdFilter(update_stats=False)))
 
 
 @pytest.mark.parametrize(("clip_rewards", "limit"), [(True, "sign"), (2, 2.0)])

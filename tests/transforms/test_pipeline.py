@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from corral import (
 from corral.core.tree import map_tree
 from corral.errors import CheckpointError, ConfigError
 from corral.transforms.pipeline import Pipeline
-from corral.transforms.settings import make_transforms
+from corral.transforms.settings import describe_transform, make_transforms
 
 VECTOR: Any = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 MIXED: Any = spaces.Dict(
@@ -121,6 +122,27 @@ def test_flattening_gives_one_vector_with_one_hot_parts() -> None:
     assert pipeline.module_space.shape == (64 + 3 + 2,)
     expected = [*range(64), 0, 1, 0, 0.5, -0.5]  # in the order of the space, which sorts its keys
     assert pipeline.from_stored(obs).tolist() == [expected]
+
+
+def test_flattening_leaves_keys_out() -> None:
+    (transform,) = make_transforms([{"type": "FlattenObservations", "left_out": ["image", "kind"]}])
+    assert describe_transform(transform)["left_out"] == ("image", "kind")
+    obs = {"place": np.array([[0.5, -0.5]], np.float32), "kind": np.array([2]), "image": np.zeros((1, 8, 8), np.uint8)}
+    assert build(transform, space=MIXED).from_stored(obs).tolist() == [[0.5, -0.5]]
+    for wrong in (["nothing"], ["image", "kind", "place"]):
+        with pytest.raises(ConfigError, match=r"left_out=.* must be some of the keys \['image', 'kind', 'place'\]"):
+            build(FlattenObservations(left_out=tuple(wrong)), space=MIXED)
+
+
+@pytest.mark.parametrize(("center", "scale"), [(True, False), (False, True), (False, False)])
+def test_normalising_may_leave_the_mean_or_the_deviation(center: bool, scale: bool) -> None:
+    obs = np.random.default_rng(0).normal(3.0, 0.5, (50, 3)).astype(np.float32)
+    pipeline = build(NormalizeObservations(center=center, scale=scale), space=VECTOR)
+    pipeline = pipeline.merged([pipeline.measure((), obs, {})])
+    expected = (obs - (obs.mean(0) if center else 0)) / (obs.std(0) if scale else 1)
+    np.testing.assert_allclose(pipeline.from_stored(obs), expected.clip(-10, 10), rtol=1e-4, atol=1e-5)
+    copied = pickle.loads(pickle.dumps(pipeline.transforms[0]))
+    assert (copied.center, copied.scale) == (center, scale)
 
 
 @pytest.mark.parametrize("transforms", [[FlattenObservations()], [FrameStack(2)], [NormalizeObservations()]])

@@ -95,7 +95,42 @@ def test_previous_actions_and_rewards_equal_a_loop_over_episodes(autoreset_mode:
             np.testing.assert_array_equal(seen["observations"], rollout.obs)
 
 
-@pytest.mark.parametrize("transforms", [[FrameStack(3), NormalizeObservations()], [PrevActionsPrevRewards()]])
+@pytest.mark.parametrize(("num_actions", "num_rewards"), [(3, 2), (0, 1), (2, 0)])
+def test_several_previous_actions_and_rewards_equal_a_loop_over_episodes(num_actions: int, num_rewards: int) -> None:
+    transform = PrevActionsPrevRewards(num_actions=num_actions, num_rewards=num_rewards)
+    with make_config("PPO", transforms=[transform]).build() as algorithm:
+        keys = [key for key, number in (("prev_actions", num_actions), ("prev_rewards", num_rewards)) if number]
+        assert sorted(algorithm.get_module().observation_space.spaces) == ["observations", *keys]
+        known: dict[int, list[tuple[int, float]]] = {}
+        for _ in range(3):
+            (rollout,) = algorithm.sample(60)
+            seen = rollout.module_obs
+            for n in range(rollout.num_envs):
+                for t in range(rollout.num_rows):
+                    if not rollout.valid[t, n]:
+                        known.pop(n, None)
+                        continue
+                    steps = [(0, 0.0)] * 3 + known.setdefault(n, [])
+                    if num_actions:
+                        expected = [action for action, _ in steps[-num_actions:]]
+                        assert seen["prev_actions"][t, n].tolist() == expected
+                    if num_rewards:
+                        rewards = [reward for _, reward in steps[-num_rewards:]]
+                        np.testing.assert_allclose(seen["prev_rewards"][t, n], rewards, rtol=1e-6)
+                    known[n].append((int(rollout.actions[t, n]), float(rollout.rewards[t, n])))
+                    if rollout.done[t, n]:
+                        known.pop(n)
+
+
+def test_no_previous_action_and_no_reward_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"num_actions=0 and num_rewards=0 have no effect"):
+        PrevActionsPrevRewards(num_actions=0, num_rewards=0)
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [[FrameStack(3), NormalizeObservations()], [PrevActionsPrevRewards()], [PrevActionsPrevRewards(3, 2)]],
+)
 @pytest.mark.parametrize("algo", ["PPO", "DQN"])
 def test_a_saved_run_continues_exactly(algo: str, transforms: list[Any], tmp_path: Path) -> None:
     with make_config(algo, transforms=transforms).build() as algorithm:

@@ -491,16 +491,20 @@ class Algorithm(metaclass=_WithHints):
 
     def log_learner_results(self, results: Mapping[str, Mapping[str, Any]]) -> None:
         """Log the results of an update, by module id; no other metric can have the names of the numbers among them."""
+        self.count_steps_trained(results)
         for module_id, values in results.items():
-            if "num_gradient_steps" in values:
-                rows = values["num_gradient_steps"] * values["module_train_batch_size_mean"]
-                self._num_steps_trained += round(rows)
             for name, value in values.items():
                 key = ("learners", module_id, name)
                 if isinstance(value, (float, int)) or getattr(value, "ndim", None) == 0:
                     self.metrics.log_reserved(key, [float(value)], reduce="mean")
                 else:  # from a callback, for instance an array
                     self.metrics.log_dict({name: value}, key=key[:-1], reduce="mean")
+
+    def count_steps_trained(self, results: Mapping[str, Mapping[str, Any]]) -> None:
+        """Count the rows of the gradient steps of an update, given its results by module id."""
+        for values in results.values():
+            if "num_gradient_steps" in values:
+                self._num_steps_trained += round(values["num_gradient_steps"] * values["module_train_batch_size_mean"])
 
     def _log_steps_trained(self) -> None:
         steps, self._num_steps_trained = self._num_steps_trained, 0

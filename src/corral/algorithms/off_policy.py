@@ -232,7 +232,8 @@ class OffPolicyAlgorithm(Algorithm):
             the other updates are logged.
         """
         config, results = self.module_config(module_id), dict[str, dict[str, Any]]()
-        settings, buffer = UpdateSettings.from_config(config, lr=self.lr(config)), self.replay_buffers[module_id]
+        settings = UpdateSettings.from_config(config, lr=self.lr(config), timestep=self.num_env_steps_sampled_lifetime)
+        buffer = self.replay_buffers[module_id]
         for _ in range(self._num_updates_due(module_id, num_env_steps)):
             self.log_learner_results(results)
             with self.timers.time("replay"):

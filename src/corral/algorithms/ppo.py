@@ -175,6 +175,7 @@ class PPO(Algorithm):
             config,
             lr=schedule_value(config.lr, self.num_env_steps_sampled_lifetime),
             coefficients=coefficients,
+            timestep=self.num_env_steps_sampled_lifetime,
             stop=None if config.target_kl is None else KLStop(KL_STOP * config.target_kl),
         )
 

@@ -18,7 +18,17 @@ from corral.errors import CheckpointError, ConfigError
 
 IMPORTED = frozenset(
     {
-        *("algo", "env", "wrappers", "transforms", "loss", "optimizer", "lr_scheduler", "module_class"),
+        *(
+            "algo",
+            "env",
+            "wrappers",
+            "transforms",
+            "loss",
+            "optimizer",
+            "lr_scheduler",
+            "module_class",
+            "learner_class",
+        ),
         *("callbacks_class", "callback_functions", "env_task_fn", "env_reset_fn", "custom_evaluation_function"),
         *("policy_mapping_fn", "policies_to_train"),
     }

@@ -91,6 +91,7 @@ class LearnersArgs(TypedDict, total=False):
     num_gpus_per_learner: float
     device: str
     num_threads: int | Literal["auto"]
+    learner_class: Any
     compile: bool
 
 

@@ -218,6 +218,8 @@ class LearnersSettings:
         device: Torch device of the learners: `"auto"` (CUDA if available), or a device name.
         num_threads: Number of threads of torch's ops and of NumPy's matrix products during `train()`; `"auto"` means
             one thread for small nets, and the default of both libraries for others.
+        learner_class: A subclass of `corral.learners.learner.Learner`, or a function of the same arguments that returns
+            one; see docs/learners.md. `None` is `Learner`.
         compile: Whether `torch.compile` compiles the loss, which makes updates of large networks faster. The first
             updates take longer, up to a minute. A C++ compiler must be installed.
     """
@@ -227,6 +229,7 @@ class LearnersSettings:
     num_gpus_per_learner: NonNegativeFloat = 0
     device: str = "auto"
     num_threads: PositiveInt | Literal["auto"] = "auto"
+    learner_class: Importable = None
     compile: bool = False
 
 

@@ -56,6 +56,11 @@ def validate(config: AlgorithmConfig) -> None:
         )
     _validate_evaluation(config)
     _check_called("loss", config.loss, "module", "batch", "coefficients", "default_loss", group="training")
+    if config.learner_class is not None and not callable(config.learner_class):
+        raise ConfigError(
+            f"learner_class={config.learner_class!r:.80} must be a subclass of corral.learners.learner.Learner, or a "
+            "function that returns one."
+        )
     _validate_optimizer(config)
     _validate_device(config.device)
     _validate_modules(config)

@@ -94,7 +94,7 @@ def _make_learner(
     device: str | None = None,
     callbacks: Dispatcher | None = None,
 ) -> Learner:
-    return Learner(
+    return (config.learner_class or Learner)(
         modules,
         learning,
         device=device or config.device,

@@ -42,7 +42,7 @@ class GroupOptimizers:
         groups: All parameters, by group.
         trainable: Parameters with `requires_grad`, by group.
         steppable: The tensors that the optimizers step, by group.
-        torch_optimizer: The optimizer of torch of the first group.
+        torch_optimizer: The optimizer of torch of the first group; `None` without groups.
         fingerprint: Checksum of which parameters are trainable.
         made_for: Names of the optimizers and shapes of all parameters, as plain data.
     """
@@ -56,7 +56,7 @@ class GroupOptimizers:
         self._optimizers = dict(optimizers)
         self.groups = {name: optimizer.groups[name] for name, optimizer in optimizers.items()}
         check_disjoint(self.groups)
-        self.torch_optimizer = next(iter(optimizers.values())).torch_optimizer
+        self.torch_optimizer = next((each.torch_optimizer for each in optimizers.values()), None)
 
     @property
     def trainable(self) -> dict[str, list[nn.Parameter]]:

@@ -82,9 +82,7 @@ class Learner:
         """
         if unknown := sorted(specs.keys() - modules.keys()):
             raise ConfigError(f"learner: there are specs for modules {unknown}, and only modules {sorted(modules)}.")
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(device)
+        self.device = find_device(device)
         self.modules: dict[str, Module] = {}
         self._compile, self._num_threads_setting = compile, num_threads
         self._losses: dict[str, Loss] = {}
@@ -105,13 +103,25 @@ class Learner:
         """Move a module to the device and keep it; without a spec it does not learn."""
         module = module.to(self.device)
         if spec is not None:
-            groups = module.parameter_groups()
-            self._optimizers[module_id] = make_optimizer(groups, spec)
+            self._optimizers[module_id] = self.make_optimizer(module_id, module, spec)
             self.set_losses({module_id: spec.loss})
         self.modules[module_id] = module
         self._layers[module_id], self._acting[module_id] = Layers(module), ActingWeights(module)
         self._num_threads[module_id] = num_threads_for(module, self._num_threads_setting)
         self._find_shared()
+
+    def make_optimizer(self, module_id: str, module: Module, spec: LearningSpec) -> ModuleOptimizer | GroupOptimizers:
+        """Return the optimizer of a module that learns; a subclass may return `ready_optimizers(...)`.
+
+        Args:
+            module_id: Id of the module.
+            module: The module, on the learner's device.
+            spec: How the module learns.
+
+        Raises:
+            ConfigError: The spec names other groups of parameters, or an optimizer refuses the parameters.
+        """
+        return make_optimizer(module.parameter_groups(), spec)
 
     def remove_module(self, module_id: str) -> None:
         """Forget a module, with its loss and its optimizer."""
@@ -128,6 +138,10 @@ class Learner:
     def group_sharing(self, module_ids: Iterable[str]) -> list[list[str]]:
         """Return module ids in groups: modules of a group share parameters; see `corral.learners.sharing`."""
         return group_sharing(module_ids, self._shared)
+
+    def torch_optimizer(self, module_id: str) -> torch.optim.Optimizer | None:
+        """Return the optimizer of torch of a module; of several, the first."""
+        return self._optimizers[module_id].torch_optimizer
 
     @property
     def learning_ids(self) -> list[str]:
@@ -193,12 +207,7 @@ class Learner:
         for group in self.group_sharing(module_id for module_id in batches if module_id in settings):
             shown = {module_id: self._show_batch(module_id, batches[module_id]) for module_id in group}
             with torch_threads(self._num_threads[group[0]]):
-                reports = take_turns(
-                    {
-                        module_id: self._update_module(module_id, batch, settings[module_id])
-                        for module_id, (batch, _) in shown.items()
-                    }
-                )
+                reports = self.update_group({module_id: batch for module_id, (batch, _) in shown.items()}, settings)
             for module_id, metrics in reports.items():
                 added = shown[module_id][1]
                 if taken := sorted(metrics.keys() & added.keys()):
@@ -209,6 +218,28 @@ class Learner:
                 results[module_id] = metrics | added
                 self._fire("on_update_end", module_id, result=results[module_id])
         return results
+
+    def update_group(
+        self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]
+    ) -> dict[str, dict[str, Any]]:
+        """Take the gradient steps on modules that share parameters, in turn; or on one module.
+
+        A subclass may take them in another way. It then overrides `group_sharing` too, if modules without common
+        parameters are to learn together.
+
+        Args:
+            batches: Batches of the modules by module id; columns are NumPy arrays.
+            settings: Settings by module id, also of modules that are not in `batches`.
+
+        Returns:
+            By module id what the update reports, as `UpdateReport.results` returns it.
+        """
+        return take_turns(
+            {
+                module_id: self._update_module(module_id, batch, settings[module_id])
+                for module_id, batch in batches.items()
+            }
+        )
 
     def _show_batch(self, module_id: str, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         """Fire `on_learn_on_batch`, and return the batch and the results as the callbacks left them.
@@ -300,7 +331,9 @@ class Learner:
     def _loss_and_columns(self, module_id: str, batch: Batch, num_gradient_steps: int) -> tuple[Any, Batch]:
         """Return the form of the loss that suits this update, and the batch as arrays or tensors for this form."""
         loss, optimizer = self._losses[module_id], self._optimizers[module_id].torch_optimizer
-        fast = fast_form(loss, self.modules[module_id], optimizer, batch) if num_gradient_steps == 1 else None
+        fast = None
+        if num_gradient_steps == 1 and optimizer is not None:
+            fast = fast_form(loss, self.modules[module_id], optimizer, batch)
         if fast is not None:
             return fast, batch
         return partial(call_loss, loss, module_id), map_tree(self._to_device, batch)
@@ -441,3 +474,10 @@ class Learner:
         set_rng(self.rng, state["rng"])
         self.callbacks.set_state(state["callbacks"])
         self.metrics.set_state(state["metrics"])
+
+
+def find_device(device: str) -> torch.device:
+    """Return a device by its name; `"auto"` is CUDA if there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)

@@ -211,6 +211,32 @@ class LearnerGroup:
             _apply(copy, module_id, fn, *args)
         self._is_behind = False
 
+    @property
+    def learner_here(self) -> Learner:
+        """The learner of this process; with workers it only keeps a copy of their weights."""
+        return self._learner
+
+    @property
+    def num_learners(self) -> int:
+        """Number of learners that take gradient steps."""
+        return max(1, len(self._workers))
+
+    def foreach_learner(self, fn: Callable[..., Any], *args: Any, each: Sequence[Any] | None = None) -> list[Any]:
+        """Return `fn(learner, *args)` of every learner that takes gradient steps, and increase `weights_version`.
+
+        The function may change the learners and their modules; all learners must end with the same weights.
+
+        Args:
+            fn: Function of a learner; with workers it must be picklable, and so must what it returns.
+            *args: Its further arguments.
+            each: One more argument for each learner, after the learner; `None` is none.
+        """
+        self._is_behind = bool(self._workers)
+        try:
+            return self._call_each(fn, [((one,) if each else ()) + args for one in each or [None] * self.num_learners])
+        finally:
+            self.weights_version += 1
+
     # Reading.
 
     def _current_learner(self) -> Learner:

@@ -72,14 +72,7 @@ class ModuleOptimizer:
         self._make_scheduler = lr_scheduler
         self._scheduler: Any = None  # made when the first learning rate is known
         self._has_stepped = False  # since the last `end_update`
-        params: list[list[nn.Parameter]] = [[] if self.is_flat else group for group in self.groups.values()]
-        try:
-            self.torch_optimizer = without_compiler(optimizer_class)([{"params": p} for p in params], **self._settings)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"optimizer: {optimizer_class.__name__} cannot train the module's parameters with {self._settings}: "
-                f"{error} Use another optimizer, such as Adam, or a module with other parameters."
-            ) from error
+        self.torch_optimizer = self.make_torch_optimizer(optimizer_class)
         self.trainable: dict[str, list[nn.Parameter]] = {}
         self.steppable: dict[str, list[nn.Parameter]] = {}
         self.fingerprint = 0
@@ -92,6 +85,21 @@ class ModuleOptimizer:
         self._grads: list[Tensor] = []  # gradients of these parameters
         self._places: list[int] = []  # memory addresses of these parameters and gradients
         self._rebuild()
+
+    def make_torch_optimizer(self, optimizer_class: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        """Return the optimizer of torch for all groups.
+
+        Raises:
+            ConfigError: The optimizer refuses the parameters.
+        """
+        params: list[list[nn.Parameter]] = [[] if self.is_flat else group for group in self.groups.values()]
+        try:
+            return without_compiler(optimizer_class)([{"params": p} for p in params], **self._settings)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"optimizer: {optimizer_class.__name__} cannot train the module's parameters with {self._settings}: "
+                f"{error} Use another optimizer, such as Adam, or a module with other parameters."
+            ) from error
 
     # Following the parameters.
 
@@ -200,10 +208,14 @@ class ModuleOptimizer:
         """Set the learning rate of all groups, or one per group; a scheduler begins with the first one, and stays."""
         if self._scheduler is not None:
             return
-        for name, group in zip(self.groups, self.torch_optimizer.param_groups, strict=True):
-            group["lr"] = lr[name] if isinstance(lr, Mapping) else lr
+        self.use_lr(lr)
         if self._make_scheduler is not None:
             self._scheduler = self._make_scheduler(self.torch_optimizer)
+
+    def use_lr(self, lr: float | Mapping[str, float]) -> None:
+        """Give a learning rate to all groups, or one to each of them."""
+        for name, group in zip(self.groups, self.torch_optimizer.param_groups, strict=True):
+            group["lr"] = lr[name] if isinstance(lr, Mapping) else lr
 
     def end_update(self) -> None:
         """Let the scheduler set the learning rates of the next update, if the optimizer has stepped in this one.

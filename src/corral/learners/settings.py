@@ -62,6 +62,7 @@ class UpdateSettings:
             `{"actor": 2}` the actor moves in the second, fourth, ... gradient step of the update.
         after_step: Called after each gradient step, without gradients, with the module and the names of the groups
             that moved; or `None`.
+        timestep: Env steps that were sampled before this update, for learners and losses that ask for them.
         stop: Asked after each epoch with the means that the epoch reported: True ends the epochs of this update. With
             several learners the means are over the rows of all of them. `None` takes all epochs.
     """
@@ -76,6 +77,7 @@ class UpdateSettings:
     groups: Collection[str] | None = None
     every: Mapping[str, int] = field(default_factory=dict)
     after_step: AfterStep | None = None
+    timestep: int = 0
     stop: Stop | None = None
 
     @classmethod

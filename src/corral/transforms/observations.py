@@ -40,10 +40,14 @@ class NormalizeObservations(Transform):
     Attributes:
         clip: Largest absolute value of the result; `None` does not clip.
         epsilon: Number that is added to the variance.
+        center: Whether the mean is subtracted.
+        scale: Whether the result is divided by the deviation.
     """
 
     clip: PositiveFloat | None = 10.0
     epsilon: PositiveFloat = 1e-8
+    center: bool = True
+    scale: bool = True
     _state: State = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -58,7 +62,8 @@ class NormalizeObservations(Transform):
             if key.startswith("mean/"):
                 name = key.removeprefix("mean/")
                 mean, variance = mean_and_variance(self._state, name)
-                scale = 1 / np.sqrt(variance + self.epsilon)
+                scale = 1 / np.sqrt(variance + self.epsilon) if self.scale else np.ones_like(variance)
+                mean = mean if self.center else np.zeros_like(mean)
                 scales[name] = mean.astype(np.float32), scale.astype(np.float32)
         object.__setattr__(self, "_scales", scales)
         object.__setattr__(self, "_tiles", {})
@@ -67,7 +72,7 @@ class NormalizeObservations(Transform):
 
     def __reduce__(self) -> Any:
         """Travel without what is computed from the statistics: each rollout carries its transforms."""
-        return type(self), (self.clip, self.epsilon, self._state)
+        return type(self), (self.clip, self.epsilon, self.center, self.scale, self._state)
 
     def initial_state(self, space: spaces.Space[Any]) -> State:
         """Return the statistics of no observations.
@@ -180,20 +185,46 @@ class FlattenObservations(Transform):
 
     Dict and Tuple observations come in the order of their space; Discrete and MultiDiscrete parts become one-hot
     vectors. An action mask, under the key `action_mask`, stays, and the vector is under `observations`.
+
+    Attributes:
+        left_out: Keys of a Dict observation that the vector does not hold.
     """
 
+    left_out: tuple[str, ...] = ()
     _space: spaces.Space[Any] | None = dataclasses.field(default=None, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        """Refuse keys that are no strings.
+
+        Raises:
+            ConfigError: `left_out` is no list of strings.
+        """
+        set_checked(self)
+
     def with_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Self:
-        """Return the transform for observations of a space."""
-        return dataclasses.replace(self, _space=without_mask(observation_space))
+        """Return the transform for observations of a space.
+
+        Raises:
+            ConfigError: A key to leave out is not in the space, or no other key is.
+        """
+        keys = set(observation_space.spaces) - {MASK_KEY} if isinstance(observation_space, spaces.Dict) else set()
+        if self.left_out and not set(self.left_out) < keys:
+            raise ConfigError(f"FlattenObservations: left_out={self.left_out} must be some of the keys {sorted(keys)}.")
+        return dataclasses.replace(self, _space=self._kept(without_mask(observation_space)))
+
+    def _kept(self, parts: Any) -> Any:
+        """Return a space, or observations, without the keys that are left out."""
+        if not self.left_out:
+            return parts
+        kept = {key: part for key, part in parts.items() if key not in self.left_out}
+        return spaces.Dict(kept) if isinstance(parts, spaces.Dict) else kept
 
     def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         """Return a float32 Box with one axis, next to an action mask if there is one."""
         if has_mask_key(space):
             flat = self.observation_space(without_mask(space))
             return spaces.Dict({MASK_KEY: space[MASK_KEY], OBS_KEY: flat})  # type: ignore[index]
-        parts = [_flat_bounds(leaf) for leaf in leaves(space_tree(space))]
+        parts = [_flat_bounds(leaf) for leaf in leaves(space_tree(self._kept(space)))]
         low, high = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
         return spaces.Box(low, high, low.shape, np.float32)
 
@@ -212,7 +243,8 @@ class FlattenObservations(Transform):
     def _parts(self, obs: Tree, eye: Callable[[int], Any]) -> list[Any]:
         """Return the parts `[B, d]` of observations, arrays or tensors."""
         found: list[Any] = []
-        map_tree(lambda space, leaf: found.extend(_flat_parts(space, leaf, eye)), space_tree(self._space), obs)  # type: ignore[arg-type]
+        wanted = space_tree(self._space)  # type: ignore[arg-type]
+        map_tree(lambda space, leaf: found.extend(_flat_parts(space, leaf, eye)), wanted, self._kept(obs))
         return found
 
 

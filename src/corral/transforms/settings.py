@@ -73,8 +73,9 @@ def settings_of(transform: Transform) -> dict[str, Any] | None:
         return None if vars(transform) else {}
     names = [field.name for field in dataclasses.fields(transform) if not field.name.startswith("_")]
     found = {name: getattr(transform, name) for name in names}
-    is_plain = all(value is None or isinstance(value, (bool, int, float, str)) for value in found.values())
-    return found if is_plain else None
+    plain = type(None), bool, int, float, str
+    parts = [part for value in found.values() for part in (value if isinstance(value, tuple) else [value])]
+    return found if all(isinstance(part, plain) for part in parts) else None
 
 
 def name_of(transform: Transform) -> str:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from pydantic import Field
 
 from corral.core.action_masks import MASK_KEY, OBS_KEY, has_mask_key, without_mask
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError
-from corral.transforms.transform import TemporalTransform
+from corral.transforms.transform import TemporalTransform, set_checked
 
 MAX_FRAMES = 255
 
@@ -95,14 +96,30 @@ class FrameStack(TemporalTransform):
 
 @dataclass(frozen=True)
 class PrevActionsPrevRewards(TemporalTransform):
-    """Adds the action and the reward of the step before to each observation; zeros where an episode begins.
+    """Adds the actions and the rewards of the steps before to each observation; zeros before an episode begins.
 
     The observation becomes a Dict with `observations`, `prev_actions` (the module action) and `prev_rewards` (the
-    reward of the env, float32 `[1]`). To a Dict with the key `observations` or with an action mask, the two are added.
+    reward of the env, float32). To a Dict with the key `observations` or with an action mask, the two are added.
+
+    Attributes:
+        num_actions: Number of actions. Several are stacked on a new first axis, the newest one last; 0 adds none.
+        num_rewards: Number of rewards, `prev_rewards` is `[num_rewards]`; 0 adds none.
     """
 
     needs_actions = True
+    num_actions: Annotated[int, Field(ge=0, le=MAX_FRAMES)] = 1
+    num_rewards: Annotated[int, Field(ge=0, le=MAX_FRAMES)] = 1
     _action_space: spaces.Space[Any] | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that are out of bounds.
+
+        Raises:
+            ConfigError: A number is not from 0 to 255, or both are 0.
+        """
+        set_checked(self)
+        if not self.num_actions + self.num_rewards:
+            raise ConfigError("transforms: PrevActionsPrevRewards: num_actions=0 and num_rewards=0 have no effect.")
 
     def with_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Self:
         """Return the transform for actions of a space."""
@@ -112,12 +129,21 @@ class PrevActionsPrevRewards(TemporalTransform):
         """Return the Dict space."""
         assert self._action_space is not None
         parts = dict(space.spaces) if isinstance(space, spaces.Dict) and _is_open(space.spaces) else {OBS_KEY: space}
-        rewards = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-        return spaces.Dict({**parts, "prev_actions": self._action_space, "prev_rewards": rewards})
+        if self.num_actions:
+            stacked = FrameStack(self.num_actions).observation_space if self.num_actions > 1 else None
+            parts["prev_actions"] = self._action_space if stacked is None else stacked(self._action_space)
+        if self.num_rewards:
+            parts["prev_rewards"] = spaces.Box(-np.inf, np.inf, (self.num_rewards,), np.float32)
+        return spaces.Dict(parts)
 
     def initial_memory(self, space: spaces.Space[Any], num_envs: int) -> Tree:
-        """Return no memory: actions and rewards are given at each step."""
-        return ()
+        """Return zeros for the actions and rewards before the latest ones, which are given at each step."""
+        if max(self.num_actions, self.num_rewards) <= 1:
+            return ()
+        action: Any = self._action_space
+        actions = (num_envs, max(0, self.num_actions - 1), *action.shape)
+        rewards = (num_envs, max(0, self.num_rewards - 1))
+        return np.zeros(actions, action.dtype), np.zeros(rewards, np.float32)
 
     def step(
         self,
@@ -129,12 +155,19 @@ class PrevActionsPrevRewards(TemporalTransform):
     ) -> tuple[Tree, Tree]:
         """Return the observations with the actions and rewards of the steps before."""
         assert actions is not None and rewards is not None
-        prev_actions, prev_rewards = actions.copy(), rewards.astype(np.float32)[:, None]
-        prev_actions[begins], prev_rewards[begins] = 0, 0
+        known = [actions[:, None].copy(), rewards[:, None].astype(np.float32)]
+        if memory:
+            known = [np.concatenate(pair, axis=1) for pair in zip(memory, known, strict=True)]
+        for column in known:
+            column[begins] = 0
         parts = obs if isinstance(obs, dict) and _is_open(obs) else {OBS_KEY: obs}
+        found = dict(parts)
+        if self.num_actions:
+            found["prev_actions"] = known[0] if self.num_actions > 1 else known[0][:, 0]
+        if self.num_rewards:
+            found["prev_rewards"] = known[1]
         # In the order of the space, which sorts its keys.
-        found = {**parts, "prev_actions": prev_actions, "prev_rewards": prev_rewards}
-        return {name: found[name] for name in sorted(found)}, ()
+        return {name: found[name] for name in sorted(found)}, memory and tuple(column[:, 1:] for column in known)
 
 
 def _is_open(parts: Mapping[str, Any]) -> bool:

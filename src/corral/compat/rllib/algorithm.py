@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Self
 
 from corral.compat.rllib import checkpoints, metrics
 from corral.compat.rllib.config import AlgorithmConfig
+from corral.compat.rllib.learner_connectors import LearnerConnectors, make_pipeline
+from corral.compat.rllib.learner_groups import LearnerGroup
 from corral.compat.rllib.modules import view_module
 from corral.compat.rllib.native import algorithm_name, to_native
 from corral.compat.rllib.policy_views import view_policy
@@ -71,6 +73,12 @@ class Algorithm:
     """
 
     ALGORITHM: ClassVar[str] = ""
+    HAS_OWN_STEP: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Note whether the class has a training step of its own."""
+        super().__init_subclass__(**settings)
+        cls.HAS_OWN_STEP = cls.training_step is not Algorithm.training_step
 
     def __init__(
         self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None, logger_creator: Any = None
@@ -89,7 +97,7 @@ class Algorithm:
         self._latest_result: dict[str, Any] = {}
         native = to_native(config)
         self.native: Any = None
-        make_viewed(algorithm_name(config), native)(native, self)
+        make_viewed(algorithm_name(config) or type(self).__name__, native)(native, self)
         config.freeze()
 
     def __getattr__(self, name: str) -> Any:
@@ -139,15 +147,20 @@ class Algorithm:
     @property
     def env_runner_group(self) -> EnvRunnerGroup:
         """The runners."""
-        return EnvRunnerGroup(self.native.env_runner_group, self.native.send_weights)
+        return EnvRunnerGroup(self.native.env_runner_group, self.native)
 
     workers = env_runner_group
+
+    @property
+    def learner_group(self) -> LearnerGroup:
+        """The learners."""
+        return LearnerGroup(self.native)
 
     @property
     def eval_env_runner_group(self) -> EnvRunnerGroup | None:
         """The evaluation runners, or `None`."""
         native = self.native.eval_env_runner_group
-        return None if native is None else EnvRunnerGroup(native)
+        return None if native is None else EnvRunnerGroup(native, self.native)
 
     evaluation_workers = eval_env_runner_group
 
@@ -332,6 +345,10 @@ def make_viewed(name: str, config: Any) -> Any:
     class Viewed(base):  # type: ignore[misc]
         """An algorithm that keeps its view, and runs the `training_step` of a view that overrides it."""
 
+        READS_INFOS = base.READS_INFOS or config.rllib.learner_connector is not None
+        learner_connectors: LearnerConnectors | None = None
+        num_env_steps_sampled_lifetime: int
+
         def __init__(self, config: Any, view: Algorithm) -> None:
             self.view, view.native = view, self
             super().__init__(config)
@@ -341,15 +358,28 @@ def make_viewed(name: str, config: Any) -> Any:
             self._num_exploration_versions += 1  # they have a new version, though the learners took no step
             self.sync_weights()
 
+        def setup(self) -> None:
+            """Make what the algorithm and the connectors of learners need."""
+            super().setup()
+            if (pipeline := make_pipeline(self.config.rllib, self)) is not None:
+                self.learner_connectors = LearnerConnectors(pipeline, self)
+
+        def sample(self, num_timesteps: int) -> Any:
+            """Return rollouts behind the connectors of learners."""
+            rollouts = super().sample(num_timesteps)
+            return rollouts if self.learner_connectors is None else self.learner_connectors(rollouts)
+
         def train_once(self) -> Any:
             """Return what the training step of Corral's algorithm returns."""
             return super().training_step()
 
         def training_step(self) -> Any:
             """Run the training step of the view, if its class has one of its own, or Corral's."""
-            if type(self.view).training_step is Algorithm.training_step:
+            if not self.view.HAS_OWN_STEP:
                 return self.train_once()
             self.view.training_step()
+            sampled = self.metrics.peek(("env_runners", "num_env_steps_sampled_lifetime"), 0)
+            self.num_env_steps_sampled_lifetime = max(self.num_env_steps_sampled_lifetime, int(sampled))
             return {}
 
     Viewed.__name__ = Viewed.__qualname__ = name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import importlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -201,7 +203,8 @@ class AlgorithmConfig:
         if name == "env_config":
             value = {**vars(self)["env_config"], **value}
         if name in ("model_config", "rl_module_spec") and value is not None:
-            value = copy.copy(value)
+            is_form = name == "model_config" and dataclasses.is_dataclass(value)
+            value = dataclasses.asdict(value) if is_form else copy.copy(value)
         if name == "algorithm_config_overrides_per_module":
             value = {module_id: _as_overrides(part) for module_id, part in value.items()}
         vars(self)[name] = value
@@ -298,8 +301,8 @@ class AlgorithmConfig:
                 self._store(name, known[name], {**(getattr(self, name) or {}), **value})
             elif name in known:
                 self._store(name, known[name], value)
-            elif name.startswith(_EVENTS) or name in vars(self):
-                setattr(self, name, value)
+            elif name.startswith(_EVENTS) or name in vars(self) or not callable(getattr(type(self), name, len)):
+                setattr(self, name, value)  # a subclass may have settings as class attributes
             else:
                 raise ConfigError(f"config: unknown setting {key!r}. {nearest(key, known)}")
         return self
@@ -411,15 +414,16 @@ class AlgorithmConfig:
 
     def get_default_rl_module_spec(self) -> Any:
         """Return the spec of the default module; subclasses may return their own."""
+        from corral.compat.rllib.default_modules import DefaultPPOTorchRLModule
         from corral.compat.rllib.modules import DefaultRLModule, RLModuleSpec
 
-        return RLModuleSpec(module_class=DefaultRLModule)
+        return RLModuleSpec(module_class=DefaultPPOTorchRLModule if self.ALGORITHM == "PPO" else DefaultRLModule)
 
     def get_default_learner_class(self) -> Any:
         """Return the learner class of the algorithm; subclasses may return their own."""
-        from corral.compat.rllib.learner import Learner
+        from corral.compat.rllib.learner import DEFAULTS, TorchLearner
 
-        return Learner
+        return DEFAULTS.get(self.ALGORITHM, TorchLearner)
 
     def get_config_for_module(self, module_id: str) -> Self:
         """Return the config with the settings of one module; the config itself if the module has none of its own."""
@@ -466,10 +470,28 @@ class AlgorithmConfig:
 
     build = build_algo
 
+    def build_env_to_module_connector(self, env: Any = None, spaces: Any = None, device: Any = None) -> Any:
+        """Return the pipeline from env to module, for the spaces of an env; its connectors are new ones."""
+        return _pipelines().env_to_module_pipeline(self, env, spaces, device)
+
+    def build_module_to_env_connector(self, env: Any = None, spaces: Any = None) -> Any:
+        """Return the pipeline from module to env, for the spaces of an env; its connectors are new ones."""
+        return _pipelines().module_to_env_pipeline(self, env, spaces)
+
+    def build_learner_connector(
+        self, input_observation_space: Any = None, input_action_space: Any = None, device: Any = None
+    ) -> Any:
+        """Return the pipeline of learners; its connectors are new ones."""
+        return _pipelines().learner_pipeline(self, input_observation_space, input_action_space)
+
     def __eq__(self, other: object) -> bool:
         return self is other
 
     __hash__ = object.__hash__
+
+
+def _pipelines() -> Any:
+    return importlib.import_module(f"{__package__}.pipelines")
 
 
 def _as_overrides(given: Any) -> Mapping[str, Any]:

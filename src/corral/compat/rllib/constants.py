@@ -240,6 +240,7 @@ TARGET_NETWORK_ACTION_DIST_INPUTS = "target_network_action_dist_inputs"
 ENV_STATE = "state"
 """Key under which the observation of a group of agents holds the state of the env."""
 ENV_STEP_FAILURE = "env_step_failure"
+INPUT_ENV_SINGLE_SPACES = "__env_single__"
 INPUT_ENV_SPACES = "__env__"
 
 # Numbers that keep computations finite.

@@ -318,7 +318,8 @@ class TorchMultiDistribution(Distribution):
             found: Tensor = part.logp(action.squeeze(-1) if is_column else action)
             return found
 
-        return torch.stack(leaves(map_tree(part_logp, self._parts, value))).sum(0)
+        total: Tensor = sum(leaves(map_tree(part_logp, self._parts, value)))
+        return total
 
     def entropy(self, **kwargs: Any) -> Tensor:
         return torch.stack([part.entropy() for part in leaves(self._parts)]).sum(0)
@@ -334,3 +335,28 @@ class TorchMultiDistribution(Distribution):
 
     def to_deterministic(self) -> TorchMultiDistribution:
         return TorchMultiDistribution(map_tree(lambda part: part.to_deterministic(), self._parts))
+
+
+def distribution_class(space: Any) -> Any:
+    """Return the class of the distribution over the actions of a space.
+
+    Raises:
+        ConfigError: There is none for such a space.
+    """
+    if isinstance(space, gym.spaces.Discrete):
+        return TorchCategorical
+    if isinstance(space, gym.spaces.Box):
+        return TorchDiagGaussian
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return TorchMultiCategorical.get_partial_dist_cls(input_lens=[int(n) for n in space.nvec.reshape(-1)])
+    if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
+        parts = dict(space.spaces) if isinstance(space, gym.spaces.Dict) else tuple(space.spaces)
+        classes = map_tree(distribution_class, parts)
+        lengths = [_num_inputs(part) for part in leaves(parts)]
+        return TorchMultiDistribution.get_partial_dist_cls(child_distribution_cls_struct=classes, input_lens=lengths)
+    raise ConfigError(f"there is no distribution of RLlib for actions in {space}.")
+
+
+def _num_inputs(space: Any) -> int:
+    found: int = distribution_class(space).required_input_dim(space)
+    return found

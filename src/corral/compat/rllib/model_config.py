@@ -60,6 +60,18 @@ _OF_ALGORITHM = {"double_q", "dueling", "epsilon", "num_atoms", "std_init", "v_m
 _OLD_MODEL_IGNORED = {"custom_model_config", "framestack", "dim", "grayscale", "zero_mean", "_disable_preprocessor_api"}
 
 
+def translated(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """Return Corral's `model_config` for settings of RLlib's default modules; others are left out.
+
+    Args:
+        settings: The settings by RLlib's names.
+        algorithm: Name of the algorithm.
+    """
+    known = {f.name: getattr(DefaultModelConfig(), f.name) for f in dataclasses.fields(DefaultModelConfig)}
+    known["vf_share_layers"] = algorithm != "PPO"
+    return _translate({**known, **{name: value for name, value in settings.items() if name in known}}, algorithm)
+
+
 def to_model_config(config: Any) -> dict[str, Any]:
     """Return Corral's `model_config` for the default modules of a config of RLlib.
 

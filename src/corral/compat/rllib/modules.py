@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,12 +17,17 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
+from corral.compat.rllib.carried_actions import carried_outputs, own_distribution
+from corral.compat.rllib.distributions import distribution_class
 from corral.compat.rllib.encoding import decode, import_checked
+from corral.compat.rllib.module_parts import ActorCriticEncoder, PolicyHead, ValueHead
 from corral.core.space_descriptions import described_space
 from corral.core.tree import Tree, map_tree
 from corral.errors import CheckpointError, ConfigError
 from corral.modules.heuristic import HeuristicModule
+from corral.modules.memory import module_inputs
 from corral.modules.module import Module
+from corral.modules.spec import example_obs
 
 MODULE_FILE, WEIGHTS_FILE = "module.json", "module_state.safetensors"
 """Files of a module in a checkpoint."""
@@ -45,6 +52,8 @@ class RLModule:
     """
 
     framework = "torch"
+    action_dist_cls: Any = None
+    """Class of the distribution over actions; `None` is the class for the action space."""
 
     def __init__(
         self,
@@ -94,6 +103,27 @@ class RLModule:
 
     def _forward_train(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
         return self._forward(batch, **settings)
+
+    def _default_input_specs(self) -> list[Any]:
+        """Return nothing: Corral does not check the columns of batches."""
+        return []
+
+    input_specs_inference = input_specs_exploration = input_specs_train = _default_input_specs
+    output_specs_inference = output_specs_exploration = output_specs_train = _default_input_specs
+
+    # Distributions.
+
+    def get_train_action_dist_cls(self) -> Any:
+        """Return the class of the distribution that losses use."""
+        return self.action_dist_cls or distribution_class(self.action_space)
+
+    def get_exploration_action_dist_cls(self) -> Any:
+        """Return the class of the distribution that exploration samples from."""
+        return self.action_dist_cls or distribution_class(self.action_space)
+
+    def get_inference_action_dist_cls(self) -> Any:
+        """Return the class of the distribution that inference acts by."""
+        return self.action_dist_cls or distribution_class(self.action_space)
 
     # Memory.
 
@@ -184,7 +214,13 @@ class TargetNetworkAPI:
 
 
 class SelfSupervisedLossAPI:
-    """Mixin of modules that compute their own loss, which are refused."""
+    """Mixin of modules that compute their own loss."""
+
+    def compute_self_supervised_loss(
+        self, *, learner: Any, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> Tensor:
+        """Return the loss of a minibatch, in place of the learner's."""
+        raise ConfigError(f"{type(self).__name__} has no method compute_self_supervised_loss(*, learner, ...).")
 
 
 class QNetAPI:
@@ -239,8 +275,8 @@ class RLModuleSpec:
         if self.module_class is None:
             raise ConfigError("RLModuleSpec.build: give module_class.")
         return self.module_class(
-            self.observation_space,
-            self.action_space,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
             inference_only=self.inference_only,
             learner_only=self.learner_only,
             model_config=self.model_config,
@@ -252,7 +288,7 @@ class MultiRLModuleSpec:
     """Describes the modules of several agents.
 
     Attributes:
-        multi_rl_module_class: Class of all modules together; only `None`, or `MultiRLModule`.
+        multi_rl_module_class: Class of all modules together.
         rl_module_specs: Specs by module id, or one for all modules.
     """
 
@@ -271,75 +307,192 @@ class MultiRLModuleSpec:
         if self.module_specs is not None and not self.rl_module_specs:
             self.rl_module_specs = self.module_specs
         self.module_specs = self.rl_module_specs
-        if self.multi_rl_module_class not in (None, MultiRLModule):
-            raise ConfigError(
-                f"MultiRLModuleSpec: multi_rl_module_class={self.multi_rl_module_class!r} is not served: modules of "
-                "several agents are separate in Corral; share layers with the setting shared_layers."
-            )
-        if self.load_state_path is not None:
-            raise ConfigError("MultiRLModuleSpec: load_state_path is not served: use Corral's `load_from`.")
 
     def spec_of(self, module_id: str) -> RLModuleSpec:
-        """Return the spec of a module."""
-        if isinstance(self.rl_module_specs, RLModuleSpec):
-            return self.rl_module_specs
-        found: RLModuleSpec = self.rl_module_specs.get(module_id) or RLModuleSpec()
+        """Return the spec of a module, with where its first weights are."""
+        given = self.rl_module_specs
+        found: RLModuleSpec = given if isinstance(given, RLModuleSpec) else given.get(module_id) or RLModuleSpec()
+        chosen = self.modules_to_load is None or module_id in self.modules_to_load
+        if self.load_state_path is not None and chosen and found.load_state_path is None:
+            found = dataclasses.replace(found, load_state_path=Path(self.load_state_path) / module_id)
         return found
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether the modules are parts of one class of the user's."""
+        return self.multi_rl_module_class not in (None, MultiRLModule)
 
-class MultiRLModule:
-    """Modules by id.
+    def build(self, module_id: str | None = None) -> Any:
+        """Return all modules, or one."""
+        if module_id is not None:
+            return self.spec_of(module_id).build()
+        return (self.multi_rl_module_class or MultiRLModule)(
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            inference_only=bool(self.inference_only),
+            model_config=self.model_config,
+            rl_module_specs=self.rl_module_specs,
+        )
+
+    def add_modules(self, module_specs: Mapping[str, RLModuleSpec], override: bool = True) -> None:
+        """Add specs."""
+        self.rl_module_specs.update(module_specs)
+
+    def remove_modules(self, module_ids: Any) -> None:
+        """Remove specs."""
+        for module_id in module_ids:
+            self.rl_module_specs.pop(module_id, None)
+
+    def __contains__(self, module_id: object) -> bool:
+        """Return whether there is a spec for a module."""
+        return module_id in self.rl_module_specs
+
+    def __getitem__(self, module_id: str) -> RLModuleSpec:
+        """Return the spec of a module."""
+        return self.spec_of(module_id)
+
+
+class MultiRLModule(RLModule):
+    """Modules by id. A subclass may give them parts in common, in `setup` and the forward passes.
 
     Args:
-        modules: The modules.
+        modules: Modules that are there already.
+        rl_module_specs: Specs of the modules that `setup` builds, by id.
+        model_config: Settings of a subclass.
+        **settings: As for `RLModule`.
+
+    Attributes:
+        rl_module_specs: The specs.
     """
 
-    def __init__(self, modules: Mapping[str, Any] | None = None, **settings: Any) -> None:
-        """Keep the modules."""
-        self._modules = dict(modules or {})
+    def __init__(
+        self,
+        modules: Mapping[str, Any] | None = None,
+        *,
+        rl_module_specs: Mapping[str, RLModuleSpec] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Build the modules."""
+        self.rl_module_specs = dict(rl_module_specs or {})
+        self._rl_modules: dict[str, Any] = dict(modules or {})
+        super().__init__(**settings)
+
+    def setup(self) -> None:
+        """Build the modules of the specs."""
+        for module_id, spec in self.rl_module_specs.items():
+            self._rl_modules[module_id] = spec.build()
+
+    def _run(self, name: str, batch: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
+        return {
+            module_id: getattr(self._rl_modules[module_id], name)(part, **settings) for module_id, part in batch.items()
+        }
+
+    def _forward_inference(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
+        return self._run("forward_inference", batch, **settings)
+
+    def _forward_exploration(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
+        return self._run("forward_exploration", batch, **settings)
+
+    def _forward_train(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
+        return self._run("forward_train", batch, **settings)
+
+    def get_initial_state(self) -> Any:
+        """Return the states before an episode by module id."""
+        return {module_id: module.get_initial_state() for module_id, module in self._rl_modules.items()}
+
+    def is_stateful(self) -> bool:
+        """Return whether a module has memory."""
+        return any(module.is_stateful() for module in self._rl_modules.values())
+
+    def as_multi_rl_module(self) -> MultiRLModule:
+        """Return the object itself."""
+        return self
+
+    def add_module(self, module_id: str, module: Any, *, override: bool = False) -> None:
+        """Add a module.
+
+        Raises:
+            ValueError: There is one of this id.
+        """
+        if module_id in self._rl_modules and not override:
+            raise ValueError(f"there is a module {module_id!r} already: use override=True to replace it.")
+        self._rl_modules[module_id] = module
+
+    def remove_module(self, module_id: str, *, raise_err_if_not_found: bool = True) -> None:
+        """Remove a module.
+
+        Raises:
+            KeyError: There is none of this id.
+        """
+        if raise_err_if_not_found or module_id in self._rl_modules:
+            del self._rl_modules[module_id]
+
+    def get_state(self, *args: Any, inference_only: bool = False, **settings: Any) -> dict[str, Any]:
+        """Return the weights by module id and name."""
+        return {module_id: module.get_state() for module_id, module in self._rl_modules.items()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Set the weights by module id and name."""
+        for module_id, part in state.items():
+            self._rl_modules[module_id].set_state(part)
+
+    def parameters(self, *args: Any) -> Iterator[nn.Parameter]:
+        """Yield the parameters of all modules, each once."""
+        found = {id(each): each for module in self._rl_modules.values() for each in module.parameters()}
+        yield from found.values()
+
+    # A mapping.
 
     def __getitem__(self, module_id: str) -> Any:
         """Return a module."""
-        return self._modules[module_id]
+        return self._rl_modules[module_id]
 
-    def __contains__(self, module_id: str) -> bool:
+    def __contains__(self, module_id: object) -> bool:
         """Return whether there is a module of this id."""
-        return module_id in self._modules
+        return module_id in self._rl_modules
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the ids."""
-        return iter(self._modules)
+        return iter(self._rl_modules)
 
     def __len__(self) -> int:
         """Return the number of modules."""
-        return len(self._modules)
+        return len(self._rl_modules)
 
     def keys(self) -> Any:
         """Return the ids."""
-        return self._modules.keys()
+        return self._rl_modules.keys()
 
     def values(self) -> Any:
         """Return the modules."""
-        return self._modules.values()
+        return self._rl_modules.values()
 
     def items(self) -> Any:
         """Return pairs of ids and modules."""
-        return self._modules.items()
+        return self._rl_modules.items()
 
     def get(self, module_id: str, default: Any = None) -> Any:
         """Return a module, or a default."""
-        return self._modules.get(module_id, default)
+        return self._rl_modules.get(module_id, default)
 
-    def foreach_module(self, func: Any, **settings: Any) -> list[Any]:
+    def foreach_module(self, func: Any, *, return_dict: bool = False, **settings: Any) -> Any:
         """Return `func(module_id, module)` for each module."""
-        return [func(module_id, module, **settings) for module_id, module in self._modules.items()]
+        found = {name: func(name, module.unwrapped(), **settings) for name, module in self._rl_modules.items()}
+        return found if return_dict else list(found.values())
 
 
 # The modules of Corral that call a module of RLlib. Their settings are `rl_module_class` and `rl_model_config`.
 
 
 def _build(settings: Mapping[str, Any], observation_space: Any, action_space: Any) -> Any:
-    return settings["rl_module_class"](observation_space, action_space, model_config=settings["rl_model_config"])
+    return settings["rl_module_class"](
+        observation_space=observation_space, action_space=action_space, model_config=settings["rl_model_config"]
+    )
+
+
+def fresh(obs: Tree) -> Tree:
+    """Return the tree with dicts of its own, because forward passes of users take entries out of them."""
+    return map_tree(lambda leaf: leaf, obs)
 
 
 class AdaptedModule(Module):
@@ -349,25 +502,50 @@ class AdaptedModule(Module):
         """Build the module of RLlib."""
         super().__init__(observation_space, action_space, model_config)
         self.rl_module = _build(model_config, observation_space, action_space)
+        self._writes_to_batch: bool | None = None
+        self._carried = own_distribution(self.rl_module, RLModule, {_OBS: example_obs(observation_space)})
+        if self._carried is not None:
+            self.distribution = self._carried
 
     def policy(self, obs: Tree) -> Tensor:
         """Return what `forward_exploration` returns as inputs of the distribution."""
-        return _inputs(self.rl_module, self.rl_module.forward_exploration({_OBS: obs}))
+        if self._carried is not None:
+            return carried_outputs(self.rl_module, self._carried, ({_OBS: fresh(obs)}, {_OBS: fresh(obs)}))
+        return _inputs(self.rl_module, self.rl_module.forward_exploration({_OBS: fresh(obs)}))
 
     def value(self, obs: Tree) -> Tensor:
         """Return what `compute_values` returns."""
-        values: Tensor = self.rl_module.compute_values({_OBS: obs})
+        values: Tensor = self.rl_module.compute_values({_OBS: fresh(obs)})
         return values
 
     def policy_and_value(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return inputs of the distribution and values of one forward pass for learning."""
-        batch = {_OBS: obs}
-        outputs = self.rl_module.forward_train(batch)
+        batch = {_OBS: fresh(obs)}
+        outputs = self.forward_train(batch)
+        inputs = _inputs(self.rl_module, outputs)
+        if self._carried is not None:
+            inputs = self._carried.pad(inputs)
         if _VALUES in outputs:
-            return _inputs(self.rl_module, outputs), outputs[_VALUES]
-        return _inputs(self.rl_module, outputs), self.rl_module.compute_values(
-            batch, embeddings=outputs.get(_EMBEDDINGS)
-        )
+            return inputs, outputs[_VALUES]
+        return inputs, self.rl_module.compute_values(batch, embeddings=outputs.get(_EMBEDDINGS))
+
+    def forward_train(self, batch: dict[str, Any]) -> Any:
+        """Return what `forward_train` returns for a batch.
+
+        In RLlib a learner calls `compute_values` with the batch first, and what this writes into the batch is there in
+        the forward pass. Modules whose `compute_values` writes into the batch find it so here, too.
+        """
+        compute_values = getattr(self.rl_module, "compute_values", None)
+        if self._writes_to_batch is None and compute_values is not None:
+            probe = {**batch, _OBS: fresh(batch[_OBS])}
+            before = dict(probe)
+            with torch.no_grad():
+                compute_values(probe)
+            self._writes_to_batch = probe.keys() != before.keys() or probe[_OBS] is not before[_OBS]
+        if self._writes_to_batch:
+            with torch.no_grad():
+                compute_values(batch)  # type: ignore[misc]
+        return self.rl_module.forward_train(batch)
 
 
 class AdaptedMemoryModule(Module):
@@ -379,6 +557,7 @@ class AdaptedMemoryModule(Module):
             observation_space, action_space, {"max_seq_len": model_config["rl_model_config"].get("max_seq_len")}
         )
         self.rl_module = _build(model_config, observation_space, action_space)
+        _refuse_own_distribution(self.rl_module)
 
     def initial_state(self) -> Tree:
         """Return the initial state."""
@@ -399,10 +578,56 @@ class AdaptedMemoryModule(Module):
     def policy_and_value(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return inputs of the distribution and values for the steps of sequences that a mask selects."""
         assert mask is not None
-        batch = {_OBS: obs, _STATE_IN: state}
+        batch = {_OBS: fresh(obs), _STATE_IN: state}
         outputs = self.rl_module.forward_train(batch)
         values = self.rl_module.compute_values(batch, embeddings=outputs.get(_EMBEDDINGS))
         return _inputs(self.rl_module, outputs)[mask], values[mask]
+
+
+class AdaptedPart(Module):
+    """Calls one of several modules of RLlib that have parts in common; it holds all of them."""
+
+    def __init__(self, observation_space: Any, action_space: Any, model_config: Mapping[str, Any]) -> None:
+        """Build all modules of RLlib; specs without spaces get the spaces of this one."""
+        super().__init__(observation_space, action_space, {})
+        self.module_id: str = model_config["rl_module_id"]
+        spec: MultiRLModuleSpec = copy.copy(model_config["rl_multi_spec"])
+        spec.rl_module_specs = {
+            module_id: dataclasses.replace(
+                each,
+                observation_space=each.observation_space or observation_space,
+                action_space=each.action_space or action_space,
+            )
+            for module_id, each in spec.rl_module_specs.items()
+        }
+        self.multi = spec.build()
+        if self.multi.is_stateful():
+            raise ConfigError(f"{type(self.multi).__name__}: parts with memory are not served: give modules alone.")
+        _refuse_own_distribution(self.rl_module)
+        self.parts = nn.ModuleDict({name: part for name, part in self.multi.items() if isinstance(part, nn.Module)})
+        if isinstance(self.multi, nn.Module):
+            self.whole = self.multi
+
+    @property
+    def rl_module(self) -> Any:
+        """The module of RLlib for this id."""
+        return self.multi[self.module_id]
+
+    def policy(self, obs: Tree) -> Tensor:
+        """Return what `forward_exploration` returns as inputs of the distribution."""
+        outputs = self.multi.forward_exploration({self.module_id: {_OBS: fresh(obs)}})[self.module_id]
+        return _inputs(self.rl_module, outputs)
+
+    def value(self, obs: Tree) -> Tensor:
+        """Return what `compute_values` returns."""
+        values: Tensor = self.rl_module.compute_values({_OBS: fresh(obs)})
+        return values
+
+    def policy_and_value(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return inputs of the distribution and values."""
+        outputs = self.multi.forward_train({self.module_id: {_OBS: fresh(obs)}})[self.module_id]
+        values = outputs[_VALUES] if _VALUES in outputs else self.value(obs)
+        return _inputs(self.rl_module, outputs), values
 
 
 class AdaptedRules(HeuristicModule):
@@ -418,11 +643,36 @@ class AdaptedRules(HeuristicModule):
         return np.asarray(self.rl_module.forward_inference({_OBS: obs})[_ACTIONS])
 
 
+def _refuse_own_distribution(module: Any) -> None:
+    if module.action_dist_cls is not None:
+        raise ConfigError(
+            f"{type(module).__name__}: action_dist_cls is served for modules without memory and without parts in "
+            "common with others: leave it out."
+        )
+
+
 def _inputs(module: Any, outputs: Mapping[str, Any]) -> Tensor:
     if _INPUTS not in outputs:
         raise ConfigError(f"{type(module).__name__}: a forward pass returned no {_INPUTS!r}, but {sorted(outputs)}.")
     inputs: Tensor = outputs[_INPUTS]
     return inputs
+
+
+def loading_settings(spec: RLModuleSpec) -> dict[str, Any]:
+    """Return Corral's `load_from` for the checkpoint of a module that a spec names.
+
+    Raises:
+        ConfigError: There are no weights.
+    """
+    if spec.load_state_path is None:
+        return {}
+    file = Path(spec.load_state_path) / WEIGHTS_FILE
+    if not file.exists():
+        raise ConfigError(
+            f"load_state_path={str(spec.load_state_path)!r}: there is no {WEIGHTS_FILE}: give the directory "
+            "learner_group/learner/rl_module/<module id> of a checkpoint of Corral."
+        )
+    return {"load_from": str(file)}
 
 
 def to_module_settings(spec: RLModuleSpec) -> dict[str, Any] | None:
@@ -432,16 +682,15 @@ def to_module_settings(spec: RLModuleSpec) -> dict[str, Any] | None:
         ConfigError: The class is no module, or a part of the spec is not served.
     """
     cls = spec.module_class
-    if spec.load_state_path is not None:
-        raise ConfigError("RLModuleSpec: load_state_path is not served: use Corral's `load_from`.")
-    if spec.catalog_class is not None:
-        raise ConfigError("RLModuleSpec: catalogs are not served: write an RLModule.")
-    if cls is None or getattr(cls, "IS_DEFAULT", False):
+    if spec.catalog_class is not None and not vars(spec.catalog_class).get("IS_DEFAULT", False):
+        raise ConfigError(
+            f"RLModuleSpec: catalog_class={spec.catalog_class!r:.80}: catalogs of your own are not served: write an "
+            "RLModule."
+        )
+    if cls is None or cls is DefaultRLModule or vars(cls).get("IS_DEFAULT", False):
         return None
     if not (isinstance(cls, type) and issubclass(cls, RLModule)):
         raise ConfigError(f"RLModuleSpec: module_class={cls!r} is no RLModule.")
-    if issubclass(cls, SelfSupervisedLossAPI):
-        raise ConfigError(f"{cls.__name__}: SelfSupervisedLossAPI is not served: add the loss in a learner class.")
     if not issubclass(cls, nn.Module):
         adapter: type[Module] = AdaptedRules
     elif cls.get_initial_state is not RLModule.get_initial_state:
@@ -472,6 +721,29 @@ class DefaultRLModule:
             raise AttributeError(name)
         return getattr(self._native, name)
 
+    def unwrapped(self) -> Self:
+        """Return the view itself."""
+        return self
+
+    # Parts.
+
+    @cached_property
+    def encoder(self) -> ActorCriticEncoder:
+        """The encoders of observations."""
+        return ActorCriticEncoder(self._native)
+
+    @cached_property
+    def pi(self) -> PolicyHead:
+        """The layers of the policy."""
+        return PolicyHead(self._native)
+
+    @cached_property
+    def vf(self) -> ValueHead:
+        """The layers of the values."""
+        return ValueHead(self._native)
+
+    # Forward passes.
+
     def forward_inference(self, batch: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
         """Return the inputs of the distribution."""
         with torch.no_grad():
@@ -483,9 +755,29 @@ class DefaultRLModule:
 
     forward_exploration = forward_inference
 
+    def forward_train(self, batch: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
+        """Return the inputs of the distribution, and values."""
+        inputs, values = self._native.policy_and_value(*module_inputs(batch))
+        return {_INPUTS: inputs, _VALUES: values}
+
+    def __call__(self, batch: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
+        """Return what `forward_train` returns."""
+        return self.forward_train(batch, **settings)
+
     def compute_values(self, batch: Mapping[str, Any], embeddings: Any = None) -> Tensor:
         """Return values `[B]`."""
         return self._native.value(batch[_OBS])
+
+    @property
+    def action_dist_cls(self) -> Any:
+        """Class of the distribution over actions."""
+        return distribution_class(self._native.action_space)
+
+    def get_train_action_dist_cls(self) -> Any:
+        """Return the class of the distribution over actions."""
+        return self.action_dist_cls
+
+    get_exploration_action_dist_cls = get_inference_action_dist_cls = get_train_action_dist_cls
 
     def get_initial_state(self) -> Any:
         """Return the state before an episode; empty without memory."""
@@ -499,16 +791,22 @@ class DefaultRLModule:
     set_state = TorchRLModule.set_state
 
 
-PPOTorchRLModule = DefaultPPOTorchRLModule = DefaultRLModule
-
-
 def view_module(native: Any) -> Any:
     """Return the module of RLlib for a module of Corral: the user's own one, or a view of a default module."""
-    if isinstance(native, (AdaptedModule, AdaptedMemoryModule, AdaptedRules)):
+    if isinstance(native, (AdaptedModule, AdaptedMemoryModule, AdaptedPart, AdaptedRules)):
         return native.rl_module
     if (view := vars(native).get("_rllib_view")) is None:
         view = vars(native)["_rllib_view"] = DefaultRLModule(native)
     return view
+
+
+def joint_view(modules: Mapping[str, Any]) -> MultiRLModule:
+    """Return the `MultiRLModule` for modules of Corral: the user's own one, or their views by id."""
+    for native in modules.values():
+        if isinstance(native, AdaptedPart):
+            found: MultiRLModule = native.multi
+            return found
+    return MultiRLModule({module_id: view_module(native) for module_id, native in modules.items()})
 
 
 def load_module(path: Path) -> Any:

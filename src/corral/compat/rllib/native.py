@@ -6,33 +6,46 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
 
 from corral.algorithms.dqn import DQNConfig
 from corral.algorithms.ppo import PPOConfig
 from corral.algorithms.sac import SACConfig
 from corral.compat.rllib import callbacks
-from corral.compat.rllib.connectors import ConnectorV2, make_connectors, to_transforms
+from corral.compat.rllib.connectors import ConnectorV2, to_transforms
+from corral.compat.rllib.env_connectors import Connect, ConnectorEvents, LazyEnv, connectors_for
 from corral.compat.rllib.envs import env_settings
-from corral.compat.rllib.learner import Learner, LearnerLoss
+from corral.compat.rllib.learner import DEFAULTS, Learner, TorchLearner, steps_by_hand
+from corral.compat.rllib.learner_connectors import LearnerConnectorEvents
 from corral.compat.rllib.model_config import to_model_config
-from corral.compat.rllib.modules import MultiRLModuleSpec, RLModuleSpec, to_module_settings
-from corral.compat.rllib.preprocessors import (
-    MultiAgentObservationPreprocessor,
-    SingleAgentObservationPreprocessor,
+from corral.compat.rllib.modules import (
+    AdaptedPart,
+    MultiRLModuleSpec,
+    RLModuleSpec,
+    SelfSupervisedLossAPI,
+    loading_settings,
+    to_module_settings,
 )
+from corral.compat.rllib.own_algorithm import OwnConfig
+from corral.compat.rllib.own_learner import OwnLearner
 from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup
 from corral.compat.rllib.settings import SETTINGS, TRAINING
 from corral.config.config import AlgorithmConfig as NativeConfig
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.settings import same_value
 from corral.errors import ConfigError
+from corral.transforms.observations import NormalizeObservations
 from corral.transforms.rewards import ClipRewards
 
 if TYPE_CHECKING:
     from corral.compat.rllib.config import AlgorithmConfig
 
-_CLASSES: dict[str, type[NativeConfig]] = {"PPO": PPOConfig, "DQN": DQNConfig, "SAC": SACConfig}
+_CLASSES: dict[str, type[NativeConfig]] = {"PPO": PPOConfig, "DQN": DQNConfig, "SAC": SACConfig, "": OwnConfig}
+_OFF_POLICY = ("DQN", "SAC")
 
 # Settings of the same meaning that are translated with others, or whose default leaves Corral's.
 _NOT_COPIED = {"env", "env_config", "env_task_fn", "evaluation_config", "exploration_config", "lr"} | {
@@ -51,8 +64,11 @@ def to_native(config: AlgorithmConfig) -> NativeConfig:
     refuse_unserved(config)
     settings = to_settings(config, name)
     classes, functions = callbacks.to_native(config)
-    native = _CLASSES[name](**settings)
-    native.callbacks(classes, **functions)  # type: ignore[arg-type]
+    learner_settings = _learner_settings(config)
+    native = _CLASSES[name](**settings, **learner_settings)
+    own: list[Any] = [ConnectorEvents] if settings["wrappers"] else []
+    own += [LearnerConnectorEvents] if config.learner_connector is not None or learner_settings else []
+    native.callbacks([*own, *classes], **functions)  # type: ignore[arg-type]
     native.evaluation(
         evaluation_config=_evaluation_settings(config, name, settings),
         custom_evaluation_function=config.custom_evaluation_function
@@ -71,8 +87,11 @@ def algorithm_name(config: AlgorithmConfig) -> str:
         ConfigError: Corral has no such algorithm.
     """
     name = config.ALGORITHM or getattr(config.algo_class, "ALGORITHM", "")
-    if name not in _CLASSES:
-        raise ConfigError(f"{type(config).__name__}: Corral serves RLlib's {', '.join(_CLASSES)}.")
+    if name not in _CLASSES or not (name or getattr(config.algo_class, "HAS_OWN_STEP", False)):
+        raise ConfigError(
+            f"{type(config).__name__}: Corral serves RLlib's {', '.join(filter(None, _CLASSES))}, and subclasses of "
+            "Algorithm that define training_step."
+        )
     return name
 
 
@@ -101,32 +120,48 @@ def refuse_unserved(config: AlgorithmConfig) -> None:
 
 def to_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     """Return Corral's settings by name, without the settings of callbacks, evaluation and several agents."""
-    known = {**{key: s for group in SETTINGS.values() for key, s in group.items()}, **TRAINING[name]}
+    known = {**{key: s for group in SETTINGS.values() for key, s in group.items()}, **TRAINING.get(name, {})}
     settings = {
         setting.note or key: vars(config)[key]
         for key, setting in known.items()
         if setting.kind == "same" and key not in _NOT_COPIED and key in vars(config)
     }
     settings |= env_settings(config) | _sampling_settings(config, name) | _learning_settings(config)
-    settings |= {"PPO": _ppo_settings, "DQN": _dqn_settings, "SAC": _sac_settings}[name](config)
+    if name:
+        settings |= {"PPO": _ppo_settings, "DQN": _dqn_settings, "SAC": _sac_settings}[name](config)
     spec = config.rl_module_spec
+    if isinstance(spec, MultiRLModuleSpec) and not config.is_multi_agent:
+        spec = spec.spec_of(DEFAULT_MODULE_ID)
     own = to_module_settings(spec) if isinstance(spec, RLModuleSpec) else None
     settings |= own or {"model_config": to_model_config(config)}
-    return settings if config.is_multi_agent else settings | _loss_settings(config, DEFAULT_MODULE_ID)
+    if isinstance(spec, RLModuleSpec) and not config.is_multi_agent:
+        settings |= loading_settings(spec)
+    return settings
 
 
 def _sampling_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     mode = str(getattr(config.gym_env_vectorize_mode, "value", config.gym_env_vectorize_mode)).lower()
     is_async = config.remote_worker_envs or mode == "async"
-    transforms: list[Any] = to_transforms(_connectors(config))
-    if to_transforms(make_connectors(config.learner_connector, "learner_connector")):
-        raise ConfigError("learner_connector: Corral has no connectors in learners: give env_to_module_connector.")
+    own, built_in = _connectors(config)
+    if (own or config.module_to_env_connector is not None) and is_async:
+        raise ConfigError(
+            "gym_env_vectorize_mode='async': connectors of your own need sub-envs in the process of the runner: leave "
+            "it out."
+        )
+    transforms: list[Any] = to_transforms(built_in)
     if config.observation_filter == "MeanStdFilter":
         transforms.append("NormalizeObservations")
+    if not name and any(
+        each == "NormalizeObservations" or isinstance(each, NormalizeObservations) for each in transforms
+    ):
+        raise ConfigError(
+            "MeanStdFilter: its statistics are merged where Corral's algorithms sample, and training_step samples "
+            "itself: normalise in a wrapper of the env, or derive from PPO."
+        )
     if config.clip_rewards:
         transforms.append(ClipRewards("sign" if config.clip_rewards is True else float(config.clip_rewards)))
     settings: dict[str, Any] = {
-        "wrappers": _wrappers(config),
+        "wrappers": [Connect(config)] if own or config.module_to_env_connector is not None else [],
         "vectorization": "async" if is_async else "sync",
         "transforms": transforms,
         "min_time_s_per_iteration": config.min_time_s_per_iteration or 0.0,
@@ -155,28 +190,30 @@ def _cpus_are_short(config: AlgorithmConfig) -> bool:
     return bool(wanted > ray.cluster_resources().get("CPU", wanted))
 
 
-def _connectors(config: AlgorithmConfig) -> list[ConnectorV2]:
-    return make_connectors(config.env_to_module_connector, "env_to_module_connector")
+_found: WeakKeyDictionary[AlgorithmConfig, tuple[Any, ...]] = WeakKeyDictionary()
+"""By config: function of connectors, env, and what `_connectors` found; the function may need an env each time."""
 
 
-def _wrappers(config: AlgorithmConfig) -> list[Callable[[Any], Any]]:
-    """Return the wrappers for the preprocessors among the connectors, which come first.
-
-    Raises:
-        ConfigError: A preprocessor comes after another connector.
-    """
-    kinds = SingleAgentObservationPreprocessor, MultiAgentObservationPreprocessor
-    connectors = _connectors(config)
-    wrappers: list[Callable[[Any], Any]] = [connector.wrap for connector in connectors if isinstance(connector, kinds)]
-    if not all(isinstance(connector, kinds) for connector in connectors[: len(wrappers)]):
-        raise ConfigError("env_to_module_connector: put preprocessors of observations before the other connectors.")
-    return wrappers
+def _connectors(config: AlgorithmConfig) -> tuple[list[ConnectorV2], list[ConnectorV2]]:
+    """Return the connectors that a wrapper of the env calls, and the ones after them that become transforms."""
+    if config.env_to_module_connector is None:
+        return [], []
+    function, env, known = _found.get(config, (None, None, None))
+    if known is None or function is not config.env_to_module_connector or env is not config.env:
+        lazy = LazyEnv(env_settings(config), bool(config.is_multi_agent))
+        try:
+            known = connectors_for(config, lazy)
+        finally:
+            lazy.close()
+        _found[config] = config.env_to_module_connector, config.env, known
+    own, built_in = known
+    return own, built_in
 
 
 def _batch_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     """Return the sizes of fragments and batches: as RLlib, whole fragments until the batch is reached."""
     learners, total, length = max(1, config.num_learners), config.total_train_batch_size, config.rollout_fragment_length
-    if name != "PPO":
+    if name in _OFF_POLICY:
         n_step = config.n_step if isinstance(config.n_step, int) else max(config.n_step)
         length = n_step if length == "auto" else length
     elif length != "auto":
@@ -199,16 +236,47 @@ def _learning_settings(config: AlgorithmConfig) -> dict[str, Any]:
     return settings
 
 
-def _loss_settings(config: AlgorithmConfig, module_id: str) -> dict[str, Any]:
-    """Return the loss of the learner class of a config, if it has one of its own."""
-    cls = config.learner_class
-    return {} if cls is None or cls is Learner else {"loss": LearnerLoss(cls, module_id, config)}
+def _learner_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    """Return the learner that calls the learner class of a config, if Corral's own learner would not do the same.
+
+    Raises:
+        ConfigError: It is no learner class, or it steps all modules together in several learners.
+    """
+    cls, spec = config.learner_class, config.rl_module_spec
+    if not (isinstance(cls, type) and issubclass(cls, Learner)):
+        raise ConfigError(f"learner_class={cls!r:.80} is no subclass of TorchLearner.")
+    is_joint = isinstance(spec, MultiRLModuleSpec) and spec.is_joint
+    if (is_joint or steps_by_hand(cls)) and config.num_learners > 1:
+        raise ConfigError(
+            f"learner_class: {cls.__name__} steps all modules together, which one learner can do: use num_learners=0 "
+            "or 1, or override compute_loss_for_module and configure_optimizers_for_module only."
+        )
+    own_losses = any(
+        isinstance(each.module_class, type) and issubclass(each.module_class, SelfSupervisedLossAPI)
+        for each in _specs_of(spec)
+    )
+    if cls in (Learner, TorchLearner, *DEFAULTS.values()) and not own_losses and not is_joint and config.ALGORITHM:
+        return {}
+    return {"learner_class": functools.partial(OwnLearner, cls, config)}
+
+
+def _specs_of(spec: Any) -> list[RLModuleSpec]:
+    parts = getattr(spec, "rl_module_specs", spec)
+    return list(parts.values()) if isinstance(parts, Mapping) else [parts]
 
 
 def _chain_schedulers(classes: list[Any]) -> Any:
-    if len(classes) > 1:
-        raise ConfigError("_torch_lr_scheduler_classes: give one class; Corral steps one scheduler per optimizer.")
-    return classes[0]
+    return classes[0] if len(classes) == 1 else _Chained(tuple(classes))
+
+
+@dataclass(frozen=True)
+class _Chained:
+    """Makes a scheduler that steps schedulers of some classes one after another."""
+
+    classes: tuple[Any, ...]
+
+    def __call__(self, optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.ChainedScheduler([make(optimizer) for make in self.classes])
 
 
 def _ppo_settings(config: AlgorithmConfig) -> dict[str, Any]:
@@ -292,6 +360,8 @@ def _multi_agent_settings(config: AlgorithmConfig, name: str, training: Mapping[
     for key in ("policy_mapping_fn", "policies_to_train"):
         if getattr(config, key) is not None:
             settings[key] = getattr(config, key)
+    if isinstance(config.rl_module_spec, MultiRLModuleSpec) and config.rl_module_spec.is_joint and len(parts) > 1:
+        settings["shared_layers"] = {"parts": [list(parts)]}
     return settings
 
 
@@ -311,7 +381,12 @@ def _settings_of_policy(
         own = {**(settings or {}), **own}
         spaces = {"observation_space": observation_space, "action_space": action_space}
         policy = {key: value for key, value in spaces.items() if value is not None}
-    if isinstance(config.rl_module_spec, MultiRLModuleSpec):
+    if isinstance(config.rl_module_spec, MultiRLModuleSpec) and config.rl_module_spec.is_joint:
+        policy |= {
+            "module_class": AdaptedPart,
+            "model_config": {"rl_module_id": module_id, "rl_multi_spec": config.rl_module_spec},
+        }
+    elif isinstance(config.rl_module_spec, MultiRLModuleSpec):
         policy |= _settings_of_spec(config.rl_module_spec.spec_of(module_id), config)
     differs: dict[str, Any] = {}
     if own:
@@ -319,16 +394,18 @@ def _settings_of_policy(
         differs = {key: value for key, value in changed.items() if not same_value(value, training[key])}
         if "model_config" in differs:
             policy["model_config"] = differs.pop("model_config")
-    for_module = to_transforms(_connectors(config), module_id, config.policy_mapping_fn)
-    if len(for_module) != len(to_transforms(_connectors(config))):
+    built_in = _connectors(config)[1]
+    for_module = to_transforms(built_in, module_id, config.policy_mapping_fn)
+    if len(for_module) != len(to_transforms(built_in)):
         differs["transforms"] = for_module
-    return policy, differs | _loss_settings(config.get_config_for_module(module_id), module_id)
+    return policy, differs
 
 
 def _settings_of_spec(spec: RLModuleSpec, config: AlgorithmConfig) -> dict[str, Any]:
     """Return the settings of one module of several."""
     spaces = {"observation_space": spec.observation_space, "action_space": spec.action_space}
     settings = {key: value for key, value in spaces.items() if value is not None}
+    settings |= loading_settings(spec)
     if (own := to_module_settings(spec)) is not None:
         return settings | own
     if spec.model_config is not None:
@@ -353,4 +430,4 @@ def _parts_of(spec: Any) -> tuple[Any, Any, Any, Any]:
 
 def _evaluate(function: Callable[..., Any], algorithm: Any, env_runner_group: Any) -> Any:
     """Call a custom evaluation function with RLlib's objects."""
-    return function(algorithm.view, EnvRunnerGroup(env_runner_group))
+    return function(algorithm.view, EnvRunnerGroup(env_runner_group, algorithm))

@@ -129,22 +129,12 @@ class EnvRunnerGroup:
 
     Args:
         native: The group.
-        send_weights: Sends the weights of the algorithm to the runners.
+        algorithm: Corral's algorithm, whose weights `sync_weights` sends.
     """
 
-    def __init__(self, native: Any, send_weights: Callable[[], None] | None = None) -> None:
-        """Keep the group."""
-        self._native, self._send_weights = native, send_weights
-
-    def sync_weights(self, *args: Any, **settings: Any) -> None:
-        """Send the weights of the algorithm to the runners; the arguments change nothing.
-
-        Raises:
-            ConfigError: The group is not from `algorithm.env_runner_group`.
-        """
-        if self._send_weights is None:
-            raise ConfigError("sync_weights: call algorithm.env_runner_group.sync_weights().")
-        self._send_weights()
+    def __init__(self, native: Any, algorithm: Any = None) -> None:
+        """Keep both."""
+        self._native, self._algorithm = native, algorithm
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -197,6 +187,19 @@ class EnvRunnerGroup:
         """Return, for each runner, `func(sub_env)` for each of its sub-envs."""
         found: list[list[Any]] = self._native.foreach_env(func)
         return found
+
+    def sync_weights(self, *args: Any, **settings: Any) -> None:
+        """Send the weights of the learners to the runners; the arguments change nothing.
+
+        Raises:
+            ConfigError: The group is not from `algorithm.env_runner_group`.
+        """
+        if self._algorithm is None:
+            raise ConfigError("sync_weights: call algorithm.env_runner_group.sync_weights().")
+        self._algorithm.send_weights()
+
+    def sync_env_runner_states(self, *args: Any, **settings: Any) -> None:
+        """Do nothing: Corral merges the states of transforms in every round."""
 
     def healthy_worker_ids(self) -> list[int]:
         """Return the indices of the runners that are alive."""

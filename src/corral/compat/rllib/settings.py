@@ -80,11 +80,15 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         "validate_env_runners_after_construction": ignored(True, "Corral always validates its runners"),
         "sample_timeout_s": same(60.0),
         "max_requests_in_flight_per_env_runner": ignored(1, _RAY),
-        "env_to_module_connector": adapted(None, "connectors that RLlib has built in become `transforms`"),
-        "module_to_env_connector": refused(None, "use `normalize_actions`, `clip_actions` or a wrapper of the env"),
-        "add_default_connectors_to_env_to_module_pipeline": refused(True, "leave the default connectors in"),
+        "env_to_module_connector": adapted(
+            None, "connectors that RLlib has built in become `transforms`, others a wrapper of the env"
+        ),
+        "module_to_env_connector": adapted(None, "a wrapper of the env changes actions"),
+        "add_default_connectors_to_env_to_module_pipeline": adapted(
+            True, "False needs `AddObservationsFromEpisodesToBatch` in the pipeline"
+        ),
         "add_default_connectors_to_module_to_env_pipeline": refused(True, "leave the default connectors in"),
-        "episode_lookback_horizon": ignored(1, "episodes keep what their readers need"),
+        "episode_lookback_horizon": adapted(1, "steps that connectors can look back beyond the start of a sample"),
         "merge_env_runner_states": ignored("training_only", _STATE),
         "broadcast_env_runner_states": ignored(True, _STATE),
         "use_env_runner_state_server": ignored(False, _STATE),
@@ -119,8 +123,8 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         "shuffle_batch_per_epoch": same(False),
         "model": adapted({}, "the names that are in `model_config` too; `custom_model` is refused"),
         "optimizer": refused({}, "use Corral's settings `optimizer` and `optimizer_config`"),
-        "learner_class": adapted(None, "the learner class of the algorithm"),
-        "learner_connector": adapted(None, "only the learner's part of built-in connectors"),
+        "learner_class": adapted(None, "a learner of Corral that calls its methods"),
+        "learner_connector": adapted(None, "called with the episodes before returns are computed"),
         "add_default_connectors_to_learner_pipeline": refused(True, "leave the default connectors in"),
         "learner_config_dict": ignored({}, "read by the user's code"),
         "num_aggregator_actors_per_learner": ignored(0, _RAY),

@@ -15,10 +15,20 @@ HOMES = {
     "algorithm": "Algorithm PPO PPOConfig DQN DQNConfig SAC SACConfig",
     "batches": "SampleBatch MultiAgentBatch concat_samples convert_ma_batch_to_sample_batch",
     "callbacks": "RLlibCallback DefaultCallbacks MultiCallbacks make_multi_callbacks",
+    "catalogs": "Catalog PPOCatalog DQNCatalog SACCatalog",
     "config": "AlgorithmConfig",
     "connectors": (
         "ConnectorV2 "
         "FlattenObservations MeanStdFilter FrameStackingEnvToModule FrameStackingLearner PrevActionsPrevRewards "
+    ),
+    "default_modules": "DefaultPPOTorchRLModule",
+    "default_connectors": (
+        "AddObservationsFromEpisodesToBatch AddColumnsFromEpisodesToTrainBatch "
+        "AddNextObservationsFromEpisodesToTrainBatch AddInfosFromEpisodesToTrainBatch ComputeReturnsToGo "
+        "AddOneTsToEpisodesAndTruncate GeneralAdvantageEstimation AddStatesFromEpisodesToBatch "
+        "AddTimeDimToBatchAndZeroPad WriteObservationsToEpisodes AgentToModuleMapping BatchIndividualItems "
+        "NumpyToTensor TensorToNumpy GetActions UnBatchToIndividualItems ModuleToAgentUnmapping "
+        "RemoveSingleTsTimeRankFromBatch NormalizeAndClipActions ListifyDataForVectorEnv"
     ),
     "distributions": (
         "Distribution TorchCategorical TorchDeterministic TorchDiagGaussian TorchMultiCategorical "
@@ -34,10 +44,12 @@ HOMES = {
     "model_config": "DefaultModelConfig",
     "modules": (
         "RLModule TorchRLModule RLModuleSpec MultiRLModule MultiRLModuleSpec ValueFunctionAPI TargetNetworkAPI "
-        "SelfSupervisedLossAPI InferenceOnlyAPI QNetAPI DefaultPPOTorchRLModule"
+        "SelfSupervisedLossAPI InferenceOnlyAPI QNetAPI"
     ),
+    "pipelines": "ConnectorPipelineV2 EnvToModulePipeline LearnerConnectorPipeline ModuleToEnvPipeline",
     "policies": "PolicySpec",
     "ray_registry": "_register_all ALGORITHMS",
+    "rollout_ops": "synchronous_parallel_sample",
     "runners": (
         "EnvRunner SingleAgentEnvRunner MultiAgentEnvRunner EnvRunnerGroup WorkerSet RolloutWorker get_global_worker"
     ),
@@ -74,6 +86,9 @@ _PPO_KEYS = (
     "constants:LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY"
 )
 
+_COMMON = "AddObservationsFromEpisodesToBatch AddStatesFromEpisodesToBatch AddTimeDimToBatchAndZeroPad "
+_COMMON += "AgentToModuleMapping BatchIndividualItems NumpyToTensor "
+
 MODULES = {
     "": "MultiAgentEnv RolloutWorker _register_all",
     # Algorithms and their configs.
@@ -92,13 +107,15 @@ MODULES = {
     "algorithms.callbacks": "DefaultCallbacks MultiCallbacks RLlibCallback make_multi_callbacks",
     "algorithms.dqn": "DQN DQNConfig",
     "algorithms.dqn.dqn": "DQN DQNConfig",
+    "algorithms.dqn.dqn_catalog": "DQNCatalog",
     "algorithms.dqn.torch.dqn_torch_learner": "DQNTorchLearner",
     "algorithms.ppo": "PPO PPOConfig PPOTorchLearner",
     "algorithms.ppo.ppo": f"PPO PPOConfig {_PPO_KEYS}",
+    "algorithms.ppo.ppo_catalog": "PPOCatalog",
     "algorithms.ppo.ppo_learner": f"PPOLearner {_PPO_KEYS}",
     "algorithms.ppo.torch.default_ppo_torch_rl_module": "DefaultPPOTorchRLModule",
     "algorithms.ppo.torch.ppo_torch_learner": "PPOTorchLearner",
-    "algorithms.ppo.torch.ppo_torch_rl_module": "modules:DefaultPPOTorchRLModule=PPOTorchRLModule",
+    "algorithms.ppo.torch.ppo_torch_rl_module": "default_modules:DefaultPPOTorchRLModule=PPOTorchRLModule",
     "algorithms.registry": "ALGORITHMS",
     # Algorithms that are not built.
     "algorithms.appo": "APPO APPOConfig",
@@ -116,26 +133,66 @@ MODULES = {
     "algorithms.dreamerv3": "DreamerV3 DreamerV3Config",
     "algorithms.dreamerv3.dreamerv3": "DreamerV3 DreamerV3Config",
     "algorithms.sac": "SAC SACConfig",
+    "algorithms.sac.sac_catalog": "SACCatalog",
     "algorithms.sac.sac": "SAC SACConfig",
     "algorithms.sac.torch.sac_torch_learner": "SACTorchLearner",
     "callbacks.callbacks": "RLlibCallback",
     "callbacks.utils": "make_multi_callbacks",
     # Connectors.
+    "connectors.common": f"{_COMMON}ModuleToAgentUnmapping TensorToNumpy FlattenObservations",
+    "connectors.common.flatten_observations": "FlattenObservations",
+    "connectors.common.frame_stacking": "connectors:FrameStackingEnvToModule=FrameStacking",
+    "connectors.common.add_observations_from_episodes_to_batch": "AddObservationsFromEpisodesToBatch",
+    "connectors.common.add_states_from_episodes_to_batch": "AddStatesFromEpisodesToBatch",
+    "connectors.common.add_time_dim_to_batch_and_zero_pad": "AddTimeDimToBatchAndZeroPad",
+    "connectors.common.agent_to_module_mapping": "AgentToModuleMapping",
+    "connectors.common.batch_individual_items": "BatchIndividualItems",
+    "connectors.common.module_to_agent_unmapping": "ModuleToAgentUnmapping",
+    "connectors.common.numpy_to_tensor": "NumpyToTensor",
+    "connectors.common.tensor_to_numpy": "TensorToNumpy",
+    "connectors.connector_pipeline_v2": "ConnectorPipelineV2",
     "connectors.connector_v2": "ConnectorV2",
     "connectors.env_to_module": (
+        f"{_COMMON}EnvToModulePipeline WriteObservationsToEpisodes "
         "FlattenObservations MeanStdFilter PrevActionsPrevRewards "
         "connectors:PrevActionsPrevRewards=PrevActionsPrevRewardsConnector "
         "connectors:FrameStackingEnvToModule=FrameStacking"
     ),
+    "connectors.env_to_module.env_to_module_pipeline": "EnvToModulePipeline",
     "connectors.env_to_module.flatten_observations": "FlattenObservations",
     "connectors.env_to_module.frame_stacking": "FrameStackingEnvToModule",
     "connectors.env_to_module.mean_std_filter": "MeanStdFilter",
     "connectors.env_to_module.observation_preprocessor": (
-        "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor"
+        "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor "
+        "preprocessors:SingleAgentObservationPreprocessor=ObservationPreprocessor"
     ),
     "connectors.env_to_module.prev_actions_prev_rewards": "PrevActionsPrevRewards",
-    "connectors.learner": ("connectors:FrameStackingLearner=FrameStacking"),
+    "connectors.env_to_module.write_observations_to_episodes": "WriteObservationsToEpisodes",
+    "connectors.learner": (
+        f"{_COMMON}LearnerConnectorPipeline AddColumnsFromEpisodesToTrainBatch AddInfosFromEpisodesToTrainBatch "
+        "AddNextObservationsFromEpisodesToTrainBatch AddOneTsToEpisodesAndTruncate ComputeReturnsToGo "
+        "GeneralAdvantageEstimation connectors:FrameStackingLearner=FrameStacking"
+    ),
+    "connectors.learner.add_columns_from_episodes_to_train_batch": "AddColumnsFromEpisodesToTrainBatch",
+    "connectors.learner.add_infos_from_episodes_to_train_batch": "AddInfosFromEpisodesToTrainBatch",
+    "connectors.learner.add_next_observations_from_episodes_to_train_batch": (
+        "AddNextObservationsFromEpisodesToTrainBatch"
+    ),
+    "connectors.learner.add_one_ts_to_episodes_and_truncate": "AddOneTsToEpisodesAndTruncate",
+    "connectors.learner.compute_returns_to_go": "ComputeReturnsToGo",
+    "connectors.learner.general_advantage_estimation": "GeneralAdvantageEstimation",
     "connectors.learner.frame_stacking": "FrameStackingLearner",
+    "connectors.learner.learner_connector_pipeline": "LearnerConnectorPipeline",
+    "connectors.module_to_env": (
+        "ModuleToEnvPipeline GetActions ListifyDataForVectorEnv ModuleToAgentUnmapping NormalizeAndClipActions "
+        "RemoveSingleTsTimeRankFromBatch TensorToNumpy UnBatchToIndividualItems"
+    ),
+    "connectors.module_to_env.module_to_env_pipeline": "ModuleToEnvPipeline",
+    "connectors.module_to_env.get_actions": "GetActions",
+    "connectors.module_to_env.listify_data_for_vector_env": "ListifyDataForVectorEnv",
+    "connectors.module_to_env.normalize_and_clip_actions": "NormalizeAndClipActions",
+    "connectors.module_to_env.remove_single_ts_time_rank_from_batch": "RemoveSingleTsTimeRankFromBatch",
+    "connectors.module_to_env.unbatch_to_individual_items": "UnBatchToIndividualItems",
     # Modules, learners and their constants.
     "core": "constants:*",
     "core.columns": "constants:Columns",
@@ -151,6 +208,7 @@ MODULES = {
     "core.learner": "Learner",
     "core.learner.torch.torch_learner": "TorchLearner",
     "core.learner.utils": "make_target_network",
+    "core.models.catalog": "Catalog",
     "core.models.base": "constants:ENCODER_OUT constants:ACTOR constants:CRITIC",
     "core.rl_module": "RLModule RLModuleSpec MultiRLModule MultiRLModuleSpec DefaultModelConfig",
     "core.rl_module.apis": (
@@ -190,6 +248,7 @@ MODULES = {
     "evaluation.rollout_worker": "RolloutWorker get_global_worker",
     "evaluation.worker_set": "WorkerSet",
     "examples.utils": "add_rllib_example_script_args run_rllib_example_script_experiment should_stop",
+    "execution.rollout_ops": "synchronous_parallel_sample",
     "policy.policy": "PolicySpec",
     "policy.sample_batch": (
         "SampleBatch MultiAgentBatch concat_samples convert_ma_batch_to_sample_batch constants:DEFAULT_POLICY_ID"
@@ -263,6 +322,7 @@ MOVED = {
 """Packages, or modules, of older versions, and where their files are now."""
 
 FROM_RAY = (
+    "core.testing",
     "env.wrappers",
     "examples",
     "models.torch.misc",

@@ -1,0 +1,55 @@
+"""RLlib's default module of PPO as a class that user code derives from: the layers are Corral's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from corral.compat.rllib.constants import ACTOR, CRITIC, ENCODER_OUT, Columns
+from corral.compat.rllib.model_config import translated
+from corral.compat.rllib.module_parts import ActorCriticEncoder, PolicyHead, ValueHead
+from corral.compat.rllib.modules import TorchRLModule, ValueFunctionAPI
+from corral.errors import ConfigError
+from corral.modules.module import ActorCritic
+
+
+class DefaultPPOTorchRLModule(TorchRLModule, ValueFunctionAPI):
+    """An encoder, `pi` and `vf`; without a subclass, Corral's own module takes its place.
+
+    Attributes:
+        encoder: Encoders of observations.
+        pi: Layers of the policy.
+        vf: Layers of the values.
+    """
+
+    IS_DEFAULT = True
+
+    def setup(self) -> None:
+        """Build the layers.
+
+        Raises:
+            ConfigError: The settings ask for memory.
+        """
+        settings = translated(self.model_config, "PPO")
+        if settings.get("use_lstm"):
+            raise ConfigError(f"{type(self).__name__}: use_lstm is for the default module, not for classes from it.")
+        net = ActorCritic(self.observation_space, self.action_space, settings)
+        self.encoder, self.pi, self.vf = ActorCriticEncoder(net), PolicyHead(net), ValueHead(net)
+
+    def _forward(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self.pi(self.encoder(batch)[ENCODER_OUT][ACTOR])}
+
+    def _forward_train(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
+        features = self.encoder(batch)[ENCODER_OUT]
+        return {
+            Columns.ACTION_DIST_INPUTS: self.pi(features[ACTOR]),
+            Columns.EMBEDDINGS: features[CRITIC],
+        }
+
+    def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> Tensor:
+        """Return values `[B]` of observations, or of their features."""
+        if embeddings is None:
+            embeddings = self.encoder(batch)[ENCODER_OUT][CRITIC]
+        values: Tensor = self.vf(embeddings).squeeze(-1)
+        return values

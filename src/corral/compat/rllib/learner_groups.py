@@ -1,0 +1,161 @@
+"""RLlib's learner group as a view of Corral's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from corral.compat.rllib.learner import Learner
+from corral.compat.rllib.modules import joint_view
+from corral.compat.rllib.own_learner import OwnLearner
+from corral.core.schedules import schedule_value
+from corral.errors import ConfigError
+from corral.learners.settings import UpdateSettings
+from corral.metrics.logger import MetricsLogger
+
+
+class LearnerGroup:
+    """A view of the learners of an algorithm; everything else is Corral's.
+
+    Args:
+        algorithm: Corral's algorithm.
+    """
+
+    def __init__(self, algorithm: Any) -> None:
+        """Keep the algorithm."""
+        self._algorithm = algorithm
+        self._native = algorithm.learner_group
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._native, name)
+
+    @property
+    def _learner(self) -> Learner | None:
+        """The learner of this process; `None` if learners run in other processes."""
+        return None if self.is_remote else view_learner(self._native.learner_here, self._algorithm.config.rllib)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the learner is in this process."""
+        return not self._native._workers
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the learners are in other processes."""
+        return not self.is_local
+
+    def __len__(self) -> int:
+        return int(self._native.num_learners)
+
+    def foreach_learner(self, func: Callable[..., Any], **settings: Any) -> list[Any]:
+        """Return `func(learner)` of each learner, each with a method `get()`."""
+        config = self._algorithm.config.rllib if self.is_remote else None
+        return [Answer(value) for value in self._native.foreach_learner(_call_with_view, func, config)]
+
+    def update(
+        self,
+        *,
+        episodes: Sequence[Any] | None = None,
+        batch: Any = None,
+        timesteps: Mapping[str, Any] | None = None,
+        minibatch_size: int | None = None,
+        num_epochs: int | None = None,
+        shuffle_batch_per_epoch: bool | None = None,
+        **settings: Any,
+    ) -> list[Any]:
+        """Learn from episodes, and return the metrics of each learner, for `MetricsLogger.aggregate`.
+
+        Args:
+            episodes: Episodes; each learner gets a part of them.
+            batch: Columns by module id, in place of episodes.
+            timesteps: Env steps so far, for schedules.
+            minibatch_size: Rows of a gradient step; `None` is the setting.
+            num_epochs: Passes over the batch; `None` is the setting.
+            shuffle_batch_per_epoch: Whether rows are shuffled; `None` is the setting.
+            **settings: Not used.
+
+        Raises:
+            ConfigError: There is nothing to learn from, or the algorithm has a training step of Corral.
+        """
+        if episodes is None and batch is None:
+            raise ConfigError("learner_group.update: give episodes, or a batch.")
+        timestep = int(next(iter((timesteps or {}).values()), 0) or 0)
+        changes = {"num_epochs": num_epochs, "minibatch_size": minibatch_size, "shuffle": shuffle_batch_per_epoch}
+        given = {name: value for name, value in changes.items() if value is not None}
+        updates = {
+            module_id: _settings(self._algorithm.module_config(module_id), timestep, given)
+            for module_id in self._native.learning_ids
+        }
+        shards: list[Any] = [batch] * len(self) if episodes is None else split_episodes(episodes, len(self))
+        answers = self._native.foreach_learner(_learn, updates, episodes is None, each=shards)
+        for results, _ in answers:
+            self._algorithm.count_steps_trained(results)
+        return [parts for _, parts in answers]
+
+
+def _settings(config: Any, timestep: int, given: Mapping[str, Any]) -> UpdateSettings:
+    found = UpdateSettings.from_config(config, lr=schedule_value(config.lr, timestep), timestep=timestep)
+    return UpdateSettings(**{**vars(found), **given})
+
+
+def split_episodes(episodes: Sequence[Any], num_parts: int) -> list[list[Any]]:
+    """Return the episodes in parts of about equal numbers of steps."""
+    parts: list[list[Any]] = [[] for _ in range(num_parts)]
+    sizes = [0] * num_parts
+    for episode in sorted(episodes, key=len, reverse=num_parts > 1):
+        smallest = sizes.index(min(sizes))
+        parts[smallest].append(episode)
+        sizes[smallest] += len(episode)
+    return [list(episodes)] if num_parts == 1 else parts
+
+
+def _learn(learner: Any, data: Any, updates: Mapping[str, UpdateSettings], is_batch: bool) -> Any:
+    """Learn from episodes or a batch in one learner; return results, and the same for `MetricsLogger.aggregate`."""
+    if not isinstance(learner, OwnLearner):
+        raise ConfigError(
+            "learner_group.update: the losses of PPO, DQN and SAC need what their training steps compute: call "
+            "super().training_step(), or give a learner_class with compute_loss_for_module."
+        )
+    results = learner.learn_from_batch(data, updates) if is_batch else learner.learn_from_episodes(data, updates)
+    logger = MetricsLogger()
+    for module_id, numbers in results.items():
+        for name, value in numbers.items():
+            if isinstance(value, (int, float)):
+                logger.log_reserved((module_id, name), [float(value)], reduce="mean")
+    return results, logger.take()
+
+
+class Answer:
+    """What a learner returned.
+
+    Attributes:
+        ok: True.
+    """
+
+    ok = True
+
+    def __init__(self, value: Any) -> None:
+        """Keep the value."""
+        self._value = value
+
+    def get(self) -> Any:
+        """Return the value."""
+        return self._value
+
+
+def view_learner(native: Any, config: Any = None) -> Learner:
+    """Return the learner of RLlib for a learner of Corral."""
+    if isinstance(native, OwnLearner):
+        return native.view
+    if (view := vars(native).get("_rllib_view")) is None:
+        view = config.learner_class(config=config, module=joint_view(native.modules))
+        view._native, view._device = native, native.device
+        vars(native)["_rllib_view"] = view
+    found: Learner = view
+    return found
+
+
+def _call_with_view(native: Any, func: Callable[..., Any], config: Any) -> Any:
+    return func(view_learner(native, config))

@@ -1,0 +1,115 @@
+"""Modules that exist in learners only, such as models of curiosity: trained on what connectors of learners pass them.
+
+They take their steps in the process of the algorithm, each with its own optimizer, before the other modules learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from corral.compat.rllib.modules import MultiRLModuleSpec, SelfSupervisedLossAPI
+from corral.core.tree import map_tree
+from corral.errors import ConfigError
+
+
+def learner_only_modules(config: Any, device: Any) -> dict[str, Any]:
+    """Return new modules for the specs with `learner_only=True`, by id.
+
+    Args:
+        config: RLlib's config.
+        device: Device of the modules.
+
+    Raises:
+        ConfigError: A module has no loss of its own.
+    """
+    spec = config.rl_module_spec
+    specs = spec.rl_module_specs if isinstance(spec, MultiRLModuleSpec) else {}
+    found = {}
+    for module_id, part in specs.items() if isinstance(specs, Mapping) else ():
+        if not part.learner_only:
+            continue
+        module = part.build()
+        if not isinstance(module, SelfSupervisedLossAPI):
+            raise ConfigError(
+                f"rl_module_spec: {module_id!r} is in learners only, and {type(module).__name__} has no method "
+                "compute_self_supervised_loss: derive it from SelfSupervisedLossAPI."
+            )
+        found[module_id] = module.to(device)  # type: ignore[attr-defined]
+    return found
+
+
+class LearnerOnly:
+    """Trains the modules of a learner that no runner has.
+
+    Args:
+        learner: The instance of the user's learner class.
+
+    Attributes:
+        modules: The modules by id.
+    """
+
+    def __init__(self, learner: Any) -> None:
+        """Make the optimizers."""
+        self._learner = learner
+        self.modules = {
+            name: module for name, module in learner.module.items() if getattr(module, "learner_only", False)
+        }
+        self._optimizers = {
+            name: torch.optim.Adam(module.parameters(), lr=_lr(learner.config.get_config_for_module(name)))
+            for name, module in self.modules.items()
+        }
+        self._rng = torch.Generator().manual_seed(learner.config.seed or 0)
+
+    def learn(self, batch: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+        """Take gradient steps on the columns of the modules in a batch, and return what to report by module id."""
+        results = {}
+        for name in self.modules.keys() & batch.keys():
+            losses = [self._step(name, part) for part in self._minibatches(batch[name])]
+            means = self._learner.metrics.take_means(name)
+            results[name] = {
+                "total_loss": sum(losses) / len(losses),
+                **{key: float(each) for key, each in means.items()},
+            }
+        return results
+
+    def _minibatches(self, columns: Mapping[str, Any]) -> Any:
+        config = self._learner.config
+        size = len(next(iter(columns.values())))
+        step = min(size, config.minibatch_size or size)
+        for _ in range(config.num_epochs or 1):
+            order = torch.randperm(size, generator=self._rng)
+            for start in range(0, size - step + 1, step):
+                rows = order[start : start + step]
+                yield {key: map_tree(lambda leaf, rows=rows: leaf[rows], column) for key, column in columns.items()}
+
+    def _step(self, name: str, minibatch: dict[str, Any]) -> float:
+        module, optimizer = self.modules[name], self._optimizers[name]
+        loss = module.compute_self_supervised_loss(
+            learner=self._learner,
+            module_id=name,
+            config=self._learner.config.get_config_for_module(name),
+            batch=minibatch,
+            fwd_out=module.forward_train(minibatch),
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the weights by module id and name; optimizers begin again."""
+        return {name: dict(module.get_state()) for name, module in self.modules.items()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Set the weights."""
+        for name, module in self.modules.items():
+            module.set_state(state[name])
+
+
+def _lr(config: Any) -> float:
+    if not isinstance(config.lr, (int, float)):
+        raise ConfigError(f"lr={config.lr!r:.60}: a module of learners only takes one number.")
+    return float(config.lr)
