@@ -7,7 +7,6 @@ from argparse import ArgumentParser
 from typing import Any
 
 import pytest
-from rllib_scripts import Run
 
 from corral import PPOConfig
 from corral.compat.rllib.examples import (
@@ -16,6 +15,7 @@ from corral.compat.rllib.examples import (
     run_rllib_example_script_experiment,
     should_stop,
 )
+from rllib_scripts import Run
 
 
 @pytest.fixture(autouse=True)
@@ -138,3 +138,9 @@ def test_learning_is_checked_over_all_trials() -> None:
     check_learning_achieved(Grid(), 30.0)
     with pytest.raises(ValueError, match="did not reach 31"):
         check_learning_achieved(Grid(), 31.0)
+
+
+def test_an_option_of_a_script_takes_the_place_of_one_that_later_versions_have() -> None:
+    parser = add_rllib_example_script_args()
+    parser.add_argument("--num-envs-per-env-runner", type=int, default=3)
+    assert parser.parse_args([]).num_envs_per_env_runner == 3

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import importlib
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from corral.algorithms.pretrained import check_weights
 from corral.compat.rllib import checkpoints, metrics
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.learner_connectors import LearnerConnectors, make_pipeline
 from corral.compat.rllib.learner_groups import LearnerGroup
-from corral.compat.rllib.modules import view_module
+from corral.compat.rllib.model_config import settings_of_default
+from corral.compat.rllib.module_files import weights_file
+from corral.compat.rllib.modules import DefaultRLModule, view_module
 from corral.compat.rllib.native import algorithm_name, to_native
 from corral.compat.rllib.policy_views import view_policy
 from corral.compat.rllib.results import add_missing, add_rllib_keys
-from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup, view_runner
+from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup, RunnerWithoutEnv, view_runner
 from corral.errors import CheckpointError
 
 
@@ -139,10 +143,10 @@ class Algorithm:
         return [instance.user for instance in self.native._callbacks.instances if hasattr(instance, "user")]
 
     @property
-    def env_runner(self) -> EnvRunner | None:
-        """The embedded runner, or `None`."""
+    def env_runner(self) -> EnvRunner | RunnerWithoutEnv:
+        """The embedded runner; if runners are in other processes, an object with the modules and without an env."""
         native = self.native.env_runner
-        return None if native is None else view_runner(native)
+        return RunnerWithoutEnv(self) if native is None else view_runner(native)
 
     @property
     def env_runner_group(self) -> EnvRunnerGroup:
@@ -172,13 +176,18 @@ class Algorithm:
 
     def get_module(self, module_id: str = "default_policy") -> Any:
         """Return a module of RLlib: the user's own one, or a view of a default module."""
-        return view_module(self.native.get_module(module_id))
+        view = view_module(self.native.get_module(module_id))
+        if isinstance(view, DefaultRLModule):
+            view.model_config = settings_of_default(self.config)
+        return view
 
     # Training.
 
     def train(self) -> dict[str, Any]:
         """Run one iteration, and return its result with RLlib's keys."""
+        started = time.perf_counter()
         result = self.native.train()
+        result["time_this_iter_s"] = time.perf_counter() - started
         add_missing(result, self.metrics.added.reduce())
         self._latest_result = add_rllib_keys(result, self.config, self.native)
         return self._latest_result
@@ -237,7 +246,7 @@ class Algorithm:
             raise CheckpointError(
                 f"component={component!r}: Corral restores whole algorithms and {checkpoints.MODULES}/<module id>."
             )
-        self.native.load_module_weights(checkpoints.weights_file(_directory(path)), module_id)
+        self.native.load_module_weights(weights_file(_directory(path)), module_id)
 
     def restore(self, checkpoint_path: Any) -> None:
         """Continue from a checkpoint, or from what `save` returned."""
@@ -325,6 +334,18 @@ class Algorithm:
             for module_id, module in ((each, self.native.get_module(each)) for each in ids)
         }
 
+    def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set weights by module id and name, and send them to the runners.
+
+        Raises:
+            CheckpointError: They do not fit the modules.
+        """
+        here = self.native.learner_group.get_weights()
+        for module_id, part in weights.items():
+            check_weights(module_id, here.get(module_id, {}), part, "set_weights")
+        self.native.learner_group.set_weights(weights)
+        self.native.sync_weights()
+
     def __enter__(self) -> Self:
         return self
 
@@ -353,11 +374,6 @@ def make_viewed(name: str, config: Any) -> Any:
             self.view, view.native = view, self
             super().__init__(config)
 
-        def send_weights(self) -> None:
-            """Send the weights to the runners, also if they were changed by hand since the last update."""
-            self._num_exploration_versions += 1  # they have a new version, though the learners took no step
-            self.sync_weights()
-
         def setup(self) -> None:
             """Make what the algorithm and the connectors of learners need."""
             super().setup()
@@ -368,6 +384,11 @@ def make_viewed(name: str, config: Any) -> Any:
             """Return rollouts behind the connectors of learners."""
             rollouts = super().sample(num_timesteps)
             return rollouts if self.learner_connectors is None else self.learner_connectors(rollouts)
+
+        def send_weights(self) -> None:
+            """Send the weights to the runners, also if they were changed by hand since the last update."""
+            self._num_exploration_versions += 1  # they have a new version, though the learners took no step
+            self.sync_weights()
 
         def train_once(self) -> Any:
             """Return what the training step of Corral's algorithm returns."""

@@ -11,15 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from safetensors.numpy import save_file
-
 from corral.checkpoint.algorithm import describe_algorithm
 from corral.checkpoint.directory import write_checkpoint
 from corral.compat.rllib.encoding import decode, encode
-from corral.compat.rllib.modules import MODULE_FILE, WEIGHTS_FILE
-from corral.core.settings import path_of
-from corral.core.space_descriptions import describe_space
+from corral.compat.rllib.module_files import write_module
 from corral.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -45,17 +40,14 @@ def save(algorithm: Algorithm, path: Path) -> Path:
     (saved / _CONFIG).write_text(json.dumps(config, indent=1))
     weights = native.learner_group.get_weights()
     for module_id, spec in native.env_runner_group.module_specs.items():
-        directory = saved / MODULES / module_id
-        directory.mkdir(parents=True, exist_ok=True)
-        description = {
-            "module_class": path_of(spec.module_class),
-            "model_config": encode(dict(spec.model_config)),
-            "observation_space": describe_space(spec.module_space),
-            "action_space": describe_space(spec.action_space),
-        }
-        (directory / MODULE_FILE).write_text(json.dumps(description, indent=1))
-        arrays = {name: np.ascontiguousarray(value) for name, value in weights.get(module_id, {}).items()}
-        save_file(arrays, directory / WEIGHTS_FILE)
+        write_module(
+            saved / MODULES / module_id,
+            spec.module_class,
+            spec.model_config,
+            spec.module_space,
+            spec.action_space,
+            weights.get(module_id, {}),
+        )
     _known[str(saved)] = algorithm.config
     return saved
 
@@ -79,8 +71,3 @@ def load_config(path: Path, classes: Mapping[str, type[AlgorithmConfig]]) -> Alg
         raise CheckpointError(f"{path} holds no {_CONFIG}: it is no checkpoint of an algorithm of RLlib.") from error
     config = classes[stored["algorithm"]]()
     return config.update_from_dict(decode(stored["settings"], path))
-
-
-def weights_file(path: Path) -> Path:
-    """Return the file of weights in the directory of a module."""
-    return path / WEIGHTS_FILE

@@ -242,7 +242,7 @@ class AlgorithmConfig:
         if key == "multiagent":
             return {name: getattr(self, name) for name in SETTINGS["multi_agent"]}
         try:
-            return getattr(self, key)
+            return getattr(self, RENAMED.get(key, key))  # "framework" is the name of a method, too
         except AttributeError:
             raise KeyError(key) from None
 
@@ -272,7 +272,7 @@ class AlgorithmConfig:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a setting, or a default."""
-        return getattr(self, key, default)
+        return getattr(self, RENAMED.get(key, key), default)
 
     def pop(self, key: str, default: Any = None) -> Any:
         """Return a setting, which stays there, as in RLlib."""

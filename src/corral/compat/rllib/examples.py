@@ -102,6 +102,8 @@ def add_rllib_example_script_args(
     parser = parser or argparse.ArgumentParser()
     for name, settings in _options(default_reward, default_iters, default_timesteps).items():
         parser.add_argument(f"--{name}", **settings)
+    for group in (parser, *parser._action_groups):
+        group.conflict_handler = "resolve"  # a script may have an option that later versions of RLlib added here
     return parser
 
 

@@ -44,6 +44,8 @@ class ServedModule(ModuleType):
     """A module at a path of RLlib, whose names are objects of Corral."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":  # what `from module import *` imports
+            return [known for known in dir(self) if not known.startswith("_")]
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         value = _find(_below_root(self.__name__), name)

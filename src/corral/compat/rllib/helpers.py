@@ -26,6 +26,10 @@ F = TypeVar("F")
 DEPRECATED_VALUE = -1
 
 
+class StepFailedRecreateEnvError(Exception):
+    """An env raises it so that it is made again; with `restart_failed_sub_environments`, as after every error."""
+
+
 class _NotProvided:
     """Stands for an argument that was not given."""
 

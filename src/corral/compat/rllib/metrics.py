@@ -30,10 +30,13 @@ class MetricsLogger(NativeLogger):
     def log_value(self, key: Any, value: Any, *, clear_on_reduce: bool | None = None, **settings: Any) -> None:
         """Log one value; see Corral's logger.
 
-        Without `reduce`, `clear_on_reduce=True` keeps every value, as RLlib 2.40 documents it.
+        Without `reduce`, `clear_on_reduce=True` keeps every value, as RLlib 2.40 documents it. A mean with `ema_coeff`
+        is an exponential moving average, which it was until 2.50; 2.60 refuses it.
         """
         if clear_on_reduce and settings.get("reduce") is None:
             settings["reduce"] = "item_series"
+        if settings.get("ema_coeff") is not None and settings.get("reduce") == "mean":
+            settings["reduce"] = "ema"
         if settings.get("window") == float("inf"):  # all values since the last `reduce`
             del settings["window"]
             settings.setdefault("reduce", "mean")
@@ -62,6 +65,10 @@ class MetricsLogger(NativeLogger):
             self.added.aggregate(stats, key=key)
         else:
             super().aggregate(list(stats), key=() if key is None else key)
+
+    def merge_and_log_n_dicts(self, stats_dicts: Sequence[Any], *, key: Any = None, **settings: Any) -> None:
+        """Add what `env_runner.get_metrics()` returned: the name of `aggregate` until 2.44."""
+        self.aggregate(stats_dicts, key=key)
 
 
 def as_rllib(logger: NativeLogger) -> MetricsLogger:

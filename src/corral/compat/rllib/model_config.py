@@ -57,6 +57,7 @@ class DefaultModelConfig:
 _ACTIVATIONS = {"swish": "silu", None: "linear"}
 # The parts of DQN's settings that RLlib shows to its modules as well.
 _OF_ALGORITHM = {"double_q", "dueling", "epsilon", "num_atoms", "std_init", "v_max", "v_min", "twin_q"}
+_WITHOUT_EFFECT = {"uses_new_env_runners", "_uses_new_env_runners"}
 _OLD_MODEL_IGNORED = {"custom_model_config", "framestack", "dim", "grayscale", "zero_mean", "_disable_preprocessor_api"}
 
 
@@ -80,7 +81,7 @@ def to_model_config(config: Any) -> dict[str, Any]:
     """
     given = getattr(config.rl_module_spec, "model_config", None) or config.model_config
     is_dataclass = dataclasses.is_dataclass(given)
-    settings = dataclasses.asdict(given) if is_dataclass else dict(given or {})
+    settings = dataclasses.asdict(given) if is_dataclass else _with_new_names(given or {})
     if not is_dataclass:
         settings = {**_of_old_model(config), **settings}
         if config.ALGORITHM == "PPO":
@@ -94,11 +95,29 @@ def to_model_config(config: Any) -> dict[str, Any]:
     return _translate({**known, **settings}, config.ALGORITHM)
 
 
+def settings_of_default(config: Any) -> dict[str, Any]:
+    """Return all settings of the default modules of a config of RLlib, by RLlib's names."""
+    given: Any = getattr(config.rl_module_spec, "model_config", None) or config.model_config
+    settings = vars(given) if isinstance(given, DefaultModelConfig) else dict(given or {})
+    return {**dataclasses.asdict(DefaultModelConfig()), **settings}
+
+
+def _with_new_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the names of 2.60 in place of older ones."""
+    found = {}
+    for name, value in settings.items():
+        if name in _WITHOUT_EFFECT:
+            continue
+        name = f"head_{name.removeprefix('post_')}" if name.startswith("post_fcnet_") else name
+        found[name.replace("_weights_", "_kernel_").replace("_initializer_config", "_initializer_kwargs")] = value
+    return found
+
+
 def _of_old_model(config: Any) -> dict[str, Any]:
     """Return the settings of the older `model` dict by their names in `model_config`."""
     found: dict[str, Any] = {}
     known = {f.name for f in dataclasses.fields(DefaultModelConfig)}
-    old = {**config.model, **{"vf_share_layers": config.get("vf_share_layers")}}
+    old = {**_with_new_names(config.model), **{"vf_share_layers": config.get("vf_share_layers")}}
     for name, value in old.items():
         if value is None or name in _OLD_MODEL_IGNORED:
             continue

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import operator
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,23 +16,28 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from corral.compat.rllib.carried_actions import carried_outputs, own_distribution
 from corral.compat.rllib.distributions import distribution_class
 from corral.compat.rllib.encoding import decode, import_checked
+from corral.compat.rllib.module_files import (
+    MODULE_FILE,
+    OWN,
+    has_own_weights,
+    read_weights,
+    weights_file,
+    write_module,
+)
 from corral.compat.rllib.module_parts import ActorCriticEncoder, PolicyHead, ValueHead
 from corral.core.space_descriptions import described_space
-from corral.core.tree import Tree, map_tree
-from corral.errors import CheckpointError, ConfigError
+from corral.core.tree import Tree, leaves, map_tree
+from corral.errors import ConfigError
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.memory import module_inputs
 from corral.modules.module import Module
+from corral.modules.q_module import QModule
 from corral.modules.spec import example_obs
-
-MODULE_FILE, WEIGHTS_FILE = "module.json", "module_state.safetensors"
-"""Files of a module in a checkpoint."""
 
 _OBS, _ACTIONS, _INPUTS, _VALUES = "obs", "actions", "action_dist_inputs", "vf_preds"
 _EMBEDDINGS, _STATE_IN, _STATE_OUT = "embeddings", "state_in", "state_out"
@@ -147,6 +154,23 @@ class RLModule:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Set the weights by name."""
+
+    def save_to_path(self, path: Any = None, **settings: Any) -> str:
+        """Write the module, and return its directory; `None` is a new directory for temporary files."""
+        directory = Path(tempfile.mkdtemp(prefix="rl_module_") if path is None else path).absolute()
+        weights = {f"{OWN}{name}": value for name, value in self.get_state().items()}
+        model_config = {"rl_module_class": type(self), "rl_model_config": self.model_config}
+        spaces = self.observation_space, self.action_space
+        write_module(directory, adapter_of(type(self)), model_config, *spaces, weights)
+        return str(directory)
+
+    def restore_from_path(self, path: Any, **settings: Any) -> None:
+        """Set the weights to the ones in a directory of a module.
+
+        Raises:
+            CheckpointError: There is no such directory.
+        """
+        self.set_state(read_weights(path, is_own=True))
 
     @classmethod
     def from_checkpoint(cls, path: Any, **settings: Any) -> Any:
@@ -662,17 +686,9 @@ def loading_settings(spec: RLModuleSpec) -> dict[str, Any]:
     """Return Corral's `load_from` for the checkpoint of a module that a spec names.
 
     Raises:
-        ConfigError: There are no weights.
+        CheckpointError: `load_state_path` is no directory of a module.
     """
-    if spec.load_state_path is None:
-        return {}
-    file = Path(spec.load_state_path) / WEIGHTS_FILE
-    if not file.exists():
-        raise ConfigError(
-            f"load_state_path={str(spec.load_state_path)!r}: there is no {WEIGHTS_FILE}: give the directory "
-            "learner_group/learner/rl_module/<module id> of a checkpoint of Corral."
-        )
-    return {"load_from": str(file)}
+    return {} if spec.load_state_path is None else {"load_from": str(weights_file(spec.load_state_path))}
 
 
 def to_module_settings(spec: RLModuleSpec) -> dict[str, Any] | None:
@@ -687,20 +703,24 @@ def to_module_settings(spec: RLModuleSpec) -> dict[str, Any] | None:
             f"RLModuleSpec: catalog_class={spec.catalog_class!r:.80}: catalogs of your own are not served: write an "
             "RLModule."
         )
-    if cls is None or cls is DefaultRLModule or vars(cls).get("IS_DEFAULT", False):
+    if cls is None or cls is DefaultRLModule:
+        return None
+    if vars(cls).get("IS_DEFAULT", False) and not has_own_weights(spec.load_state_path):
         return None
     if not (isinstance(cls, type) and issubclass(cls, RLModule)):
         raise ConfigError(f"RLModuleSpec: module_class={cls!r} is no RLModule.")
-    if not issubclass(cls, nn.Module):
-        adapter: type[Module] = AdaptedRules
-    elif cls.get_initial_state is not RLModule.get_initial_state:
-        adapter = AdaptedMemoryModule
-    else:
-        adapter = AdaptedModule
     return {
-        "module_class": adapter,
+        "module_class": adapter_of(cls),
         "model_config": {"rl_module_class": cls, "rl_model_config": _as_dict(spec.model_config)},
     }
+
+
+def adapter_of(cls: type) -> type[Module]:
+    """Return the module of Corral that calls a class of modules."""
+    if not issubclass(cls, nn.Module):
+        return AdaptedRules
+    has_memory = cls.get_initial_state is not RLModule.get_initial_state  # type: ignore[attr-defined]
+    return AdaptedMemoryModule if has_memory else AdaptedModule
 
 
 class DefaultRLModule:
@@ -708,13 +728,19 @@ class DefaultRLModule:
 
     Args:
         native: The module.
+
+    Attributes:
+        model_config: RLlib's settings of the module, where it comes from `Algorithm.get_module`.
     """
 
     IS_DEFAULT = True
+    inference_only = learner_only = False
+    framework = "torch"
 
     def __init__(self, native: Module) -> None:
         """Keep the module."""
         self._native = native
+        self.model_config: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -745,13 +771,35 @@ class DefaultRLModule:
     # Forward passes.
 
     def forward_inference(self, batch: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
-        """Return the inputs of the distribution."""
+        """Return the inputs of the distribution, with memory also `state_out`, and of a Q-network the best `actions`.
+
+        With memory, observations may be sequences `[B, T, ...]`, as RLlib has them, or one step, `[B, ...]`.
+        """
         with torch.no_grad():
             obs = map_tree(torch.as_tensor, batch[_OBS])
             if self._native.has_memory():
-                outputs, state = self._native.policy(obs, batch[_STATE_IN])  # type: ignore[call-arg]
-                return {_INPUTS: outputs, _STATE_OUT: state}
-            return {_INPUTS: self._native.policy(obs)}
+                return self._follow(obs, map_tree(torch.as_tensor, batch[_STATE_IN]))
+            outputs = self._native.policy(obs)
+            return {_INPUTS: outputs, _ACTIONS: outputs.argmax(-1)} if self._has_q_values else {_INPUTS: outputs}
+
+    @property
+    def _has_q_values(self) -> bool:
+        return isinstance(self._native, QModule)
+
+    def _follow(self, obs: Tree, state: Tree) -> dict[str, Any]:
+        """Return the outputs for steps that follow each other, and the state after them."""
+        native: Any = self._native
+        one_step = native.observation_space.shape is None or (
+            leaves(obs)[0].ndim == len(native.observation_space.shape) + 1
+        )
+        steps = []
+        for t in range(1 if one_step else leaves(obs)[0].shape[1]):
+            step = obs if one_step else map_tree(operator.itemgetter((slice(None), t)), obs)
+            outputs, state = native.policy(step, state)
+            steps.append(outputs)
+        found = steps[0] if one_step else torch.stack(steps, 1)
+        actions = {_ACTIONS: found.argmax(-1)} if self._has_q_values else {}
+        return {_INPUTS: found, _STATE_OUT: state, **actions}
 
     forward_exploration = forward_inference
 
@@ -790,6 +838,14 @@ class DefaultRLModule:
     get_state = TorchRLModule.get_state
     set_state = TorchRLModule.set_state
 
+    def restore_from_path(self, path: Any, **settings: Any) -> None:
+        """Set the weights to the ones in a directory of a module.
+
+        Raises:
+            CheckpointError: There is no such directory.
+        """
+        self._native.load_state_dict(read_weights(path, is_own=False))
+
 
 def view_module(native: Any) -> Any:
     """Return the module of RLlib for a module of Corral: the user's own one, or a view of a default module."""
@@ -810,21 +866,22 @@ def joint_view(modules: Mapping[str, Any]) -> MultiRLModule:
 
 
 def load_module(path: Path) -> Any:
-    """Return the module in a directory of a checkpoint.
+    """Return the module in a directory of a checkpoint, or all modules if it has a directory for each.
 
     Raises:
         CheckpointError: There is none, or it names what no checkpoint should.
     """
     try:
         description = json.loads((path / MODULE_FILE).read_text())
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{path} holds no module: give the directory learner_group/learner/rl_module/<module id> of a checkpoint."
-        ) from error
+    except FileNotFoundError:
+        parts = {each.parent.name: load_module(each.parent) for each in sorted(path.glob(f"*/{MODULE_FILE}"))}
+        if not parts:
+            weights_file(path)  # raises
+        return MultiRLModule(parts)
     module = import_checked(description["module_class"], path)(
         described_space(description["observation_space"]),
         described_space(description["action_space"]),
         decode(description["model_config"], path),
     )
-    module.load_state_dict({name: torch.from_numpy(value) for name, value in load_file(path / WEIGHTS_FILE).items()})
+    module.load_state_dict(read_weights(path, is_own=False))
     return view_module(module)

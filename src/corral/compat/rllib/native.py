@@ -53,6 +53,8 @@ _NOT_COPIED = {"env", "env_config", "env_task_fn", "evaluation_config", "explora
     *("replay_buffer_config", "rollout_fragment_length"),
 }
 
+_OF_ENV = {"env", "env_config", "env_task_fn", "wrappers", "transforms"}  # the same for all modules
+
 
 def to_native(config: AlgorithmConfig) -> NativeConfig:
     """Return the config of Corral, which keeps RLlib's as its attribute `rllib`.
@@ -198,6 +200,7 @@ def _connectors(config: AlgorithmConfig) -> tuple[list[ConnectorV2], list[Connec
     """Return the connectors that a wrapper of the env calls, and the ones after them that become transforms."""
     if config.env_to_module_connector is None:
         return [], []
+    known: tuple[list[ConnectorV2], list[ConnectorV2]] | None
     function, env, known = _found.get(config, (None, None, None))
     if known is None or function is not config.env_to_module_connector or env is not config.env:
         lazy = LazyEnv(env_settings(config), bool(config.is_multi_agent))
@@ -391,7 +394,9 @@ def _settings_of_policy(
     differs: dict[str, Any] = {}
     if own:
         changed = to_settings(config.copy(copy_frozen=False).update_from_dict(own), name)
-        differs = {key: value for key, value in changed.items() if not same_value(value, training[key])}
+        differs = {
+            key: value for key, value in changed.items() if key not in _OF_ENV and not same_value(value, training[key])
+        }
         if "model_config" in differs:
             policy["model_config"] = differs.pop("model_config")
     built_in = _connectors(config)[1]

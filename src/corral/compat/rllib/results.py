@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from corral.compat.rllib.result_names import add_names_of_learners, add_names_of_runners
+
 _EPISODES = {
     "episode_reward_mean": "episode_return_mean",
     "episode_reward_min": "episode_return_min",
@@ -27,6 +29,8 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = 
     """
     now = time.time()
     runners = result.get("env_runners") or {}
+    add_names_of_runners(runners)
+    add_names_of_learners(result.get("learners") or {})
     episodes = _latest_episodes(algorithm)
     more: dict[str, Any] = {
         "done": False,
@@ -53,12 +57,10 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = 
         result.setdefault(name, value)
     if config is not None:
         result["config"] = config.to_dict()
-    for numbers in (result.get("learners") or {}).values():
-        if isinstance(numbers, dict) and "mean_kl" in numbers:
-            numbers.setdefault("mean_kl_loss", numbers["mean_kl"])
     evaluation = result.get("evaluation")
     if isinstance(evaluation, dict):
         played = evaluation.get("env_runners") or {}
+        add_names_of_runners(played)
         old = _old_episode_keys(played, {old: played.get(new, []) for old, new in _PLAYED.items()})
         for name, value in {**old, "sampler_results": old}.items():
             evaluation.setdefault(name, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from corral.compat.rllib.envs import env_settings
 from corral.compat.rllib.modules import MultiRLModule, view_module
 from corral.compat.rllib.policy_views import view_policy
 from corral.errors import ConfigError
+from corral.runners.make_runner import make_runner
 
 _current: list[Any] = []  # the latest runner of this process that user code was given
 
@@ -20,14 +22,23 @@ class EnvRunner:
     """A view of a runner of Corral with RLlib's names; everything else is Corral's.
 
     Args:
-        native: The runner.
+        native: The runner; `None` makes one from `config`.
+        config: RLlib's config.
+        worker_index: 0, or from 1 as in a group.
+        **settings: Other arguments of RLlib's runners, which change nothing.
 
     Attributes:
         config: The runner's own copy of RLlib's config. Settings of the env can change before `make_env`.
+
+    Raises:
+        ConfigError: The config cannot be translated.
     """
 
-    def __init__(self, native: Any) -> None:
-        """Keep the runner."""
+    def __init__(self, native: Any = None, *, config: Any = None, worker_index: int = 0, **settings: Any) -> None:
+        """Keep the runner, or make it."""
+        if native is None:
+            native = _make_runner(config, worker_index)
+            vars(native)["rllib"] = self
         self._native = native
         config = native.config.rllib
         config = config.get_evaluation_config_object() if native.config.in_evaluation else config
@@ -47,7 +58,12 @@ class EnvRunner:
         """Step the env, and return the list of episodes and chunks.
 
         Without arguments: `rollout_fragment_length` steps of each sub-env, or whole episodes.
+
+        Raises:
+            AssertionError: Both numbers are given, as in RLlib.
         """
+        if request.get("num_timesteps") is not None and request.get("num_episodes") is not None:
+            raise AssertionError("sample: give num_timesteps or num_episodes, not both.")
         if request.get("num_timesteps") is None and request.get("num_episodes") is None:
             if self.config.in_evaluation and self.config.evaluation_duration_unit == "episodes":
                 request["num_episodes"] = self._native.num_envs
@@ -100,6 +116,41 @@ class EnvRunner:
     def apply(self, func: Callable[..., Any], *args: Any, **settings: Any) -> Any:
         """Return `func(runner, ...)`."""
         return func(self, *args, **settings)
+
+
+class RunnerWithoutEnv:
+    """What an algorithm has in its own process when its runners are in other ones: the modules, and no env.
+
+    Args:
+        algorithm: RLlib's view of the algorithm.
+
+    Attributes:
+        config: RLlib's config.
+        env: `None`.
+        worker_index: 0.
+    """
+
+    env = None
+    worker_index = 0
+
+    def __init__(self, algorithm: Any) -> None:
+        """Keep the algorithm."""
+        self._algorithm, self.config = algorithm, algorithm.config
+
+    @property
+    def module(self) -> Any:
+        """The module with the weights of the learners; with several agents a `MultiRLModule`."""
+        native = self._algorithm.native
+        modules = {module_id: self._algorithm.get_module(module_id) for module_id in native.module_ids}
+        return MultiRLModule(modules) if native.config.is_multi_agent else next(iter(modules.values()))
+
+
+def _make_runner(config: Any, worker_index: int) -> Any:
+    """Return a runner of Corral for a config of RLlib, which may have no algorithm."""
+    algorithm, native = (importlib.import_module(f"{__package__}.{name}") for name in ("algorithm", "native"))
+    if not config.ALGORITHM:
+        config = algorithm.PPOConfig().update_from_dict(config.to_dict())
+    return make_runner(native.to_native(config), worker_index)
 
 
 SingleAgentEnvRunner = MultiAgentEnvRunner = RolloutWorker = EnvRunner

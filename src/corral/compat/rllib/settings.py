@@ -230,6 +230,7 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         "placement_strategy": ignored("PACK", _RAY),
         "num_cpus_for_local_worker": ignored(1, _RAY),
         "local_gpu_idx": ignored(0, _RAY),
+        "simple_optimizer": ignored(False, _OLD_STACK),
     },
     "framework": {
         "framework_str": adapted("torch", "only torch"),
@@ -408,6 +409,9 @@ RENAMED = {
     "min_iter_time_s": "min_time_s_per_iteration",
     "min_time_s_per_reporting": "min_time_s_per_iteration",
     "metrics_smoothing_episodes": "metrics_num_episodes_for_smoothing",
+    "optimization": "optimization_config",
+    "create_env_on_driver": "create_env_on_local_worker",
+    "input": "input_",
     "learning_starts": "num_steps_sampled_before_learning_starts",
     "framework": "framework_str",
     "model_config_dict": "model_config",

@@ -108,6 +108,7 @@ MODULES = {
     "algorithms.dqn": "DQN DQNConfig",
     "algorithms.dqn.dqn": "DQN DQNConfig",
     "algorithms.dqn.dqn_catalog": "DQNCatalog",
+    "algorithms.dqn.dqn_rainbow_catalog": "catalogs:DQNCatalog=DQNRainbowCatalog",
     "algorithms.dqn.torch.dqn_torch_learner": "DQNTorchLearner",
     "algorithms.ppo": "PPO PPOConfig PPOTorchLearner",
     "algorithms.ppo.ppo": f"PPO PPOConfig {_PPO_KEYS}",
@@ -133,8 +134,8 @@ MODULES = {
     "algorithms.dreamerv3": "DreamerV3 DreamerV3Config",
     "algorithms.dreamerv3.dreamerv3": "DreamerV3 DreamerV3Config",
     "algorithms.sac": "SAC SACConfig",
-    "algorithms.sac.sac_catalog": "SACCatalog",
     "algorithms.sac.sac": "SAC SACConfig",
+    "algorithms.sac.sac_catalog": "SACCatalog",
     "algorithms.sac.torch.sac_torch_learner": "SACTorchLearner",
     "callbacks.callbacks": "RLlibCallback",
     "callbacks.utils": "make_multi_callbacks",
@@ -233,7 +234,7 @@ MODULES = {
     "env": "EnvContext MultiAgentEnv PettingZooEnv ParallelPettingZooEnv constants:INPUT_ENV_SPACES",
     "env.apis.task_settable_env": "TaskSettableEnv type_aliases:TaskType",
     "env.env_context": "EnvContext",
-    "env.env_runner": "EnvRunner constants:ENV_STEP_FAILURE",
+    "env.env_runner": "EnvRunner constants:ENV_STEP_FAILURE helpers:StepFailedRecreateEnvError",
     "env.env_runner_group": "EnvRunnerGroup",
     "env.multi_agent_env": "MultiAgentEnv make_multi_agent constants:ENV_STATE",
     "env.multi_agent_env_runner": "MultiAgentEnvRunner",
@@ -316,7 +317,11 @@ the object under an old name, and `home:*` stands for all public names of the ho
 
 MOVED = {
     "examples.env": "examples.envs.classes",
+    "examples.envs.classes.two_step_game": "examples.envs.classes.multi_agent.two_step_game",
+    "examples.learners.classes.custom_loss_fn_learner": "examples.learners.classes.custom_ppo_loss_fn_learner",
+    "examples.learners.classes.vpg_learner": "examples.learners.classes.vpg_torch_learner",
     "examples.rl_module": "examples.rl_modules.classes",
+    "examples.rl_modules.classes.vpg_rlm": "examples.rl_modules.classes.vpg_torch_rlm",
     "examples.rl_module.random_rl_module": "examples.rl_modules.classes.random_rlm",
 }
 """Packages, or modules, of older versions, and where their files are now."""

@@ -1,0 +1,93 @@
+"""Files of one module of RLlib, in the form that the checkpoints of algorithms have for each of their modules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from corral.compat.rllib.encoding import encode
+from corral.core.settings import path_of
+from corral.core.space_descriptions import describe_space
+from corral.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MODULE_FILE, WEIGHTS_FILE = "module.json", "module_state.safetensors"
+"""Files of a module in a checkpoint."""
+
+OWN = "rl_module."
+"""What the names of the weights of a user's module begin with in a checkpoint."""
+
+
+def write_module(
+    path: Path,
+    module_class: type,
+    model_config: Mapping[str, Any],
+    observation_space: Any,
+    action_space: Any,
+    weights: Mapping[str, NDArray[Any]],
+) -> None:
+    """Write the files of a module.
+
+    Args:
+        path: The directory, which is made.
+        module_class: Class of Corral's module.
+        model_config: Settings of Corral's module.
+        observation_space: Space of one observation.
+        action_space: Space of one action.
+        weights: Weights by name.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    description = {
+        "module_class": path_of(module_class),
+        "model_config": encode(dict(model_config)),
+        "observation_space": describe_space(observation_space),
+        "action_space": describe_space(action_space),
+    }
+    (path / MODULE_FILE).write_text(json.dumps(description, indent=1))
+    save_file({name: np.ascontiguousarray(value) for name, value in weights.items()}, path / WEIGHTS_FILE)
+
+
+def weights_file(path: Any) -> Path:
+    """Return the file of weights in the directory of a module.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    file = Path(path) / WEIGHTS_FILE
+    if not file.is_file():
+        raise CheckpointError(
+            f"{path} holds no module: give the directory learner_group/learner/rl_module/<module id> of a checkpoint, "
+            "or the directory that save_to_path() of a module wrote. Checkpoints that RLlib wrote are not read."
+        )
+    return file
+
+
+def read_weights(path: Any, *, is_own: bool) -> dict[str, torch.Tensor]:
+    """Return the weights in the directory of a module by name.
+
+    Args:
+        path: The directory.
+        is_own: Whether they are for a module of a user.
+
+    Raises:
+        CheckpointError: There is no such directory.
+    """
+    found = load_file(weights_file(path))
+    return {name.removeprefix(OWN) if is_own else name: torch.from_numpy(value) for name, value in found.items()}
+
+
+def has_own_weights(path: Any) -> bool:
+    """Return whether a directory holds weights that `save_to_path` of a module of a user's wrote; `None` holds none."""
+    if path is None:
+        return False
+    with safe_open(weights_file(path), framework="numpy") as file:
+        return any(name.startswith(OWN) for name in file.keys())
