@@ -158,7 +158,7 @@ def test_functions_on_runners_get_views_in_their_process() -> None:
     with config.build() as algo:
         group = algo.env_runner_group
         found = group.foreach_env_runner(func=lambda w: (w.worker_index, w.config["num_workers"], len(w.env.envs)))
-        assert found == [(1, 1, 2)] and group.healthy_worker_ids() == [1] and algo.env_runner is None
+        assert found == [(1, 1, 2)] and group.healthy_worker_ids() == [1] and algo.env_runner.env is None
         lengths = group.foreach_env_runner(lambda w: [len(episode) for episode in w.sample(num_episodes=2)])
         assert len(lengths[0]) == 2
         assert algo.workers.foreach_worker("ping", local_worker=False) == [True]

@@ -290,6 +290,7 @@ BEFORE_COUNTER = "import ray\nray.init(address='local', num_cpus=4, include_dash
 
 
 @pytest.mark.xdist_group("ray")
+@pytest.mark.slow
 def test_a_named_actor_counts_in_the_envs_of_workers(run: Run) -> None:
     pytest.importorskip("ray")
     inside = COUNTER_IN_ENVS.replace("\n", "\n        ")

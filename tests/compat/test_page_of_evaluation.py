@@ -350,6 +350,7 @@ for more in ({}, {"custom_eval_function": custom_eval_function}):
 """
 
 
+@pytest.mark.slow
 def test_metrics_of_a_function_are_below_evaluation(run_in_both: Run) -> None:
     lines = run_in_both(TRAINS + CUSTOM).stdout.splitlines()
     assert lines[0] == (

@@ -304,6 +304,7 @@ rollout_worker = get_global_worker()
 """
 
 
+@pytest.mark.slow
 def test_the_worker_of_the_process_is_found_from_a_callback(run_in_both: Run) -> None:
     inside = "\n".join(f"        {line}" for line in GLOBAL_WORKER.splitlines())
     script = f"""
