@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 import pytest
+from rllib_scripts import Run
 
 from corral import PPOConfig
 from corral.compat.rllib.examples import (
@@ -15,7 +16,6 @@ from corral.compat.rllib.examples import (
     run_rllib_example_script_experiment,
     should_stop,
 )
-from rllib_scripts import Run
 
 
 @pytest.fixture(autouse=True)
