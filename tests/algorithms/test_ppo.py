@@ -186,6 +186,20 @@ def test_kl_coefficient_doubles_above_the_band_and_halves_below(kl: float, expec
     assert adapted_kl_coeff(0.2, kl, kl_target=0.02) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("kl", "expected"), [(0.041, 0.3), (0.039, 0.2), (0.011, 0.2), (0.009, 0.1)])
+def test_band_and_factors_of_the_kl_coefficient_can_be_set(kl: float, expected: float) -> None:
+    config = PPOConfig().environment("CartPole-v1").training(kl_coeff=0.2, kl_target=0.02)
+    config.training(kl_band=2, kl_factors=(1.5, 0.5))
+    config.validate()
+    found = adapted_kl_coeff(0.2, kl, 0.02, config.kl_band, config.kl_factors)
+    assert found == pytest.approx(expected)
+
+
+def test_a_band_without_a_target_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kl_target, which is None"):
+        PPOConfig().environment("CartPole-v1").training(kl_band=2).validate()
+
+
 def test_explained_variance() -> None:
     targets = np.array([1.0, 2.0, 4.0])
     assert explained_variance(targets + 7, targets) == pytest.approx(1)  # a constant offset explains all the same

@@ -43,6 +43,8 @@ def test_ppo_begins_with_the_defaults_and_the_loss_of_rllib() -> None:
         "vf_loss_coeff": 1.0,
         "kl_coeff": 0.2,
         "kl_target": 0.01,
+        "kl_band": 2.0,
+        "kl_factors": (1.5, 0.5),
         "entropy_coeff": 0.0,
         "grad_clip": None,
         "num_env_runners": 2,

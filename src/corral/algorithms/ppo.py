@@ -22,7 +22,7 @@ from corral.config.config import AlgorithmConfig
 from corral.core.returns import gae
 from corral.core.schedules import Schedule, schedule_value
 from corral.core.sequences import find_sequence_starts
-from corral.core.settings import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, Probability
+from corral.core.settings import AtLeastOne, NonNegativeFloat, NonNegativeSchedule, PositiveFloat, Probability
 from corral.core.tree import map_tree
 from corral.episodes.rollout import Rollout, level_added_columns
 from corral.errors import ConfigError
@@ -34,8 +34,6 @@ from corral.modules.module import Module
 if TYPE_CHECKING:
     from corral.config.setter_types import PPOTrainingArgs
 
-# Section 4 of the paper: the KL coefficient moves when the divergence leaves this band around its target.
-KL_BAND, KL_FACTOR = 1.5, 2.0
 # How far above `target_kl` the divergence ends the epochs of an iteration, as in Stable-Baselines3.
 KL_STOP = 1.5
 
@@ -56,6 +54,9 @@ class PPOConfig(AlgorithmConfig):
         kl_target: KL divergence in nats to which the coefficient adapts after each iteration, starting from `kl_coeff`.
             The divergence is measured after the last epoch, over the whole batch. With `None` the coefficient follows
             its schedule.
+        kl_band: How many times above or below `kl_target` the divergence may be before the coefficient changes, at
+            least 1; the default is the paper's.
+        kl_factors: What the coefficient is multiplied by above and below this band; the default is the paper's.
         normalize_advantages: Whether the advantages of a batch are scaled to mean 0 and standard deviation 1.
         target_kl: Limit of the divergence in nats: no further epoch of an iteration starts once the mean divergence
             over the minibatches of an epoch exceeds 1.5 times this limit; `None` takes all `num_epochs`. It adapts no
@@ -78,6 +79,8 @@ class PPOConfig(AlgorithmConfig):
     entropy_coeff: NonNegativeSchedule = 0.0
     kl_coeff: NonNegativeSchedule = 0.0
     kl_target: PositiveFloat | None = None
+    kl_band: AtLeastOne = 1.5
+    kl_factors: tuple[PositiveFloat, PositiveFloat] = (2.0, 0.5)
     normalize_advantages: bool = True
     target_kl: PositiveFloat | None = None
 
@@ -98,6 +101,8 @@ class PPOConfig(AlgorithmConfig):
                 f"kl_target={self.kl_target} adapts a coefficient that starts at kl_coeff={self.kl_coeff}: give "
                 "kl_coeff one positive number, such as 0.2, or leave kl_target out."
             )
+        if self.kl_target is None and (self.kl_band, self.kl_factors) != (PPOConfig.kl_band, PPOConfig.kl_factors):
+            raise ConfigError("kl_band and kl_factors adapt the KL coefficient to kl_target, which is None: give it.")
 
 
 class PPO(Algorithm):
@@ -147,7 +152,9 @@ class PPO(Algorithm):
             metrics |= {f"curr_{name}": value for name, value in coefficients[module_id].items()}
             if config.kl_target is not None:
                 metrics["final_kl"] = kl = self._divergence(module_id, batch)
-                self._kl_coeff[module_id] = adapted_kl_coeff(metrics["curr_kl_coeff"], kl, config.kl_target)
+                self._kl_coeff[module_id] = adapted_kl_coeff(
+                    metrics["curr_kl_coeff"], kl, config.kl_target, config.kl_band, config.kl_factors
+                )
         return results
 
     def _batch(self, module_id: str, rollouts: Sequence[Rollout]) -> Batch:
@@ -341,12 +348,22 @@ def ppo_loss(
     return loss, {name: value.detach() for name, value in scalars.items()}
 
 
-def adapted_kl_coeff(kl_coeff: float, kl: float, kl_target: float) -> float:
-    """Return the next KL coefficient: doubled above the target's band, halved below it (section 4 of the paper)."""
-    if kl > kl_target * KL_BAND:
-        return kl_coeff * KL_FACTOR
-    if kl < kl_target / KL_BAND:
-        return kl_coeff / KL_FACTOR
+def adapted_kl_coeff(
+    kl_coeff: float, kl: float, kl_target: float, band: float = 1.5, factors: tuple[float, float] = (2.0, 0.5)
+) -> float:
+    """Return the next KL coefficient (section 4 of the paper).
+
+    Args:
+        kl_coeff: The coefficient.
+        kl: Measured divergence.
+        kl_target: Divergence to reach.
+        band: How many times above or below the target the divergence may be before the coefficient changes.
+        factors: What the coefficient is multiplied by above and below this band.
+    """
+    if kl > kl_target * band:
+        return kl_coeff * factors[0]
+    if kl < kl_target / band:
+        return kl_coeff * factors[1]
     return kl_coeff
 
 

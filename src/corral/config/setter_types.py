@@ -183,6 +183,8 @@ class PPOTrainingArgs(TrainingArgs, total=False):
     entropy_coeff: ScheduleArg
     kl_coeff: ScheduleArg
     kl_target: float | None
+    kl_band: float
+    kl_factors: Sequence[float]
     normalize_advantages: bool
     target_kl: float | None
 

@@ -283,12 +283,12 @@ class _Chained:
 
 
 def _ppo_settings(config: AlgorithmConfig) -> dict[str, Any]:
-    kl_coeff = config.kl_coeff if config.use_kl_loss else 0.0
-    return {
-        "kl_coeff": kl_coeff,
-        "kl_target": config.kl_target if kl_coeff else None,
-        "entropy_coeff": config.entropy_coeff_schedule or config.entropy_coeff,
-    }
+    settings = {"kl_coeff": 0.0, "entropy_coeff": config.entropy_coeff_schedule or config.entropy_coeff}
+    if config.use_kl_loss and config.kl_coeff:
+        settings["kl_coeff"] = config.kl_coeff
+        if config.kl_target is not None:
+            settings |= {"kl_target": config.kl_target, "kl_band": 2.0, "kl_factors": (1.5, 0.5)}
+    return settings
 
 
 def _off_policy_settings(config: AlgorithmConfig) -> dict[str, Any]:
