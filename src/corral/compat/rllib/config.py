@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
+from corral.compat.rllib import whole_dicts
 from corral.compat.rllib.helpers import NotProvided
 from corral.compat.rllib.settings import DEFAULTS, RENAMED, SETTINGS, TRAINING, Setting
 from corral.core.ids import DEFAULT_MODULE_ID
@@ -291,7 +292,7 @@ class AlgorithmConfig:
         Raises:
             ConfigError: A name is unknown, or of RLlib's older stack only.
         """
-        for key, value in settings.items():
+        for key, value in whole_dicts.to_settings(settings).items():
             name, known = RENAMED.get(key, key), self._settings()
             if name == "multiagent":
                 self.multi_agent(**value)
@@ -396,7 +397,13 @@ class AlgorithmConfig:
     def rl_module_spec(self) -> Any:
         """The spec of the module: the given one, or the default of the algorithm."""
         given = vars(self)["rl_module_spec"]
-        return self.get_default_rl_module_spec() if given is None else given
+        if given is not None:
+            return given
+        if getattr(default := self.get_default_rl_module_spec(), "rl_module_specs", True) in (None, {}):
+            raise ConfigError(
+                f"{type(self).__name__}: Module_specs cannot be None: get_default_rl_module_spec names no modules."
+            )
+        return default
 
     @rl_module_spec.setter
     def rl_module_spec(self, value: Any) -> None:
@@ -429,6 +436,43 @@ class AlgorithmConfig:
         """Return the config with the settings of one module; the config itself if the module has none of its own."""
         own = self.algorithm_config_overrides_per_module.get(module_id)
         return self.copy(copy_frozen=False).update_from_dict(own) if own else self
+
+    @property
+    def _per_module_overrides(self) -> dict[str, Any]:
+        """The config of each module that has settings of its own."""
+        return {name: self.get_config_for_module(name) for name in self.algorithm_config_overrides_per_module}
+
+    def get_multi_rl_module_spec(
+        self,
+        *,
+        env: Any = None,
+        spaces: Mapping[str, Any] | None = None,
+        inference_only: bool = False,
+        policy_dict: Mapping[str, Any] | None = None,
+        single_agent_rl_module_spec: Any = None,
+    ) -> Any:
+        """Return one spec for all modules, which is new.
+
+        Args:
+            env: Env that has the spaces.
+            spaces: Pairs of spaces by module id, in place of the spaces of the env.
+            inference_only: Whether the modules only act; then the ones of learners are left out.
+            policy_dict: What describes each policy by its id, in place of the setting `policies`.
+            single_agent_rl_module_spec: Spec of the modules for which the config has none.
+        """
+        from corral.compat.rllib.modules import multi_rl_module_spec
+
+        if policy_dict is None:
+            policy_dict = self.policies if isinstance(self.policies, Mapping) else dict.fromkeys(self.policies)
+        return multi_rl_module_spec(
+            given=vars(self)["rl_module_spec"],
+            default=self.get_default_rl_module_spec(),
+            of_modules=single_agent_rl_module_spec,
+            policies=policy_dict or {DEFAULT_MODULE_ID: None},
+            spaces=spaces or {},
+            env=env,
+            inference_only=inference_only,
+        )
 
     def get_evaluation_config_object(self) -> Self:
         """Return the config of the evaluation runners."""

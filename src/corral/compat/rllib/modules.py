@@ -376,6 +376,70 @@ class MultiRLModuleSpec:
         return self.spec_of(module_id)
 
 
+def multi_rl_module_spec(
+    *,
+    given: Any,
+    default: Any,
+    of_modules: RLModuleSpec | None,
+    policies: Mapping[str, Any],
+    spaces: Mapping[str, Any],
+    env: Any,
+    inference_only: bool,
+) -> MultiRLModuleSpec:
+    """Return one spec for all modules, with their spaces.
+
+    Args:
+        given: The spec in the config, or `None`.
+        default: The spec of the algorithm.
+        of_modules: Spec of the modules for which there is none.
+        policies: What describes each policy by module id: `None`, a tuple, a `PolicySpec`, or a dict of settings.
+        spaces: Pairs of spaces by module id.
+        env: Env that has the spaces that are not known otherwise, or `None`.
+        inference_only: Whether modules only act.
+
+    Raises:
+        ConfigError: There is no spec for a module.
+    """
+    spec = default if given is None else given
+    whole, own, fallback = MultiRLModuleSpec(), dict[str, RLModuleSpec](), of_modules
+    if isinstance(spec, RLModuleSpec):
+        fallback = fallback or spec
+    else:
+        whole, parts = spec, spec.rl_module_specs
+        own = dict(parts) if isinstance(parts, Mapping) else {}
+        for each in (parts, default):
+            fallback = fallback or (each if isinstance(each, RLModuleSpec) else None)
+    found = {}
+    for module_id in dict.fromkeys((*policies, *own)):
+        part = own.get(module_id) or fallback
+        if part is None:
+            raise ConfigError(
+                f"get_multi_rl_module_spec: no spec for the module {module_id!r}: give single_agent_rl_module_spec."
+            )
+        if part.learner_only and inference_only:
+            continue
+        in_policy = policies.get(module_id)
+        in_policy = in_policy[1:3] if isinstance(in_policy, (tuple, list)) else in_policy
+        pairs = {
+            name: (
+                getattr(part, name)
+                or (in_policy[i] if isinstance(in_policy, (tuple, list)) else getattr(in_policy, name, None))
+                or (spaces[module_id][i] if module_id in spaces else None)
+                or getattr(env, f"single_{name}", getattr(env, name, None))
+            )
+            for i, name in enumerate(("observation_space", "action_space"))
+        }
+        cls = part.module_class or getattr(default, "module_class", None)
+        found[module_id] = dataclasses.replace(part, module_class=cls, inference_only=inference_only, **pairs)
+    return dataclasses.replace(
+        whole,
+        multi_rl_module_class=whole.multi_rl_module_class or MultiRLModule,
+        inference_only=inference_only,
+        rl_module_specs=found,
+        module_specs=found,
+    )
+
+
 class MultiRLModule(RLModule):
     """Modules by id. A subclass may give them parts in common, in `setup` and the forward passes.
 
