@@ -250,3 +250,25 @@ def test_an_env_may_be_a_class_with_one_argument() -> None:
     config = PPOConfig().environment(Corridor, env_config={"length": 5}).env_runners(num_env_runners=0)
     with config.training(train_batch_size=32, minibatch_size=32, num_epochs=1).build() as algo:
         assert algo.env_runner.env.envs[0].unwrapped.length == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (SACConfig().training(lr=3e-4), "lr=0.0003: SAC has actor_lr, critic_lr and alpha_lr"),
+        (SACConfig().rl_module(model_config={"fusionnet_hiddens": [9]}), "fusionnet_hiddens=.*use `fcnet_hiddens`"),
+        (SACConfig().rl_module(model_config=DefaultModelConfig(free_log_std=True)), "free_log_std=True"),
+        (
+            PPOConfig().rl_module(model_config={"use_lstm": True, "lstm_kernel_initializer": "orthogonal_"}),
+            "lstm_kernel_initializer=",
+        ),
+    ],
+)
+def test_settings_without_effect_are_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
+        to_native(config.environment("Pendulum-v1"))
+
+
+def test_settings_that_rllib_does_not_read_are_no_errors():
+    unread = {"fusionnet_hiddens": [9], "lstm_kernel_initializer": "orthogonal_"}
+    assert native_of(PPOConfig().rl_module(model_config=unread)).model_config == native_of(PPOConfig()).model_config

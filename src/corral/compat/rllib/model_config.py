@@ -92,7 +92,30 @@ def to_model_config(config: Any) -> dict[str, Any]:
             raise ConfigError(
                 f"model_config: {name!r} is no setting of RLlib's default modules. {nearest(name, known)}"
             )
+    _refuse_unserved({name: value for name, value in settings.items() if value != known.get(name)}, config.ALGORITHM)
     return _translate({**known, **settings}, config.ALGORITHM)
+
+
+def _refuse_unserved(differing: Mapping[str, Any], algorithm: str) -> None:
+    """Refuse settings that RLlib reads and Corral lacks.
+
+    Args:
+        differing: Settings with other values than RLlib's defaults.
+        algorithm: Name of the algorithm.
+
+    Raises:
+        ConfigError: Names the setting and the remedy.
+    """
+    for name, value in differing.items():
+        if name.startswith("lstm_") and "_initializer" in name and differing.get("use_lstm"):
+            remedy = "the layers of an LSTM start as torch makes them: leave it out"
+        elif name.startswith("fusionnet_") and algorithm == "SAC":
+            remedy = "the critic of SAC is one network on observations and actions: use `fcnet_hiddens`"
+        elif name == "free_log_std" and algorithm == "SAC":
+            remedy = "the standard deviations of SAC depend on the observation: leave it out"
+        else:
+            continue
+        raise ConfigError(f"model_config: {name}={value!r:.60}: this setting of RLlib is not in Corral: {remedy}.")
 
 
 def settings_of_default(config: Any) -> dict[str, Any]:

@@ -420,7 +420,7 @@ def multi_rl_module_spec(
             continue
         in_policy = policies.get(module_id)
         in_policy = in_policy[1:3] if isinstance(in_policy, (tuple, list)) else in_policy
-        pairs = {
+        pairs: dict[str, Any] = {
             name: (
                 getattr(part, name)
                 or (in_policy[i] if isinstance(in_policy, (tuple, list)) else getattr(in_policy, name, None))

@@ -334,8 +334,9 @@ def _sac_settings(config: AlgorithmConfig) -> dict[str, Any]:
     settings |= {
         name: config.optimization_config[key] for name, key in old.items() if key in config.optimization_config
     }
-    if config.lr is None:
-        settings["lr"] = NativeConfig.lr
+    if config.lr is not None:
+        raise ConfigError(f"lr={config.lr!r:.60}: SAC has actor_lr, critic_lr and alpha_lr: set these, and lr=None.")
+    settings["lr"] = NativeConfig.lr
     settings |= {"td_error_loss_fn": "huber", "optimizer_config": {"eps": 1e-7}}
     if not config.exploration_config:  # RLlib samples the policy before learning starts, too
         settings["exploration_config"] = {"type": "StochasticSampling", "random_timesteps": 0}

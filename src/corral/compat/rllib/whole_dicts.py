@@ -1,4 +1,4 @@
-"""What the `to_dict()` of RLlib 2.60 has in addition to the settings: accepted at its default, refused with another value.
+"""What the `to_dict()` of RLlib 2.60 has in addition to the settings: accepted at its default only.
 
 Names and numbers are facts of RLlib's interface.
 """
