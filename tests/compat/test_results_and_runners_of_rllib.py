@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from corral.compat.rllib.native import to_native
 from corral.compat.rllib.results import add_rllib_keys
 from corral.compat.rllib.runners import MultiAgentEnvRunner, SingleAgentEnvRunner
 from corral.envs.agent_copies import make_multi_agent
+from corral.envs.multi_agent_env import MultiAgentEnv
 from corral.errors import CheckpointError
 
 
@@ -41,6 +43,47 @@ def test_a_result_has_the_numbers_of_the_only_agent_and_module() -> None:
     assert runners["episode_reward_mean"] == mean
     assert module["num_module_steps_trained_lifetime"] == 64
     assert 0 < result["time_this_iter_s"] <= result["time_total_s"] + 1
+    weights = sum(each.numel() for each in algorithm.get_module().parameters())
+    assert module["weights_seq_no"] == 1 and module["num_trainable_parameters"] == weights
+    together = result["learners"]["__all_modules__"]
+    assert together["num_trainable_parameters"] == weights and together["num_non_trainable_parameters"] == 0
+    assert together["num_env_steps_trained"] == 64
+
+
+class _InTurns(MultiAgentEnv):
+    """The agent a acts in every step, b in every second one."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.agents = self.possible_agents = ["a", "b"]
+        self.observation_spaces = dict.fromkeys("ab", gym.spaces.Box(-1, 1, (2,)))
+        self.action_spaces = dict.fromkeys("ab", gym.spaces.Discrete(2))
+
+    def _obs(self, agents: str) -> dict[str, Any]:
+        return {agent: np.zeros(2, np.float32) for agent in agents}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t = 0
+        return self._obs("ab"), {}
+
+    def step(self, action_dict: Any) -> Any:
+        self.t += 1
+        obs = self._obs("a" if self.t % 2 else "ab")
+        return obs, dict.fromkeys(obs, 1.0), {"__all__": self.t == 10}, {"__all__": False}, {}
+
+
+def test_steps_of_several_agents_are_counted_by_agent_and_module() -> None:
+    config = small_ppo().environment(_InTurns)
+    config.multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent, *a, **k: "p0" if agent == "a" else "p1")
+    algorithm = config.training(train_batch_size=40, minibatch_size=None, num_epochs=2).build_algo()
+    result = [algorithm.train() for _ in range(2)][-1]
+    algorithm.stop()
+    runners, learners = result["env_runners"], result["learners"]
+    assert runners["num_agent_steps_sampled"] == {"a": 40, "b": 20}
+    assert runners["num_agent_steps_sampled_lifetime"] == {"a": 80, "b": 40}
+    assert result["agent_timesteps_total"] == 120
+    assert learners["p0"]["num_module_steps_trained"] == 80 and learners["p1"]["num_module_steps_trained"] == 40
+    assert learners["p1"]["weights_seq_no"] == 2
 
 
 def test_returns_by_agent_and_module_have_both_names_of_rllib() -> None:

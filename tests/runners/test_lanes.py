@@ -97,6 +97,10 @@ def test_every_agent_has_what_it_saw_did_and_got(way: str, seed: int) -> None:
     assert metrics["num_episodes"] == len(finished) > 10
     assert metrics["num_env_steps_sampled"] == sum(rollout.num_env_steps for rollout in rollouts)
     assert metrics["num_agent_steps_sampled"] == sum(rollout.num_agent_steps for rollout in rollouts)
+    of_agents = dict.fromkeys((f"a{i}" for i in range(4)), 0)
+    for (_, agent), steps in played(rollouts).items():
+        of_agents[agent] += len(steps)
+    assert metrics["num_agent_steps_sampled_by_agent"] == of_agents
     for agent in (f"a{i}" for i in range(4)):
         of_agent = [returns[agent] for returns in finished if agent in returns]
         assert metrics["agent_episode_return_mean"][agent] == pytest.approx(np.mean(of_agent))

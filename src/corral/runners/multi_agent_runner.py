@@ -67,7 +67,9 @@ class MultiAgentEnvRunner(EnvRunner):
         self._actions: Any = create_empty_array(self.env.single_action_space, self.num_envs, np.zeros)
         self._forget_seats()
         self._last_info_rows: dict[int, Infos] = {}
-        self._log_agent_counts({}, 0)  # now, so that user code cannot take the names
+        self._log_agent_counts(
+            {}, dict.fromkeys(map(str, self._seats.agents), 0)
+        )  # now, so that user code cannot take the names
         self._log_agent_returns([])
 
     def _use_modules(self, module_specs: Mapping[str, ModuleSpec]) -> None:
@@ -125,7 +127,7 @@ class MultiAgentEnvRunner(EnvRunner):
             lanes.name_episodes(self._carry.id_prefix)
         for name in self._exploration_metrics():
             self.metrics.log_reserved(name, [], reduce="mean", window=1)
-        self._log_agent_counts({}, 0)
+        self._log_agent_counts({}, dict.fromkeys(map(str, self._seats.agents), 0))
         self._log_agent_returns([])
 
     def _make_actor(self, config: Any, spec: ModuleSpec, num_agents: int) -> Actor:
@@ -445,6 +447,7 @@ class MultiAgentEnvRunner(EnvRunner):
         if not rollout.num_rows:
             return
         steps, modules = {}, {}
+        of_agents: dict[str, int] = {str(agent): 0 for agent in self._seats.agents}
         for module_id, lanes in self.lanes.items():
             actor = self.actors[module_id]
             part = lanes.finish(rollout, keep=not self._needs_reset)
@@ -458,6 +461,8 @@ class MultiAgentEnvRunner(EnvRunner):
             steps[module_id] = part.num_env_steps
             if not part.num_env_steps:
                 continue
+            for agent, count in zip(lanes.agents, part.valid.sum(0).tolist(), strict=True):
+                of_agents[str(agent)] += count
             self._check_module_actions(module_id, part, *EPISODE_EVENTS)
             fill_logp(part, actor.distribution, needed=self.config.ON_POLICY)
             part.pipeline = None if actor.transforms is None else actor.transforms.pipeline
@@ -465,13 +470,14 @@ class MultiAgentEnvRunner(EnvRunner):
             modules[module_id] = part
         rollout.set_modules(modules)
         rollout.num_agent_steps = sum(steps.values())
-        self._log_agent_counts(steps, rollout.num_agent_steps)
+        self._log_agent_counts(steps, of_agents)
         valid = rollout.valid
         self._log_agent_returns(ended for ended in self._ended if valid[ended[0], ended[1]])
 
-    def _log_agent_counts(self, steps: Mapping[str, int], num_agent_steps: int) -> None:
-        counts: dict[tuple[str, ...], int] = {("num_agent_steps_sampled",): num_agent_steps}
+    def _log_agent_counts(self, steps: Mapping[str, int], of_agents: Mapping[str, int]) -> None:
+        counts: dict[tuple[str, ...], int] = {("num_agent_steps_sampled",): sum(steps.values())}
         counts |= {("num_module_steps_sampled", module_id): steps.get(module_id, 0) for module_id in self.lanes}
+        counts |= {("num_agent_steps_sampled_by_agent", agent): count for agent, count in of_agents.items()}
         for key, count in counts.items():
             self.metrics.log_reserved(key, [count], reduce="sum")
             lifetime = (f"{key[0]}_lifetime", *key[1:])

@@ -16,6 +16,9 @@ def add_names_of_runners(runners: dict[str, Any]) -> None:
     Args:
         runners: The group; changed.
     """
+    for end in ("", _LIFETIME):
+        if (by_agent := runners.pop(f"num_agent_steps_sampled_by_agent{end}", None)) is not None:
+            runners[f"num_agent_steps_sampled{end}"] = by_agent  # RLlib gives no sum
     if "agent_episode_return_mean" not in runners and "module_episode_return_mean" not in runners:
         _add_only_agent(runners)
     for kind in ("agent", "module"):
@@ -38,21 +41,54 @@ def _add_only_agent(runners: dict[str, Any]) -> None:
                 runners.setdefault(f"num_{kind}_steps_sampled{end}", {identity: steps})
 
 
-def add_names_of_learners(learners: Mapping[str, Any]) -> None:
-    """Add names of losses and counts of modules to the group `learners`.
+def add_names_of_learners(learners: Mapping[str, Any], algorithm: Any = None) -> None:
+    """Add names of losses, and counts of modules, weights and updates to the group `learners`.
 
     Args:
         learners: The group, whose parts are changed.
+        algorithm: Algorithm of Corral, which has the modules.
     """
     modules = {name: part for name, part in learners.items() if name != ALL_MODULES and isinstance(part, dict)}
-    for numbers in modules.values():
+    for name, numbers in modules.items():
+        if algorithm is not None and name in algorithm.module_ids:
+            _add_counts(numbers, algorithm, name)
+        if "num_gradient_steps" in numbers and "module_train_batch_size_mean" in numbers:
+            steps = round(numbers["num_gradient_steps"] * numbers["module_train_batch_size_mean"])
+            numbers.setdefault("num_module_steps_trained", steps)
         if "mean_kl" in numbers:
             numbers.setdefault("mean_kl_loss", numbers["mean_kl"])
         if "qf_mean" in numbers and "total_loss" in numbers:  # the loss of a Q-network is the only one that it has
             numbers.setdefault("qf_loss", numbers["total_loss"])
+    if isinstance(together := learners.get(ALL_MODULES), dict):
+        _add_sums(modules, together)
+
+
+def _add_counts(numbers: dict[str, Any], algorithm: Any, module_id: str) -> None:
+    """Add the numbers of updates and weights of a module."""
+    numbers.setdefault("weights_seq_no", float(algorithm.learner_group.weights_version))
+    for key, count in _num_weights(algorithm.get_module(module_id)).items():
+        numbers.setdefault(key, count)
+
+
+def _add_sums(modules: Mapping[str, dict[str, Any]], together: dict[str, Any]) -> None:
+    """Add numbers of all modules together, and the ones of the only module."""
+    for key in ("num_trainable_parameters", "num_non_trainable_parameters"):
+        if all(key in numbers for numbers in modules.values()):
+            together.setdefault(key, sum(numbers[key] for numbers in modules.values()))
     if len(modules) == 1:
         (numbers,) = modules.values()
         for end in ("", _LIFETIME):
-            steps = (learners.get(ALL_MODULES) or {}).get(f"num_module_steps_trained{end}")
+            steps = together.get(f"num_module_steps_trained{end}")
             if steps is not None:
-                numbers.setdefault(f"num_module_steps_trained{end}", steps)
+                numbers[f"num_module_steps_trained{end}"] = steps
+                together.setdefault(f"num_env_steps_trained{end}", steps)
+
+
+def _num_weights(module: Any) -> dict[str, int]:
+    """Return the numbers of weights that learn and of weights that do not."""
+    found = {"num_trainable_parameters": 0, "num_non_trainable_parameters": 0}
+    for parameter in module.parameters():
+        found["num_trainable_parameters" if parameter.requires_grad else "num_non_trainable_parameters"] += (
+            parameter.numel()
+        )
+    return found

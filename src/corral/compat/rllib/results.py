@@ -30,7 +30,7 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = 
     now = time.time()
     runners = result.get("env_runners") or {}
     add_names_of_runners(runners)
-    add_names_of_learners(result.get("learners") or {})
+    add_names_of_learners(result.get("learners") or {}, algorithm)
     episodes = _latest_episodes(algorithm)
     more: dict[str, Any] = {
         "done": False,
@@ -45,7 +45,7 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = 
         "num_training_step_calls_per_iteration": 1,
         "perf": {},
         "timesteps_total": result.get("num_env_steps_sampled_lifetime", 0),
-        "agent_timesteps_total": result.get("num_env_steps_sampled_lifetime", 0),
+        "agent_timesteps_total": sum((runners.get("num_agent_steps_sampled_lifetime") or {}).values()),
         "num_env_steps_sampled": result.get("num_env_steps_sampled_lifetime", 0),
         "episodes_total": runners.get("num_episodes_lifetime", 0),
         "sampler_results": {**_old_episode_keys(runners, episodes), **runners},
