@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from corral.compat.rllib.algorithm import PPO, Algorithm, DQNConfig, PPOConfig
+from corral.compat.rllib.algorithm import PPO, Algorithm, DQNConfig, PPOConfig, SACConfig
 from corral.compat.rllib.carried_actions import CarriedActions
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.default_connectors import ComputeReturnsToGo
 from corral.compat.rllib.default_modules import DefaultPPOTorchRLModule
 from corral.compat.rllib.distributions import TorchCategorical
-from corral.compat.rllib.learner import PPOTorchLearner, TorchLearner
+from corral.compat.rllib.learner import DQNTorchLearner, PPOTorchLearner, SACTorchLearner, TorchLearner
 from corral.compat.rllib.model_config import DefaultModelConfig
 from corral.compat.rllib.modules import (
     MultiRLModule,
@@ -107,7 +107,7 @@ def test_two_optimizers_move_the_parts_of_a_module_as_two_learning_rates_say() -
         factor = 3 if name.startswith("value") else 1
         np.testing.assert_allclose(by[name], factor * same[name], rtol=1e-3, atol=1e-7)
         assert np.abs(by[name]).max() > 0
-    assert (result["pi_optimizer_learning_rate"], result["vf_optimizer_learning_rate"]) == (0.01, 0.03)
+    assert (result["pi_learning_rate"], result["vf_learning_rate"]) == (0.01, 0.03)
 
 
 @pytest.mark.parametrize("grad_clip", [None, 0.1])
@@ -197,7 +197,7 @@ def test_several_learners_step_registered_optimizers_together() -> None:
     with config.learners(num_learners=2).build() as algo:
         result = algo.train()["learners"][ID]
         rates = [each.get() for each in algo.learner_group.foreach_learner(rate_of)]
-    assert rates == [0.1, 0.1] and result["vf_optimizer_learning_rate"] == 0.1
+    assert rates == [0.1, 0.1] and result["vf_learning_rate"] == 0.1
 
 
 def rate_of(learner: Any) -> float:
@@ -590,3 +590,42 @@ def test_a_module_starts_with_the_weights_of_a_checkpoint(tmp_path: Path) -> Non
             np.testing.assert_array_equal(value, expected[name])
     with pytest.raises(CheckpointError, match="holds no module: give the directory"):
         small().rl_module(rl_module_spec=RLModuleSpec(load_state_path=tmp_path)).build()
+
+
+class _DQNByHand(DQNTorchLearner):
+    def postprocess_gradients_for_module(self, **settings: Any) -> Any:
+        return super().postprocess_gradients_for_module(**settings)
+
+
+def test_dqn_stepped_by_a_learner_class_is_the_same_and_sets_priorities() -> None:
+    weights, reported = [], []
+    for settings in ({}, {"learner_class": _DQNByHand}):
+        config = DQNConfig().environment("CartPole-v1").debugging(seed=0)
+        config.training(num_steps_sampled_before_learning_starts=10, **settings)
+        algorithm = config.reporting(min_sample_timesteps_per_iteration=15).build_algo()
+        reported.append(algorithm.train()["learners"][ID])
+        weights.append(algorithm.get_module().get_state())
+        algorithm.stop()
+    for name, value in weights[0].items():
+        np.testing.assert_allclose(value, weights[1][name], atol=1e-5)
+    assert set(reported[0]) == set(reported[1])  # with the names of rates and norms of RLlib
+    assert reported[0]["gradients_default_optimizer_global_norm"] == pytest.approx(
+        reported[1]["gradients_default_optimizer_global_norm"], rel=1e-2
+    )
+
+
+class _SACByHand(SACTorchLearner):
+    def compute_gradients(self, loss_per_module: Any, **settings: Any) -> Any:
+        return super().compute_gradients(loss_per_module, **settings)
+
+
+class _SACOptimizers(SACTorchLearner):
+    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
+        pass
+
+
+@pytest.mark.parametrize("cls", [_SACByHand, _SACOptimizers])
+def test_learner_classes_that_change_the_steps_of_sac_are_refused(cls: Any) -> None:
+    config = SACConfig().environment("Pendulum-v1").training(learner_class=cls)
+    with pytest.raises(ConfigError, match="changes the steps of SAC"):
+        config.build_algo()

@@ -185,3 +185,11 @@ def test_settings_are_found_by_keys_that_methods_or_older_configs_have() -> None
     config = PPOConfig().update_from_dict({"create_env_on_driver": True, "simple_optimizer": True})
     assert config["framework"] == config.get("framework") == "torch"
     assert config["create_env_on_driver"] is config.create_env_on_local_worker is True
+
+
+def test_a_result_before_the_first_update_has_no_steps_trained() -> None:
+    config = DQNConfig().environment("CartPole-v1").reporting(min_sample_timesteps_per_iteration=5)
+    algorithm = config.build_algo()
+    numbers = algorithm.train()["learners"].get("default_policy", {})
+    algorithm.stop()
+    assert numbers.get("num_module_steps_trained", 0) == 0 and numbers.get("weights_seq_no", 0) == 0

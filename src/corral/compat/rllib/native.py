@@ -254,6 +254,12 @@ def _learner_settings(config: AlgorithmConfig) -> dict[str, Any]:
             f"learner_class: {cls.__name__} steps all modules together, which one learner can do: use num_learners=0 "
             "or 1, or override compute_loss_for_module and configure_optimizers_for_module only."
         )
+    changes_steps = cls.configure_optimizers_for_module is not Learner.configure_optimizers_for_module
+    if config.ALGORITHM == "SAC" and (is_joint or steps_by_hand(cls) or changes_steps):
+        raise ConfigError(
+            f"learner_class: {cls.__name__} changes the steps of SAC, whose actor, critics and temperature have an "
+            "optimizer each: set actor_lr, critic_lr and alpha_lr, and override compute_loss_for_module only."
+        )
     own_losses = any(
         isinstance(each.module_class, type) and issubclass(each.module_class, SelfSupervisedLossAPI)
         for each in _specs_of(spec)

@@ -111,8 +111,16 @@ class OwnLearner(NativeLearner):
         results = super().update(batches, settings)
         view.after_gradient_based_update(timesteps=timesteps)
         for module_id, numbers in results.items():
+            self._name_as_rllib(numbers)
             numbers |= {name: value.item() for name, value in view.metrics.take_means(module_id).items()}
         return results
+
+    def _name_as_rllib(self, numbers: dict[str, Any]) -> None:
+        """Give rates and norms of registered optimizers RLlib's names, which repeat no `optimizer`."""
+        for _, name in self.view._registered:
+            for start, end in (("", "learning_rate"), ("gradients_", "global_norm")):
+                if (value := numbers.pop(f"{start}{name}_optimizer_{end}", None)) is not None:
+                    numbers[f"{start}{name}_{end}"] = value
 
     def learn_from_episodes(self, episodes: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Take gradient steps on the batch that the pipeline of connectors makes from episodes; see `update`."""
@@ -161,6 +169,8 @@ class OwnLearner(NativeLearner):
             for module_id, loss in losses.items():
                 default = view._defaults.get(module_id)
                 reported = default.reported if isinstance(default, _DefaultLoss) else {}
+                if first.shuffle:  # columns are in the order of the batch only without
+                    reported = {name: value for name, value in reported.items() if not value.ndim}
                 norms = {**view._norms.get(module_id, {}), **view._norms.get(ALL_MODULES, {})}
                 if module_id in reports:
                     reports[module_id].add(loss.detach(), reported, norms, None)
@@ -295,7 +305,7 @@ class _DefaultLoss:
         """Return the loss."""
         module, loss_of = self._learner.modules[self._module_id], self._learner._default_losses[self._module_id]
         loss, reported = loss_of(module, NamedColumns(batch).native(), self._coefficients)
-        self.reported = {name: value for name, value in reported.items() if not value.ndim}
+        self.reported = dict(reported)
         assert isinstance(loss, Tensor)  # losses of groups are refused with these learners
         return loss
 

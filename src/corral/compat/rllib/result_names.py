@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,9 +53,9 @@ def add_names_of_learners(learners: Mapping[str, Any], algorithm: Any = None) ->
     for name, numbers in modules.items():
         if algorithm is not None and name in algorithm.module_ids:
             _add_counts(numbers, algorithm, name)
-        if "num_gradient_steps" in numbers and "module_train_batch_size_mean" in numbers:
-            steps = round(numbers["num_gradient_steps"] * numbers["module_train_batch_size_mean"])
-            numbers.setdefault("num_module_steps_trained", steps)
+        steps = numbers.get("num_gradient_steps", math.nan) * numbers.get("module_train_batch_size_mean", math.nan)
+        if math.isfinite(steps):  # NaN before the first update
+            numbers.setdefault("num_module_steps_trained", round(steps))
         if "mean_kl" in numbers:
             numbers.setdefault("mean_kl_loss", numbers["mean_kl"])
         if "qf_mean" in numbers and "total_loss" in numbers:  # the loss of a Q-network is the only one that it has
