@@ -272,3 +272,8 @@ def test_settings_without_effect_are_refused(config, message):
 def test_settings_that_rllib_does_not_read_are_no_errors():
     unread = {"fusionnet_hiddens": [9], "lstm_kernel_initializer": "orthogonal_"}
     assert native_of(PPOConfig().rl_module(model_config=unread)).model_config == native_of(PPOConfig()).model_config
+
+
+def test_adam_of_sac_divides_by_the_epsilon_of_rllib():
+    native = to_native(SACConfig().environment("Pendulum-v1"))
+    assert native.optimizer_config == {"eps": 1e-7} and native.td_error_loss_fn == "huber"
