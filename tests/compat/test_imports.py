@@ -68,7 +68,7 @@ assert (Columns.TERMINATEDS, Columns.ACTION_LOGP, Columns.NEXT_OBS) == ("termina
     ("line", "words"),
     [
         ("from ray.rllib.models.torch.torch_modelv2 import TorchModelV2", "ModelV2 and its catalog, which are refused"),
-        ("from ray.rllib.policy.policy import Policy", "Policy classes of the old API, which are refused"),
+        ("from ray.rllib.policy.torch_policy import TorchPolicy", "Policy classes of the old API, which are refused"),
         ("from ray.rllib.algorithms.ppo.ppo_tf_policy import PPOTF2Policy", "TensorFlow, which Corral does not use"),
         (
             "from ray.rllib.algorithms.impala.impala_learner import IMPALALearner",

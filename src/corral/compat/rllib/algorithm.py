@@ -19,10 +19,10 @@ from corral.compat.rllib.model_config import settings_of_default
 from corral.compat.rllib.module_files import weights_file
 from corral.compat.rllib.modules import DefaultRLModule, view_module
 from corral.compat.rllib.native import algorithm_name, to_native
-from corral.compat.rllib.policy_views import view_policy
+from corral.compat.rllib.policy_views import state_from_list, view_policy
 from corral.compat.rllib.results import add_missing, add_rllib_keys
 from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup, RunnerWithoutEnv, view_runner
-from corral.errors import CheckpointError
+from corral.errors import CheckpointError, UnknownAttributeError
 
 
 class Checkpoint:
@@ -58,6 +58,9 @@ class TrainingResult:
     def __init__(self, checkpoint: Checkpoint, metrics: dict[str, Any]) -> None:
         """Keep both."""
         self.checkpoint, self.metrics = checkpoint, metrics
+
+    def __repr__(self) -> str:
+        return f"TrainingResult(checkpoint=Checkpoint(path={self.checkpoint.path}))"
 
     def __fspath__(self) -> str:
         return self.checkpoint.path
@@ -107,6 +110,8 @@ class Algorithm:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "native":
             raise AttributeError(name)
+        if name in _REFUSED:
+            raise UnknownAttributeError(f"Algorithm.{name} is not in Corral: {_REFUSED[name]}.")
         return getattr(self.native, name)
 
     @classmethod
@@ -289,7 +294,8 @@ class Algorithm:
 
         Args:
             observation: Observation as the env gives it.
-            state: State of a module with memory.
+            state: State of a module with memory: a tree, or a list such as `[h, c]`, as on the older stack. The next
+                state has the same form.
             policy_id: Id of the module.
             explore: Whether to explore; `None` is the setting `explore`.
             full_fetch: Whether to return action, state and a dict of further outputs, which is empty.
@@ -298,13 +304,16 @@ class Algorithm:
         Returns:
             The action; with a state, or with `full_fetch`, a tuple of the action, the next state and a dict.
         """
-        has_state = state is not None and len(state) > 0
-        found = self.native.compute_single_action(
-            observation, state if has_state else None, explore=explore, policy_id=policy_id
-        )
-        if not has_state:
+        if state is None or len(state) == 0:
+            found = self.native.compute_single_action(observation, explore=explore, policy_id=policy_id)
             return (found, [], {}) if full_fetch else found
-        return (*found, {})
+        if not isinstance(state, (list, tuple)):
+            found = self.native.compute_single_action(observation, state, explore=explore, policy_id=policy_id)
+            return (*found, {})
+        module = self.native.get_module(self.native.find_module_id(policy_id))
+        full = state_from_list(state, module)
+        action, full = self.native.compute_single_action(observation, full, explore=explore, policy_id=policy_id)
+        return action, list(full.values())[: len(state)], {}
 
     def compute_actions(
         self, observations: Any, state: Any = None, *, full_fetch: bool = False, **settings: Any
@@ -351,6 +360,22 @@ class Algorithm:
 
     def __exit__(self, *error: Any) -> None:
         self.stop()
+
+
+_EXPORT = "save() writes each module to learner_group/learner/rl_module/<module id>, for RLModule.from_checkpoint"
+_FIXED = "the modules of an algorithm stay the same: name all of them in .multi_agent(policies=...)"
+_REFUSED = {
+    "export_policy_checkpoint": _EXPORT,
+    "export_policy_model": f"{_EXPORT}; torch.save or torch.onnx.export take algo.get_module()",
+    "export_model": f"{_EXPORT}; torch.save or torch.onnx.export take algo.get_module()",
+    "import_policy_model_from_h5": "use restore_from_path(path, component=...) with a module of a checkpoint",
+    "add_policy": _FIXED,
+    "remove_policy": _FIXED,
+    "add_module": _FIXED,
+    "remove_module": _FIXED,
+    "logdir": "train() writes no results: use tune.Tuner, or algo.native.fit(run_dir=...)",
+}
+"""What to use in place of methods that Corral lacks."""
 
 
 def _directory(path: Any) -> Path:

@@ -13,7 +13,7 @@ COLUMNS = {"action_logp": "logp", "action_dist_inputs": "dist_inputs", "vf_preds
 """Corral's names of columns, by RLlib's."""
 
 
-class _OldNames(Noted):
+class OldEpisode(Noted):
     """The names that episodes had on RLlib's older stack."""
 
     __slots__ = ()
@@ -54,7 +54,7 @@ class _OldNames(Noted):
         return found
 
 
-class SingleAgentEpisode(NativeEpisode, _OldNames):
+class SingleAgentEpisode(NativeEpisode, OldEpisode):
     """An episode of one agent, with RLlib's semantics: `get_return()` counts this chunk only."""
 
     __slots__ = ()
@@ -153,7 +153,7 @@ class SingleAgentEpisode(NativeEpisode, _OldNames):
         return self.module_id or DEFAULT_MODULE_ID
 
 
-class MultiAgentEpisode(NativeMultiAgentEpisode, _OldNames):
+class MultiAgentEpisode(NativeMultiAgentEpisode, OldEpisode):
     """An episode of several agents, with RLlib's semantics: `get_return()` counts this chunk only."""
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:

@@ -603,6 +603,11 @@ class AdaptedModule(Module):
 
     def value(self, obs: Tree) -> Tensor:
         """Return what `compute_values` returns."""
+        if not hasattr(self.rl_module, "compute_values"):
+            raise ConfigError(
+                f"{type(self.rl_module).__name__}.compute_values: the algorithm learns values, and the module lacks this "
+                "method: derive the class from ValueFunctionAPI too, and define compute_values(batch, embeddings=None)."
+            )
         values: Tensor = self.rl_module.compute_values({_OBS: fresh(obs)})
         return values
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,35 @@ from corral.errors import ConfigError
 class Policy:
     """A module with the methods of RLlib's older policies; everything else is the module's.
 
-    Classes that derive from it are refused: an algorithm learns with its own loss.
+    Scripts name the class in annotations. Classes that derive from it are refused: an algorithm learns
+    with its own loss.
 
     Attributes:
         model: The module of RLlib.
     """
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Refuse classes that derive from it.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"class {cls.__name__}(Policy): policy classes of RLlib's older stack are refused: write a TorchRLModule "
+            "for a network, and a learner class with compute_loss_for_module for a loss."
+        )
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Any = None, policy_ids: Any = None) -> Any:
+        """Refuse: a checkpoint holds modules.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "Policy.from_checkpoint: a checkpoint holds modules: use RLModule.from_checkpoint(path / 'learner_group' / "
+            "'learner' / 'rl_module' / 'default_policy'), or Algorithm.from_checkpoint(path).get_policy()."
+        )
 
     def __init__(self, native: Any) -> None:
         """Keep the module of Corral."""
@@ -40,6 +64,16 @@ class Policy:
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Set the weights by name."""
         self.model.set_state(weights)
+
+    def get_initial_state(self) -> list[Any]:
+        """Return the state before an episode as a list, such as `[h, c]`; empty without memory."""
+        if not self._native.has_memory():
+            return []
+        return [np.asarray(value) for name, value in self._native.initial_state().items() if _is_of_policy(name)]
+
+    def is_recurrent(self) -> bool:
+        """Return whether the module has memory."""
+        return bool(self._native.has_memory())
 
     def compute_actions(
         self, obs_batch: Any, state_batches: Any = None, *args: Any, explore: bool = True, **settings: Any
@@ -77,3 +111,23 @@ def view_policy(native: Any) -> Policy:
         view = vars(native)["_rllib_policy"] = Policy(native)
     found: Policy = view
     return found
+
+
+def state_from_list(state: Sequence[Any], native: Any) -> dict[str, Any]:
+    """Return a state of the older stack, a list such as `[h, c]`, by the names of a module.
+
+    A separate value network has its own state, which comes last. It does not act, so a list may leave it out.
+
+    Raises:
+        ConfigError: The module has another number of states.
+    """
+    initial = native.initial_state() if native.has_memory() else {}
+    needed = [name for name in initial if _is_of_policy(name)]
+    if len(state) not in (len(needed), len(initial)):
+        raise ConfigError(f"state: {len(state)} arrays in a list, but the module's states are {needed}.")
+    found = {name: np.asarray(value) for name, value in initial.items()}
+    return found | {name: np.asarray(value, found[name].dtype) for name, value in zip(found, state, strict=False)}
+
+
+def _is_of_policy(name: str) -> bool:
+    return not name.startswith("value_")

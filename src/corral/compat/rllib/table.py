@@ -48,10 +48,12 @@ HOMES = {
     ),
     "pipelines": "ConnectorPipelineV2 EnvToModulePipeline LearnerConnectorPipeline ModuleToEnvPipeline",
     "policies": "PolicySpec",
+    "policy_views": "Policy",
     "ray_registry": "_register_all ALGORITHMS",
     "rollout_ops": "synchronous_parallel_sample",
     "runners": (
-        "EnvRunner SingleAgentEnvRunner MultiAgentEnvRunner EnvRunnerGroup WorkerSet RolloutWorker get_global_worker"
+        "EnvRunner SingleAgentEnvRunner MultiAgentEnvRunner EnvRunnerGroup WorkerSet RolloutWorker get_global_worker "
+        "BaseEnv"
     ),
     "schedules": (
         "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule Schedule Scheduler"
@@ -89,8 +91,10 @@ _PPO_KEYS = (
 _COMMON = "AddObservationsFromEpisodesToBatch AddStatesFromEpisodesToBatch AddTimeDimToBatchAndZeroPad "
 _COMMON += "AgentToModuleMapping BatchIndividualItems NumpyToTensor "
 
+_OLD_EPISODES = "episodes:OldEpisode=Episode episodes:OldEpisode=EpisodeV2 MultiAgentEpisode"
+
 MODULES = {
-    "": "MultiAgentEnv RolloutWorker _register_all",
+    "": "BaseEnv MultiAgentEnv Policy RolloutWorker batches:SampleBatch _register_all",
     # Algorithms and their configs.
     "agents.callbacks": "DefaultCallbacks MultiCallbacks RLlibCallback make_multi_callbacks",
     "agents.dqn": "DQN algorithm:DQN=DQNTrainer DQNConfig",
@@ -231,8 +235,9 @@ MODULES = {
     "core.rl_module.torch": "TorchRLModule",
     "core.rl_module.torch.torch_rl_module": "TorchRLModule",
     # Envs, runners and episodes.
-    "env": "EnvContext MultiAgentEnv PettingZooEnv ParallelPettingZooEnv constants:INPUT_ENV_SPACES",
+    "env": "BaseEnv EnvContext MultiAgentEnv PettingZooEnv ParallelPettingZooEnv constants:INPUT_ENV_SPACES",
     "env.apis.task_settable_env": "TaskSettableEnv type_aliases:TaskType",
+    "env.base_env": "BaseEnv",
     "env.env_context": "EnvContext",
     "env.env_runner": "EnvRunner constants:ENV_STEP_FAILURE helpers:StepFailedRecreateEnvError",
     "env.env_runner_group": "EnvRunnerGroup",
@@ -244,13 +249,16 @@ MODULES = {
     "env.utils": "helpers:try_import_pyspiel helpers:try_import_open_spiel",
     "env.vector.vector_multi_agent_env": "corral.envs.sync_vector:SyncVectorEnv=VectorMultiAgentEnv",
     "env.wrappers.pettingzoo_env": "PettingZooEnv ParallelPettingZooEnv",
-    "evaluation": "RolloutWorker WorkerSet",
+    "evaluation": f"RolloutWorker WorkerSet {_OLD_EPISODES}",
+    "evaluation.episode": _OLD_EPISODES,
+    "evaluation.episode_v2": _OLD_EPISODES,
     "evaluation.metrics": "RolloutMetrics collect_episodes summarize_episodes",
     "evaluation.rollout_worker": "RolloutWorker get_global_worker",
     "evaluation.worker_set": "WorkerSet",
     "examples.utils": "add_rllib_example_script_args run_rllib_example_script_experiment should_stop",
     "execution.rollout_ops": "synchronous_parallel_sample",
-    "policy.policy": "PolicySpec",
+    "policy": "Policy PolicySpec",
+    "policy.policy": "Policy PolicySpec",
     "policy.sample_batch": (
         "SampleBatch MultiAgentBatch concat_samples convert_ma_batch_to_sample_batch constants:DEFAULT_POLICY_ID"
     ),
