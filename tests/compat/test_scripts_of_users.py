@@ -104,3 +104,27 @@ config.build().train()
     )
     assert "Own.compute_values" in done.stderr
     assert "derive the class from ValueFunctionAPI" in done.stderr
+
+
+def test_runners_in_processes_make_registered_envs_again(run: Run) -> None:
+    run(
+        """
+import gymnasium
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.tune.registry import register_env
+
+register_env("own", lambda config: gymnasium.make("CartPole-v1", max_episode_steps=config.get("steps", 20)))
+
+def make_shorter(runner):
+    runner.config.environment(env_config={"steps": 4})
+    runner.make_env()
+    return runner.env.envs[0].spec.max_episode_steps
+
+config = PPOConfig().environment("own").env_runners(num_env_runners=1)
+algo = config.training(train_batch_size=50, minibatch_size=50, num_epochs=1).build()
+algo.train()
+assert algo.env_runner_group.foreach_env_runner(make_shorter, local_env_runner=False) == [4]
+algo.train()
+algo.stop()
+"""
+    )

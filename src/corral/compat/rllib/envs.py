@@ -14,10 +14,20 @@ if TYPE_CHECKING:
 
 
 def env_settings(config: AlgorithmConfig) -> dict[str, Any]:
-    """Return the settings of the env."""
+    """Return the settings of the env.
+
+    The config keeps the function of a registered name: runners in other processes, which get a copy of the config, do
+    not have the registry, and make their envs again.
+    """
     task_fn = config.env_task_fn
+    creators = vars(config).get("_env_creators", {})
+    env = resolve_env(config.env)
+    if isinstance(config.env, str) and env is not config.env:
+        vars(config)["_env_creators"] = creators | {config.env: env}
+    elif isinstance(env, str):
+        env = creators.get(env, env)
     return {
-        "env": resolve_env(config.env),
+        "env": env,
         "env_config": dict(config.env_config),
         "env_task_fn": task_fn and functools.partial(_choose_task, task_fn),
     }

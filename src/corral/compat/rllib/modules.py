@@ -605,8 +605,8 @@ class AdaptedModule(Module):
         """Return what `compute_values` returns."""
         if not hasattr(self.rl_module, "compute_values"):
             raise ConfigError(
-                f"{type(self.rl_module).__name__}.compute_values: the algorithm learns values, and the module lacks this "
-                "method: derive the class from ValueFunctionAPI too, and define compute_values(batch, embeddings=None)."
+                f"{type(self.rl_module).__name__}.compute_values: the algorithm learns values, and the module lacks "
+                "this method: derive the class from ValueFunctionAPI too, and define compute_values(batch, embeddings)."
             )
         values: Tensor = self.rl_module.compute_values({_OBS: fresh(obs)})
         return values
