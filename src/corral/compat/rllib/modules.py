@@ -601,6 +601,13 @@ class AdaptedModule(Module):
             return carried_outputs(self.rl_module, self._carried, ({_OBS: fresh(obs)}, {_OBS: fresh(obs)}))
         return _inputs(self.rl_module, self.rl_module.forward_exploration({_OBS: fresh(obs)}))
 
+    def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+        """Yield what is checked of a new module; values only if it has them, because own algorithms need none."""
+        if hasattr(self.rl_module, "compute_values"):
+            yield from super().outputs(obs)
+        else:
+            yield "policy(obs)", self.policy(obs), (self.distribution.num_inputs,)
+
     def value(self, obs: Tree) -> Tensor:
         """Return what `compute_values` returns."""
         if not hasattr(self.rl_module, "compute_values"):
