@@ -95,6 +95,7 @@ def test_modules_start_with_weights_from_files(run: Run) -> None:
     assert "done" in run(SCRIPT).stdout
 
 
+@pytest.mark.slow
 def test_a_directory_without_a_module_is_named(run: Run) -> None:
     script = """
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -104,6 +105,7 @@ PPOConfig().environment("CartPole-v1").rl_module(rl_module_spec=RLModuleSpec(loa
     assert "nothing holds no module" in run(script, code=1).stderr
 
 
+@pytest.mark.slow
 def test_a_catalog_of_a_user_is_refused(run: Run) -> None:
     script = """
 from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog

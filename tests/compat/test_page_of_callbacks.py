@@ -311,6 +311,7 @@ def test_the_angle_of_acrobot_is_in_the_results(run_in_both: Run, snippet: str) 
     assert len(set(angles)) > 1
 
 
+@pytest.mark.slow
 def test_callbacks_know_evaluation_and_log_images(run_in_both: Run) -> None:
     printed = run_in_both(shrink() + marked(IN_EVALUATION, HEAT_MAP)).stdout
     assert "in evaluation: [False, True]\n" in printed

@@ -297,6 +297,7 @@ def test_a_named_actor_counts_in_the_envs_of_workers(run: Run) -> None:
     assert run(BEFORE_COUNTER + COUNTER + COUNTS.format(inside=inside)).stdout == "0\nTrue True\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("snippet", "name"),
     [

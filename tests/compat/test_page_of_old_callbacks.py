@@ -325,6 +325,7 @@ print(found["index_min"], found["index_max"])
     assert run_in_both(script).stdout == "1.0 2.0\n"
 
 
+@pytest.mark.slow
 def test_advantages_that_nobody_reads_are_refused(run: Run) -> None:
     script = """
 from ray.rllib.algorithms.callbacks import DefaultCallbacks
@@ -340,6 +341,7 @@ PPOConfig().environment("CartPole-v1").rollouts(num_rollout_workers=0).callbacks
     assert "'advantages' is computed after on_postprocess_trajectory: change the rewards" in words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["on_postprocess", "on_episode_ends"])
 def test_unknown_events_of_functions_of_one_dict_are_named(run: Run, name: str) -> None:
     done = run(f"from ray.rllib.algorithms.ppo import PPOConfig\nPPOConfig().callbacks({{{name!r}: print}})", code=1)

@@ -128,6 +128,7 @@ def test_a_q_network_returns_the_best_actions() -> None:
     algorithm.stop()
 
 
+@pytest.mark.slow
 def test_weights_that_were_read_can_be_set_in_another_algorithm() -> None:
     first, second = small_ppo().build_algo(), small_ppo().build_algo()
     second.set_weights(first.get_weights())

@@ -6,6 +6,7 @@ import pytest
 from rllib_scripts import Run
 
 
+@pytest.mark.slow
 def test_names_of_the_older_stack_annotate_callbacks(run: Run) -> None:
     run(
         """
@@ -81,6 +82,7 @@ else:
     )
 
 
+@pytest.mark.slow
 def test_a_module_without_values_says_what_to_define(run: Run) -> None:
     done = run(
         """
@@ -106,6 +108,7 @@ config.build().train()
     assert "derive the class from ValueFunctionAPI" in done.stderr
 
 
+@pytest.mark.slow
 def test_runners_in_processes_make_registered_envs_again(run: Run) -> None:
     run(
         """
