@@ -16,13 +16,7 @@ from corral.compat.rllib.callbacks import DefaultCallbacks, RLlibCallback, make_
 from corral.compat.rllib.catalogs import PPOCatalog
 from corral.compat.rllib.connectors import MeanStdFilter
 from corral.compat.rllib.learner import PPOTorchLearner
-from corral.compat.rllib.modules import (
-    MultiRLModuleSpec,
-    RLModule,
-    RLModuleSpec,
-    TorchRLModule,
-    ValueFunctionAPI,
-)
+from corral.compat.rllib.modules import MultiRLModuleSpec, RLModule, RLModuleSpec, TorchRLModule, ValueFunctionAPI
 from corral.compat.rllib.preprocessors import MultiAgentObservationPreprocessor, SingleAgentObservationPreprocessor
 from corral.errors import CheckpointError, ConfigError
 

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Self
 
 from corral.algorithms.pretrained import check_weights
 from corral.compat.rllib import checkpoints, metrics
+from corral.compat.rllib.adapted_modules import DefaultRLModule, view_module
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.learner_connectors import LearnerConnectors, make_pipeline
 from corral.compat.rllib.learner_groups import LearnerGroup
 from corral.compat.rllib.model_config import settings_of_default
 from corral.compat.rllib.module_files import weights_file
-from corral.compat.rllib.modules import DefaultRLModule, view_module
 from corral.compat.rllib.native import algorithm_name, to_native
 from corral.compat.rllib.policy_views import state_from_list, view_policy
 from corral.compat.rllib.results import add_missing, add_rllib_keys

@@ -348,7 +348,8 @@ def _view_base_env(env: Any) -> Any:
 
 
 def _view_modules(modules: Any) -> Any:
-    from corral.compat.rllib.modules import MultiRLModule, view_module
+    from corral.compat.rllib.adapted_modules import view_module
+    from corral.compat.rllib.modules import MultiRLModule
 
     if not isinstance(modules, dict):
         return view_module(modules)

@@ -421,8 +421,9 @@ class AlgorithmConfig:
 
     def get_default_rl_module_spec(self) -> Any:
         """Return the spec of the default module; subclasses may return their own."""
+        from corral.compat.rllib.adapted_modules import DefaultRLModule
         from corral.compat.rllib.default_modules import DefaultPPOTorchRLModule
-        from corral.compat.rllib.modules import DefaultRLModule, RLModuleSpec
+        from corral.compat.rllib.modules import RLModuleSpec
 
         return RLModuleSpec(module_class=DefaultPPOTorchRLModule if self.ALGORITHM == "PPO" else DefaultRLModule)
 

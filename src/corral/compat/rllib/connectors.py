@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -230,7 +231,7 @@ def item_key(episode: Any) -> tuple[Any, ...]:
 # Built-in ones.
 
 
-class BuiltIn(ConnectorV2):
+class BuiltIn(ConnectorV2, ABC):
     """Base of the built-in connectors, which become transforms where they come last.
 
     Before a connector of the user's they are called, with one observation at a time. Then each runner has statistics of
@@ -239,9 +240,9 @@ class BuiltIn(ConnectorV2):
 
     multi_agent = False
 
+    @abstractmethod
     def to_transforms(self) -> list[Transform]:
         """Return the transforms of Corral that do the same."""
-        raise NotImplementedError
 
     def recompute_output_observation_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
         """Return the space of observations behind the transforms."""

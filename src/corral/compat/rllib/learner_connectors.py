@@ -17,12 +17,13 @@ import torch
 
 from corral.callbacks.callback import Callback
 from corral.compat.rllib import metrics, space_helpers
+from corral.compat.rllib.adapted_modules import view_module
 from corral.compat.rllib.connectors import is_transform, item_key
 from corral.compat.rllib.constants import DEFAULT_MODULE_ID, Columns
 from corral.compat.rllib.default_connectors import AddInfosFromEpisodesToTrainBatch, DefaultConnector
 from corral.compat.rllib.episodes import COLUMNS, as_rllib
 from corral.compat.rllib.learner_only import LearnerOnly
-from corral.compat.rllib.modules import MultiRLModule, view_module
+from corral.compat.rllib.modules import MultiRLModule
 from corral.compat.rllib.pipelines import LearnerConnectorPipeline, learner_pipeline
 from corral.core.tree import leaves, map_tree
 from corral.episodes.multi_agent_rollout import MultiAgentRollout

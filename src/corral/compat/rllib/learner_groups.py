@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from corral.compat.rllib.adapted_modules import joint_view
 from corral.compat.rllib.learner import Learner
-from corral.compat.rllib.modules import joint_view
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.core.schedules import schedule_value
 from corral.errors import ConfigError

@@ -16,20 +16,14 @@ from corral.algorithms.dqn import DQNConfig
 from corral.algorithms.ppo import PPOConfig
 from corral.algorithms.sac import SACConfig
 from corral.compat.rllib import callbacks
+from corral.compat.rllib.adapted_modules import AdaptedPart, loading_settings, to_module_settings
 from corral.compat.rllib.connectors import ConnectorV2, to_transforms
 from corral.compat.rllib.env_connectors import Connect, ConnectorEvents, LazyEnv, connectors_for
 from corral.compat.rllib.envs import env_settings
 from corral.compat.rllib.learner import DEFAULTS, Learner, TorchLearner, steps_by_hand
 from corral.compat.rllib.learner_connectors import LearnerConnectorEvents
 from corral.compat.rllib.model_config import to_model_config
-from corral.compat.rllib.modules import (
-    AdaptedPart,
-    MultiRLModuleSpec,
-    RLModuleSpec,
-    SelfSupervisedLossAPI,
-    loading_settings,
-    to_module_settings,
-)
+from corral.compat.rllib.modules import MultiRLModuleSpec, RLModuleSpec, SelfSupervisedLossAPI
 from corral.compat.rllib.own_algorithm import OwnConfig
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from corral.compat.rllib.adapted_modules import AdaptedModule, joint_view, view_module
 from corral.compat.rllib.constants import ALL_MODULES, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from corral.compat.rllib.episodes import COLUMNS
 from corral.compat.rllib.learner import BY_HAND, Gradients, Learner, steps_by_hand
 from corral.compat.rllib.learner_only import learner_only_modules
-from corral.compat.rllib.modules import AdaptedModule, joint_view, view_module
 from corral.compat.rllib.schedules import Scheduler
 from corral.core.tree import leaves, map_tree
 from corral.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from corral.compat.rllib.modules import view_module
+from corral.compat.rllib.adapted_modules import view_module
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from corral.compat.rllib import episodes, metrics
+from corral.compat.rllib.adapted_modules import view_module
 from corral.compat.rllib.envs import env_settings
-from corral.compat.rllib.modules import MultiRLModule, view_module
+from corral.compat.rllib.modules import MultiRLModule
 from corral.compat.rllib.policy_views import view_policy
 from corral.errors import ConfigError
 from corral.runners.make_runner import make_runner
