@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from corral.compat.rllib.modules import MultiRLModuleSpec, SelfSupervisedLossAPI
+from corral.core.seeding import get_rng, set_rng
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
+from corral.learners.learner_state import get_learner_state, set_learner_state
+from corral.learners.ready_optimizers import ready_optimizers
 
 
 def learner_only_modules(config: Any, device: Any) -> dict[str, Any]:
@@ -58,10 +62,12 @@ class LearnerOnly:
             name: module for name, module in learner.module.items() if getattr(module, "learner_only", False)
         }
         self._optimizers = {
-            name: torch.optim.Adam(module.parameters(), lr=_lr(learner.config.get_config_for_module(name)))
+            name: ready_optimizers(
+                {name: torch.optim.Adam(module.parameters(), lr=_lr(learner.config.get_config_for_module(name)))}
+            )
             for name, module in self.modules.items()
         }
-        self._rng = torch.Generator().manual_seed(learner.config.seed or 0)
+        self._rng = np.random.default_rng(learner.config.seed or 0)
 
     def learn(self, batch: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """Take gradient steps on the columns of the modules in a batch, and return what to report by module id."""
@@ -80,7 +86,7 @@ class LearnerOnly:
         size = len(next(iter(columns.values())))
         step = min(size, config.minibatch_size or size)
         for _ in range(config.num_epochs or 1):
-            order = torch.randperm(size, generator=self._rng)
+            order = torch.from_numpy(self._rng.permutation(size))
             for start in range(0, size - step + 1, step):
                 rows = order[start : start + step]
                 yield {key: map_tree(lambda leaf, rows=rows: leaf[rows], column) for key, column in columns.items()}
@@ -100,13 +106,13 @@ class LearnerOnly:
         return float(loss.detach())
 
     def get_state(self) -> dict[str, Any]:
-        """Return the weights by module id and name; optimizers begin again."""
-        return {name: dict(module.get_state()) for name, module in self.modules.items()}
+        """Return weights and states of the optimizers by module id, and the state of the shuffling."""
+        return {**get_learner_state(self.modules, self._optimizers), "rng": get_rng(self._rng)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Set the weights."""
-        for name, module in self.modules.items():
-            module.set_state(state[name])
+        """Continue from a state."""
+        set_learner_state(self.modules, self._optimizers, state)
+        set_rng(self._rng, state["rng"])
 
 
 def _lr(config: Any) -> float:
