@@ -29,7 +29,8 @@ def main() -> int:
     parser.add_argument("--rivals-python", required=True, help="an interpreter with RLlib")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    systems = {"RLlib": [options.rivals_python], "Corral": [options.corral_python, "-m", "corral.compat.rllib"]}
+    rivals, own = (str(Path(python).absolute()) for python in (options.rivals_python, options.corral_python))
+    systems = {"RLlib": [rivals], "Corral": [own, "-m", "corral.compat.rllib"]}
     is_whole = True
     print(f"{os.cpu_count()} CPUs, {options.rounds} rounds\n")
     print("| Script | RLlib | Corral | times sooner |\n| --- | ---: | ---: | ---: |", flush=True)
