@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from rllib_scripts import Run
 
@@ -92,3 +94,11 @@ except ImportError as error:
     )
     assert "('ServedModule', 'SimpleCorridor', '1')\n4\n" in done.stdout
     assert "Corral has no algorithm 'IMPALA'. It belongs to IMPALA and APPO" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))])
+def test_each_layer_holds_with_a_runner_in_another_process(run: Run, engine: str) -> None:
+    pytest.importorskip("ray")
+    done = run([str(Path(__file__).with_name("layers_in_workers.py")), engine], timeout_s=400)
+    assert done.stdout.count("holds:") == 9

@@ -301,6 +301,8 @@ class DefaultRLModule:
             raise AttributeError(name)
         return getattr(self._native, name)
 
+    config = RLModule.config
+
     def unwrapped(self) -> Self:
         """Return the view itself."""
         return self

@@ -10,19 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from corral.algorithms.pretrained import check_weights
 from corral.compat.rllib import checkpoints, metrics
 from corral.compat.rllib.adapted_modules import DefaultRLModule, view_module
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.learner_connectors import LearnerConnectors, make_pipeline
 from corral.compat.rllib.learner_groups import LearnerGroup
 from corral.compat.rllib.model_config import settings_of_default
+from corral.compat.rllib.module_changes import add_module, module_states, remove_module, set_module_states
 from corral.compat.rllib.module_files import weights_file
+from corral.compat.rllib.modules import RLModuleSpec
 from corral.compat.rllib.native import algorithm_name, to_native
-from corral.compat.rllib.policy_views import state_from_list, view_policy
+from corral.compat.rllib.policy_views import Policy, state_from_list, view_policy
 from corral.compat.rllib.results import add_missing, add_rllib_keys
 from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup, RunnerWithoutEnv, view_runner
-from corral.errors import CheckpointError, UnknownAttributeError
+from corral.errors import CheckpointError, ConfigError, UnknownAttributeError
 
 
 class Checkpoint:
@@ -183,7 +184,7 @@ class Algorithm:
         """Return a module of RLlib: the user's own one, or a view of a default module."""
         view = view_module(self.native.get_module(module_id))
         if isinstance(view, DefaultRLModule):
-            view.model_config = settings_of_default(self.config)
+            view.model_config = settings_of_default(self.config, module_id)
         return view
 
     # Training.
@@ -335,25 +336,138 @@ class Algorithm:
         """Return a module as a policy."""
         return view_policy(self.native.get_module(policy_id))
 
+    # Modules.
+
     def get_weights(self, policies: Any = None) -> dict[str, Any]:
         """Return the weights by module id and name."""
-        ids = policies or self.native.module_ids
-        return {
-            module_id: {name: value.detach().cpu().numpy() for name, value in module.state_dict().items()}
-            for module_id, module in ((each, self.native.get_module(each)) for each in ids)
-        }
+        return module_states(self.native, policies)
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
         """Set weights by module id and name, and send them to the runners.
 
         Raises:
-            CheckpointError: They do not fit the modules.
+            CheckpointError: They do not fit the modules; nothing was changed.
         """
-        here = self.native.learner_group.get_weights()
-        for module_id, part in weights.items():
-            check_weights(module_id, here.get(module_id, {}), part, "set_weights")
-        self.native.learner_group.set_weights(weights)
-        self.native.sync_weights()
+        set_module_states(self.native, weights, "set_weights")
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where the algorithm of this state was; see `set_state` of Corral's algorithm.
+
+        Args:
+            state: What `get_state` returned, or only weights by module id:
+                `{"learner_group": {"learner": {"rl_module": weights}}}`.
+
+        Raises:
+            CheckpointError: The state does not fit; nothing was changed.
+        """
+        part: Any = state
+        for name in checkpoints.MODULES.parts:
+            if not (isinstance(part, Mapping) and part.keys() == {name}):
+                self.native.set_state(state)
+                return
+            part = part[name]
+        set_module_states(self.native, part, "set_state")
+
+    def add_module(
+        self,
+        module_id: str,
+        module_spec: RLModuleSpec | None = None,
+        *,
+        config_overrides: Any = None,
+        new_agent_to_module_mapping_fn: Any = None,
+        new_should_module_be_updated: Any = None,
+        **parts: bool,
+    ) -> Any:
+        """Add a module to all learners and runners, and return the spec of all modules.
+
+        Args:
+            module_id: Id that no other module has.
+            module_spec: What describes it; `None` is the default module.
+            config_overrides: Settings in which it differs from the algorithm.
+            new_agent_to_module_mapping_fn: The mapping of agents that are first observed later; `None` keeps the
+                present one.
+            new_should_module_be_updated: Which modules learn from now on; `None` keeps the present choice.
+            **parts: `add_to_learners`, `add_to_env_runners` and `add_to_eval_env_runners`, which must be true.
+
+        Raises:
+            ConfigError: The algorithm has one agent, the id is taken, or a setting is wrong. Nothing was changed.
+        """
+        _refuse_parts("add_module", "add_to", parts)
+        add_module(
+            self,
+            module_id,
+            module_spec,
+            config_overrides,
+            policy_mapping_fn=new_agent_to_module_mapping_fn,
+            policies_to_train=new_should_module_be_updated,
+        )
+        return self.config.rl_module_spec
+
+    def remove_module(
+        self,
+        module_id: str,
+        *,
+        new_agent_to_module_mapping_fn: Any = None,
+        new_should_module_be_updated: Any = None,
+        **parts: bool,
+    ) -> Any:
+        """Remove a module from all learners and runners, and return the spec of the others; see `add_module`."""
+        _refuse_parts("remove_module", "remove_from", parts)
+        remove_module(
+            self,
+            module_id,
+            policy_mapping_fn=new_agent_to_module_mapping_fn,
+            policies_to_train=new_should_module_be_updated,
+        )
+        return self.config.rl_module_spec
+
+    def add_policy(
+        self,
+        policy_id: str,
+        policy_cls: Any = None,
+        policy: Any = None,
+        *,
+        observation_space: Any = None,
+        action_space: Any = None,
+        config: Any = None,
+        policy_mapping_fn: Any = None,
+        policies_to_train: Any = None,
+        module_spec: RLModuleSpec | None = None,
+        **settings: Any,
+    ) -> Policy:
+        """Add a module by the names of the older stack, and return it as a policy.
+
+        Args:
+            policy_id: Id that no other module has.
+            policy_cls: `None`, or the class of what `get_policy` returns.
+            policy: Only `None`.
+            observation_space: Space of one observation; `None` is the space of its agents.
+            action_space: Space of one action; `None` is the space of its agents.
+            config: Settings in which the module differs from the algorithm.
+            policy_mapping_fn: As in `add_module`.
+            policies_to_train: As in `add_module`.
+            module_spec: What describes the module; `None` is the default module.
+            **settings: `policy_state`, the weights by name, or what holds them as `weights`; others are not used.
+
+        Raises:
+            ConfigError: As `add_module`; also for policies of your own.
+        """
+        if policy is not None or policy_cls not in (None, Policy):
+            raise ConfigError(f"add_policy({policy_id!r}): Corral has no Policy classes: give module_spec.")
+        spec = module_spec or RLModuleSpec(observation_space=observation_space, action_space=action_space)
+        add_module(
+            self, policy_id, spec, config, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
+        )
+        if (state := settings.get("policy_state")) is not None:
+            set_module_states(self.native, {policy_id: state.get("weights", state)}, "add_policy(policy_state=...)")
+        added: Policy = self.get_policy(policy_id)
+        return added
+
+    def remove_policy(
+        self, policy_id: str = "default_policy", *, policy_mapping_fn: Any = None, policies_to_train: Any = None
+    ) -> None:
+        """Remove a module by the names of the older stack; see `remove_module`."""
+        remove_module(self, policy_id, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train)
 
     def __enter__(self) -> Self:
         return self
@@ -363,19 +477,28 @@ class Algorithm:
 
 
 _EXPORT = "save() writes each module to learner_group/learner/rl_module/<module id>, for RLModule.from_checkpoint"
-_FIXED = "the modules of an algorithm stay the same: name all of them in .multi_agent(policies=...)"
 _REFUSED = {
     "export_policy_checkpoint": _EXPORT,
     "export_policy_model": f"{_EXPORT}; torch.save or torch.onnx.export take algo.get_module()",
     "export_model": f"{_EXPORT}; torch.save or torch.onnx.export take algo.get_module()",
     "import_policy_model_from_h5": "use restore_from_path(path, component=...) with a module of a checkpoint",
-    "add_policy": _FIXED,
-    "remove_policy": _FIXED,
-    "add_module": _FIXED,
-    "remove_module": _FIXED,
     "logdir": "train() writes no results: use tune.Tuner, or algo.native.fit(run_dir=...)",
 }
 """What to use in place of methods that Corral lacks."""
+
+
+def _refuse_parts(method: str, prefix: str, parts: Mapping[str, bool]) -> None:
+    """Raise for a part of an algorithm that a change of its modules leaves out, or that it lacks.
+
+    Raises:
+        ConfigError: Names the part.
+    """
+    known = [f"{prefix}_{part}" for part in ("learners", "env_runners", "eval_env_runners")]
+    for name, is_included in parts.items():
+        if not is_included or name not in known:
+            raise ConfigError(
+                f"{method}: {name}={is_included!r}: learners and runners have the same modules: leave it out."
+            )
 
 
 def _directory(path: Any) -> Path:

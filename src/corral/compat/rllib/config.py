@@ -237,6 +237,11 @@ class AlgorithmConfig:
     def _refuse_frozen(self, name: str) -> None:
         if vars(self).get("_is_frozen"):
             raise AttributeError(f"Cannot set attribute ({name}) of an already frozen AlgorithmConfig; change a copy.")
+        if vars(self).get("_is_of_runner") and RENAMED.get(name, name) not in SETTINGS["environment"]:
+            raise ConfigError(
+                f"{name}: the config of a runner changes its env, when make_env() is called; all else stays as the "
+                "algorithm was built. A policy_mapping_fn can be given to algorithm.add_module and remove_module."
+            )
 
     def __getitem__(self, key: str) -> Any:
         """Return a setting, as `config["lr"]`."""
@@ -344,6 +349,13 @@ class AlgorithmConfig:
                 vars(other)[name] = copy.copy(value)
         if copy_frozen is not None:
             vars(other)["_is_frozen"] = copy_frozen
+        vars(other)["_is_of_runner"] = False
+        return other
+
+    def copy_for_runner(self) -> Self:
+        """Return a copy in which only settings of the env can change: a runner reads no others again."""
+        other = self.copy(copy_frozen=False)
+        vars(other)["_is_of_runner"] = True
         return other
 
     def freeze(self) -> Self:

@@ -7,6 +7,13 @@ are only what scripts write and read.
 from __future__ import annotations
 
 
+class Postprocessing:
+    """Names of the columns that the older stack computes from trajectories."""
+
+    ADVANTAGES = "advantages"
+    VALUE_TARGETS = "value_targets"
+
+
 class Columns:
     """Names of the columns of batches and episodes, in RLlib's spelling."""
 

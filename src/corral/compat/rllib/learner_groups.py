@@ -7,6 +7,7 @@ from typing import Any
 
 from corral.compat.rllib.adapted_modules import joint_view
 from corral.compat.rllib.learner import Learner
+from corral.compat.rllib.module_changes import module_states, set_module_states
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.core.schedules import schedule_value
 from corral.errors import ConfigError
@@ -48,6 +49,18 @@ class LearnerGroup:
 
     def __len__(self) -> int:
         return int(self._native.num_learners)
+
+    def get_weights(self, module_ids: Any = None, **settings: Any) -> dict[str, Any]:
+        """Return the weights by module id and name."""
+        return module_states(self._algorithm, module_ids)
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set weights by module id and name, in the runners too.
+
+        Raises:
+            CheckpointError: They do not fit the modules; nothing was changed.
+        """
+        set_module_states(self._algorithm, weights, "learner_group.set_weights")
 
     def foreach_learner(self, func: Callable[..., Any], **settings: Any) -> list[Any]:
         """Return `func(learner)` of each learner, each with a method `get()`."""

@@ -79,13 +79,7 @@ def to_model_config(config: Any) -> dict[str, Any]:
     Raises:
         ConfigError: A setting is unknown, or Corral lacks it.
     """
-    given = getattr(config.rl_module_spec, "model_config", None) or config.model_config
-    is_dataclass = dataclasses.is_dataclass(given)
-    settings = dataclasses.asdict(given) if is_dataclass else _with_new_names(given or {})
-    if not is_dataclass:
-        settings = {**_of_old_model(config), **settings}
-        if config.ALGORITHM == "PPO":
-            settings.setdefault("vf_share_layers", False)
+    settings = _given(config)
     known = {f.name: getattr(DefaultModelConfig(), f.name) for f in dataclasses.fields(DefaultModelConfig)}
     for name in settings:
         if name not in known and name not in _OF_ALGORITHM:
@@ -118,11 +112,23 @@ def _refuse_unserved(differing: Mapping[str, Any], algorithm: str) -> None:
         raise ConfigError(f"model_config: {name}={value!r:.60}: this setting of RLlib is not in Corral: {remedy}.")
 
 
-def settings_of_default(config: Any) -> dict[str, Any]:
-    """Return all settings of the default modules of a config of RLlib, by RLlib's names."""
-    given: Any = getattr(config.rl_module_spec, "model_config", None) or config.model_config
-    settings = vars(given) if isinstance(given, DefaultModelConfig) else dict(given or {})
-    return {**dataclasses.asdict(DefaultModelConfig()), **settings}
+def settings_of_default(config: Any, module_id: str) -> dict[str, Any]:
+    """Return all settings of a default module of a config of RLlib, by RLlib's names."""
+    spec = config.rl_module_spec
+    if hasattr(spec, "spec_of") and spec.spec_of(module_id).model_config is not None:
+        config = config.copy(copy_frozen=False).rl_module(model_config=spec.spec_of(module_id).model_config)
+    return {**dataclasses.asdict(DefaultModelConfig()), **_given(config)}
+
+
+def _given(config: Any) -> dict[str, Any]:
+    """Return the settings of default modules that a config gives; modules of PPO share no layers unless it says so."""
+    given = getattr(config.rl_module_spec, "model_config", None) or config.model_config
+    if dataclasses.is_dataclass(given) and not isinstance(given, type):
+        return dataclasses.asdict(given)
+    settings = {**_of_old_model(config), **_with_new_names(given or {})}
+    if config.ALGORITHM == "PPO":
+        settings.setdefault("vf_share_layers", False)
+    return settings
 
 
 def _with_new_names(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,18 @@ from corral.compat.rllib.module_files import (
 from corral.errors import ConfigError
 
 
+@dataclass(frozen=True)
+class RLModuleConfig:
+    """The arguments of a module by the names of RLlib 2.10; see `RLModule`."""
+
+    observation_space: Any = None
+    action_space: Any = None
+    inference_only: bool = False
+    learner_only: bool = False
+    model_config_dict: Any = None
+    catalog_class: Any = None
+
+
 class RLModule:
     """Base class of RLlib's modules: define `setup`, and `_forward` or the three special forms of it.
 
@@ -65,6 +77,13 @@ class RLModule:
 
     def setup(self) -> None:
         """Make the layers."""
+
+    @property
+    def config(self) -> RLModuleConfig:
+        """The arguments of the module, as modules of 2.10 read them."""
+        return RLModuleConfig(
+            self.observation_space, self.action_space, self.inference_only, self.learner_only, self.model_config
+        )
 
     # Forward passes, from a dict of columns to a dict of columns.
 
@@ -280,6 +299,19 @@ class RLModuleSpec:
         """Take the older name of the settings."""
         if self.model_config is None and self.model_config_dict is not None:
             self.model_config = self.model_config_dict
+
+    @classmethod
+    def from_module(cls, module: Any) -> Self:
+        """Return a spec of modules like one that is there; they have weights of their own."""
+        module = module.unwrapped()
+        return cls(
+            module_class=type(module),
+            observation_space=module.observation_space,
+            action_space=module.action_space,
+            inference_only=module.inference_only,
+            learner_only=module.learner_only,
+            model_config=module.model_config,
+        )
 
     def build(self) -> Any:
         """Return the module."""

@@ -356,7 +356,7 @@ def _evaluation_settings(config: AlgorithmConfig, name: str, training: Mapping[s
 
 
 def _multi_agent_settings(config: AlgorithmConfig, name: str, training: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {module_id: _settings_of_policy(config, module_id, name, training) for module_id in config.policies}
+    parts = {module_id: settings_of_policy(config, module_id, name, training) for module_id in config.policies}
     settings: dict[str, Any] = {
         "policies": {module_id: policy for module_id, (policy, _) in parts.items()},
         "algorithm_config_overrides_per_module": {module_id: own for module_id, (_, own) in parts.items() if own},
@@ -369,10 +369,17 @@ def _multi_agent_settings(config: AlgorithmConfig, name: str, training: Mapping[
     return settings
 
 
-def _settings_of_policy(
+def settings_of_policy(
     config: AlgorithmConfig, module_id: str, name: str, training: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of a module in `policies`, and the settings of `training` in which it differs."""
+    """Return the settings of a module in `policies`, and the settings of `training` in which it differs.
+
+    Args:
+        config: RLlib's config, whose `policies` have the module.
+        module_id: Id of the module.
+        name: Name of the algorithm.
+        training: What `to_settings` returned for the config.
+    """
     given = config.policies[module_id] if isinstance(config.policies, Mapping) else None
     policy: dict[str, Any] = {}
     own = dict(config.algorithm_config_overrides_per_module.get(module_id, {}))

@@ -29,7 +29,8 @@ class EnvRunner:
         **settings: Other arguments of RLlib's runners, which change nothing.
 
     Attributes:
-        config: The runner's own copy of RLlib's config. Settings of the env can change before `make_env`.
+        config: The runner's own copy of RLlib's config. Settings of the env, and no others, can change before
+            `make_env`.
 
     Raises:
         ConfigError: The config cannot be translated.
@@ -41,9 +42,12 @@ class EnvRunner:
             native = _make_runner(config, worker_index)
             vars(native)["rllib"] = self
         self._native = native
-        config = native.config.rllib
-        config = config.get_evaluation_config_object() if native.config.in_evaluation else config
-        self.config = config.copy(copy_frozen=False)
+        self.use_config(native.config.rllib)
+
+    def use_config(self, config: Any) -> None:
+        """Show another config of RLlib, such as one with other modules, as the runner's own; nothing else changes."""
+        config = config.get_evaluation_config_object() if self._native.config.in_evaluation else config
+        self.config = config.copy_for_runner()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
