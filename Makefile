@@ -86,9 +86,9 @@ $(DOCS_READY): $(READY) requirements/docs.txt
 	$(BIN)/pip install --quiet --requirement requirements/docs.txt
 	@touch $@
 
-docs: $(DOCS_READY) ## build the documentation into site/
+docs: $(DOCS_READY) ## build the documentation into site/; REPOSITORY=https://host/owner/name adds links to a repository
 	$(BIN)/python docs/generate.py
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet --builder html docs site
 
 format: $(READY) ## format the code
 	$(BIN)/ruff check --fix .

@@ -7,6 +7,7 @@ what this script gives.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import inspect
 import json
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import api_pages
 import setter_types
 from gymnasium import spaces
 
@@ -37,6 +39,7 @@ from corral.exploration.build import settings_of
 from corral.modules.module import ModelConfig
 
 REFERENCE = Path(__file__).parent / "reference"
+EXAMPLES_PAGE = Path(__file__).parent / "examples.md"
 NOTE = "<!-- Written by docs/generate.py; run `make docs` after a change in the code. -->"
 
 
@@ -99,8 +102,8 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def settings_table(owner: type, names: list[str] | None = None) -> str:
-    """Return the settings of a dataclass as a table of name, type, default, bounds and meaning.
+def settings_list(owner: type, names: list[str] | None = None) -> str:
+    """Return the settings of a dataclass as a list of name, type, default, bounds and meaning.
 
     Args:
         owner: The dataclass.
@@ -111,18 +114,12 @@ def settings_table(owner: type, names: list[str] | None = None) -> str:
     """
     docs = {name: text for cls in reversed(owner.__mro__) for name, text in attribute_docs(cls).items()}
     hints, bounded = typing.get_type_hints(owner), setting_types(owner)
-    rows = [
-        [
-            f"`{f.name}`",
-            type_of(hints[f.name]),
-            f"`{default_of(f)}`",
-            ", ".join(bounds_of(bounded[f.name])),
-            docs[f.name],
-        ]
-        for f in dataclasses.fields(owner)
-        if names is None or f.name in names
-    ]
-    return table(["setting", "type", "default", "bounds", "meaning"], rows)
+    entries = []
+    for f in dataclasses.fields(owner):
+        if names is None or f.name in names:
+            facts = [type_of(hints[f.name]), f"default `{default_of(f)}`", *bounds_of(bounded[f.name])]
+            entries.append(f"- **`{f.name}`**: {', '.join(facts)}. {docs[f.name]}")
+    return "\n".join(entries)
 
 
 def algorithm_section(name: str) -> list[str]:
@@ -138,7 +135,7 @@ def algorithm_section(name: str) -> list[str]:
     return [
         f"## {name}",
         f"`{cls.__name__}` adds these settings to `.training(...)`:",
-        settings_table(cls, own),
+        settings_list(cls, own),
         f"{name} has defaults of its own for these:",
         table(["setting", name, "in general"], rows),
     ]
@@ -155,11 +152,11 @@ def config_page() -> str:
         "`Schedule` is a number, or `[[num_env_steps, value], ...]` joined by straight lines; the first step is 0.",
     ]
     for group, owner in GROUPS.items():
-        parts += [f"## {group}", summary(owner), settings_table(owner)]
+        parts += [f"## {group}", summary(owner), settings_list(owner)]
     parts += [
         "## model_config",
         "Settings of the default module, given with `.rl_module(model_config={...})`.",
-        settings_table(ModelConfig),
+        settings_list(ModelConfig),
     ]
     for name in ALGORITHMS:
         parts += algorithm_section(name)
@@ -350,6 +347,42 @@ def _summary_of(found: Any) -> str:
     return (documentation or "an alias for annotations").splitlines()[0].replace("|", "or")
 
 
+EXAMPLES = {
+    "callbacks": ("Callbacks", "Code at named events."),
+    "algorithms": ("Algorithms of your own", "Each is one file."),
+    "building_blocks": ("Training loops of your own", "Runners and learners without an `Algorithm`."),
+    "exploration": ("Exploration", "A type of your own."),
+    "curriculum": ("Curricula", "Tasks that become harder."),
+    "multi_agent": ("Several agents", "Shared, separate and central modules, opponents and leagues."),
+    "evaluation": ("Evaluation", "Rounds of your own."),
+    "coordination": ("Coordination", "Objects that all parts of a run share."),
+    "tune": ("Ray Tune", "Trials at the same time."),
+    "tuned": ("Tuned settings", "For `corral train --config FILE`; [returns](background/tuned.md)."),
+}
+"""Title and first line by folder of examples/."""
+
+
+def examples_page() -> str:
+    """Return the page of the scripts in examples/, each with the first sentence of its text."""
+    folder = Path(__file__).parents[1] / "examples"
+    lines = ["# Examples", "", NOTE, "", "Scripts that run as they are: `python examples/callbacks/acrobot_angle.py`."]
+    lines += ["", "![CartPole, Acrobot, Pendulum and MountainCar](images/envs.png)", ""]
+    for name, (title, about) in EXAMPLES.items():
+        lines += [f"## {title}", "", about, "", "| file | what it shows |", "| --- | --- |"]
+        for path in sorted([*(folder / name).glob("*.py"), *(folder / name).glob("*.yaml")]):
+            text = path.read_text(encoding="utf-8")
+            if path.suffix == ".py":
+                text = ast.get_docstring(ast.parse(text)) or ""
+            first = text.splitlines()[0].removeprefix("# ").removesuffix(".")
+            lines.append(f"| `{name}/{path.name}` | {first} |")
+        lines += [""]
+        lines += [f"![{text}](images/{picture})\n" for picture, text in PICTURES.get(name, {}).items()]
+    return "\n".join(lines)
+
+
+PICTURES = {"curriculum": {"growing-corridor.svg": "Where the agent of a growing corridor was"}}
+
+
 def pages() -> dict[str, str]:
     """Return the text of each page by file name."""
     return {
@@ -359,15 +392,17 @@ def pages() -> dict[str, str]:
         "exploration.md": exploration_page(),
         "rllib-settings.md": rllib_page(),
         "rllib-names.md": rllib_names_page(),
+        **api_pages.api_pages(NOTE),
     }
 
 
 def main() -> None:
     """Write the pages, and the types of the setters."""
     setter_types.main()
-    REFERENCE.mkdir(exist_ok=True)
+    (REFERENCE / "api").mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (REFERENCE / name).write_text(text, encoding="utf-8")
+    EXAMPLES_PAGE.write_text(examples_page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

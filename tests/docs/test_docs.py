@@ -176,8 +176,11 @@ def test_implementation_details_are_numbered_in_turn(page: Path) -> None:
 
 def test_reference_pages_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(DOCS)
-    found = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md")}
-    assert found == importlib.import_module("generate").pages(), "run `make docs`, and commit docs/reference/"
+    script, folder = importlib.import_module("generate"), DOCS / "reference"
+    found = {page.relative_to(folder).as_posix(): page.read_text(encoding="utf-8") for page in folder.rglob("*.md")}
+    del found["index.md"]
+    assert found == script.pages(), "run `make docs`, and commit docs/reference/"
+    assert script.EXAMPLES_PAGE.read_text(encoding="utf-8") == script.examples_page(), "run `make docs`"
 
 
 def test_the_types_of_the_setters_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +192,20 @@ def test_the_types_of_the_setters_are_up_to_date(monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
-    listed = re.findall(r": (\S+\.md)$", nav, flags=re.MULTILINE)
-    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
+    listed = {DOCS / "index.md"}
+    for page in DOCS.rglob("*.md"):
+        for tree in re.findall(
+            r"^```{toctree}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        ):
+            names = [line for line in tree.splitlines() if line and not line.startswith(":")]
+            listed |= {(page.parent / f"{name}.md").resolve() for name in names}
+    assert listed == set(DOCS.rglob("*.md"))
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference" / "api").glob("*.md"))
+    listed = {path.rpartition(".")[2] for path in re.findall(r"^[.][.] auto\w+:: (\S+)$", pages, flags=re.MULTILINE)}
+    constants = {"__version__", "coordination", "BUILT_IN", "EVENTS", "FORMAT_VERSION", "IDENTITY_ACTION_SPACES"}
+    rooms = ["callbacks", "checkpoint", "curriculum", "engines", "exploration", "loggers", "replay", "testing", "tune"]
+    for module in (corral, *(importlib.import_module(f"corral.{room}") for room in rooms)):
+        assert set(module.__all__) - constants <= listed, module.__name__

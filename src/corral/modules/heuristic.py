@@ -20,12 +20,11 @@ class HeuristicModule(Module):
 
     It has no weights, no exploration and no values, so it cannot learn: it is an opponent, a partner or a baseline.
 
-    Example:
-        ```python
+    Example::
+
         class AlwaysLeft(corral.HeuristicModule):
             def choose_actions(self, obs, rng):
                 return np.zeros(len(obs), np.int64)
-        ```
     """
 
     MUST_DEFINE: ClassVar[tuple[str, ...]] = ("choose_actions",)

@@ -1,0 +1,141 @@
+"""The reference of classes: which public names are on which page. Sphinx takes the text from the docstrings."""
+
+from __future__ import annotations
+
+import importlib
+
+import corral
+
+TOPICS = {
+    "algorithms": (
+        "Algorithms",
+        "Configs, and the algorithms that they build.",
+        "AlgorithmConfig Algorithm PPOConfig PPO DQNConfig DQN SACConfig SAC TD3Config TD3 DDPGConfig DDPG Below "
+        "register_algorithm summary",
+    ),
+    "envs": (
+        "Envs",
+        "What envs are given, and envs with tasks or several agents.",
+        "EnvContext TaskSettableEnv EpisodeReset MultiAgentEnv make_multi_agent",
+    ),
+    "modules": ("Modules", "Networks, and rules without one.", "Module HeuristicModule RandomModule"),
+    "transforms": (
+        "Transforms",
+        "What lies between env and module.",
+        "Transform TemporalTransform ClipObservations FlattenObservations NormalizeObservations FrameStack "
+        "PrevActionsPrevRewards ClipRewards NormalizeRewards",
+    ),
+    "exploration": (
+        "Exploration",
+        "The base class, and the functions around it. The built-in types are in [Exploration](../exploration.md).",
+        "Exploration exploration.make_exploration exploration.check_exploration exploration.exploration_class "
+        "exploration.RowDistribution",
+    ),
+    "replay": (
+        "Replay buffers",
+        "Buffers, and what makes them from a config.",
+        "replay.ReplayBuffer replay.PrioritizedReplayBuffer replay.ReplayConfig replay.make_replay_buffer "
+        "replay.EmptyReplayBufferError",
+    ),
+    "callbacks": (
+        "Callbacks",
+        "The base class of callbacks; [Events](../events.md) lists what they are given.",
+        "Callback make_multi_callbacks callbacks.Event",
+    ),
+    "episodes": ("Episodes", "Views of what was sampled.", "SingleAgentEpisode MultiAgentEpisode"),
+    "metrics": ("Metrics", "The logger that callbacks and algorithms write to.", "metrics.logger.MetricsLogger"),
+    "runners": (
+        "Runners",
+        "What samples.",
+        "SampleRequest runners.runner.EnvRunner runners.runner_group.EnvRunnerGroup",
+    ),
+    "learners": (
+        "Learners",
+        "What takes gradient steps.",
+        "learners.learner.Learner learners.learner_group.LearnerGroup learners.settings.UpdateSettings",
+    ),
+    "evaluation": (
+        "Policies in use",
+        "Policies without training code.",
+        "Policy load_policy PolicyEvaluation evaluate_policy",
+    ),
+    "curriculum": (
+        "Curricula",
+        "Callbacks that choose tasks.",
+        "curriculum.ThresholdCurriculum curriculum.LearningProgressSampler",
+    ),
+    "loggers": (
+        "Loggers",
+        "What writes results.",
+        "loggers.Logger loggers.CSVLogger loggers.JSONLinesLogger loggers.TensorBoardLogger loggers.default_loggers "
+        "loggers.Run",
+    ),
+    "checkpoint": (
+        "Checkpoints",
+        "Files of the state of an algorithm.",
+        "checkpoint.Checkpoint checkpoint.find_checkpoint checkpoint.read_checkpoint checkpoint.write_checkpoint",
+    ),
+    "engines": (
+        "Engines",
+        "What starts workers, and objects that all workers share.",
+        "engines.Engine engines.WorkerHandle engines.Resources engines.engine_for engines.make_engine "
+        "coordination.create coordination.get coordination.remove coordination.ActorHandle",
+    ),
+    "tune": (
+        "Ray Tune",
+        "Algorithms as trials.",
+        "tune.trainable tune.configured tune.register tune.resources tune.reportable tune.AlgorithmTrainable",
+    ),
+    "testing": (
+        "Testing",
+        "Small envs with known results, for your own tests.",
+        "testing.CartPolePositions testing.CountingEnv testing.DeepSea testing.DoorCorridor testing.FaultyEnv "
+        "testing.FindSquare testing.IdentityEnv testing.PoorHabit testing.TMaze testing.TimeLimitCorridor",
+    ),
+    "errors": ("Errors", "All derive from `CorralError`, or from an error of Python that fits.", "*errors"),
+}
+"""Title, first line and names below `corral` by name of the page."""
+
+
+def names_of(topic: str) -> list[str]:
+    """Return the names of a page, as paths from `corral`."""
+    names = TOPICS[topic][2].split()
+    if names == ["*errors"]:
+        errors = importlib.import_module("corral.errors")
+        return [
+            f"errors.{name}"
+            for name, found in vars(errors).items()
+            if isinstance(found, type) and issubclass(found, BaseException) and found.__module__ == "corral.errors"
+        ]
+    return names
+
+
+def find(path: str) -> object:
+    """Return what a path from `corral` names."""
+    found: object = corral
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            found = importlib.import_module(f"{found.__name__}.{name}")  # type: ignore[attr-defined]
+    return found
+
+
+def api_pages(note: str) -> dict[str, str]:
+    """Return the text of the pages by file name.
+
+    Args:
+        note: A line for the reader of the file.
+    """
+    pages = {}
+    for topic, (title, about, _) in TOPICS.items():
+        lines = [f"# {title}", "", note, "", about, ""]
+        for path in names_of(topic):
+            directive = "autoclass" if isinstance(find(path), type) else "autofunction"
+            lines += ["```{eval-rst}", f".. {directive}:: corral.{path}", "```", ""]
+        pages[f"api/{topic}.md"] = "\n".join(lines)
+    rows = [f"| [{title}]({topic}.md) | {about} |" for topic, (title, about, _) in TOPICS.items()]
+    tree = ["```{toctree}", ":hidden:", "", *TOPICS, "```", ""]
+    head = ["# Classes", "", note, "", "Every public class and function, from its docstring.", ""]
+    pages["api/index.md"] = "\n".join([*head, "| page | contents |", "| --- | --- |", *rows, "", *tree])
+    return pages

@@ -1,0 +1,127 @@
+"""Draws the pictures of the documentation: `python docs/make_pictures.py`; needs matplotlib, Pillow and pygame.
+
+The figures of the chart come from benchmarks/results.json, which `make bench` writes. The frames come from the code of
+docs/tutorial.md, and from envs of Gymnasium.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import matplotlib
+import numpy as np
+from PIL import Image
+
+import corral
+
+DOCS = Path(__file__).parent
+IMAGES = DOCS / "images"
+sys.path.insert(0, str(DOCS.parent / "benchmarks"))
+
+CHART = {
+    "Sampling, 64 envs": "sampling_64",
+    "PPO": "ppo",
+    "PPO with memory": "ppo_memory",
+    "DQN": "dqn",
+    "CartPole to 450": "time_to_450",
+}
+SYSTEMS = {"rllib": ("RLlib", "#9467bd"), "sb3": ("Stable-Baselines3", "#1f9e89")}
+
+
+def speed_ratios() -> dict[str, dict[str, float]]:
+    """Return how many times faster Corral is, by measure and by system: medians of the ratios within pairs."""
+    import json
+
+    import cases
+    import report
+    from statistics_of_pairs import ratio_of_pairs
+
+    results = report.from_json(json.loads((DOCS.parent / "benchmarks/results.json").read_text()))
+    known = {case.name: case for case in cases.CASES}
+    found: dict[str, dict[str, float]] = {}
+    for label, name in CHART.items():
+        ratios = {
+            system: ratio_of_pairs(report.pair_ratios(known[name], results[name].runs, system)) for system in SYSTEMS
+        }
+        found[label] = {system: ratio.median for system, ratio in ratios.items() if ratio is not None}
+    return found
+
+
+def draw_speed(path: Path) -> None:
+    """Draw the chart of the home page; its colours are readable on light and dark pages."""
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.fonttype": "path", "svg.hashsalt": "corral", "font.size": 11}
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 3.2))
+    ratios, grey = speed_ratios(), "#808080"
+    for row, (label, by_system) in enumerate(ratios.items()):
+        axes.text(-0.4, row + 0.15, label, ha="right", va="center", color=grey)
+        for place, (system, ratio) in enumerate(by_system.items()):
+            name, colour = SYSTEMS[system]
+            y = row + 0.36 * place
+            axes.barh(y, ratio, 0.32, color=colour, label=name if row == 0 else None)
+            axes.text(ratio + 0.3, y, f"{ratio:.1f}x", va="center", color=grey, fontsize=10)
+    axes.axvline(1, color=grey, linewidth=1)
+    axes.invert_yaxis()
+    axes.set_yticks([])
+    axes.tick_params(colors=grey)
+    axes.set_xlabel("times as fast as the other library", color=grey)
+    axes.spines[:].set_visible(False)
+    axes.legend(frameon=False, labelcolor=grey, loc="lower right")
+    figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
+
+
+def tutorial_env() -> Any:
+    """Return the env class of docs/tutorial.md."""
+    block = re.search(r"```python\n(.*?class Docking.*?)```", (DOCS / "tutorial.md").read_text(), re.DOTALL)
+    assert block is not None
+    names: dict[str, Any] = {}
+    exec(block[1], names)
+    return names["Docking"]
+
+
+def record_docking(path: Path) -> None:
+    """Train as the tutorial does, and record two episodes."""
+    env_class = tutorial_env()
+    with corral.PPOConfig().environment(env_class).training(lr=1e-3).debugging(seed=0).build() as algo:
+        with tempfile.TemporaryDirectory() as directory:
+            algo.fit(stop={"episode_return_mean": 7.5}, run_dir=f"{directory}/run", progress=False)
+        env, frames = env_class({}, render_mode="rgb_array"), []
+        for seed in (2, 5):
+            obs, _ = env.reset(seed=seed)
+            is_over = False
+            while not is_over:
+                obs, _, terminated, truncated, _ = env.step(algo.compute_single_action(obs, explore=False))
+                frames.append(Image.fromarray(env.render()))
+                is_over = terminated or truncated
+            frames += [frames[-1]] * 10
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=60, loop=0, optimize=True)
+
+
+def draw_envs(path: Path) -> None:
+    """Draw a strip of envs that the examples use."""
+    frames = []
+    for name in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0"):
+        env = gym.make(name, render_mode="rgb_array")
+        env.reset(seed=1)
+        for _ in range(12):
+            env.step(env.action_space.sample())
+        frames.append(Image.fromarray(np.asarray(env.render())).resize((200, 140)))
+        env.close()
+    strip = Image.new("RGB", (200 * len(frames), 140))
+    for place, frame in enumerate(frames):
+        strip.paste(frame, (200 * place, 0))
+    strip.quantize(64).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    IMAGES.mkdir(exist_ok=True)
+    draw_speed(IMAGES / "speed.svg")
+    draw_envs(IMAGES / "envs.png")
+    record_docking(IMAGES / "docking.gif")
