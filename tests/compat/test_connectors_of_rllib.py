@@ -29,6 +29,7 @@ from corral.compat.rllib.default_connectors import (
 )
 from corral.compat.rllib.episodes import SingleAgentEpisode
 from corral.compat.rllib.learner import PPOTorchLearner
+from corral.compat.rllib.learner_connectors import _check_unchanged, _Chunk, _in_order
 from corral.compat.rllib.modules import MultiRLModuleSpec, RLModuleSpec, SelfSupervisedLossAPI, TorchRLModule
 from corral.compat.rllib.pipelines import EnvToModulePipeline, LearnerConnectorPipeline, env_to_module_pipeline
 from corral.errors import ConfigError, EnvError
@@ -139,20 +140,26 @@ def test_built_in_connectors_work_before_a_connector_of_the_users() -> None:
 
 
 def test_connectors_look_back_over_the_start_of_a_sample() -> None:
-    lengths: list[tuple[int, int]] = []
+    lengths: list[tuple[int, int, int]] = []
+    filled: list[list[float]] = []
 
     class LooksBack(ConnectorV2):
         def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
             (episode,) = episodes
-            lengths.append((len(episode), len(episode.get_observations(slice(-2, None)))))
+            before = episode.get_rewards(slice(-2, None)) if len(episode) else []
+            lengths.append((len(episode), len(episode.get_observations(slice(-2, None))), len(before)))
+            filled.append([float(obs[0]) for obs in episode.get_observations(slice(-3, None), fill=-7.0)])
             return batch
 
     config = small().env_runners(env_to_module_connector=lambda env: LooksBack(), num_envs_per_env_runner=1)
     with config.env_runners(rollout_fragment_length=3).build() as algo:
         lengths.clear()
+        filled.clear()
         algo.env_runner.sample(num_timesteps=3)
         algo.env_runner.sample(num_timesteps=1)
-    assert lengths == [(0, 1), (1, 2), (2, 2), (3, 2), (1, 2)]  # the second sample begins with a new chunk
+    # The second sample begins with a new chunk, which knows the step before it.
+    assert lengths == [(0, 1, 0), (1, 2, 1), (2, 2, 2), (3, 2, 2), (1, 2, 2)]
+    assert filled == [[-7, -7, 0], [-7, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
 
 
 def test_the_state_of_connectors_is_in_checkpoints(tmp_path: Path) -> None:
@@ -246,6 +253,89 @@ def test_box_actions_are_in_the_units_of_the_module() -> None:
     assert seen[-4:] == [1.0] * 4  # half of the bound of 2
 
 
+@pytest.mark.parametrize(
+    ("normalize", "clip", "given", "expected"),
+    [(True, False, 0.5, 1.0), (True, False, 3.0, 2.0), (False, True, 3.0, 2.0), (False, False, 3.0, 3.0)],
+)
+def test_box_actions_of_connectors_get_to_the_env_as_the_settings_say(
+    normalize: bool, clip: bool, given: float, expected: float
+) -> None:
+    class Sets(ConnectorV2):
+        def __call__(self, *, batch: Any, **kwargs: Any) -> Any:
+            self.foreach_batch_item_change_in_place(batch, "actions", lambda action, *ids: np.full(1, given))
+            return batch
+
+    seen = []
+
+    class Watched(gym.Env[Any, Any]):
+        observation_space = Line.observation_space
+        action_space = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+        def __init__(self, config: Any) -> None: ...
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            seen.append(float(action[0]))
+            return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    config = small(Watched).environment(normalize_actions=normalize, clip_actions=clip)
+    with config.env_runners(module_to_env_connector=lambda env: Sets()).build() as algo:
+        algo.env_runner.sample(num_timesteps=4)
+    assert seen[-4:] == [expected] * 4
+
+
+class FromFive(Line):
+    action_space = gym.spaces.Discrete(2, start=5)
+
+
+def test_discrete_actions_of_connectors_count_from_zero_and_those_of_the_env_from_its_start() -> None:
+    seen: set[int] = set()
+
+    class Watches(ConnectorV2):
+        def __call__(self, *, batch: Any, **kwargs: Any) -> Any:
+            self.foreach_batch_item_change_in_place(batch, "actions", lambda action, *ids: seen.add(action) or 1)
+            return batch
+
+    with small(FromFive).env_runners(module_to_env_connector=lambda env: Watches()).build() as algo:
+        algo.env_runner.sample(num_timesteps=30)
+        taken = {action for env in algo.env_runner.env.envs for action in env.unwrapped.actions}
+    assert seen == {0, 1} and taken == {6}
+
+
+class ForEnv(ConnectorV2):
+    """Gives the env 100 and the number of the call, and leaves the action of the episode."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.count = 0
+
+    def __call__(self, *, batch: Any, **kwargs: Any) -> Any:
+        self.count += 1
+        batch["actions_for_env"] = {key: [self.count + 100] for key in batch["actions"]}
+        return batch
+
+    def get_state(self, components: Any = None, **settings: Any) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def set_state(self, state: Any) -> None:
+        self.count = state["count"]
+
+
+def test_actions_for_the_env_go_there_as_they_are_and_their_connector_is_restored(tmp_path: Path) -> None:
+    config = small().env_runners(module_to_env_connector=lambda env: ForEnv(), num_envs_per_env_runner=1)
+    with config.copy(copy_frozen=False).build() as algo:
+        episodes = algo.env_runner.sample(num_timesteps=3)
+        assert algo.env_runner.env.envs[0].unwrapped.actions == [101, 102, 103]
+        assert set(episodes[0].get_actions()) <= {0, 1}
+        path = algo.save_to_path(tmp_path / "saved")
+    with config.copy(copy_frozen=False).build() as algo:
+        algo.restore_from_path(path)
+        algo.env_runner.sample(num_timesteps=1)
+        assert algo.env_runner.env.envs[0].unwrapped.actions[-1] == 104
+
+
 # In learners.
 
 
@@ -275,10 +365,15 @@ class Counts(ConnectorV2):
 def test_changed_rewards_reach_the_returns_but_not_the_metrics() -> None:
     seen: list[Any] = []
     config = small(learner_connector=lambda observation_space, action_space: Counts(), gamma=0.0)
-    config.callbacks(on_learn_on_batch=lambda train_batch, **kwargs: seen.append(dict(train_batch)))
+    sampled: list[Any] = []
+    config.callbacks(
+        on_learn_on_batch=lambda train_batch, **kwargs: seen.append(dict(train_batch)),
+        on_sample_end=lambda samples, **kwargs: sampled.extend(samples),
+    )
     with config.build() as algo:
         result = algo.train()
     assert result["env_runners"]["episode_return_mean"] == 5.0
+    assert {reward for episode in sampled for reward in episode.get_rewards()} == {1.0}  # what the env gave
     (batch,) = seen
     bonuses: dict[float, list[float]] = {}
     for obs, reward, target in zip(batch["obs"][:, 0], batch["rewards"], batch["value_targets"], strict=True):
@@ -406,6 +501,41 @@ def test_a_module_of_learners_only_learns_from_what_connectors_pass_it(tmp_path:
         assert algo.native.learner_connectors.learner_only.modules["predictor"].net.weight.item() == weight
 
 
+class Recorded(Predictor):
+    """Keeps the rows of its minibatches, and its weights after each step."""
+
+    minibatches: list[Any] = []  # noqa: RUF012  # shared on purpose
+
+    def compute_self_supervised_loss(self, *, batch: Any, **settings: Any) -> Any:
+        weights = [parameter.detach().clone() for parameter in self.net.parameters()]
+        self.minibatches.append((batch["obs"].clone(), batch["new_obs"].clone(), weights))
+        return super().compute_self_supervised_loss(batch=batch, **settings)
+
+
+def test_a_module_of_learners_only_takes_the_steps_of_adam_on_shuffled_minibatches() -> None:
+    Recorded.minibatches.clear()
+    spec = RLModuleSpec(Recorded, Line.observation_space, Line.action_space, learner_only=True)
+    config = small(learner_class=Curious, minibatch_size=16, num_epochs=3).rl_module(
+        rl_module_spec=MultiRLModuleSpec(rl_module_specs={"default_policy": RLModuleSpec(), "predictor": spec}),
+        algorithm_config_overrides_per_module={"predictor": PPOConfig.overrides(lr=0.05)},
+    )
+    with config.build() as algo:
+        algo.train()
+    assert [len(obs) for obs, *_ in Recorded.minibatches] == [16] * 6  # 2 of 40 rows in each of 3 epochs
+    orders = [tuple(obs[:, 0].tolist()) for obs, *_ in Recorded.minibatches]
+    assert len(set(orders)) == 6 and all(order != tuple(sorted(order)) for order in orders)
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    with torch.no_grad():
+        for parameter, value in zip(net.parameters(), Recorded.minibatches[0][2], strict=True):
+            parameter.copy_(value)
+    for obs, new_obs, weights in Recorded.minibatches:
+        torch.testing.assert_close([parameter.detach() for parameter in net.parameters()], weights)
+        optimizer.zero_grad()
+        (net(obs) - new_obs).square().mean().backward()
+        optimizer.step()
+
+
 def test_returns_to_go_are_the_discounted_sums_by_hand() -> None:
     episode = SingleAgentEpisode(
         observations=[0, 1, 2, 3], actions=[0, 0, 1], rewards=[1.0, 2.0, 4.0], len_lookback_buffer=0
@@ -463,6 +593,45 @@ def test_connectors_of_several_agents() -> None:
         (number,) = set(batch["obs"][:, 1])
         assert set(batch["agent_number"]) == {number - 1} and set(batch["rewards"]) == {number + 10}
         assert np.allclose(batch["value_targets"], number + 10, atol=1e-5)
+
+
+class ByModule(PPOTorchLearner):
+    """Adds columns to the batch of each module when all are tensors."""
+
+    def build(self) -> None:
+        super().build()
+        self._learner_connector.insert_after(NumpyToTensor, Tenfold())
+
+
+class Tenfold(ConnectorV2):
+    def __call__(self, *, batch: Any, **kwargs: Any) -> Any:
+        for part in batch.values():
+            part["tenfold"] = 10 * part["obs"]
+        return batch
+
+
+def test_a_connector_of_learners_adds_columns_by_module() -> None:
+    seen: list[Any] = []
+    config = small(corral.make_multi_agent(lambda config: Line()), learner_class=ByModule)
+    config.environment(env_config={"num_agents": 3})
+    config.multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent, *args, **kw: f"p{int(agent) % 2}")
+    config.callbacks(on_learn_on_batch=lambda train_batch, **kw: seen.append(dict(train_batch)))
+    with config.build() as algo:
+        algo.train()
+    sizes = sorted(len(batch["obs"]) for batch in seen)
+    assert len(sizes) == 2 and sizes[1] == 2 * sizes[0]  # p0 plays two of the three agents
+    for batch in seen:
+        np.testing.assert_array_equal(batch["tenfold"], 10 * batch["obs"])
+
+
+def test_the_chunks_of_an_episode_follow_each_other_as_in_batches() -> None:
+    chunks = [
+        _Chunk((key,), "p", None, lane=0, start=row, stop=row + 1)  # type: ignore[arg-type]
+        for row, key in enumerate("abacb")
+    ]
+    assert [(chunk.key[0], chunk.start) for chunk in _in_order(chunks)] == [
+        *(("a", 0), ("a", 2), ("b", 1), ("b", 4), ("c", 3)),
+    ]
 
 
 # Pipelines.
@@ -578,6 +747,13 @@ def test_what_corral_cannot_do_is_refused() -> None:
         config.env_runners(env_to_module_connector=lambda env: Numbered()).build()
     with pytest.raises(ConfigError, match=r"connectors of your own need sub-envs in the process of the runner"):
         small().env_runners(env_to_module_connector=lambda env: Numbered(), gym_env_vectorize_mode="async").build()
+
+
+def test_a_change_of_one_part_of_the_observations_is_refused() -> None:
+    before = {"a": np.zeros((3, 2)), "b": np.ones(3)}
+    _check_unchanged("obs", before, {"a": np.zeros((3, 2)), "b": np.ones(3)})
+    with pytest.raises(ConfigError, match=r"changed the column 'obs'"):
+        _check_unchanged("obs", before, {"a": np.zeros((3, 2)), "b": np.ones(3) + 1})
 
 
 def test_a_pipeline_of_the_users_own_that_adds_observations_is_served() -> None:

@@ -629,3 +629,38 @@ def test_learner_classes_that_change_the_steps_of_sac_are_refused(cls: Any) -> N
     config = SACConfig().environment("Pendulum-v1").training(learner_class=cls)
     with pytest.raises(ConfigError, match="changes the steps of SAC"):
         config.build_algo()
+
+
+def test_a_loss_may_read_rewards_and_ends_of_episodes() -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Reads(PPOTorchLearner):
+        def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Any:
+            seen.append({name: batch[name].numpy() for name in ("rewards", "terminateds", "truncateds", "obs")})
+            return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+
+    with small(learner_class=Reads, train_batch_size=200).build() as algo:
+        algo.train()
+    (batch,) = seen
+    assert len(batch["obs"]) == 200 and set(batch["rewards"]) == {1.0}
+    assert batch["terminateds"].sum() > 0 == batch["truncateds"].sum()
+
+
+def test_a_loss_of_dqn_reads_the_columns_of_rllib() -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Reads(DQNTorchLearner):
+        def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Any:
+            names = ("obs", "new_obs", "actions", "rewards", "terminateds", "weights")
+            seen.append({name: batch[name].numpy() for name in names})
+            return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+
+    config = DQNConfig().environment("CartPole-v1").debugging(seed=0)
+    config.training(num_steps_sampled_before_learning_starts=10, learner_class=Reads)
+    with config.reporting(min_sample_timesteps_per_iteration=15).build_algo() as algo:
+        algo.train()
+    batch = seen[0]
+    assert batch["new_obs"].shape == batch["obs"].shape
+    # The position moves by the velocity of the cart in 0.02 s.
+    moved = batch["obs"][:, 0] + 0.02 * batch["obs"][:, 1]
+    np.testing.assert_allclose(batch["new_obs"][:, 0], moved, atol=1e-5)

@@ -166,8 +166,13 @@ class PPO(Algorithm):
             lambda_=config.lambda_,
             normalize_advantages=config.normalize_advantages,
             max_seq_len=self.get_module(module_id).max_seq_len,
-            for_callbacks=self._callbacks.subscribed("on_learn_on_batch"),
+            for_user_code=self._reads_rewards(config),
         )
+
+    def _reads_rewards(self, config: PPOConfig) -> bool:
+        """Return whether code of the user gets the batch; the loss of PPO itself reads no rewards."""
+        own = config.loss is not None or config.learner_class is not None
+        return own or self._callbacks.subscribed("on_learn_on_batch")
 
     def _coefficients(self, module_id: str) -> dict[str, float]:
         config, steps = self.module_config(module_id), self.num_env_steps_sampled_lifetime
@@ -216,7 +221,7 @@ def ppo_batch(
     lambda_: float,
     normalize_advantages: bool,
     max_seq_len: int = 1,
-    for_callbacks: bool = False,
+    for_user_code: bool = False,
 ) -> Batch:
     """Turn rollouts into one batch of valid steps.
 
@@ -227,11 +232,11 @@ def ppo_batch(
         lambda_: Lambda of generalized advantage estimation (GAE).
         normalize_advantages: Whether advantages get mean 0 and deviation 1 over the batch.
         max_seq_len: Longest sequence of a module with memory, in steps.
-        for_callbacks: Whether the batch has the columns that only callbacks read.
+        for_user_code: Whether the batch has the columns that only losses, learners and callbacks of users read.
 
     Returns:
         Columns `[B, ...]`: `obs`, `actions`, `logp`, `dist_inputs`, `values`, `advantages`, `value_targets`, and the
-        columns that user code added to a rollout; for callbacks also `rewards`, `terminated` and `truncated`. For a
+        columns that user code added to a rollout; for user code also `rewards`, `terminated` and `truncated`. For a
         module with memory also `states` and `sequence_starts`, and the rows of each sequence are adjacent.
     """
     parts = []
@@ -259,7 +264,7 @@ def ppo_batch(
                 "value_targets": value_targets,
             }
         )
-        if for_callbacks:
+        if for_user_code:
             columns |= {name: rollout.columns[name] for name in ("rewards", "terminated", "truncated")}
         if has_memory := "states" in rollout:
             columns["states"] = map_tree(lambda column: column[:-1], rollout.states)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from corral.compat.rllib.adapted_modules import AdaptedModule, joint_view, view_module
-from corral.compat.rllib.constants import ALL_MODULES, NUM_ENV_STEPS_SAMPLED_LIFETIME
+from corral.compat.rllib.constants import ALL_MODULES, NUM_ENV_STEPS_SAMPLED_LIFETIME, Columns
 from corral.compat.rllib.episodes import COLUMNS
 from corral.compat.rllib.learner import BY_HAND, Gradients, Learner, steps_by_hand
 from corral.compat.rllib.learner_only import learner_only_modules
@@ -25,8 +25,13 @@ from corral.learners.losses import Loss, own_loss
 from corral.learners.minibatches import Cuts, UpdateReport, loss_error, num_learned, unit_bounds
 from corral.learners.ready_optimizers import ready_optimizers
 
-_NATIVE_NAMES = dict(COLUMNS)
-_RLLIB_NAMES = {native: name for name, native in COLUMNS.items()}
+_NATIVE_NAMES = {
+    **COLUMNS,
+    Columns.TERMINATEDS: "terminated",
+    Columns.TRUNCATEDS: "truncated",
+    Columns.NEXT_OBS: "next_obs",
+}
+_RLLIB_NAMES = {native: name for name, native in _NATIVE_NAMES.items()}
 
 
 class OwnLearner(NativeLearner):
