@@ -115,6 +115,26 @@ def test_callbacks_of_the_older_stack_and_their_metrics() -> None:
     assert result["evaluation"]["episode_reward_mean"] == result["evaluation"]["env_runners"]["episode_return_mean"]
 
 
+@pytest.mark.parametrize("keeps_all", [False, True])
+def test_custom_metrics_leave_episodes_without_a_number_out(keeps_all: bool) -> None:
+    numbers = iter([3.0, float("nan"), 5.0, *[4.0] * 1000])
+    noted: list[float] = []
+
+    def note(*, episode: Any, **kwargs: Any) -> None:
+        noted.append(next(numbers))
+        episode.custom_metrics["x"] = noted[-1]
+
+    config = small(train_batch_size=300).callbacks(on_episode_end=note)
+    with config.reporting(keep_per_episode_custom_metrics=keeps_all).build() as algo:
+        found = algo.train()["custom_metrics"]
+    known = [number for number in noted if number == number]
+    assert len(known) == len(noted) - 1 > 3
+    if keeps_all:
+        assert sorted(found["x"]) == sorted(known)
+    else:
+        assert found == {"x_mean": pytest.approx(np.mean(known)), "x_min": 3.0, "x_max": 5.0}
+
+
 def test_a_later_call_of_callbacks_replaces_what_it_names() -> None:
     calls: list[str] = []
     config = small().callbacks(Counts, on_train_result=lambda result, **kw: calls.append("first"))
@@ -244,6 +264,16 @@ def test_several_modules_some_of_rules() -> None:
         assert result["learners"].keys() == {"p0", "__all_modules__"}
         assert result["env_runners"]["module_episode_return_mean"]["p1"] < 15  # always left falls within 11 steps
         assert isinstance(algo.get_module("p1"), Left) and set(algo.env_runner.module.keys()) == {"p0", "p1"}
+
+
+@pytest.mark.parametrize("chosen", [lambda module_id, batch: module_id == "p1", lambda module_id: module_id == "p1"])
+def test_a_function_may_say_which_modules_learn(chosen: Any) -> None:
+    config = small().environment(corral.make_multi_agent("CartPole-v1"), env_config={"num_agents": 2})
+    config.multi_agent(
+        policies={"p0", "p1"}, policy_mapping_fn=lambda aid, *args, **kw: f"p{aid}", policies_to_train=chosen
+    )
+    with config.build() as algo:
+        assert algo.train()["learners"].keys() == {"p1", "__all_modules__"}
 
 
 def test_a_default_module_has_the_methods_of_rllib() -> None:

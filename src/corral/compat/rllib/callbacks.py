@@ -230,7 +230,8 @@ def _report_notes(notes: Mapping[str, Any], metrics_logger: Any, window: int | N
     for name, value in notes.get("custom_metrics", {}).items():
         values = np.atleast_1d(np.asarray(value, np.float64)).tolist()
         if keeps_all:
-            metrics_logger.log_values(("custom_metrics", name), values, reduce="item_series")
+            known = [number for number in values if not np.isnan(number)]
+            metrics_logger.log_values(("custom_metrics", name), known, reduce="item_series")
             continue
         for reduce in ("mean", "min", "max"):
             metrics_logger.log_values(("custom_metrics", f"{name}_{reduce}"), values, reduce=reduce, window=window)

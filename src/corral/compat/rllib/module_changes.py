@@ -12,7 +12,7 @@ import numpy as np
 from corral.algorithms.pretrained import check_weights
 from corral.compat.rllib.adapted_modules import view_module
 from corral.compat.rllib.modules import MultiRLModuleSpec, RLModuleSpec, TorchRLModule
-from corral.compat.rllib.native import algorithm_name, settings_of_policy, to_settings
+from corral.compat.rllib.native import algorithm_name, settings_of_policy, to_settings, to_train
 from corral.compat.rllib.policies import PolicySpec
 from corral.compat.rllib.runners import EnvRunner
 from corral.errors import CheckpointError, ConfigError
@@ -41,7 +41,7 @@ def add_module(algorithm: Any, module_id: str, spec: RLModuleSpec | None, overri
     name = algorithm_name(changed)
     policy, differs = settings_of_policy(changed, module_id, name, to_settings(changed, name))
     first_weights = policy.pop("load_from", None)
-    algorithm.native.add_module(module_id, **policy, overrides=differs, **given)
+    algorithm.native.add_module(module_id, **policy, overrides=differs, **_to_native(given))
     _use(algorithm, changed, given)
     if first_weights is not None:
         algorithm.native.load_module_weights(first_weights, module_id)
@@ -54,7 +54,7 @@ def remove_module(algorithm: Any, module_id: str, **changes: Any) -> None:
         ConfigError: There is no such module, or agents are mapped to it. Nothing was changed.
     """
     changed, given = _with_specs(algorithm.config), _given(changes)
-    algorithm.native.remove_module(module_id, **given)
+    algorithm.native.remove_module(module_id, **_to_native(given))
     for part in (changed.policies, changed.rl_module_spec.rl_module_specs):
         part.pop(module_id, None)
     _use(algorithm, changed, given)
@@ -62,6 +62,10 @@ def remove_module(algorithm: Any, module_id: str, **changes: Any) -> None:
 
 def _given(changes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in changes.items() if value is not None}
+
+
+def _to_native(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: to_train(value) if name == "policies_to_train" else value for name, value in given.items()}
 
 
 def _with_specs(config: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -361,12 +362,28 @@ def _multi_agent_settings(config: AlgorithmConfig, name: str, training: Mapping[
         "policies": {module_id: policy for module_id, (policy, _) in parts.items()},
         "algorithm_config_overrides_per_module": {module_id: own for module_id, (_, own) in parts.items() if own},
     }
-    for key in ("policy_mapping_fn", "policies_to_train"):
-        if getattr(config, key) is not None:
-            settings[key] = getattr(config, key)
+    if config.policy_mapping_fn is not None:
+        settings["policy_mapping_fn"] = config.policy_mapping_fn
+    if config.policies_to_train is not None:
+        settings["policies_to_train"] = to_train(config.policies_to_train)
     if isinstance(config.rl_module_spec, MultiRLModuleSpec) and config.rl_module_spec.is_joint and len(parts) > 1:
         settings["shared_layers"] = {"parts": [list(parts)]}
     return settings
+
+
+def to_train(chosen: Any) -> Any:
+    """Return `policies_to_train` for Corral: functions of RLlib take the id and a batch, which is `None` here."""
+    if not callable(chosen):
+        return chosen
+    try:
+        inspect.signature(chosen).bind("module_id", None)
+    except (TypeError, ValueError):
+        return chosen  # it takes the id only
+    return functools.partial(_call_without_batch, chosen)
+
+
+def _call_without_batch(function: Callable[..., Any], module_id: str) -> Any:
+    return function(module_id, None)
 
 
 def settings_of_policy(
