@@ -512,10 +512,12 @@ class Recorded(Predictor):
         return super().compute_self_supervised_loss(batch=batch, **settings)
 
 
-def test_a_module_of_learners_only_takes_the_steps_of_adam_on_shuffled_minibatches() -> None:
+@pytest.mark.parametrize("grad_clip", [None, 0.02])
+def test_a_module_of_learners_only_takes_the_steps_of_adam_on_shuffled_minibatches(grad_clip: float | None) -> None:
     Recorded.minibatches.clear()
     spec = RLModuleSpec(Recorded, Line.observation_space, Line.action_space, learner_only=True)
-    config = small(learner_class=Curious, minibatch_size=16, num_epochs=3).rl_module(
+    settings = {"minibatch_size": 16, "num_epochs": 3, "grad_clip": grad_clip, "grad_clip_by": "value"}
+    config = small(learner_class=Curious, **settings).rl_module(
         rl_module_spec=MultiRLModuleSpec(rl_module_specs={"default_policy": RLModuleSpec(), "predictor": spec}),
         algorithm_config_overrides_per_module={"predictor": PPOConfig.overrides(lr=0.05)},
     )
@@ -533,6 +535,7 @@ def test_a_module_of_learners_only_takes_the_steps_of_adam_on_shuffled_minibatch
         torch.testing.assert_close([parameter.detach() for parameter in net.parameters()], weights)
         optimizer.zero_grad()
         (net(obs) - new_obs).square().mean().backward()
+        torch.nn.utils.clip_grad_value_(net.parameters(), grad_clip or float("inf"))
         optimizer.step()
 
 

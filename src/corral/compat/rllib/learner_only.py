@@ -15,6 +15,7 @@ from corral.compat.rllib.modules import MultiRLModuleSpec, SelfSupervisedLossAPI
 from corral.core.seeding import get_rng, set_rng
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
+from corral.learners.gradients import clip_gradients
 from corral.learners.learner_state import get_learner_state, set_learner_state
 from corral.learners.ready_optimizers import ready_optimizers
 
@@ -72,7 +73,7 @@ class LearnerOnly:
     def learn(self, batch: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """Take gradient steps on the columns of the modules in a batch, and return what to report by module id."""
         results = {}
-        for name in self.modules.keys() & batch.keys():
+        for name in (name for name in self.modules if name in batch):  # in one order, for the generator's sake
             losses = [self._step(name, part) for part in self._minibatches(batch[name])]
             means = self._learner.metrics.take_means(name)
             results[name] = {
@@ -93,15 +94,17 @@ class LearnerOnly:
 
     def _step(self, name: str, minibatch: dict[str, Any]) -> float:
         module, optimizer = self.modules[name], self._optimizers[name]
+        config = self._learner.config.get_config_for_module(name)
         loss = module.compute_self_supervised_loss(
             learner=self._learner,
             module_id=name,
-            config=self._learner.config.get_config_for_module(name),
+            config=config,
             batch=minibatch,
             fwd_out=module.forward_train(minibatch),
         )
         optimizer.zero_grad()
         loss.backward()
+        clip_gradients(list(module.parameters()), config.grad_clip, config.grad_clip_by)
         optimizer.step()
         return float(loss.detach())
 
