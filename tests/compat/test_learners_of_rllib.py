@@ -642,7 +642,7 @@ def test_a_loss_may_read_rewards_and_ends_of_episodes() -> None:
     with small(learner_class=Reads, train_batch_size=200).build() as algo:
         algo.train()
     (batch,) = seen
-    assert len(batch["obs"]) == 200 and set(batch["rewards"]) == {1.0}
+    assert len(batch["obs"]) == len(batch["rewards"]) > 190 and set(batch["rewards"]) == {1.0}
     assert batch["terminateds"].sum() > 0 == batch["truncateds"].sum()
 
 
