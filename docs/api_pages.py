@@ -70,6 +70,7 @@ TOPICS = {
         "loggers.Logger loggers.CSVLogger loggers.JSONLinesLogger loggers.TensorBoardLogger loggers.default_loggers "
         "loggers.Run",
     ),
+    "report": ("Reports", "Pages and pictures of runs.", "report.write_report report.write_plot"),
     "checkpoint": (
         "Checkpoints",
         "Files of the state of an algorithm.",

@@ -33,6 +33,9 @@ FORBIDDEN = {
     "envs": tuple(f"corral.{room}" for room in ("modules", "episodes", "runners", "learners", "algorithms")),
     "episodes": tuple(room for room in ROOMS if room not in ("corral.core", "corral.episodes")),
     "engines": tuple(room for room in ROOMS if room != "corral.engines"),
+    "report": tuple(
+        room for room in ROOMS if room.removeprefix("corral.") not in ("core", "loggers", "metrics", "report")
+    ),
     "runners": ("corral.learners", "corral.algorithms"),
     "policies": tuple(
         f"corral.{room}" for room in ("learners", "algorithms", "runners", "episodes", "callbacks", "config")
@@ -169,6 +172,7 @@ def test_import_rules(file: Path) -> None:
         ("envs/ray.py", "import ray"),
         ("curriculum/thresholds.py", "from corral.runners.runner import EnvRunner"),
         ("algorithms/ppo.py", "from corral.curriculum import ThresholdCurriculum"),
+        ("report/runs.py", "from corral.checkpoint import find_checkpoint"),
     ],
 )
 def test_the_rules_catch_what_breaks_them(path: str, source: str) -> None:

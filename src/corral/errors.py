@@ -83,6 +83,10 @@ class RunDirectoryError(CorralError, OSError):
     """The directory of a run cannot be written; the message names the directory."""
 
 
+class ReportError(CorralError, OSError):
+    """The file of a report or a plot cannot be written; the message names the file."""
+
+
 class CheckpointError(CorralError, ValueError):
     """A checkpoint cannot be written, or is missing, damaged, or of another algorithm; the message names the file."""
 

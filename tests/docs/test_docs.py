@@ -206,6 +206,17 @@ def test_every_public_name_is_in_the_reference() -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference" / "api").glob("*.md"))
     listed = {path.rpartition(".")[2] for path in re.findall(r"^[.][.] auto\w+:: (\S+)$", pages, flags=re.MULTILINE)}
     constants = {"__version__", "coordination", "BUILT_IN", "EVENTS", "FORMAT_VERSION", "IDENTITY_ACTION_SPACES"}
-    rooms = ["callbacks", "checkpoint", "curriculum", "engines", "exploration", "loggers", "replay", "testing", "tune"]
+    rooms = [
+        "callbacks",
+        "checkpoint",
+        "curriculum",
+        "engines",
+        "exploration",
+        "loggers",
+        "replay",
+        "report",
+        "testing",
+        "tune",
+    ]
     for module in (corral, *(importlib.import_module(f"corral.{room}") for room in rooms)):
         assert set(module.__all__) - constants <= listed, module.__name__

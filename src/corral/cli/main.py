@@ -12,6 +12,7 @@ from pathlib import Path
 
 from corral import __version__
 from corral.cli import EXIT_ERROR, EXIT_USAGE, interrupted_status, print_error
+from corral.cli.report import add_report_commands
 from corral.core.interrupts import ending_signals_raised
 from corral.errors import ConfigError, CorralError
 
@@ -134,6 +135,8 @@ def make_parser() -> argparse.ArgumentParser:
     play.add_argument("--record", type=Path, metavar="DIR", help="record each episode there rather than show it")
     play.add_argument("--format", choices=("mp4", "gif"), default="mp4", help="of the recordings; mp4 if left out")
     play.set_defaults(run=_play)
+
+    add_report_commands(commands)
 
     events = commands.add_parser("events", help="list the events that callbacks can listen to")
     events.set_defaults(run=_events)

@@ -1,0 +1,119 @@
+"""Runs that differ only in their seed are one experiment: groups, their names, and what differs between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from corral.report.runs import RunRecord
+
+SEED = "debugging.seed"
+IGNORED = (SEED, "stop")
+"""Settings, and a group of them, in which runs of one experiment may differ."""
+
+MAX_NAMED = 3
+"""Number of settings that the label of a group names."""
+
+MAX_VALUE = 40
+"""Number of characters of a value in a label."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only in the seed, and in when they stop.
+
+    Attributes:
+        label: Name in figures and tables, which no other group has.
+        runs: The runs, at least one.
+    """
+
+    label: str
+    runs: tuple[RunRecord, ...]
+
+
+def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
+    """Return the groups of runs, in the order of their first runs.
+
+    A run without `config.yaml` is a group of its own.
+
+    Args:
+        runs: The runs.
+    """
+    grouped: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        settings = sorted((path, repr(value)) for path, value in comparable_settings(run).items())
+        key = str(settings) if run.config else run.name
+        grouped.setdefault(key, []).append(run)
+    members = [*grouped.values()]
+    labels = _labels([group[0] for group in members])
+    return [Group(label, tuple(group)) for label, group in zip(labels, members, strict=True)]
+
+
+def comparable_settings(run: RunRecord) -> dict[str, Any]:
+    """Return the settings of a run by dotted path, such as `training.lr`, without those that a group ignores."""
+    return {
+        path: value
+        for path, value in flat_settings(run.config)
+        if path not in IGNORED and path.partition(".")[0] not in IGNORED
+    }
+
+
+def flat_settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a config with their dotted paths; an empty dict is a value."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def differing_settings(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Return the settings that are not the same in all groups.
+
+    Returns:
+        The value of each group as text, by the dotted path of the setting; `"-"` where a group has no such setting.
+    """
+    settings = [comparable_settings(group.runs[0]) for group in groups]
+    paths = dict.fromkeys(path for found in settings for path in found)
+    texts = {path: [show_value(found[path]) if path in found else "-" for found in settings] for path in paths}
+    return {path: values for path, values in texts.items() if len(set(values)) > 1}
+
+
+def show_value(value: Any) -> str:
+    """Return a setting as short text."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def title_of(run: RunRecord) -> str:
+    """Return algorithm and env of a run, such as `PPO CartPole-v1`; its name if its config is not known."""
+    algo, env = run.config.get("algo"), run.setting("environment", "env")
+    parts = [str(part).rpartition(":")[2] for part in (algo, env) if part is not None]
+    return " ".join(parts) or run.name
+
+
+def _labels(runs: Sequence[RunRecord]) -> list[str]:
+    """Return a label for each group, whose first runs are given."""
+    titles = [title_of(run) for run in runs]
+    labels = []
+    for run, title in zip(runs, titles, strict=True):
+        alike = [
+            comparable_settings(other) for other, other_title in zip(runs, titles, strict=True) if other_title == title
+        ]
+        labels.append(f"{title}{_difference(comparable_settings(run), alike)}")
+    counts = Counter(labels)
+    return [label if counts[label] == 1 else f"{label} ({run.name})" for label, run in zip(labels, runs, strict=True)]
+
+
+def _difference(settings: Mapping[str, Any], alike: Sequence[Mapping[str, Any]]) -> str:
+    """Return the settings in which one of several configs differs from the others, as the end of a label."""
+    differing = [path for path in settings if len({show_value(other.get(path)) for other in alike}) > 1]
+    named = [f"{path.rpartition('.')[2]}={_shortened(show_value(settings[path]))}" for path in differing[:MAX_NAMED]]
+    return "".join(f", {text}" for text in named) + (", ..." if len(differing) > MAX_NAMED else "")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 3]}..."

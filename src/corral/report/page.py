@@ -1,0 +1,89 @@
+"""`write_report`: one HTML file, which needs no server and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from corral import __version__
+from corral.report.figures import group_color
+from corral.report.groups import Group, group_runs
+from corral.report.media import collect_media
+from corral.report.output import missing_package, write_file
+from corral.report.runs import read_runs
+from corral.report.sections import (
+    evaluation_section,
+    faults_figures,
+    learning_section,
+    losses_section,
+    more_section,
+    time_section,
+)
+from corral.report.tables import SUMMARY_COLUMNS, fault_rows, settings_of, summary_rows
+
+REPORT_FILE = "report.html"
+
+
+def write_report(runs: str | Path | Sequence[str | Path], path: str | Path = REPORT_FILE) -> Path:
+    """Write a report on runs as one HTML file, which shows everything without a server and without a network.
+
+    Runs that differ only in the seed are one experiment: their curves are shown as mean with a 95% interval. Files that
+    are missing or damaged are named in the report, and everything else is shown.
+
+    Args:
+        runs: Directories of runs, or directories that hold such directories, up to three levels below.
+        path: The file to write; an existing one is replaced.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        RunDirectoryError: A directory does not exist, or holds no run.
+        ReportError: The file cannot be written.
+        ConfigError: The packages of the extra `report` are not installed.
+    """
+    plotly_js = _plotly_js()
+    found = read_runs([runs] if isinstance(runs, (str, Path)) else runs)
+    return write_file(Path(path), _page(group_runs(found), plotly_js).encode("utf-8", errors="replace"))
+
+
+def _plotly_js() -> str:
+    """Return the code of plotly.js, which the page holds."""
+    try:
+        import jinja2  # noqa: F401
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise missing_package("a report", error) from error
+    return str(get_plotlyjs())
+
+
+def _page(groups: Sequence[Group], plotly_js: str) -> str:
+    """Return the text of the page."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    runs = [run for group in groups for run in group.runs]
+    colors = [group_color(index) for index in range(len(groups))]
+    environment = Environment(
+        loader=PackageLoader("corral.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment.get_template("report.html.jinja").render(
+        title=groups[0].label if len(groups) == 1 else f"{len(groups)} experiments",
+        num_runs=len(runs),
+        version=__version__,
+        written=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+        columns=SUMMARY_COLUMNS,
+        rows=summary_rows(groups, colors),
+        sections=[section(groups) for section in (learning_section, evaluation_section, losses_section, time_section)],
+        more=more_section(groups),
+        faults=fault_rows(runs),
+        fault_figures=faults_figures(groups),
+        settings=settings_of(groups),
+        media=collect_media(runs),
+        plotly_js=plotly_js,
+    )

@@ -1,0 +1,184 @@
+"""Run directories as tables: what a run has written so far, whatever state its files are in."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from corral.errors import RunDirectoryError
+from corral.loggers.run import CONFIG_FILE
+from corral.metrics.result import flat_result
+from corral.report.result_columns import ResultColumns
+from corral.report.run_log import RunLog, read_log
+
+RESULTS_FILE = "result.jsonl"
+SEARCH_DEPTH = 3
+"""Levels of directories below a given one in which runs are found."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What the directory of a run holds.
+
+    Attributes:
+        path: Directory of the run.
+        name: Short name, which no other run of a report has.
+        config: Content of `config.yaml`, by group; empty if there is none.
+        numbers: Numbers of the results by their paths, such as `env_runners/episode_return_mean`: each `[num_results]`,
+            with NaN where a result has no such number. Bools are 0 and 1.
+        texts: Texts of the results by their paths: each a list `[num_results]`, with `None` where there is none.
+        log: What `run.log` says.
+        problems: Sentences about files that are missing or damaged.
+    """
+
+    path: Path
+    name: str
+    config: dict[str, Any]
+    numbers: dict[str, NDArray[np.float64]]
+    texts: dict[str, list[str | None]]
+    log: RunLog
+    problems: tuple[str, ...]
+
+    @property
+    def num_results(self) -> int:
+        """Number of results that could be read."""
+        lengths = [*map(len, self.numbers.values()), *map(len, self.texts.values())]
+        return max(lengths, default=0)
+
+    def last(self, key: str) -> float:
+        """Return the last number of a key that is not NaN, or NaN."""
+        column = self.numbers.get(key, np.array([]))
+        found = column[~np.isnan(column)]
+        return float(found[-1]) if found.size else math.nan
+
+    def setting(self, group: str, name: str) -> Any:
+        """Return a setting of `config.yaml`, or `None`."""
+        found = self.config.get(group)
+        return found.get(name) if isinstance(found, Mapping) else None
+
+
+def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
+    """Read the runs in the given directories.
+
+    Args:
+        paths: Directories of runs, or directories that hold directories of runs, up to three levels below. A run
+            that is named twice is read once.
+
+    Raises:
+        RunDirectoryError: A path is no directory, or there is no run in it; or no path is given.
+    """
+    if not paths:
+        raise RunDirectoryError("no run was given: name at least one directory of a run.")
+    found = {run_dir.resolve(): run_dir for path in paths for run_dir in find_run_dirs(Path(path))}
+    names = _short_names([*found])
+    return [read_run(run_dir, name) for run_dir, name in zip(found.values(), names, strict=True)]
+
+
+def find_run_dirs(path: Path) -> list[Path]:
+    """Return the directory of a run, or the directories of all runs inside a directory.
+
+    Raises:
+        RunDirectoryError: The path is no directory, or there is no run in it.
+    """
+    try:
+        if not path.is_dir():
+            what = "it is a file; name the directory that it is in" if path.exists() else "it does not exist"
+            raise RunDirectoryError(f"{path} is not the directory of a run: {what}.")
+        found = [*_search(path, SEARCH_DEPTH)]
+    except OSError as error:
+        if isinstance(error, RunDirectoryError):
+            raise
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}.") from error
+    if not found:
+        raise RunDirectoryError(
+            f"{path} is not the directory of a run: neither it nor a directory in it has {RESULTS_FILE} or "
+            f"{CONFIG_FILE}."
+        )
+    return found
+
+
+def _search(path: Path, depth: int) -> Iterator[Path]:
+    if (path / RESULTS_FILE).is_file() or (path / CONFIG_FILE).is_file():
+        yield path
+    elif depth:
+        for child in sorted(path.iterdir()):
+            if child.is_dir() and not child.is_symlink() and os.access(child, os.R_OK | os.X_OK):
+                yield from _search(child, depth - 1)
+
+
+def _short_names(paths: Sequence[Path]) -> list[str]:
+    """Return the paths below the directory that all of them are in."""
+    above = os.path.commonpath([path.parent for path in paths])
+    return [Path(os.path.relpath(path, above)).as_posix() for path in paths]
+
+
+def read_run(path: Path, name: str | None = None) -> RunRecord:
+    """Read a run; a file that is missing or damaged becomes a problem of the record, and no error.
+
+    Args:
+        path: Directory of the run.
+        name: Name of the run in a report; the name of the directory if left out.
+    """
+    problems: list[str] = []
+    config = _read_config(path / CONFIG_FILE, problems)
+    columns = _read_results(path / RESULTS_FILE, problems)
+    log = read_log(path / "run.log", problems)
+    return RunRecord(path, name or path.name, config, columns.numbers(), columns.texts(), log, tuple(problems))
+
+
+def _read_config(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, yaml.YAMLError, RecursionError, ValueError) as error:
+        problems.append(_why_unread(path, error))
+        return {}
+    if not isinstance(config, dict):
+        problems.append(f"{path.name} holds no settings.")
+        return {}
+    return {str(group): settings for group, settings in config.items()}
+
+
+def _read_results(path: Path, problems: list[str]) -> ResultColumns:
+    """Return the results of a run in their order, without those that a resumed run has superseded."""
+    columns = ResultColumns()
+    num_damaged = 0
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if (result := _parsed(line)) is not None:
+                    columns.append(result)
+                elif line.endswith("\n") and line.strip():  # the last line may still be in writing
+                    num_damaged += 1
+    except OSError as error:
+        problems.append(_why_unread(path, error))
+    else:
+        if not columns.num_results:
+            problems.append(f"{path.name} holds no result yet.")
+    if num_damaged:
+        lines = "1 line that is" if num_damaged == 1 else f"{num_damaged} lines that are"
+        problems.append(f"{path.name} has {lines} damaged, and left out.")
+    return columns
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """Return the flat result in a line, or `None` for a damaged line."""
+    try:
+        result = json.loads(line)
+        return flat_result(result) if isinstance(result, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _why_unread(path: Path, error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"There is no {path.name}."
+    return f"{path.name} cannot be read: {getattr(error, 'strerror', None) or 'it is damaged'}."

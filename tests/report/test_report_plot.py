@@ -1,0 +1,74 @@
+"""`corral plot`: pictures of one number."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from corral.cli.main import main
+from corral.errors import ConfigError
+from corral.report import write_plot
+from written_runs import config, result, write_run
+
+pytest.importorskip("matplotlib")
+
+
+def test_a_picture_shows_the_runs(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"seed-{seed}", [1.0, 2.0 + seed], settings=config(seed))
+    write_run(tmp_path / "dqn", [4.0], settings=config(algo="DQN"))
+    svg = write_plot(tmp_path, tmp_path / "curves.svg").read_text(encoding="utf-8")
+    for text in ("DQN CartPole-v1", "PPO CartPole-v1, 2 runs", "env steps", "episode_return_mean"):
+        assert f"<!-- {text} -->" in svg  # matplotlib draws letters as paths, and names the text
+    png = write_plot(tmp_path, tmp_path / "curves.png", x="time", y="learners/default_policy/total_loss")
+    with Image.open(png) as image:
+        assert image.size == (1050, 630)
+        colors = {tuple(color) for _, color in image.convert("RGB").getcolors(2**20) or ()}
+    assert {(0, 0x72, 0xB2), (0xD5, 0x5E, 0)} <= colors
+
+
+def test_the_same_runs_give_the_same_picture(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [1.0, 2.0])
+    first, second = (write_plot(run, tmp_path / f"{name}.png").read_bytes() for name in "ab")
+    assert first == second
+
+
+def test_a_run_without_values_is_drawn_without_a_line(tmp_path: Path) -> None:
+    write_run(tmp_path / "nan", results=[result(1, None)], settings=config(algo="SAC"))
+    write_run(tmp_path / "one", [1.0])
+    svg = write_plot(tmp_path, tmp_path / "curves.svg").read_text(encoding="utf-8")
+    assert "<!-- SAC CartPole-v1: no values -->" in svg
+    with Image.open(write_plot(tmp_path / "nan", tmp_path / "nan.png")) as image:
+        assert image.size == (1050, 630)
+
+
+def test_strange_names_are_drawn_as_they_are(tmp_path: Path) -> None:
+    for name in ("_hidden", "$x^", "a\udce4"):
+        (write_run(tmp_path / name) / "config.yaml").unlink()
+    svg = write_plot(tmp_path, tmp_path / "curves.svg").read_text(encoding="utf-8")
+    for text in (" _hidden", "$x^", "a?"):
+        assert f"<!-- {text} -->" in svg.replace("\\$", "$")
+
+
+def test_the_command_names_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert main(["plot", "run"]) == 0
+    assert capsys.readouterr().out == "The picture is stored in curves.png\n"
+    assert main(["plot", "run", "--y", "episode_retrun_mean"]) == 2
+    assert "Did you mean 'env_runners/episode_return_mean'?" in capsys.readouterr().err
+    assert main(["plot", "run", "-o", "curves.bmp"]) == 2
+    assert "curves.bmp: the name of a picture ends with .png, .svg or .pdf" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"x='iterations': use 'steps' or 'time'"):
+        write_plot("run", x="iterations")
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"pip install 'corral\[report\]'"):
+        write_plot(write_run(tmp_path / "run"), tmp_path / "curves.png")
