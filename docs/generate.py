@@ -10,12 +10,10 @@ import argparse
 import ast
 import dataclasses
 import inspect
-import json
 import re
-import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import api_pages
 import setter_types
@@ -30,9 +28,8 @@ from corral.compat.rllib.settings import Setting
 from corral.compat.rllib.table import FROM_RAY, NOT_SERVED, entries, home_module, open_homes, public_names
 from corral.compat.rllib.table import MODULES as RLLIB_MODULES
 from corral.config.config import AlgorithmConfig
+from corral.config.description import default_of, describe_settings, section_of, summary_of
 from corral.config.settings import GROUPS
-from corral.core.schedules import Schedule
-from corral.core.settings import bounds_of, is_union, setting_types
 from corral.errors import ConfigError
 from corral.exploration import BUILT_IN, Exploration, check_exploration, exploration_class
 from corral.exploration.build import settings_of
@@ -43,57 +40,9 @@ EXAMPLES_PAGE = Path(__file__).parent / "examples.md"
 NOTE = "<!-- Written by docs/generate.py; run `make docs` after a change in the code. -->"
 
 
-def attribute_docs(cls: type, heading: str = "Attributes") -> dict[str, str]:
-    """Return the text of each entry in a section of a class's docstring.
-
-    Args:
-        cls: A class with a Google-style docstring.
-        heading: Heading of the section.
-    """
-    _, found, section = inspect.cleandoc(cls.__doc__ or "").partition(f"{heading}:\n")
-    texts: dict[str, list[str]] = {}
-    name = ""
-    for line in section.splitlines() if found else []:
-        if not line.startswith("    "):  # a blank line, or the next section
-            break
-        if entry := re.match(r"    (\w+): (.*)", line):
-            name = entry[1]
-            texts[name] = [entry[2]]
-        else:
-            texts[name].append(line.strip())
-    return {name: " ".join(lines) for name, lines in texts.items()}
-
-
-def summary(cls: type) -> str:
-    """Return the first line of a class's docstring."""
-    return inspect.cleandoc(cls.__doc__ or "").splitlines()[0]
-
-
-def default_of(field: dataclasses.Field[Any]) -> str:
-    """Return a field's default as Python code."""
-    if field.default_factory is not dataclasses.MISSING:
-        return repr(field.default_factory())
-    return repr(field.default)
-
-
-def type_of(hint: Any) -> str:
-    """Return a type as Markdown, with the members of a union and the choices of a `Literal` one by one."""
-    return " or ".join(f"`{part}`" for part in type_parts(hint))
-
-
-def type_parts(hint: Any) -> list[str]:
-    """Return the members of a type as Python code."""
-    if is_union(hint):
-        members, schedule = list(typing.get_args(hint)), typing.get_args(Schedule)
-        if set(schedule) <= set(members):
-            members = [member for member in members if member not in schedule]
-            return ["Schedule", *(part for member in members for part in type_parts(member))]
-        return [part for member in members for part in type_parts(member)]
-    if typing.get_origin(hint) is Literal:
-        return [json.dumps(choice) for choice in typing.get_args(hint)]
-    if hint is type(None):
-        return ["None"]
-    return [hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")]
+def type_of(types: list[str]) -> str:
+    """Return the types of a setting as Markdown."""
+    return " or ".join(f"`{part}`" for part in types)
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -112,13 +61,12 @@ def settings_list(owner: type, names: list[str] | None = None) -> str:
     Raises:
         KeyError: A setting is missing from the docstring.
     """
-    docs = {name: text for cls in reversed(owner.__mro__) for name, text in attribute_docs(cls).items()}
-    hints, bounded = typing.get_type_hints(owner), setting_types(owner)
     entries = []
-    for f in dataclasses.fields(owner):
-        if names is None or f.name in names:
-            facts = [type_of(hints[f.name]), f"default `{default_of(f)}`", *bounds_of(bounded[f.name])]
-            entries.append(f"- **`{f.name}`**: {', '.join(facts)}. {docs[f.name]}")
+    for setting in describe_settings(owner, names):
+        if not setting.meaning:
+            raise KeyError(f"{owner.__name__}.{setting.name}")
+        facts = [type_of(setting.types), f"default `{setting.default!r}`", *setting.bounds]
+        entries.append(f"- **`{setting.name}`**: {', '.join(facts)}. {setting.meaning}")
     return "\n".join(entries)
 
 
@@ -128,7 +76,7 @@ def algorithm_section(name: str) -> list[str]:
     fields = dataclasses.fields(cls)
     own = [f.name for f in fields if f.name not in base]
     changed = [f for f in fields if f.name in base and default_of(f) != default_of(base[f.name])]
-    rows = [[f"`{f.name}`", f"`{default_of(f)}`", f"`{default_of(base[f.name])}`"] for f in changed]
+    rows = [[f"`{f.name}`", f"`{default_of(f)!r}`", f"`{default_of(base[f.name])!r}`"] for f in changed]
     rows.append(
         ["`num_envs_per_env_runner`", f"`{cls.DEFAULT_NUM_ENVS}` for `None`", f"`{AlgorithmConfig.DEFAULT_NUM_ENVS}`"]
     )
@@ -152,7 +100,7 @@ def config_page() -> str:
         "`Schedule` is a number, or `[[num_env_steps, value], ...]` joined by straight lines; the first step is 0.",
     ]
     for group, owner in GROUPS.items():
-        parts += [f"## {group}", summary(owner), settings_list(owner)]
+        parts += [f"## {group}", summary_of(owner), settings_list(owner)]
     parts += [
         "## model_config",
         "Settings of the default module, given with `.rl_module(model_config={...})`.",
@@ -214,7 +162,7 @@ def exploration_settings(kind: str) -> str:
     cls = exploration_class(kind)
     docs: dict[str, str] = {}
     for owner in reversed(cls.__mro__[: cls.__mro__.index(Exploration)]):
-        docs |= attribute_docs(owner, "Args")
+        docs |= section_of(owner, "Args")
     rows = [[f"`{name}`", f"`{default!r}`", docs[name]] for name, default in settings_of(cls).items()]
     return table(["setting", "default", "meaning"], rows) if rows else "It has no settings."
 

@@ -15,6 +15,10 @@ class ConfigError(CorralError, ValueError):
     """A setting is unknown, has a value of the wrong type, or contradicts another setting."""
 
 
+class MissingPackageError(ConfigError):
+    """A package that a setting or a command needs is not installed; the message has the command that installs it."""
+
+
 class UnknownAttributeError(CorralError, AttributeError):
     """A config or an algorithm has no such attribute; the message says what Corral calls it, or the nearest name."""
 

@@ -133,6 +133,6 @@ def test_what_is_no_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.Captur
         (tmp_path / "nowhere", "does not exist"),
         (tmp_path / "checkpoint", "state.msgpack has 0 bytes"),
     ):
-        assert main(["checkpoint", "info", str(path)]) == 1
+        assert main(["checkpoint", "info", str(path)]) == 7
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith("corral: ") and message in line

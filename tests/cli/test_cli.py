@@ -21,7 +21,7 @@ from corral.callbacks import EVENTS
 from corral.cli.main import main
 from user_files import SMALL, write_my_algo
 
-COMMAND = [sys.executable, "-m", "corral.cli.main"]
+COMMAND = [sys.executable, "-m", "corral"]
 CARTPOLE = ["train", "--algo", "PPO", "--env", "CartPole-v1", "--seed", "0"]
 SHORT = ["--stop", "num_env_steps=4000"]
 RUN_FILES = {"config.yaml", "progress.csv", "result.jsonl", "run.log", "checkpoints", ".lock"}
@@ -206,14 +206,14 @@ def test_tensorboard_writes_event_files_too(
     assert {path.name for path in (tmp_path / "here").iterdir()} == {*RUN_FILES, events.name}
 
 
-def test_a_missing_tensorboard_is_wrong_usage(
+def test_a_missing_tensorboard_has_an_exit_status_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in sys.modules if name.startswith(("torch.utils.tensorboard", "tensorboard."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # what Python does with a module that must not be imported
-    assert main([*CARTPOLE, *SHORT, "--tensorboard"]) == 2
+    assert main([*CARTPOLE, *SHORT, "--tensorboard"]) == 8
     streams = capsys.readouterr()
     assert "pip install 'corral[tensorboard]'" in streams.err
     assert (streams.out, list(tmp_path.iterdir())) == ("", [])
@@ -229,7 +229,7 @@ def test_a_stop_criterion_that_is_not_in_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([*CARTPOLE, "--stop", "episode_retrun_mean=450"]) == 1
+    assert main([*CARTPOLE, "--stop", "episode_retrun_mean=450"]) == 2
     streams = capsys.readouterr()
     assert "stop criterion 'episode_retrun_mean' does not appear in the result" in streams.err
     assert "Did you mean 'env_runners/episode_return_mean'?" in streams.err
@@ -244,7 +244,7 @@ def test_an_env_that_raises(tmp_path: Path) -> None:
     fault = ["fault=raise_step", "at_step=200", "vector_index=3"]
     settings = [part for name in fault for part in ("--set", f"environment.env_config.{name}")]
     done = corral(["train", "--algo", "PPO", "--env", "corral.testing:FaultyEnv", *SHORT, *settings], tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stderr.startswith("corral: env 'corral.testing:FaultyEnv', sub-env 3, step ")
     assert "raised in step(): ZeroDivisionError: the simulator divided by zero" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
@@ -264,7 +264,7 @@ def test_an_env_that_cannot_be_made_leaves_no_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = ["environment.env_config.gravity=1", f"env_runners.vectorization={vectorization}"]
-    assert main([*CARTPOLE, *SHORT, *(part for setting in settings for part in ("--set", setting))]) == 1
+    assert main([*CARTPOLE, *SHORT, *(part for setting in settings for part in ("--set", setting))]) == 3
     message = capsys.readouterr().err.splitlines()[-1]  # after the traceback, which no run.log holds
     assert message.startswith("corral: env 'CartPole-v1' raised when ")
     assert "was made with env_config {'gravity': 1}: TypeError: " in message
@@ -278,7 +278,7 @@ def test_a_directory_that_holds_a_run_is_left_alone(
     held = tmp_path / "held"
     held.mkdir()
     (held / "config.yaml").write_text("algo: PPO\n", encoding="utf-8")
-    assert main([*CARTPOLE, *SHORT, "--run-dir", "held"]) == 1
+    assert main([*CARTPOLE, *SHORT, "--run-dir", "held"]) == 6
     assert capsys.readouterr().err.startswith("corral: held already holds a run")
     assert {path.name for path in held.iterdir()} == {"config.yaml"}
     assert (held / "config.yaml").read_text(encoding="utf-8") == "algo: PPO\n"

@@ -145,7 +145,7 @@ def test_a_killed_run_continues_from_its_last_checkpoint(tmp_path: Path, capsys:
         training.wait_for(lambda: list(run_dir.glob("checkpoints/iteration-*/metadata.json")))
         training.wait_for_iterations(rows(run_dir)[-1] + 5)
         # A second process may not continue it meanwhile.
-        assert main(["train", "--resume", str(run_dir)]) == 1
+        assert main(["train", "--resume", str(run_dir)]) == 6
         assert "belongs to a run that has not ended" in capsys.readouterr().err
         training.end(signal.SIGKILL)
     kept = read_checkpoint(find_checkpoint(run_dir)).metadata["training_iteration"]
@@ -240,10 +240,10 @@ def test_wrong_usage_of_resume(
 
 
 def test_a_directory_that_cannot_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--resume", str(tmp_path)]) == 1
+    assert main(["train", "--resume", str(tmp_path)]) == 6
     assert "is not the directory of a run: it has no config.yaml" in capsys.readouterr().err
     (tmp_path / "config.yaml").write_text("algo: PPO\n", encoding="utf-8")
-    assert main(["train", "--resume", str(tmp_path)]) == 1
+    assert main(["train", "--resume", str(tmp_path)]) == 7
     assert "holds no whole checkpoint" in capsys.readouterr().err
 
 

@@ -20,6 +20,7 @@ from pages import NO_RUN, PAGES, README, ROOT, anchors, blocks, commands, first_
 
 import corral
 from corral import PPOConfig
+from corral.algorithms import registry
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import flat_result
 from corral.cli.main import make_parser
@@ -41,6 +42,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     module = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look up the module of a class
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))  # pages register algorithms
     cloudpickle.register_pickle_by_value(module)  # and runners in other processes cannot import it
     output: str | None = None  # of the block before this one, if it was Python
     for block in blocks(page):

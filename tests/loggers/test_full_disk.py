@@ -41,7 +41,7 @@ def test_an_unwritable_run_directory_is_found_before_anything_is_made(
     env = f"{__name__}:NeverMade"
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
     arguments = ["train", "--algo", "PPO", "--env", env, "--stop", "training_iteration=1", "--run-dir", where]
-    assert main(arguments) == 1
+    assert main(arguments) == 6
     streams = capsys.readouterr()
     [line] = streams.err.splitlines()
     assert line.startswith(f"corral: the run directory {where} cannot be written: ")

@@ -188,7 +188,7 @@ def test_the_command_writes_a_page_and_opens_it(
     assert "absent/report.html cannot be written: No such file" in capsys.readouterr().err
     assert main(["report", "run", "-o", "."]) == 1
     assert ". cannot be written: it is a directory" in capsys.readouterr().err
-    assert main(["report", "run", "nothing"]) == 1
+    assert main(["report", "run", "nothing"]) == 6
     assert "nothing is not the directory of a run: it does not exist" in capsys.readouterr().err
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -18,18 +19,14 @@ MAX_TEXT = 200
 MAX_DEPTH = 8
 
 
-def print_info(path: str, *, as_json: bool = False) -> int:
-    """Print what a checkpoint holds, and return the exit status 0.
-
-    Args:
-        path: A checkpoint, a run directory, or a URL.
-        as_json: Whether to print one JSON object.
+def print_info(options: argparse.Namespace) -> int:
+    """Print what the checkpoint at `options.path` holds, and return the exit status 0.
 
     Raises:
         CheckpointError: There is no checkpoint, or a file is missing or damaged.
     """
-    info = checkpoint_info(path)
-    if as_json:
+    info = checkpoint_info(options.path)
+    if options.json:
         print(json.dumps(info, indent=1))
         return 0
     console = Console(highlight=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,13 @@ def _override(config: AlgorithmConfig, options: argparse.Namespace) -> None:
         config.set_path(*parse_pair(text, "--set"))
 
 
+def overriding_arguments(options: argparse.Namespace) -> list[str]:
+    """Return the options that override settings and stop criteria, as arguments for another `corral train`."""
+    given = [("--env", options.env), ("--checkpoint-every", options.checkpoint_every)]
+    given += [("--stop", text) for text in options.stop] + [("--set", text) for text in options.settings]
+    return [f"{name}={value}" for name, value in given if value is not None]
+
+
 def read_experiment(path: Path) -> dict[str, Any]:
     """Read a YAML file of groups of settings.
 
@@ -59,7 +67,7 @@ def read_experiment(path: Path) -> dict[str, Any]:
         ConfigError: The file cannot be read, or does not hold a mapping.
     """
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = _read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path}: {error}") from error
     if not isinstance(settings, dict):
@@ -117,9 +125,26 @@ def parse_pair(text: str, option: str) -> tuple[str, Any]:
         ConfigError: There is no `=`, or the value is not YAML.
     """
     name, equals, value = text.partition("=")
+    name = name.strip()
     if not equals or not name:
         raise ConfigError(f"{option} {text!r}: expected NAME=VALUE.")
     try:
-        return name, yaml.safe_load(value)
+        return name, _read_yaml(value)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{option} {text!r}: the value is not valid YAML: {error}") from error
+        problem = getattr(error, "problem", None) or error
+        raise ConfigError(
+            f"{option} {text!r}: the value is not valid YAML: {problem}. Lists are as in '[64, 64]', dicts as in "
+            "'{a: 1, b: text}', and quotes around the whole argument keep the shell from changing it."
+        ) from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as a number, as YAML 1.2 does; for YAML 1.1 it is a string, since it has no dot."""
+
+
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+.0123456789"])
+
+
+def _read_yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)

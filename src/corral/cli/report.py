@@ -14,38 +14,41 @@ def add_report_commands(commands: Any) -> None:
     Args:
         commands: Subparsers of the command line.
     """
-    report = commands.add_parser("report", help="write a page with the curves, times, faults and settings of runs")
-    _add_runs(report)
-    report.add_argument(
+    page = commands.add_parser("report", help="write a page with the curves, times, faults and settings of runs")
+    _add_runs(page)
+    page.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), help="the HTML file to write; report.html if left out"
     )
-    report.add_argument("--open", action="store_true", help="open the page in the browser")
-    report.set_defaults(run=_report)
+    page.add_argument("--open", action="store_true", help="open the page in the browser")
+    page.set_defaults(run="corral.cli.report:report")
 
-    plot = commands.add_parser("plot", help="draw a number of runs over training")
-    _add_runs(plot)
-    plot.add_argument("--x", choices=("steps", "time"), default="steps", help="env steps or seconds; steps if left out")
-    plot.add_argument(
+    picture = commands.add_parser("plot", help="draw a number of runs over training")
+    _add_runs(picture)
+    picture.add_argument(
+        "--x", choices=("steps", "time"), default="steps", help="env steps or seconds; steps if left out"
+    )
+    picture.add_argument(
         "--y",
         default="episode_return_mean",
         metavar="KEY",
         help="a number of the result, such as learners/default_policy/total_loss; episode_return_mean if left out",
     )
-    plot.add_argument(
+    picture.add_argument(
         "-o",
         "--output",
         type=Path,
         default=Path("curves.png"),
         help="the picture to write, .png, .svg or .pdf; curves.png if left out",
     )
-    plot.set_defaults(run=_plot)
+    picture.set_defaults(run="corral.cli.report:plot")
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or a directory that holds some")
 
 
-def _report(options: argparse.Namespace) -> int:
+def report(options: argparse.Namespace) -> int:
+    """Write the page of runs, and return the exit status 0."""
     from corral.report import write_report
 
     path = write_report(options.runs, options.output)
@@ -55,7 +58,8 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _plot(options: argparse.Namespace) -> int:
+def plot(options: argparse.Namespace) -> int:
+    """Draw the picture of runs, and return the exit status 0."""
     from corral.report import write_plot
 
     path = write_plot(options.runs, options.output, x=options.x, y=options.y)

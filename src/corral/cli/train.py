@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import shlex
 import traceback
@@ -9,11 +10,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from corral.algorithms.stopping import Criterion
-from corral.cli import EXIT_ERROR, interrupted_status, print_error
+from corral.cli.exit_status import interrupted_status, print_error, status_of
+from corral.cli.experiment import load_experiment
+from corral.cli.seed_set import is_set
 from corral.config.config import AlgorithmConfig
-from corral.errors import CorralError
-from corral.loggers import Logger
+from corral.errors import ConfigError, CorralError
+from corral.loggers import Logger, TensorBoardLogger, default_loggers
 from corral.loggers.run import check_run_dir
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run `corral train`: one run, or with `--seeds` one for each seed; return the exit status."""
+    if options.seeds is not None or (options.resume is not None and is_set(options.resume)):
+        from corral.cli.seeds import train_seeds
+
+        return train_seeds(options)
+    if options.parallel is not None:
+        raise ConfigError("--parallel goes with --seeds: one run uses more cores with env_runners.num_env_runners.")
+    config, stop = load_experiment(options)
+    config.validate()  # a mistake is reported before anything is written
+    loggers = [*default_loggers(), TensorBoardLogger()] if options.tensorboard else None
+    return train(config, stop, run_dir=options.run_dir, resume=options.resume, loggers=loggers, quiet=options.quiet)
 
 
 def train(
@@ -36,7 +53,7 @@ def train(
         quiet: Whether to show only the last line.
 
     Returns:
-        The exit status: 0, 1 after an error, 128 plus the number of the signal that ended the run.
+        The exit status; see `EXIT_STATUSES`.
 
     Raises:
         FileExistsError: The run directory holds a run already.
@@ -54,7 +71,7 @@ def train(
         if algorithm is None and error.__cause__ is not None:  # there is no run.log to hold the traceback
             traceback.print_exception(error.__cause__)
         print_error(error)
-        status = EXIT_ERROR
+        status = status_of(error)
     except KeyboardInterrupt as error:
         status = interrupted_status(error)
     else:

@@ -403,6 +403,8 @@ class AlgorithmConfig(
         Raises:
             ConfigError: No setting has this path, or a value on the way is not a dict.
         """
+        if "." in path and "" in path.split("."):
+            raise ConfigError(f"config: {path!r} has a dot without a name next to it: write group.name.")
         group, _, name = path.partition(".")
         name, _, key = name.partition(".")
         if group not in GROUPS:

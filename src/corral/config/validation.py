@@ -15,7 +15,7 @@ from corral.engines import engine_for
 from corral.engines.base import TRAITS
 from corral.envs.episode_resets import RESET_FN_ARGUMENTS, reset_fn_arguments
 from corral.envs.vector import resolve_env
-from corral.errors import ConfigError, nearest, nearest_name
+from corral.errors import ConfigError, MissingPackageError, nearest, nearest_name
 from corral.exploration import check_exploration, exploration_class
 from corral.exploration.build import resolved
 from corral.modules.heuristic import HeuristicModule
@@ -124,7 +124,7 @@ def _validate_evaluation(config: AlgorithmConfig) -> None:
         _validate_custom_evaluation(config)
     _validate_reset_arguments(config)
     if config.evaluation_num_videos and find_spec("av") is None:
-        raise ConfigError("evaluation_num_videos needs av: run `pip install 'corral[play]'`.")
+        raise MissingPackageError("evaluation_num_videos needs av: run `pip install 'corral[play]'`.")
 
 
 def _validate_overrides(config: AlgorithmConfig) -> None:

@@ -70,9 +70,13 @@ def module_named(name: str, path: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
+        if not (isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}.")):
+            raise ConfigError(f"{path!r} cannot be imported: the module {name!r} raised: {error}") from error
+        close = nearest_name(name, [file.stem for file in Path.cwd().glob("*.py")])
+        hint = "" if close is None else f"; the nearest one in the working directory is {close!r}"
         raise ConfigError(
-            f"{path!r} cannot be imported: {error}. The module must be in the working directory, on PYTHONPATH, or "
-            "installed"
+            f"{path!r} cannot be imported: {error}{hint}. The module must be in the working directory, on PYTHONPATH, "
+            "or installed"
         ) from error
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 
 from corral.engines.base import Engine, Resources, WorkerHandle
-from corral.errors import ConfigError
+from corral.errors import MissingPackageError
 
 __all__ = ["Engine", "Resources", "WorkerHandle", "engine_for", "make_engine"]
 
@@ -45,7 +45,7 @@ def make_engine(setting: str) -> Engine:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "ray":
             raise
-        raise ConfigError(
+        raise MissingPackageError(
             "engine_name='ray' needs Ray, which is not installed: pip install 'corral[ray]', or set "
             "engine_name='process'."
         ) from error

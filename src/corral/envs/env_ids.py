@@ -10,7 +10,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from corral.core.settings import module_named
-from corral.errors import ConfigError, nearest_name
+from corral.errors import ConfigError, MissingPackageError, nearest_name
 
 
 class Package(NamedTuple):
@@ -69,22 +69,34 @@ def import_module(module_name: str, env: str) -> Any:
 
     Raises:
         ConfigError: The module cannot be imported.
+        MissingPackageError: It is not installed, and an extra of Corral installs it.
     """
     try:
         return module_named(module_name, env)
     except ConfigError as error:
-        remedy = f" Run `pip install '{EXTRAS[module_name]}'`." if module_name in EXTRAS else ""
-        raise ConfigError(f"environment: env {error}.{remedy}") from error
+        if module_name in EXTRAS:
+            remedy = f"Run `pip install '{EXTRAS[module_name]}'`."
+            raise MissingPackageError(f"environment: env {error}. {remedy}") from error
+        raise ConfigError(f"environment: env {error}.") from error
+
+
+def is_of_missing_package(env_id: str) -> bool:
+    """Return whether the known package that registers an id is not installed."""
+    package = package_of(env_id)
+    return package is not None and find_spec(package.module_name) is None
 
 
 def id_hint(env_id: str) -> str:
     """Return a sentence with what to write, or to install, instead of an unknown id."""
     package = package_of(env_id)
-    if package is not None and not find_spec(package.module_name):
+    if package is not None and is_of_missing_package(env_id):
         return f"It is in another package: run `pip install '{package.install}'`."
     known = newest_version(env_id) or nearest_name(env_id, gym.registry)
     if known is not None:
         return f"Did you mean {known!r}?"
+    module_name, dot, attribute = env_id.rpartition(".")
+    if dot and "/" not in env_id:
+        return f"If it is an import path, write a colon before the name: '{module_name}:{attribute}'."
     return "gymnasium.pprint_registry() shows all ids; an id of another package is 'package:Name-v0'."
 
 

@@ -25,7 +25,7 @@ from corral.envs.atari_env import (
     make_atari_vector,
 )
 from corral.envs.checks import check_env, check_spaces, legal_sample, mismatch, warn_if_cast
-from corral.envs.env_ids import id_hint, import_module, import_package, newest_version
+from corral.envs.env_ids import id_hint, import_module, import_package, is_of_missing_package, newest_version
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.masked_resets import MaskedResets
 from corral.envs.multi_agent_env import MultiAgentEnv
@@ -35,7 +35,7 @@ from corral.envs.seats import SeatsSpace
 from corral.envs.step_timeout import limited
 from corral.envs.sub_envs import AbsentSubEnvs, Restarts, close_quietly
 from corral.envs.sync_vector import SyncVectorEnv
-from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, nearest
+from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, MissingPackageError, nearest
 
 log = logging.getLogger("corral")
 
@@ -80,6 +80,7 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
 
     Raises:
         ConfigError: The id is unknown, or the import fails; the message names the nearest known id.
+        MissingPackageError: The env is in a package that is not installed.
     """
     factory: Callable[..., Any]
     if callable(env):
@@ -108,7 +109,8 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
             raise ConfigError(
                 f"environment: module {module_name!r} has no env {attribute!r}. {nearest(attribute, names)}"
             ) from error
-        raise ConfigError(f"environment: unknown env id {env_id!r}. {id_hint(env_id)}") from error
+        kind = MissingPackageError if is_of_missing_package(env_id) else ConfigError
+        raise kind(f"environment: unknown env id {env_id!r}. {id_hint(env_id)}") from error
     return str(env)
 
 
@@ -123,7 +125,9 @@ def _needs_said(env_id: str) -> Iterator[None]:
         remedy = f" Did you mean {newest!r}?" if newest not in (None, env_id) else ""
         if isinstance(error, ModuleNotFoundError):
             remedy = f" Run `pip install {error.name}`.{remedy}"
-        raise EnvError(f"env {env_id!r} cannot be made here: {said}.{remedy}") from error
+        is_missing = isinstance(error, (gym.error.DependencyNotInstalled, ModuleNotFoundError))
+        kind = MissingPackageError if is_missing else EnvError
+        raise kind(f"env {env_id!r} cannot be made here: {said}.{remedy}") from error
 
 
 def _call_factory(factory: Callable[..., Any], context: EnvContext) -> Any:
@@ -180,6 +184,7 @@ def make_vector_env(
 
     Raises:
         ConfigError: The id is unknown, or settings contradict a ready vector env.
+        MissingPackageError: A package that the env needs is not installed.
         EnvError: The env raised an exception, or returned a value outside its spaces.
     """
     resolved, name, n = resolve_env(env), env_name(env), num_envs or default_num_envs

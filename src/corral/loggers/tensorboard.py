@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral.errors import ConfigError
+from corral.errors import ConfigError, MissingPackageError
 from corral.loggers.base import Logger
 from corral.loggers.values import classify
 from corral.metrics.result import flat_result
@@ -163,13 +163,13 @@ class TensorBoardLogger(Logger):
 
 
 def _check_packages() -> None:
-    """Raise a `ConfigError` if a package that writing needs cannot be imported."""
+    """Raise a `MissingPackageError` if a package that writing needs cannot be imported."""
     try:
         import PIL.Image  # noqa: F401
         import torch.utils.tensorboard  # noqa: F401  (torch says when tensorboard is too old)
     except ImportError as error:
         message = f"TensorBoardLogger needs the packages tensorboard and pillow ({error}): "
-        raise ConfigError(f"{message}pip install 'corral[tensorboard]'") from error
+        raise MissingPackageError(f"{message}pip install 'corral[tensorboard]'") from error
 
 
 def _encode(images: list[Image], file_format: str, **settings: Any) -> bytes:

@@ -22,7 +22,7 @@ import corral
 from corral.core.space_descriptions import describe_space
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree, named_leaves
-from corral.errors import ConfigError, ExportError
+from corral.errors import ConfigError, ExportError, MissingPackageError
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.memory import initial_states
 from corral.modules.module import Module
@@ -44,7 +44,7 @@ def export_policy(policy: Policy, file: Path) -> Path:
     if file.suffix not in (".onnx", ".pt2"):
         raise ConfigError(f"export: {file} must end with .onnx (ONNX) or .pt2 (torch.export).")
     if file.suffix == ".onnx" and (missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]):
-        raise ConfigError(f"export: .onnx needs {' and '.join(missing)}: run `pip install 'corral[onnx]'`.")
+        raise MissingPackageError(f"export: .onnx needs {' and '.join(missing)}: run `pip install 'corral[onnx]'`.")
     if isinstance(policy.module, HeuristicModule):
         raise ExportError(
             f"{type(policy.module).__name__} chooses actions by rules in Python: only a module with a network can be "

@@ -20,7 +20,7 @@ from corral.envs.seats import Seats
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.envs.videos import Mp4Encoder, check_frame, frames_per_second
-from corral.errors import ConfigError, EnvError
+from corral.errors import ConfigError, EnvError, MissingPackageError
 from corral.policies.agent_policies import AgentPolicies, refuse_several_agents
 from corral.policies.evaluate import MAX_EPISODE_STEPS, check_spaces_fit
 from corral.policies.policy import Policy
@@ -80,7 +80,7 @@ def play_episodes(
     if record is not None:
         module_name, package = PACKAGES[file_format]
         if find_spec(module_name) is None:
-            raise ConfigError(f"recording {file_format} needs {package}: run `pip install 'corral[play]'`.")
+            raise MissingPackageError(f"recording {file_format} needs {package}: run `pip install 'corral[play]'`.")
     name, mode = env_name(env), "human" if record is None else "rgb_array"
     with contextlib.ExitStack() as opened:
         made = _make_env(env, name, mode, env_config or {}, wrappers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from corral.errors import ConfigError, ReportError
+from corral.errors import MissingPackageError, ReportError
 
 
 def write_file(path: Path, content: bytes) -> Path:
@@ -28,11 +28,11 @@ def write_file(path: Path, content: bytes) -> Path:
     return path
 
 
-def missing_package(what: str, error: ImportError) -> ConfigError:
+def missing_package(what: str, error: ImportError) -> MissingPackageError:
     """Return the error for a package that is not installed.
 
     Args:
         what: What needs it, such as `"a report"`.
         error: The error of the import.
     """
-    return ConfigError(f"{what} needs the packages of an extra ({error}): pip install 'corral[report]'")
+    return MissingPackageError(f"{what} needs the packages of an extra ({error}): pip install 'corral[report]'")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from corral.errors import ConfigError
+from corral.errors import MissingPackageError
 
 try:
     import ray.tune as _ray_tune
 except ModuleNotFoundError as error:
-    raise ConfigError(
+    raise MissingPackageError(
         f"corral.tune needs Ray Tune, and {error.name!r} is not installed: pip install 'corral[ray]'."
     ) from error
 

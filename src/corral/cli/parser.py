@@ -1,0 +1,172 @@
+"""The parser of the command line: every command with its options."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from corral import __version__
+from corral.cli.report import add_report_commands
+
+EPILOG = """\
+examples:
+  corral train --algo PPO --env CartPole-v1 --stop episode_return_mean=450
+  corral train --algo PPO --env CartPole-v1 --stop num_env_steps=500000 --seed 0 --set training.lr=3e-3
+  corral train --algo PPO --env CartPole-v1 --stop num_env_steps=100000 --seeds 0-4 --parallel 2
+  corral train --config experiment.yaml
+  corral train --resume runs/PPO-CartPole-v1-20260101-120000 --stop num_env_steps=1000000
+"""
+SHELLS = ("bash", "zsh")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line, from which the documentation is made too.
+
+    After parsing, `run` is the import path of the function that runs the command: it takes the options, and returns the
+    exit status.
+    """
+    parser = argparse.ArgumentParser(prog="corral", description="Reinforcement learning from one config.")
+    parser.add_argument("--version", action="version", version=f"corral {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_train(commands)
+    _add_checkpoint(commands)
+    _add_evaluate(commands)
+    _add_play(commands)
+    _add_config(commands)
+    _add_list(commands)
+    add_report_commands(commands)
+    events = commands.add_parser("events", help="list the events that callbacks can listen to")
+    events.set_defaults(run="corral.cli.events:print_events")
+    completion = commands.add_parser("completion", help="print a script that completes commands, options and names")
+    completion.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
+    completion.set_defaults(run="corral.cli.completion:print_completion")
+    return parser
+
+
+def _add_train(commands: Any) -> None:
+    train = commands.add_parser(
+        "train",
+        help="train an algorithm on an env",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    train.add_argument("--config", type=Path, help="a YAML file of groups of settings, with 'algo' and 'stop'")
+    train.add_argument(
+        "--algo", help="name of the algorithm, such as PPO, or import path of a config class, such as my_algo:MyConfig"
+    )
+    train.add_argument("--env", help="a Gymnasium id, or package.module:Name")
+    train.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="NAME=NUMBER",
+        help="end when a number of the result reaches this, or, as NAME<NUMBER, when it is below; may be given several "
+        "times; the first one met ends the run",
+    )
+    train.add_argument("--seed", help="seed of everything random")
+    train.add_argument(
+        "--seeds",
+        help="train once with each of these seeds, such as 0-4 or 0,3,7-9, into one directory, and compare the returns",
+    )
+    train.add_argument(
+        "--parallel",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="N",
+        help="with --seeds, how many runs to have at a time; 1 if left out, and one for each core without a number",
+    )
+    train.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="GROUP.NAME=VALUE",
+        help="any setting; a value is read as YAML, such as 3e-3, [64, 64] or true",
+    )
+    train.add_argument("--run-dir", type=Path, help="where to write; runs/<algo>-<env>-<time> if left out")
+    train.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="continue the run, or the runs of --seeds, in this directory, with its settings and stop criteria where "
+        "no option overrides them",
+    )
+    train.add_argument(
+        "--checkpoint-every",
+        metavar="SECONDS",
+        help="seconds between two checkpoints; short for --set checkpointing.checkpoint_every_s",
+    )
+    train.add_argument(
+        "--tensorboard", action="store_true", help="also write TensorBoard event files; needs 'corral[tensorboard]'"
+    )
+    train.add_argument("--quiet", action="store_true", help="show only the last line")
+    train.set_defaults(run="corral.cli.train:run")
+
+
+def _add_checkpoint(commands: Any) -> None:
+    checkpoint = commands.add_parser("checkpoint", help="look into a checkpoint")
+    checkpoint_commands = checkpoint.add_subparsers(dest="checkpoint_command", required=True)
+    info = checkpoint_commands.add_parser("info", help="print what a checkpoint holds; nothing is imported or run")
+    info.add_argument("path", help="a checkpoint, a run directory, whose last checkpoint is taken, or a URL")
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+    info.set_defaults(run="corral.cli.checkpoint:print_info")
+
+
+def _add_evaluate(commands: Any) -> None:
+    evaluate = commands.add_parser("evaluate", help="measure the policy of a run or a checkpoint")
+    _add_policy_options(evaluate)
+    evaluate.add_argument("--episodes", type=int, help="number of episodes; 100, or one per seed, if left out")
+    evaluate.add_argument(
+        "--seeds", type=int, nargs="+", metavar="SEED", help="seed of each episode, to compare policies"
+    )
+    evaluate.add_argument("--json", action="store_true", help="print one JSON object, with each episode")
+    evaluate.set_defaults(run="corral.cli.policies:evaluate")
+
+
+def _add_play(commands: Any) -> None:
+    play = commands.add_parser("play", help="show or record episodes of the policy of a run or a checkpoint")
+    _add_policy_options(play)
+    play.add_argument("--episodes", type=int, default=3, help="number of episodes; 3 if left out")
+    play.add_argument("--record", type=Path, metavar="DIR", help="record each episode there rather than show it")
+    play.add_argument("--format", choices=("mp4", "gif"), default="mp4", help="of the recordings; mp4 if left out")
+    play.set_defaults(run="corral.cli.policies:play")
+
+
+def _add_policy_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="RUN", help="a run directory, whose best checkpoint is taken, or a checkpoint")
+    parser.add_argument("--env", help="another env than the run's: a Gymnasium id, or package.module:Name")
+    parser.add_argument(
+        "--env-config",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the env in place of the run's; may be given several times; a value is read as YAML",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the env and of exploration; 0 if left out")
+    parser.add_argument("--explore", action="store_true", help="draw actions from the policy's distribution")
+    parser.add_argument(
+        "--max-episode-steps", type=int, default=100_000, help="steps after which an episode is given up as endless"
+    )
+
+
+def _add_config(commands: Any) -> None:
+    config = commands.add_parser("config", help="list the settings of an algorithm, with their defaults and meaning")
+    config.add_argument("algo", metavar="ALGO", help="name of the algorithm, or import path of a config class")
+    config.add_argument(
+        "name",
+        metavar="SETTING",
+        nargs="?",
+        help="one setting, such as lr or training.lr, or a group, such as training",
+    )
+    config.add_argument("--json", action="store_true", help="print one JSON object")
+    config.set_defaults(run="corral.cli.settings:print_settings")
+
+
+def _add_list(commands: Any) -> None:
+    names = commands.add_parser("list", help="list algorithms, explorations or envs")
+    names.add_argument("what", choices=("algorithms", "explorations", "envs"), help="what to list")
+    names.add_argument("word", nargs="?", default="", help="only names with this word in them")
+    names.add_argument("--all", action="store_true", help="of envs, old versions too, and long lists in full")
+    names.set_defaults(run="corral.cli.listing:print_names")

@@ -1,0 +1,133 @@
+"""The processes of `corral train --seeds`: one `corral train` for each seed, a few at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from corral.cli.exit_status import interrupted_status
+from corral.core.interrupts import interrupts_deferred
+
+OUTPUT_FILE = "output.txt"
+LOOK_EVERY_S = 0.5
+
+
+class SeedRun:
+    """The run of one seed.
+
+    Attributes:
+        seed: The seed.
+        run_dir: Run directory.
+        process: Its process, after `start`.
+    """
+
+    def __init__(self, seed: int, run_dir: Path, arguments: Sequence[str]) -> None:
+        """Store what to run.
+
+        Args:
+            seed: The seed.
+            run_dir: Run directory, to which `output.txt` is added with what the run prints.
+            arguments: What follows `corral train`.
+        """
+        self.seed, self.run_dir, self._arguments = seed, run_dir, [*arguments]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Start the process, in a session of its own, so that Ctrl-C in the terminal reaches only this process."""
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        with (self.run_dir / OUTPUT_FILE).open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "corral", "train", *self._arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, 128 plus the number of the signal that killed the process, or `None` until it has ended."""
+        code = None if self.process is None else self.process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def error_line(self) -> str:
+        """Return the error that the run printed last, or `""`."""
+        text = (self.run_dir / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace")
+        return next((line[8:] for line in reversed(text.splitlines()) if line.startswith("corral: ")), "")
+
+
+def run_all(runs: Sequence[SeedRun], parallel: int, look: Callable[[], None], ending: Callable[[], None]) -> int | None:
+    """Run all runs, and return when they have ended.
+
+    A signal that asks this process to end is passed on to the runs, which write checkpoints and end; runs that have not
+    started do not start. A second Ctrl-C kills the runs.
+
+    Args:
+        runs: The runs, in the order in which they start.
+        parallel: Largest number of runs at a time.
+        look: Called twice per second.
+        ending: Called when the runs were sent the signal, before they are waited for.
+
+    Returns:
+        `None`, or the exit status of the signal that ended the runs.
+    """
+    waiting, running = [*runs], list[SeedRun]()
+    environment = _environment(min(parallel, max(1, len(runs))))
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                with interrupts_deferred():
+                    waiting[0].start(environment)
+                    running.append(waiting.pop(0))
+            look()
+            _wait(running[0], LOOK_EVERY_S)
+            running = [run for run in running if run.status is None]
+        look()
+    except KeyboardInterrupt as error:
+        _end(running, getattr(error, "number", signal.SIGINT), ending)
+        return interrupted_status(error)
+    except BaseException:
+        _end(running, signal.SIGTERM, ending)
+        raise
+    return None
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _environment(parallel: int) -> dict[str, str]:
+    """Return the environment of the runs: the cores are shared, so each run gets a part of the threads."""
+    environment = dict(os.environ)
+    if parallel > 1:
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // parallel)))
+    return environment
+
+
+def _wait(run: SeedRun, timeout_s: float | None) -> None:
+    assert run.process is not None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run.process.wait(timeout_s)
+
+
+def _end(running: Sequence[SeedRun], number: int, ending: Callable[[], None]) -> None:
+    """Send a signal to runs, and wait until they have ended; an interrupt meanwhile kills them."""
+    for run in running:
+        assert run.process is not None
+        run.process.send_signal(number)
+    try:
+        ending()
+        for run in running:
+            _wait(run, None)
+    except KeyboardInterrupt:
+        for run in running:
+            assert run.process is not None
+            run.process.kill()
+            _wait(run, None)

@@ -1,0 +1,241 @@
+"""`corral train --seeds`: one run for each seed, and their returns next to each other."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from corral.cli.main import main
+from corral.cli.seed_set import SeedSet, parse_seeds, read_set
+from corral.core.intervals import t_interval
+from corral.errors import ConfigError, RunDirectoryError
+from corral.loggers.run_summary import EVALUATED, TRAINED, last_numbers, summarize_runs
+
+DEADLINE_S = 240.0
+TINY = {
+    "training.train_batch_size_per_learner": 32,
+    "training.minibatch_size": 16,
+    "training.num_epochs": 1,
+    "env_runners.num_envs_per_env_runner": 2,
+    "rl_module.model_config.fcnet_hiddens": "[4]",
+}
+# The first env that is made while the file `fault` exists fails.
+MY_ENVS = """
+import os
+from corral.testing import CountingEnv
+
+def make_env(config):
+    if os.path.exists("fault"):
+        os.remove("fault")
+        raise OSError("the simulator has no licence")
+    return CountingEnv(config)
+"""
+
+
+def arguments(env: str = "corral.testing:CountingEnv") -> list[str]:
+    return ["train", "--algo", "PPO", "--env", env, *(f"--set={name}={value}" for name, value in TINY.items())]
+
+
+def write_run(run_dir: Path, **numbers: Any) -> Path:
+    """Write the last result of a run, after an earlier one, and before one that is not whole."""
+    run_dir.mkdir(parents=True)
+    result = {
+        "training_iteration": 7,
+        "num_env_steps_sampled_lifetime": 700,
+        "time_total_s": 1.5,
+        "env_runners": {"episode_return_mean": numbers["trained"]},
+        "evaluation": {"env_runners": {"episode_return_mean": numbers.get("evaluated")}},
+    }
+    first = {"training_iteration": 1, "env_runners": {"episode_return_mean": -1.0}}
+    text = f"{json.dumps(first)}\n{json.dumps(result)}\n{{'training_iteration': 8, 'env"
+    (run_dir / "result.jsonl").write_text(text, encoding="utf-8")
+    return run_dir
+
+
+def test_the_summary_has_mean_deviation_and_interval(tmp_path: Path) -> None:
+    returns = [10.0, 20.0, 30.0, 40.0, 60.0]
+    found = summarize_runs([write_run(tmp_path / str(value), trained=value) for value in returns])
+    assert (found.metric, found.returns, found.mean) == (TRAINED, returns, 32.0)
+    assert found.std == pytest.approx(math.sqrt(sum((value - 32) ** 2 for value in returns) / 4))
+    assert (found.interval_low, found.interval_high) == t_interval(returns)
+    assert found.interval_low < 32 < found.interval_high
+
+
+def test_evaluated_returns_count_where_all_runs_have_them(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", trained=1.0, evaluated=10.0)
+    other = write_run(tmp_path / "other", trained=3.0, evaluated=20.0)
+    without = write_run(tmp_path / "without", trained=5.0)
+    assert summarize_runs([one, other]).metric == EVALUATED
+    assert summarize_runs([one, other]).mean == 15.0
+    assert summarize_runs([one, other, without]).mean == 3.0
+    assert math.isnan(summarize_runs([one]).interval_low)  # one return has no interval
+
+
+def test_a_run_without_results_has_no_numbers(tmp_path: Path) -> None:
+    assert math.isnan(last_numbers(tmp_path / "nowhere").trained_return)
+    assert math.isnan(summarize_runs([]).mean)
+    assert last_numbers(write_run(tmp_path / "run", trained=1.0)).training_iteration == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("0-4", [0, 1, 2, 3, 4]), ("0,3,7", [0, 3, 7]), ("2, 5-6 ,0", [2, 5, 6, 0]), ("3", [3]), ("3-3", [3])],
+)
+def test_seeds_are_numbers_and_ranges(text: str, seeds: list[int]) -> None:
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected numbers and ranges, such as 0-4 or 0,3,7-9"),
+        ("1,,2", "expected numbers and ranges"),
+        ("-1", "expected numbers and ranges"),
+        ("0..4", "expected numbers and ranges"),
+        ("4-0", "the range 4-0 ends before it begins"),
+        ("0-4,2", "seed 2 is named twice"),
+        ("0-999999999999", "more than 1000 seeds"),
+    ],
+)
+def test_wrong_seeds(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_seeds(text)
+
+
+def test_a_set_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_run(tmp_path / "seed-3", trained=5.0)
+    written = SeedSet(tmp_path, [3, 1], ["--tensorboard"], {3: 0})
+    written.write()
+    assert read_set(tmp_path) == written
+    found = json.loads((tmp_path / "seeds.json").read_text(encoding="utf-8"))
+    assert [(run["seed"], run["run"], run["exit_status"]) for run in found["runs"]] == [
+        (3, "seed-3", 0),
+        (1, "seed-1", None),
+    ]
+    assert found["runs"][1]["trained_return"] is None
+    assert found["summary"]["returns"] == [5.0] and found["summary"]["std"] is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"runs": [{}], "arguments": []}'])
+def test_a_damaged_set_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "seeds.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RunDirectoryError, match=r"seeds.json is damaged"):
+        read_set(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "message"),
+    [
+        (["--seeds", "0-1", "--seed", "3"], 2, "--seed does not go with --seeds"),
+        (["--seeds", "0-x"], 2, "expected numbers and ranges"),
+        (["--seeds", "0-1", "--parallel", "-1"], 2, "--parallel -1: it must be a number of runs"),
+        (["--parallel", "2"], 2, "--parallel goes with --seeds"),
+        (["--seeds", "0-1", "--set", "training.lrr=1"], 2, "Did you mean 'lr'?"),
+        (["--seeds", "0-1", "--run-dir", "held"], 6, "already holds runs with --seeds: continue them with --resume"),
+        (["--seeds", "0-1", "--resume", "nowhere"], 6, "nowhere is not the directory of a run with --seeds"),
+    ],
+)
+def test_wrong_usage_starts_nothing(
+    more: list[str],
+    status: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    SeedSet(tmp_path / "held", [0]).home.mkdir()
+    SeedSet(tmp_path / "held", [0]).write()
+    assert main([*arguments(), "--stop", "training_iteration=1", *more]) == status
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["held"]
+
+
+def test_a_seed_that_fails_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_envs.py").write_text(MY_ENVS, encoding="utf-8")
+    (tmp_path / "fault").touch()
+    home, stop = tmp_path / "set", ["--stop", "training_iteration=2"]
+    assert main([*arguments("my_envs:make_env"), *stop, "--seeds", "4,2", "--run-dir", "set"]) == 3
+    printed, errors = capsys.readouterr()
+    assert "seed 4: failed (3)" in printed
+    assert errors.startswith("corral: seed 4 failed: ") and "OSError: the simulator has no licence" in errors
+    assert "1 of 2 seeds finished: mean return " in printed
+    assert printed.rstrip().endswith("Continue the runs: corral train --resume set")
+    assert read_set(home).statuses == {4: 3, 2: 0}
+    assert "the simulator has no licence" in (home / "seed-4" / "output.txt").read_text(encoding="utf-8")
+    assert last_numbers(home / "seed-2").training_iteration == 2
+    settings = yaml.safe_load((home / "seed-2" / "config.yaml").read_text(encoding="utf-8"))
+    assert (settings["debugging"]["seed"], settings["environment"]["env"]) == (2, "my_envs:make_env")
+
+
+@pytest.mark.slow
+def test_a_set_continues_with_the_seeds_that_have_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_envs.py").write_text(MY_ENVS, encoding="utf-8")
+    (tmp_path / "fault").touch()
+    home, stop = tmp_path / "set", ["--stop", "training_iteration=2"]
+    evaluation = ["--set", "evaluation.evaluation_interval=1", "--set", "evaluation.evaluation_duration=2"]
+    begin = [*arguments("my_envs:make_env"), *stop, *evaluation]
+    assert main([*begin, "--seeds", "0-1", "--parallel", "2", "--run-dir", "set"]) == 3
+    [finished] = read_set(home).finished
+    output = (home / f"seed-{finished}" / "output.txt").read_bytes()
+
+    # The seed that failed before it had a run begins, another one is added, and the finished one is left alone.
+    assert main(["train", "--resume", "set", "--seeds", "0-2", "--quiet"]) == 0
+    assert read_set(home).statuses == {0: 0, 1: 0, 2: 0}
+    assert (home / f"seed-{finished}" / "output.txt").read_bytes() == output
+    [line] = capsys.readouterr().out.splitlines()[-1:]
+    assert line.startswith("3 seeds finished: evaluated return ") and "95% interval" in line
+
+    # Another stop criterion continues all of them, exactly as one longer run of the seed.
+    assert main(["train", "--resume", "set", "--stop", "training_iteration=3", "--quiet"]) == 0
+    assert [last_numbers(home / f"seed-{seed}").training_iteration for seed in range(3)] == [3, 3, 3]
+    alone = [*begin[: begin.index("--stop")], *evaluation, "--stop", "training_iteration=3"]
+    assert main([*alone, "--seed", "1", "--run-dir", "alone", "--quiet"]) == 0
+    found, expected = last_numbers(home / "seed-1"), last_numbers(tmp_path / "alone")
+    assert (found.trained_return, found.evaluated_return) == (expected.trained_return, expected.evaluated_return)
+    summary = json.loads((home / "seeds.json").read_text(encoding="utf-8"))["summary"]
+    assert summary["metric"] == EVALUATED and summary["num_finished"] == 3
+    assert summary["mean"] == pytest.approx(np.mean(summary["returns"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_runs_with_their_checkpoints(number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "corral", *arguments(), "--stop", "training_iteration=1000000"]
+    command += ["--seeds", "0-2", "--parallel", "2", "--run-dir", "set"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    home = tmp_path / "set"
+    try:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while any(math.isnan(last_numbers(home / f"seed-{seed}").training_iteration) for seed in (0, 1)):
+            assert process.poll() is None and time.monotonic() < deadline_s, process.communicate()
+            time.sleep(0.05)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.terminate()
+        process.communicate()
+    assert (process.returncode, err) == (128 + number, "")
+    assert "0 of 3 seeds finished. The runs are stored in set" in out
+    assert read_set(home).statuses == {0: 128 + number, 1: 128 + number}
+    for seed in (0, 1):
+        assert list((home / f"seed-{seed}" / "checkpoints").glob("iteration-*/metadata.json"))
+        log = (home / f"seed-{seed}" / "run.log").read_text(encoding="utf-8")
+        assert log.rstrip().endswith(("Run interrupted.", "Run ended by SIGTERM."))
+    assert not (home / "seed-2").exists()
