@@ -213,5 +213,5 @@ except Exception as error:
 
 def test_without_ray_the_extra_is_named() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_RAY], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("ConfigError engine_name='ray' needs Ray")
+    assert done.stdout.startswith("MissingPackageError engine_name='ray' needs Ray")
     assert "pip install 'corral[ray]'" in done.stdout
