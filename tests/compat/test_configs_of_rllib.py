@@ -55,6 +55,11 @@ def test_ppo_begins_with_the_defaults_and_the_loss_of_rllib() -> None:
     assert {name: native.model_config[name] for name in model} == model
 
 
+def test_without_the_kl_loss_its_coefficient_counts_for_nothing() -> None:
+    native = native_of(PPOConfig().training(use_kl_loss=False, kl_coeff=0.3))
+    assert (native.kl_coeff, native.kl_target) == (0.0, None)
+
+
 def test_dqn_and_sac_begin_with_the_defaults_of_rllib() -> None:
     dqn = native_of(DQNConfig())
     assert (dqn.lr, dqn.train_batch_size_per_learner, dqn.grad_clip, dqn.dueling) == (5e-4, 32, 40.0, True)
