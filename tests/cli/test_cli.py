@@ -363,6 +363,7 @@ def test_an_interrupt_in_the_first_iteration_says_where_the_run_lies(tmp_path: P
     assert process.returncode in (130, -signal.SIGINT) and err == ""
     run_dir = only_run(tmp_path)
     assert out.startswith(f"Interrupted after no iteration. The run is stored in runs/{run_dir.name}\n")
+    (run_dir / "checkpoints").mkdir(exist_ok=True)  # an interrupt before the training begins leaves no checkpoint
     assert read_run(run_dir) == ([], [])
 
 
