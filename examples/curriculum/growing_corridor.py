@@ -3,8 +3,8 @@
 In each cell one of two steps leads to the next cell, and the other breaks the ice, which ends the episode. The only
 reward is at the end. In the corridor of 24 cells a random policy arrives once in 2 ** 24 = 16 777 216 episodes, so that
 plain PPO finds no reward to learn from. Where the first values of its untrained value function are high by chance, it
-learns to stay alive for their sake, and may arrive; few seeds do. With the curriculum it crosses 4 cells first, then 8, and
-so on.
+learns to stay alive for their sake, and may arrive; few seeds do. With the curriculum it crosses 4 cells first, then
+8, and so on.
 
 python examples/curriculum/growing_corridor.py --seeds 5 --plot docs/images/growing-corridor.svg
 """
