@@ -322,7 +322,7 @@ def start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 @pytest.mark.parametrize("whole_group", [True, False], ids=["as_a_terminal_does", "this_process_only"])
-@pytest.mark.parametrize("vectorization", ["auto", "async"])
+@pytest.mark.parametrize("vectorization", [pytest.param("auto", marks=pytest.mark.slow), "async"])
 def test_an_interrupt_keeps_the_run(vectorization: str, whole_group: bool, tmp_path: Path) -> None:
     settings = ["env_runners.num_envs_per_env_runner=2", f"env_runners.vectorization={vectorization}"]
     settings += ["training.train_batch_size_per_learner=256", "training.num_epochs=1"]

@@ -301,7 +301,9 @@ def test_a_replay_buffer_is_written_with_msgpack(run_in_both: Run, tmp_path: Pat
     check_buffer(tmp_path, 400)
 
 
-@pytest.mark.parametrize("snippet", [ACROBOT_2_40, ACROBOT], ids=["2.40", "later"])
+@pytest.mark.parametrize(
+    "snippet", [pytest.param(ACROBOT_2_40, marks=pytest.mark.slow), ACROBOT], ids=["2.40", "later"]
+)
 def test_the_angle_of_acrobot_is_in_the_results(run_in_both: Run, snippet: str) -> None:
     lines = run_in_both(shrink() + snippet).stdout.splitlines()
     assert [line.split()[0] for line in lines] == [f"iter={i}" for i in range(10)]

@@ -59,6 +59,7 @@ def test_ray_actors_unpickle_classes_of_the_examples(run: Run, before: str) -> N
     assert EXPECTED in run(TRAINS.format(before=before, engine="ray")).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 def test_all_workers_of_ray_serve_the_names(run: Run) -> None:
     pytest.importorskip("ray")

@@ -33,11 +33,24 @@ LEARNER = "learners/default_policy/"
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"  # written by `make bench`
 
 
+# Pages whose blocks start many processes, or train for long.
+LONG = {"docs/tutorial.md", "docs/fault-tolerance.md", "docs/engines.md", "docs/save-resume-deploy.md"}
+
+
 def pages_with(language: str) -> list[Any]:
     return [pytest.param(page, id=page_id(page)) for page in PAGES if any(b.language == language for b in blocks(page))]
 
 
-@pytest.mark.parametrize("page", pages_with("python"))
+def pages_to_run() -> list[Any]:
+    names = {page_id(page) for page in PAGES}
+    assert names >= LONG
+    return [
+        pytest.param(*page.values, id=page.id, marks=[pytest.mark.slow] if page.id in LONG else [])
+        for page in pages_with("python")
+    ]
+
+
+@pytest.mark.parametrize("page", pages_to_run())
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     module = ModuleType("page")
