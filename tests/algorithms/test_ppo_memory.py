@@ -249,8 +249,8 @@ def test_memory_balances_a_pole_without_velocities(kind: str) -> None:
         with pole_config(seed, **{kind: True}).build() as algo:
             while greedy < 475 and algo.num_env_steps_sampled_lifetime < 400_000:
                 if algo.train()["env_runners"]["episode_return_mean"] >= 300:
-                    round_ = evaluate_policy(algo, CartPolePositions, episodes=20, num_envs=10, seed=1)
-                    greedy = max(greedy, round_.episode_return_mean)
+                    evaluated = evaluate_policy(algo, CartPolePositions, episodes=20, num_envs=10, seed=1)
+                    greedy = evaluated.episode_return_mean
         return greedy
 
     returns = [greedy_return(seed) for seed in range(5)]

@@ -147,7 +147,7 @@ def test_an_intrinsic_reward_leads_to_the_treasure(kind: str, seed: int) -> None
     assert iterations_to_the_treasure(treasure_config(kind, 16, seed), 25) < np.inf
 
 
-# The error of a forward model is gone once the paths are known: who has not found the treasure by then never will.
+# A forward model predicts every known path in the end. A seed that has not found the treasure before has no bonus left.
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "num_seeds"), [("Curiosity", 2), ("RND", 5), ("RE3", 5)])
 def test_an_intrinsic_reward_leads_through_a_sea_of_size_20(kind: str, num_seeds: int) -> None:
