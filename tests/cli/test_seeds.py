@@ -87,6 +87,13 @@ def test_a_run_without_results_has_no_numbers(tmp_path: Path) -> None:
     assert last_numbers(write_run(tmp_path / "run", trained=1.0)).training_iteration == 7
 
 
+def test_the_last_result_may_be_a_long_line(tmp_path: Path) -> None:
+    results = [{"training_iteration": number, "image": [0] * 200_000} for number in (1, 2)]
+    lines = "".join(f"{json.dumps(result)}\n" for result in results)
+    (tmp_path / "result.jsonl").write_text(f'{lines}{{"training_iteration": 3', encoding="utf-8")
+    assert last_numbers(tmp_path).training_iteration == 2
+
+
 @pytest.mark.parametrize(
     ("text", "seeds"),
     [("0-4", [0, 1, 2, 3, 4]), ("0,3,7", [0, 3, 7]), ("2, 5-6 ,0", [2, 5, 6, 0]), ("3", [3]), ("3-3", [3])],

@@ -14,7 +14,7 @@ import numpy as np
 from corral.core.intervals import t_interval
 from corral.metrics.result import flat_result
 
-RESULT_FILE = "result.jsonl"
+RESULTS_FILE = "result.jsonl"
 TRAINED, EVALUATED = "env_runners/episode_return_mean", "evaluation/env_runners/episode_return_mean"
 TAIL_BYTES = 1 << 18
 
@@ -85,7 +85,7 @@ def summarize_numbers(numbers: Sequence[RunNumbers]) -> RunsSummary:
 
 def last_numbers(run_dir: Path) -> RunNumbers:
     """Return the numbers of the last result of a run, which may still be running."""
-    flat = flat_result(_last_result(run_dir / RESULT_FILE))
+    flat = flat_result(_last_result(run_dir / RESULTS_FILE))
 
     def number(name: str) -> float:
         value = flat.get(name)
@@ -104,12 +104,20 @@ def _last_result(path: Path) -> dict[str, Any]:
     """Return the last whole line of a file of JSON lines; `{}` if there is none."""
     try:
         with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
-            tail = file.read()
+            size, num_bytes = file.seek(0, 2), TAIL_BYTES
+            while True:
+                file.seek(max(0, size - num_bytes))
+                found = _last_object(file.read())
+                if found or num_bytes >= size:
+                    return found
+                num_bytes *= 2  # the line is longer
     except OSError:
         return {}
-    for line in reversed(tail.splitlines(keepends=True)):
+
+
+def _last_object(text: bytes) -> dict[str, Any]:
+    """Return the last whole line that is an object; `{}` if there is none."""
+    for line in reversed(text.splitlines(keepends=True)):
         if not line.endswith(b"\n"):  # it is being written
             continue
         try:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from corral.errors import RunDirectoryError
 from corral.loggers.run import CONFIG_FILE
+from corral.loggers.run_summary import RESULTS_FILE
 from corral.metrics.result import flat_result
 from corral.report.result_columns import ResultColumns
 from corral.report.run_log import RunLog, read_log
 
-RESULTS_FILE = "result.jsonl"
 SEARCH_DEPTH = 3
 """Levels of directories below a given one in which runs are found."""
 
