@@ -282,3 +282,95 @@ def test_settings_that_rllib_does_not_read_are_no_errors():
 def test_adam_of_sac_divides_by_the_epsilon_of_rllib():
     native = to_native(SACConfig().environment("Pendulum-v1"))
     assert native.optimizer_config == {"eps": 1e-7} and native.td_error_loss_fn == "huber"
+
+
+EPISODES = "PrioritizedEpisodeReplayBuffer"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (PPOConfig().training(use_kl_loss=False, kl_coeff=0.5), {"kl_coeff": 0.0, "kl_target": None}),
+        (PPOConfig().training(kl_coeff=0.0), {"kl_coeff": 0.0, "kl_target": None}),
+        (
+            PPOConfig().training(entropy_coeff_schedule=[[0, 0.1], [10, 0.0]]),
+            {"entropy_coeff": [(0.0, 0.1), (10.0, 0.0)]},
+        ),
+        (PPOConfig().training(lr_schedule=[[0, 0.1], [10, 0.0]]), {"lr": [(0.0, 0.1), (10.0, 0.0)]}),
+        (DQNConfig().training(adam_epsilon=0.25), {"optimizer_config": {"eps": 0.25}}),
+        (DQNConfig(), {"optimizer_config": {}}),
+        (DQNConfig().training(n_step=(2, 5)), {"n_step": (2, 4), "rollout_fragment_length": 5}),
+        (DQNConfig().training(n_step=3), {"n_step": 3, "rollout_fragment_length": 3}),
+        (
+            DQNConfig().training(
+                replay_buffer_config={
+                    "type": EPISODES,
+                    "capacity": 9,
+                    "prioritized_replay_alpha": 0.1,
+                    "prioritized_replay_beta": 0.2,
+                    "prioritized_replay_eps": 0.3,
+                }
+            ),
+            {
+                "replay_buffer_config": {
+                    "type": "prioritized",
+                    "capacity": 9,
+                    "alpha": 0.1,
+                    "beta": 0.2,
+                    "epsilon": 0.3,
+                }
+            },
+        ),
+        (PPOConfig().env_runners(remote_worker_envs=True), {"vectorization": "async"}),
+        (PPOConfig().env_runners(gym_env_vectorize_mode="ASYNC"), {"vectorization": "async"}),
+        (PPOConfig(), {"vectorization": "sync", "delay_between_env_runner_restarts_s": 1.0}),
+        (
+            PPOConfig().fault_tolerance(delay_between_env_runner_restarts_s=7.0),
+            {"delay_between_env_runner_restarts_s": 7.0},
+        ),
+    ],
+)
+def test_settings_of_older_and_newer_scripts_reach_the_config_of_corral(
+    config: AlgorithmConfig, expected: dict[str, Any]
+) -> None:
+    native = native_of(config)
+    assert {name: getattr(native, name) for name in expected} == expected
+
+
+def test_each_learning_rate_of_sac_is_its_own() -> None:
+    config = SACConfig().environment("Pendulum-v1").training(actor_lr=0.1, critic_lr=0.2, alpha_lr=0.3)
+    native = to_native(config)
+    assert (native.actor_lr, native.critic_lr, native.alpha_lr) == (0.1, 0.2, 0.3)
+    old = {"actor_learning_rate": 0.4, "critic_learning_rate": 0.5, "entropy_learning_rate": 0.6}
+    native = to_native(SACConfig().environment("Pendulum-v1").training(optimization_config=old))
+    assert (native.actor_lr, native.critic_lr, native.alpha_lr) == (0.4, 0.5, 0.6)
+
+
+def test_overrides_of_a_module_win_over_the_settings_of_its_policy() -> None:
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .multi_agent(
+            policies={"a": (None, None, None, {"lr": 0.1, "gamma": 0.5}), "b": (None, None, None, {})},
+            policy_mapping_fn=lambda agent_id, *args, **kwargs: "a",
+            policies_to_train=["b"],
+            algorithm_config_overrides_per_module={"a": PPOConfig.overrides(lr=0.2)},
+        )
+    )
+    native = to_native(config)
+    assert native.algorithm_config_overrides_per_module == {"a": {"lr": 0.2, "gamma": 0.5}}
+    assert [*native.policies_to_train] == ["b"]
+    assert native.policy_mapping_fn("x", None) == "a"
+
+
+def test_connectors_are_made_again_for_another_env() -> None:
+    seen: list[Any] = []
+
+    def connect(env: Any, spaces: Any, device: Any) -> list[Any]:
+        seen.append(env.single_observation_space.shape)
+        return [MeanStdFilter()]
+
+    config = PPOConfig().env_runners(env_to_module_connector=connect)
+    to_native(config.environment("CartPole-v1"))
+    to_native(config.environment("Pendulum-v1"))
+    assert seen == [(4,), (3,)]

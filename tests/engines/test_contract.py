@@ -40,7 +40,12 @@ from engine_workers import (
 from corral.engines import Engine, Resources, WorkerHandle, make_engine
 from corral.errors import ConfigError, SerializationError, WorkerDiedError
 
-WITH_PROCESSES = ["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))]
+# "new process" is the process engine where no process can be forked from a server, as on another system than Linux.
+WITH_PROCESSES = [
+    "process",
+    pytest.param("new process", marks=pytest.mark.slow),
+    pytest.param("ray", marks=pytest.mark.xdist_group("ray")),
+]
 with_processes = pytest.mark.parametrize("engine", WITH_PROCESSES, indirect=True)
 
 slow_on_ray = partial(pytest.param, marks=pytest.mark.slow_on_ray)
@@ -49,10 +54,12 @@ Start = Callable[..., WorkerHandle]
 
 
 @pytest.fixture(params=["local", *WITH_PROCESSES])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     if request.param == "ray":
         request.getfixturevalue("ray_runtime")
-    engine = make_engine(request.param)
+    if request.param == "new process":
+        monkeypatch.setattr("corral.engines.process.fork_process", lambda *_: None)
+    engine = make_engine(request.param.removeprefix("new "))
     yield engine
     engine.stop()
 
