@@ -83,7 +83,7 @@ def test_periodic_checkpoints_and_how_many_stay(tmp_path: Path, monkeypatch: pyt
     seen: list[set[str]] = []
 
     class Looking(Logger):
-        def open(self, run_dir: Path) -> None:
+        def open(self, run_dir: Path, config: Any) -> None:
             self.run_dir = run_dir
 
         def log_result(self, result: dict[str, Any]) -> None:
@@ -398,7 +398,7 @@ def test_results_beyond_the_checkpoint_are_cut(tmp_path: Path) -> None:
         algo.restore_from_path(find_checkpoint(tmp_path))
         opened = loggers()
         for logger in opened:
-            logger.resume(tmp_path, 2, 64)
+            logger.resume(tmp_path, {}, 2, 64)
         for _ in range(2):
             result = algo.train()
             for logger in opened:

@@ -40,7 +40,7 @@ def test_golden_trace_of_an_algorithm(tmp_path: Path) -> None:
     trace: list[str] = []
 
     class Noting(Logger):
-        def open(self, run_dir: Path) -> None:
+        def open(self, run_dir: Path, config: Any) -> None:
             trace.append("-- open")
 
         def log_result(self, result: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ def test_on_exception_sees_what_training_raises_once(tmp_path: Path) -> None:
     seen: list[BaseException] = []
 
     class Full(Logger):
-        def open(self, run_dir: Path) -> None: ...
+        def open(self, run_dir: Path, config: Any) -> None: ...
 
         def log_result(self, result: dict[str, Any]) -> None:
             raise OSError("no space left")

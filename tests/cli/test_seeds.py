@@ -133,7 +133,7 @@ def test_a_set_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert found["summary"]["returns"] == [5.0] and found["summary"]["std"] is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"runs": [{}], "arguments": []}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"runs": [{}]}'])
 def test_a_damaged_set_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "seeds.json").write_text(text, encoding="utf-8")
     with pytest.raises(RunDirectoryError, match=r"seeds.json is damaged"):

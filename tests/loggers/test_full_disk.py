@@ -74,7 +74,7 @@ def test_a_file_on_a_full_disk_costs_its_own_content(
 
 def test_a_csv_file_that_has_no_room_for_more_columns_keeps_its_rows(tmp_path: Path) -> None:
     logger = CSVLogger()
-    logger.open(tmp_path)
+    logger.open(tmp_path, {})
     logger.log_result({"a": 1})
     (tmp_path / "progress.csv.new").symlink_to(FULL if FULL.exists() else tmp_path / "no" / "where")
     with pytest.raises(OSError):

@@ -46,7 +46,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def test_csv_has_a_row_for_each_result_and_a_column_for_each_number(tmp_path: Path) -> None:
     logger = CSVLogger()
-    logger.open(tmp_path)
+    logger.open(tmp_path, {})
     for iteration in (1, 2):
         logger.log_result(result(iteration))
         assert len(read_csv(tmp_path / "progress.csv")) == iteration  # each row is kept at once
@@ -63,7 +63,7 @@ def test_csv_has_a_row_for_each_result_and_a_column_for_each_number(tmp_path: Pa
 
 def test_csv_takes_a_key_that_comes_late_and_one_that_goes_away(tmp_path: Path) -> None:
     logger = CSVLogger()
-    logger.open(tmp_path)
+    logger.open(tmp_path, {})
     logger.log_result(result(1))
     logger.log_result(result(2, mine={"late, with comma": "a\nb"}))
     logger.log_result(result(3))
@@ -76,7 +76,7 @@ def test_csv_takes_a_key_that_comes_late_and_one_that_goes_away(tmp_path: Path) 
 
 def test_json_lines_read_back_as_they_were(tmp_path: Path) -> None:
     logger = JSONLinesLogger()
-    logger.open(tmp_path)
+    logger.open(tmp_path, {})
     logger.log_result(result(1, nested={"a": {"b": float("nan")}}, text="ü"))
     logger.log_result(result(2, f=np.float32(0.5), i=np.int64(3), array=np.arange(2), path=Path("x")))
     logger.close()
@@ -100,7 +100,7 @@ MEDIA = {
 
 def test_csv_has_columns_for_numbers_bools_and_short_texts_only(tmp_path: Path) -> None:
     logger = CSVLogger()
-    logger.open(tmp_path)
+    logger.open(tmp_path, {})
     numbers = {"bool": True, "f": np.float32(0.5), "none": None, "short": "x" * 200, "late": "x" * 201}
     logger.log_result({**MEDIA, **numbers, "deep": MEDIA, "path": Path("x"), "list": [1, "a"]})
     logger.log_result({"late": "short now"})
@@ -113,7 +113,7 @@ def test_csv_has_columns_for_numbers_bools_and_short_texts_only(tmp_path: Path) 
 
 def test_json_lines_hold_small_arrays_and_describe_the_rest(tmp_path: Path) -> None:
     logger = JSONLinesLogger()
-    logger.open(tmp_path)
+    logger.open(tmp_path, {})
     logger.log_result({"deep": MEDIA, "mixed": [1, {"a": MEDIA["image"]}], "complex": np.ones(1, np.complex64)})
     logger.close()
     (line,) = read_lines(tmp_path / "result.jsonl")
@@ -135,7 +135,7 @@ def test_a_json_line_stays_short_up_to_the_entries_that_one_asks_for(tmp_path: P
     values = {"full": list(range(1000)), "long": list(range(1001)), "array": np.zeros(1000), "arrays": arrays}
     for entries, name in ((1000, "default.jsonl"), (2000, "more.jsonl")):
         logger = JSONLinesLogger(name) if entries == 1000 else JSONLinesLogger(name, max_entries=entries)
-        logger.open(tmp_path)
+        logger.open(tmp_path, {})
         logger.log_result(values)
         logger.close()
     (short,), (long,) = read_lines(tmp_path / "default.jsonl"), read_lines(tmp_path / "more.jsonl")
@@ -219,7 +219,7 @@ class Book(Logger):
         if event == self.fail:
             raise OSError(f"no {event}")
 
-    def open(self, run_dir: Path) -> None:
+    def open(self, run_dir: Path, config: dict[str, Any]) -> None:
         self._note("open")
 
     def log_result(self, result: dict[str, Any]) -> None:

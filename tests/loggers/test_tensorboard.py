@@ -35,7 +35,7 @@ def read(run_dir: Path) -> Any:
 def write(run_dir: Path, *values: dict[str, Any], logger: TensorBoardLogger | None = None) -> Any:
     """Log a result for each dict, 10 env steps apart, and read the run back."""
     logger = TensorBoardLogger() if logger is None else logger
-    logger.open(run_dir)
+    logger.open(run_dir, {})
     for index, value in enumerate(values):
         logger.log_result({**value, "num_env_steps_sampled_lifetime": 10 * (index + 1), "config": {"lr": 1}})
     logger.close()
@@ -70,7 +70,7 @@ def test_what_is_not_finite_is_no_point(tmp_path: Path) -> None:
 
 def test_each_result_is_kept_at_once(tmp_path: Path) -> None:
     logger = TensorBoardLogger()
-    logger.open(tmp_path)
+    logger.open(tmp_path, {})
     noise = rng.integers(0, 256, (256, 256, 3), np.uint8)  # large enough that the file is late if nobody waits for it
     for step in (10, 20):
         logger.log_result({"noise": noise, "a": step / 10, "num_env_steps_sampled_lifetime": step})

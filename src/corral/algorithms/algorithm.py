@@ -24,6 +24,7 @@ from corral.algorithms.algorithm_state import (
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.fitting import fit
 from corral.algorithms.module_changes import add_module, load_module_weights, modules_of, remove_module
+from corral.algorithms.own_run import OwnRun
 from corral.algorithms.pretrained import fitting_statistics, prepare_module
 from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
@@ -46,7 +47,6 @@ from corral.exploration.base import Exploration, overrides_method
 from corral.learners.build import make_learner_group
 from corral.learners.losses import Loss, learner_metrics, own_loss
 from corral.learners.settings import LearningSpec
-from corral.loggers import Logger
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.result import merge_nested, plain_numbers
 from corral.metrics.timers import Timers, timer_results
@@ -116,7 +116,7 @@ class Algorithm(metaclass=_WithHints):
         num_env_steps_sampled_lifetime: Env steps sampled so far.
         round_size: Env steps that all runners sample in one round; `None` if the whole batch is one round.
         stop_requested: Why `request_stop` was called; `None` if it was not called.
-        run_dir: Directory of the latest run of `fit`; `None` before the first one.
+        run_dir: Directory of the latest run, of `fit` or of `train` with `.reporting(loggers=...)`; `None` before it.
         METRICS: Metrics of the learners that are in the result from the first iteration, even if nothing was learned.
         STATE: Names of attributes that an algorithm keeps between iterations, which checkpoints hold: plain data and
             NumPy generators.
@@ -175,6 +175,7 @@ class Algorithm(metaclass=_WithHints):
         self._latest_result: dict[str, Any] = {}
         self.stop_requested: str | None = None
         self.run_dir: Path | None = None
+        self.own_run = OwnRun(self)  # of a loop around `train`
         self._num_steps_trained = 0  # rows of all gradient steps of the iteration, over all modules
         self._num_exploration_versions = 0  # times that explorations or transforms changed what runners need
         self._stopped = False
@@ -188,7 +189,7 @@ class Algorithm(metaclass=_WithHints):
         weakref.finalize(self, _end_dropped, self.engine).atexit = False  # at exit, the handles end their workers
         try:
             self.engine.require(resources_of_workers(config))
-            self.env_runner_group = EnvRunnerGroup(config, self.engine)
+            self.env_runner_group = EnvRunnerGroup(config.for_workers(), self.engine)
             self.env_runner_group.on_recreated = self._announce_recreated
             log.info("Engine: %s.", self.env_runner_group.engine_name)
             self.round_size = round_size(config, self.env_runner_group.num_envs)
@@ -205,7 +206,7 @@ class Algorithm(metaclass=_WithHints):
                 for module_id, module in modules.items()
                 if not isinstance(module, HeuristicModule)
             }
-            self.learner_group = make_learner_group(config, specs, modules, learning, self.engine)
+            self.learner_group = make_learner_group(config.for_workers(), specs, modules, learning, self.engine)
             self.weight_providers: dict[str, Callable[[], Mapping[str, Any]]] = {
                 "modules": self.learner_group.get_acting_weights,
                 "exploration": self._exploration_weights,
@@ -582,6 +583,9 @@ class Algorithm(metaclass=_WithHints):
     def train(self) -> dict[str, Any]:
         """Run one iteration and return its result, one nested dict with the same keys every time.
 
+        With `.reporting(loggers=...)`, the first call makes a run directory and opens the loggers, each call gives them
+        its result, and `stop` closes them.
+
         Raises:
             EnvError: An env raised or gave NaN.
             LossError: A loss became NaN.
@@ -590,6 +594,7 @@ class Algorithm(metaclass=_WithHints):
         """
         self._check_running()
         with self.exceptions_shown(), limit_threads(self._num_threads):
+            self.own_run.open()
             start = time.perf_counter()
             with self._evaluator.during_training():
                 self._repeat_training_step(start)
@@ -614,6 +619,7 @@ class Algorithm(metaclass=_WithHints):
                     self._set_costs(result, iteration_s)  # with the time of the callbacks
                     self._time_total_s += iteration_s
                     self.timers.take()
+            self.own_run.log_result(result)
             return result
 
     def _repeat_training_step(self, start: float) -> None:
@@ -737,7 +743,7 @@ class Algorithm(metaclass=_WithHints):
         stop: Mapping[str, Criterion] | Callable[[dict[str, Any]], bool] | None = None,
         run_dir: str | Path | None = None,
         resume: str | Path | None = None,
-        loggers: Sequence[Logger] | None = None,
+        loggers: Sequence[Any] | None = None,
         progress: Mode | Literal[False] = "auto",
     ) -> dict[str, Any]:
         """Train until a stop criterion is met, and write a run directory with results and checkpoints.
@@ -752,8 +758,9 @@ class Algorithm(metaclass=_WithHints):
             run_dir: Where to write; `None` is `runs/<algo>-<env>-<time>`.
             resume: Directory of a run to continue: the algorithm is restored from its last checkpoint, and the files of
                 the run are appended. Algorithm, env spaces and module must be the run's; other settings may differ.
-            loggers: What to write each result with; `None` is progress.csv and result.jsonl, and TensorBoard for a run
-                that continues and had it.
+            loggers: What to write each result with, as in `.reporting(loggers=...)`; `None` is what the config says.
+                If that is `None` too, it is progress.csv and result.jsonl, and for a run that continues the other
+                built-in loggers that it had.
             progress: `"auto"` shows a panel on a terminal and in a notebook, and lines elsewhere; `"panel"` and
                 `"lines"` choose one of them; `"last"` prints the last line only; False shows nothing.
 
@@ -1008,13 +1015,14 @@ class Algorithm(metaclass=_WithHints):
     # Ending.
 
     def stop(self) -> None:
-        """Close the envs and end all workers; a second call only ends what an interrupted first call left."""
+        """Close envs and loggers and end all workers; a second call only ends what an interrupted first call left."""
         self._stopped = True
         running, self._running = self._running, False
         with ExitStack() as ending:  # the last one first, and every one of them whatever another raises
             for name in ("engine", "env_runner_group", "learner_group", "_evaluator"):
                 if hasattr(self, name):  # building may have failed before it
                     ending.callback(getattr(self, name).stop)
+            ending.callback(self.own_run.close)
             if running:
                 self._callbacks.fire("on_algorithm_stop", algorithm=self)
 
@@ -1025,8 +1033,11 @@ class Algorithm(metaclass=_WithHints):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop."""
-        self.stop()
+        """Stop; run.log of a run of `train` says how it ended."""
+        try:
+            self.own_run.close(error)
+        finally:
+            self.stop()
 
 
 def _end_dropped(engine: LazyEngine) -> None:

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from corral.algorithms.own_run import log_last_result
 from corral.algorithms.stopping import StopCriteria, criteria_from_file
 from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import describe_policies
 from corral.checkpoint.finding import CHECKPOINTS
 from corral.checkpoint.run_checkpoints import RunCheckpoints, best_metric, newer_incomplete
 from corral.errors import CheckpointError, ConfigError, StopCriterionError
-from corral.loggers import Logger, Run, default_loggers
-from corral.loggers.run import CONFIG_FILE, check_run_to_resume, locked, loggers_of, plain
+from corral.loggers import Logger, Run
+from corral.loggers.named import make_loggers, names_of
+from corral.loggers.run import CONFIG_FILE, check_run_to_resume, locked, plain
 from corral.metrics.named_number import check_is_measured
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def fit(
     stop: Any,
     run_dir: str | Path | None,
     resume: str | Path | None,
-    loggers: Sequence[Logger] | None,
+    loggers: Sequence[Any] | None,
     progress: Any,
     late_keys: bool,
 ) -> dict[str, Any]:
@@ -50,17 +52,16 @@ def fit(
         stop = stop_of_run(resume) if stop is None else stop
     criteria = StopCriteria({} if stop is None else stop, late_keys=late_keys)
     _check_names(criteria, algorithm.config)
-    if loggers is None:
-        loggers = default_loggers() if resume is None else loggers_of(Path(resume))
     changes: list[str] = []
     run = Run(
         algorithm.config,
         run_dir if resume is None else resume,
-        loggers,
+        _loggers(algorithm.config, loggers, resume),
         stop=criteria.plain(),
         restore=None if resume is None else lambda path: restore_run(algorithm, path, changes),
     )
     with contextlib.ExitStack() as stack:
+        stack.enter_context(algorithm.own_run.paused())
         stack.callback(setattr, algorithm, "stop_requested", None)  # a request is for one run, however it ends
         shown = stack.enter_context(shows(criteria.criteria)) if shows else None
         stack.enter_context(run)
@@ -71,7 +72,7 @@ def fit(
             shown.start(run.path, algorithm.latest_numbers)
         stack.enter_context(algorithm.exceptions_shown())
         checkpoints = stack.enter_context(RunCheckpoints(algorithm, run.path, late_keys=late_keys, warn=run.warn_once))
-        stack.callback(_log_last_result, algorithm, run, algorithm.training_iteration)
+        stack.callback(log_last_result, algorithm, run, algorithm.training_iteration)
         result = algorithm.latest_numbers
         reason = algorithm.stop_requested or (criteria.met(result, whole=False) if result else None)
         while reason is None:
@@ -87,18 +88,20 @@ def fit(
         return result
 
 
+def _loggers(config: AlgorithmConfig, given: Sequence[Any] | None, resume: str | Path | None) -> list[Logger]:
+    """Return the loggers of a run: those given, those in the config, those that it had, or the default ones."""
+    if given is not None:
+        return make_loggers(given, "fit: loggers")
+    named = names_of(None if resume is None else Path(resume)) if config.loggers is None else config.loggers
+    return make_loggers(named, "reporting: loggers")
+
+
 def _check_names(criteria: StopCriteria, config: AlgorithmConfig) -> None:
     """Refuse numbers of evaluation without evaluation, before a file is written."""
     for name, criterion in criteria.criteria.items():
         if not callable(criterion):
             check_is_measured(name, "stop criterion", config, StopCriterionError)
     check_is_measured(best_metric(config), "best_checkpoint_metric", config, ConfigError)
-
-
-def _log_last_result(algorithm: Algorithm, run: Run, first_iteration: int) -> None:
-    """Log the result of the last iteration where an interrupt or a callback kept the loggers from it."""
-    if algorithm.training_iteration > first_iteration:
-        run.log_result(algorithm._latest_result)
 
 
 def _progress(algorithm: Algorithm, mode: Any) -> Callable[[Mapping[str, Any]], Progress] | None:

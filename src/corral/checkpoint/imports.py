@@ -30,7 +30,7 @@ IMPORTED = frozenset(
             "learner_class",
         ),
         *("callbacks_class", "callback_functions", "env_task_fn", "env_reset_fn", "custom_evaluation_function"),
-        *("policy_mapping_fn", "policies_to_train"),
+        *("policy_mapping_fn", "policies_to_train", "loggers"),
     }
 )
 """Settings whose strings are read as import paths; their names are unique among all groups."""
@@ -89,7 +89,7 @@ def _import_paths(values: Any) -> Iterator[tuple[str, str]]:
         elif name == "model_config":
             custom = value.get("action_distribution") if isinstance(value, Mapping) else None
             yield from (("action_distribution", path) for path in _strings(custom) if _is_path(path))
-        elif name == "transforms":
+        elif name in ("transforms", "loggers"):
             types = [part.get("type") if isinstance(part, Mapping) else part for part in value or ()]
             yield from ((name, path) for path in _strings(types) if _is_path(path))
         elif name == "exploration_config":

@@ -13,6 +13,7 @@ from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import Below, criteria_from_file
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError
+from corral.loggers.named import add_named, names_of
 
 
 def load_experiment(options: argparse.Namespace) -> tuple[AlgorithmConfig, dict[str, float | Below]]:
@@ -51,6 +52,8 @@ def _override(config: AlgorithmConfig, options: argparse.Namespace) -> None:
             setattr(config, name, value)
     for text in options.settings:
         config.set_path(*parse_pair(text, "--set"))
+    if named := [*options.loggers, *(["tensorboard"] if options.tensorboard else [])]:
+        config.loggers = add_named(names_of(options.resume) if config.loggers is None else config.loggers, named)
 
 
 def overriding_arguments(options: argparse.Namespace) -> list[str]:

@@ -99,8 +99,15 @@ def _add_train(commands: Any) -> None:
         help="seconds between two checkpoints; short for --set checkpointing.checkpoint_every_s",
     )
     train.add_argument(
-        "--tensorboard", action="store_true", help="also write TensorBoard event files; needs 'corral[tensorboard]'"
+        "--logger",
+        action="append",
+        default=[],
+        dest="loggers",
+        metavar="NAME",
+        help="also write results with csv, json, tensorboard, wandb, mlflow, trackio or package.module:Class; may be "
+        "given several times",
     )
+    train.add_argument("--tensorboard", action="store_true", help="short for --logger tensorboard")
     train.add_argument("--quiet", action="store_true", help="show only the last line")
     train.set_defaults(run="corral.cli.train:run")
 

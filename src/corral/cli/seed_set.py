@@ -24,13 +24,11 @@ class SeedSet:
     Attributes:
         home: Directory of the set.
         seeds: Seeds, in the order in which the runs start.
-        arguments: Options of `corral train` that each run has in addition to the experiment.
         statuses: Exit status of each run that has ended, by seed.
     """
 
     home: Path
     seeds: list[int]
-    arguments: list[str] = field(default_factory=list)
     statuses: dict[int, int] = field(default_factory=dict)
 
     def run_dir(self, seed: int) -> Path:
@@ -61,7 +59,7 @@ class SeedSet:
             for seed, numbers in self.numbers().items()
         ]
         summary = {"num_finished": len(self.finished), **asdict(self.summary())}
-        text = json.dumps(_without_nan({"arguments": self.arguments, "runs": runs, "summary": summary}), indent=1)
+        text = json.dumps(_without_nan({"runs": runs, "summary": summary}), indent=1)
         path = self.home / SEEDS_FILE
         try:
             changed = path.with_name(f"{SEEDS_FILE}.new")
@@ -89,7 +87,7 @@ def read_set(home: Path) -> SeedSet:
         statuses = {
             int(run["seed"]): int(run["exit_status"]) for run in found["runs"] if run["exit_status"] is not None
         }
-        return SeedSet(home, seeds, [str(argument) for argument in found["arguments"]], statuses)
+        return SeedSet(home, seeds, statuses)
     except OSError as error:
         raise RunDirectoryError(
             f"{home} is not the directory of a run with --seeds: {error.strerror}: {path}."

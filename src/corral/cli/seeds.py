@@ -46,7 +46,6 @@ def train_seeds(options: argparse.Namespace) -> int:
         found.seeds += [seed for seed in more if seed not in found.seeds]
         config, stop = load_experiment(_options_of_set(options))
         config.validate()
-    found.arguments = [*dict.fromkeys([*found.arguments, *(["--tensorboard"] if options.tensorboard else [])])]
     with _locked_home(found.home):
         _write_experiment(found, config, stop)
         changes = overriding_arguments(options) if options.resume is not None else []
@@ -145,10 +144,9 @@ def _arguments(found: SeedSet, seed: int, changes: list[str]) -> list[str]:
     if (run_dir / CONFIG_FILE).exists():
         with contextlib.suppress(CheckpointError):
             find_checkpoint(run_dir / CHECKPOINTS)
-            return ["--resume", str(run_dir), *found.arguments, *changes]
+            return ["--resume", str(run_dir), *changes]
         _set_aside(run_dir)
-    begin = ["--config", str(found.home / EXPERIMENT_FILE), "--seed", str(seed), "--run-dir", str(run_dir)]
-    return [*begin, *found.arguments]
+    return ["--config", str(found.home / EXPERIMENT_FILE), "--seed", str(seed), "--run-dir", str(run_dir)]
 
 
 def _set_aside(run_dir: Path) -> None:

@@ -15,7 +15,8 @@ from corral.cli.experiment import load_experiment
 from corral.cli.seed_set import is_set
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError, CorralError
-from corral.loggers import Logger, TensorBoardLogger, default_loggers
+from corral.loggers import Logger
+from corral.loggers.named import make_loggers
 from corral.loggers.run import check_run_dir
 
 
@@ -29,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--parallel goes with --seeds: one run uses more cores with env_runners.num_env_runners.")
     config, stop = load_experiment(options)
     config.validate()  # a mistake is reported before anything is written
-    loggers = [*default_loggers(), TensorBoardLogger()] if options.tensorboard else None
+    loggers = None if config.loggers is None else make_loggers(config.loggers)  # before the env and workers are made
     return train(config, stop, run_dir=options.run_dir, resume=options.resume, loggers=loggers, quiet=options.quiet)
 
 

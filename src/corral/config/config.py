@@ -155,7 +155,7 @@ class AlgorithmConfig(
         return self._set("fault_tolerance", settings)
 
     def reporting(self, **settings: Unpack[ReportingArgs]) -> Self:
-        """Set what an iteration is, and what its result holds; see `ReportingSettings`."""
+        """Set what an iteration is, what its result holds, and what writes it; see `ReportingSettings`."""
         return self._set("reporting", settings)
 
     def checkpointing(self, **settings: Unpack[CheckpointingArgs]) -> Self:
@@ -425,7 +425,7 @@ class AlgorithmConfig(
         with `evaluation_tasks="training"`, unless `evaluation_config` has one. `evaluation_duration_unit` takes the
         place of `batch_mode`. With videos, the envs render images.
         """
-        alone: dict[str, Any] = {"env_task_fn": None, "batch_mode": "truncate_episodes"}
+        alone: dict[str, Any] = {"env_task_fn": None, "batch_mode": "truncate_episodes", "loggers": None}
         if self.evaluation_tasks != "training":
             alone["env_reset_fn"] = None
         number = {"num_env_runners": self.evaluation_num_env_runners, "in_evaluation": True}
@@ -433,6 +433,10 @@ class AlgorithmConfig(
         if self.evaluation_num_videos:
             config.env_config = {"render_mode": "rgb_array", **config.env_config}
         return config
+
+    def for_workers(self) -> Self:
+        """Return what runners and learners are made from: loggers stay with the algorithm, and may hold open files."""
+        return self if self.loggers is None else self.copy(loggers=None).freeze()
 
     def for_runner(self) -> Self:
         """Return a runner's own copy, in which only settings of the env can change; see `EnvRunner.make_env`."""

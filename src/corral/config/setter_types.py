@@ -147,6 +147,7 @@ class ReportingArgs(TypedDict, total=False):
     metrics_num_episodes_for_smoothing: int
     min_time_s_per_iteration: float
     min_sample_timesteps_per_iteration: int
+    loggers: Sequence[Any] | None
 
 
 class CheckpointingArgs(TypedDict, total=False):

@@ -18,6 +18,7 @@ from corral.envs.vector import resolve_env
 from corral.errors import ConfigError, MissingPackageError, nearest, nearest_name
 from corral.exploration import check_exploration, exploration_class
 from corral.exploration.build import resolved
+from corral.loggers.named import check_loggers
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import ActorCritic, Module
 from corral.modules.q_module import QModule
@@ -43,6 +44,7 @@ def validate(config: AlgorithmConfig) -> None:
     """
     if config.env is None:
         raise ConfigError("environment: no env was given; call .environment('CartPole-v1') or use another env.")
+    check_loggers(config.loggers, "reporting: loggers")
     check_values(config)  # a subclass may have bad defaults, and lists may have been changed in place
     if callable(config.policies_to_train):
         _check_called("policies_to_train", config.policies_to_train, "module_id")

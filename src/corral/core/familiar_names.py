@@ -192,7 +192,7 @@ SETTINGS: Mapping[str, Meanings] = {
     "verbose": (("debugging.log_level", "a name: 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),),
     "callbacks": _same("callbacks.callbacks_class"),
     "total_timesteps": (("", "give it to Algorithm.fit: fit(stop={'num_env_steps': ...})"),),
-    "tensorboard_log": (("", "give it to Algorithm.fit: fit(stop=..., run_dir=..., loggers=[TensorBoardLogger()])"),),
+    "tensorboard_log": (("reporting.loggers", "as ['csv', 'tensorboard']; files are in the run directory"),),
     **dict.fromkeys(("framework", "framework_str"), (("", "torch is always used: leave this out"),)),
 }
 """Settings, by the name in another library. A path is `group.name`, or `group.name.key` for a key of a dict."""

@@ -2,7 +2,20 @@
 
 from corral.loggers.base import Logger
 from corral.loggers.files import CSVLogger, JSONLinesLogger, default_loggers
+from corral.loggers.mlflow import MLflowLogger
 from corral.loggers.run import Run
 from corral.loggers.tensorboard import TensorBoardLogger
+from corral.loggers.trackio import TrackioLogger
+from corral.loggers.wandb import WandbLogger
 
-__all__ = ["CSVLogger", "JSONLinesLogger", "Logger", "Run", "TensorBoardLogger", "default_loggers"]
+__all__ = [
+    "CSVLogger",
+    "JSONLinesLogger",
+    "Logger",
+    "MLflowLogger",
+    "Run",
+    "TensorBoardLogger",
+    "TrackioLogger",
+    "WandbLogger",
+    "default_loggers",
+]

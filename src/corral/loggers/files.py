@@ -36,12 +36,12 @@ class CSVLogger(Logger):
         self._columns: list[str] = []
         self._file: TextIOWrapper | None = None
 
-    def open(self, run_dir: Path) -> None:
+    def open(self, run_dir: Path, config: dict[str, Any]) -> None:
         """Create the file."""
-        self._path = run_dir / self._file_name
+        self._path, self._columns = run_dir / self._file_name, []
         self._file = self._path.open("w", newline="", encoding="utf-8")
 
-    def resume(self, run_dir: Path, training_iteration: int, num_env_steps: int) -> None:
+    def resume(self, run_dir: Path, config: dict[str, Any], training_iteration: int, num_env_steps: int) -> None:
         """Append to the file, without the rows of later iterations; rows that do not say which they are stay."""
         self._path = run_dir / self._file_name
         rows = list(_whole_rows(self._path))
@@ -116,11 +116,11 @@ class JSONLinesLogger(Logger):
         self._file_name, self._max_entries = file_name, max_entries
         self._file: TextIOWrapper | None = None
 
-    def open(self, run_dir: Path) -> None:
+    def open(self, run_dir: Path, config: dict[str, Any]) -> None:
         """Create the file."""
         self._file = (run_dir / self._file_name).open("w", encoding="utf-8")
 
-    def resume(self, run_dir: Path, training_iteration: int, num_env_steps: int) -> None:
+    def resume(self, run_dir: Path, config: dict[str, Any], training_iteration: int, num_env_steps: int) -> None:
         """Append to the file, without the lines of later iterations; lines that do not say which they are stay."""
         path = run_dir / self._file_name
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

@@ -20,9 +20,9 @@ from filelock import FileLock, Timeout
 
 from corral.core.interrupts import interrupts_deferred, name_of_interrupt
 from corral.core.settings import path_of
-from corral.errors import RunDirectoryError
+from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.base import Logger
-from corral.loggers.files import CSVLogger, JSONLinesLogger, default_loggers
+from corral.loggers.files import CSVLogger, JSONLinesLogger
 from corral.loggers.tensorboard import TensorBoardLogger
 from corral.metrics.result import evaluated_return
 
@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
-CONFIG_FILE, LOCK_FILE, EVENT_FILES = "config.yaml", ".lock", "events.out.tfevents.*"
+CONFIG_FILE, LOCK_FILE = "config.yaml", ".lock"
 _FILE_LOGGERS = (CSVLogger, JSONLinesLogger, TensorBoardLogger)
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's quota, or the size of one file
+# After a service failed, it is left alone for this many times the duration of the failure, so that waiting for it takes
+# at most 2% of the time.
+REST_FACTOR = 50.0
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -73,6 +76,7 @@ class Run:
         self._opened: list[Logger] = []
         self._failing: set[object] = set()
         self._logged: dict[int, int] = {}  # last iteration that a logger was given, by the logger's place
+        self._rests_until_s: dict[int, float] = {}  # clock reading until which a service is left alone, by its place
         self._in_log = 0  # last iteration in run.log
 
     def __enter__(self) -> Self:
@@ -104,17 +108,26 @@ class Run:
             raise
         try:
             for logger in self._loggers:
-                if start is None:
-                    logger.open(self.path)
-                else:
-                    logger.resume(self.path, *start)
-                self._opened.append(logger)
+                self._open(logger, start)
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
         where = "" if start is None else f" continues from iteration {start[0]}"
         log.info("Run in %s%s, seed %s.", self.path, where, self._config.seed)
         return self
+
+    def _open(self, logger: Logger, start: tuple[int, int] | None) -> None:
+        try:
+            if start is None:
+                logger.open(self.path, self._settings)
+            else:
+                logger.resume(self.path, self._settings, *start)
+        except Exception as error:
+            if not _costs_a_warning(logger, error) or not logger.is_service:
+                raise
+            self._warn_of(logger, error)
+        else:
+            self._opened.append(logger)
 
     def _write_config(self) -> None:
         text, path = yaml.safe_dump(self._settings, sort_keys=False), self.path / CONFIG_FILE
@@ -136,20 +149,24 @@ class Run:
         log.addHandler(handler)
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Give a result to every logger that was not given it yet; a full disk does not end the run."""
+        """Give a result to every logger that was not given it yet; a full disk or a service does not end the run."""
         iteration = result["training_iteration"]
-        for place, logger in enumerate(self._loggers):
-            if self._logged.get(place) == iteration:
+        for place, logger in enumerate(self._opened):
+            start_s = time.monotonic()
+            if self._logged.get(place) == iteration or start_s < self._rests_until_s.get(place, start_s):
                 continue
             # An interrupt waits until a file is written, but not for the service of a custom logger.
             with interrupts_deferred() if isinstance(logger, _FILE_LOGGERS) else contextlib.nullcontext():
                 self._logged[place] = iteration
                 try:
                     logger.log_result(result)
-                except OSError as error:
-                    if error.errno not in FULL_DISK:
+                except Exception as error:
+                    if not _costs_a_warning(logger, error):
                         raise
                     self._warn_of(logger, error)
+                    if logger.is_service:
+                        now_s = time.monotonic()
+                        self._rests_until_s[place] = now_s + REST_FACTOR * (now_s - start_s)
         if self._in_log == iteration:
             return
         self._in_log, episodes = iteration, result["env_runners"]
@@ -177,16 +194,16 @@ class Run:
                 try:
                     logger.close()
                 except Exception as error:
-                    if isinstance(error, OSError) and error.errno in FULL_DISK:
+                    if _costs_a_warning(logger, error):
                         self._warn_of(logger, error)
                     else:
                         log.exception("A logger could not be closed: %r.", logger)
 
-    def _warn_of(self, logger: Logger, error: OSError) -> None:
-        message = (
-            f"{type(logger).__name__} cannot write its results in {self.path}: {error.strerror or error}. The run "
-        )
-        self.warn_once(logger, f"{message}continues; results may be missing.")
+    def _warn_of(self, logger: Logger, error: Exception) -> None:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        where = "" if logger.is_service else f" in {self.path}"
+        message = f"{type(logger).__name__} cannot write its results{where}: {reason:.500}. The run continues; "
+        self.warn_once(logger, f"{message}results may be missing.")
 
     def warn_once(self, subject: object, message: str) -> None:
         """Warn in the log, and on standard error where no other handler shows the log, once for each subject."""
@@ -197,6 +214,13 @@ class Run:
         if not logging.getLogger().hasHandlers() and sys.stderr is not None:  # run.log may be on the same disk
             with contextlib.suppress(OSError, ValueError):
                 print(message, file=sys.stderr)
+
+
+def _costs_a_warning(logger: Logger, error: Exception) -> bool:
+    """Return whether an exception of a logger does not end the run: of a full disk, or of a service."""
+    if logger.is_service:
+        return not isinstance(error, ConfigError)
+    return isinstance(error, OSError) and error.errno in FULL_DISK
 
 
 def _close_quietly(handler: logging.Handler) -> None:
@@ -247,11 +271,6 @@ def check_run_to_resume(path: Path) -> None:
     if not found:
         what = f"it has no {CONFIG_FILE}" if path.exists() else "it does not exist"
         raise RunDirectoryError(f"{path} is not the directory of a run: {what}.")
-
-
-def loggers_of(run_dir: Path) -> list[Logger]:
-    """Return the loggers with which a run continues: the default ones, and TensorBoard's if it has event files."""
-    return [*default_loggers(), *([TensorBoardLogger()] if any(run_dir.glob(EVENT_FILES)) else [])]
 
 
 def check_run_dir(run_dir: str | Path | None) -> None:

@@ -1,0 +1,21 @@
+"""What a logger of a service keeps in the run directory, so that a run that continues is the same run there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def keep(path: Path, values: Mapping[str, str]) -> None:
+    """Write texts by name, such as the id of a run, into a file of the run directory."""
+    path.write_text(json.dumps(dict(values)) + "\n", encoding="utf-8")
+
+
+def kept(path: Path) -> dict[str, str]:
+    """Return the texts that `keep` wrote; empty if there is no such file, or if it is damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,214 @@
+"""Loggers that a config names: in `fit`, in a plain loop of `train()`, and on the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from corral import PPOConfig
+from corral.algorithms.registry import config_from_dict
+from corral.cli.main import main
+from corral.errors import ConfigError
+from corral.loggers import CSVLogger, JSONLinesLogger, Logger
+from corral.loggers.named import add_named, make_loggers
+from corral.testing import CountingEnv
+
+
+class Notes(Logger):
+    """Keeps everything that it is given."""
+
+    def __init__(self, title: str = "") -> None:
+        self.title, self.calls = title, list[tuple[Any, ...]]()
+
+    def open(self, run_dir: Path, config: dict[str, Any]) -> None:
+        self.calls.append(("open", run_dir, config["training"]["lr"]))
+
+    def log_result(self, result: dict[str, Any]) -> None:
+        self.calls.append(("result", result["training_iteration"]))
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+
+class Unreachable(Notes):
+    """A service that nobody reaches after the first result."""
+
+    is_service = True
+
+    def log_result(self, result: dict[str, Any]) -> None:
+        super().log_result(result)
+        if result["training_iteration"] > 1:
+            raise ConnectionError("nobody answers")
+
+    def close(self) -> None:
+        raise ConnectionError("nobody answers")
+
+
+class NeverReached(Unreachable):
+    def open(self, run_dir: Path, config: dict[str, Any]) -> None:
+        raise RuntimeError("no such host")
+
+
+class OldForm(Notes):
+    def open(self, run_dir: Path) -> None:  # type: ignore[override]
+        raise AssertionError("opened")
+
+
+def small(*loggers: Any) -> PPOConfig:
+    config = PPOConfig().environment(CountingEnv).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
+    config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1, lr=0.25)
+    return config.reporting(loggers=list(loggers)) if loggers else config
+
+
+def rows(path: Path) -> list[str]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return [row["training_iteration"] for row in csv.DictReader(file)]
+
+
+def test_loggers_are_made_from_names_classes_paths_dicts_and_instances(tmp_path: Path) -> None:
+    mine = Notes()
+    given = ["csv", JSONLinesLogger, "corral.loggers:CSVLogger", {"type": Notes, "title": "x"}, mine]
+    made = make_loggers(given)
+    assert [type(logger) for logger in made] == [CSVLogger, JSONLinesLogger, CSVLogger, Notes, Notes]
+    assert made[3].title == "x" and made[4] is mine  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("jsn", "unknown logger 'jsn'. Did you mean 'json'?"),
+        ("corral.loggers:NoLogger", "'corral.loggers' has no 'NoLogger'"),
+        ("corral.errors:ConfigError", "is no logger"),
+        (3, "is no logger"),
+        ({"file_name": "x.csv"}, "has no 'type'"),
+        ({"type": "csv", "file": "x.csv"}, "CSVLogger takes file_name, and was given {'file': 'x.csv'}"),
+    ],
+)
+def test_what_is_no_logger_is_refused_before_anything_is_built(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        small(given).validate()
+    assert message in str(caught.value) and "loggers[0]" in str(caught.value)
+
+
+def test_a_logger_of_the_old_form_is_told_what_to_write(tmp_path: Path) -> None:
+    with small().build() as algo:
+        with pytest.raises(ConfigError, match=r"write `def open\(self, run_dir, config\)`"):
+            algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run", loggers=[OldForm()], progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plain_loop_writes_one_run_directory_until_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    notes = Notes()
+    with small("csv", notes).build() as algo:
+        assert not Path("runs").exists()  # nothing before the first call
+        for _ in range(3):
+            algo.train()
+        run_dir = algo.run_dir
+        assert run_dir is not None and rows(run_dir / "progress.csv") == ["1", "2", "3"]  # at once
+    assert notes.calls == [("open", run_dir, 0.25), *(("result", number) for number in (1, 2, 3)), ("close",)]
+    assert [path.resolve() for path in Path("runs").iterdir()] == [run_dir.resolve()]
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["debugging"]["seed"] == 0
+    assert "Run finished." in (run_dir / "run.log").read_text()
+
+
+def test_a_plain_loop_without_loggers_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with small().build() as algo:
+        algo.train()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plain_loop_that_fails_says_so_and_keeps_its_last_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def fail(result: dict[str, Any]) -> None:
+        if result["training_iteration"] == 2:
+            raise ValueError("on purpose")
+
+    notes = Notes()
+    with pytest.raises(Exception, match="on purpose"), small(notes).callbacks(on_train_result=fail).build() as algo:
+        for _ in range(3):
+            algo.train()
+    assert notes.calls[1:] == [("result", 1), ("result", 2), ("close",)]
+    assert algo.run_dir is not None and "Run failed." in (algo.run_dir / "run.log").read_text()
+
+
+def test_fit_uses_the_loggers_of_the_config_and_an_argument_replaces_them(tmp_path: Path) -> None:
+    notes = Notes()
+    with small(notes).build() as algo:
+        algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "a", progress=False)
+        algo.fit(stop={"training_iteration": 2}, run_dir=tmp_path / "b", loggers=["json"], progress=False)
+    assert notes.calls == [("open", tmp_path / "a", 0.25), ("result", 1), ("close",)]
+    assert not (tmp_path / "a" / "progress.csv").exists() and (tmp_path / "b" / "result.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", [Unreachable, NeverReached])
+def test_a_service_that_fails_costs_a_warning_and_not_the_run(
+    kind: type[Notes], tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    service = kind()
+    with small().build() as algo:
+        loggers = [service, CSVLogger()]
+        result = algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path, loggers=loggers, progress=False)
+    assert result["training_iteration"] == 3 and rows(tmp_path / "progress.csv") == ["1", "2", "3"]
+    [warning] = [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert f"{kind.__name__} cannot write its results" in warning and "results may be missing" in warning
+    if kind is NeverReached:
+        assert service.calls == []  # what was never opened is given nothing
+
+
+def test_a_config_with_loggers_is_read_back_from_a_file_and_travels(tmp_path: Path) -> None:
+    config = small("csv", {"type": CSVLogger, "file_name": "second.csv"})
+    with config.build() as algo:
+        algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run", progress=False)
+        algo.save(tmp_path / "checkpoint")
+    settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    settings.pop("stop")
+    again = config_from_dict(settings)
+    with again.build() as algo:
+        algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "again", progress=False)
+    assert rows(tmp_path / "again" / "second.csv") == ["1"]
+    with type(algo).from_checkpoint(tmp_path / "checkpoint") as restored:
+        assert restored.config.loggers[1]["file_name"] == "second.csv"
+    pickle.loads(pickle.dumps(again))
+
+
+def test_workers_get_no_loggers() -> None:
+    config = small(open(__file__, encoding="utf-8"), "csv")  # a file, which cannot be sent to another process
+    config.loggers[0].close()
+    assert config.for_workers().loggers is None and config.for_evaluation().loggers is None
+    assert small().for_workers().loggers is None
+
+
+def test_names_are_added_to_what_is_there() -> None:
+    assert add_named(["csv", "json"], ["tensorboard", "csv"]) == ["csv", "json", "tensorboard"]
+    mine = {"type": "csv", "file_name": "x.csv"}
+    assert add_named([mine], ["csv"]) == [mine]
+
+
+def test_the_command_line_takes_names_and_import_paths_and_resumes_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_loggers.py").write_text(
+        "from corral.loggers import CSVLogger\n\nclass Mine(CSVLogger):\n"
+        "    def __init__(self):\n        super().__init__('mine.csv')\n"
+    )
+    arguments = ["train", "--algo", "PPO", "--env", "corral.testing:CountingEnv", "--run-dir", "run", "--quiet"]
+    arguments += ["--set", "training.train_batch_size_per_learner=32", "--set", "training.minibatch_size=16"]
+    assert main([*arguments, "--stop", "training_iteration=1", "--logger", "my_loggers:Mine", "--logger", "csv"]) == 0
+    assert main(["train", "--resume", "run", "--stop", "training_iteration=2", "--quiet"]) == 0
+    assert rows(Path("run/mine.csv")) == rows(Path("run/progress.csv")) == ["1", "2"]
+    assert len([json.loads(line) for line in Path("run/result.jsonl").read_text().splitlines()]) == 2
+    capsys.readouterr()
+    assert main([*arguments[:-2], "--stop", "training_iteration=1", "--logger", "wand"]) == 2
+    assert "--logger: unknown logger 'wand'. Did you mean 'wandb'?" in capsys.readouterr().err
