@@ -11,10 +11,12 @@ LOWEST_VENV := .venv-lowest
 LOWEST_READY := $(LOWEST_VENV)/.ready
 LOWEST_TESTS := core envs episodes modules metrics replay runners/test_runner.py learners/test_learner.py \
 	learners/test_optimizers.py learners/test_numpy_q_learning.py algorithms/test_ppo.py checkpoint loggers
+SERVICES_VENV := .venv-services
+SERVICES_READY := $(SERVICES_VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check slow lowest campaign bench defaults tuned docs format clean
+.PHONY: help train test check slow lowest services wheel campaign bench defaults tuned docs format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -58,6 +60,29 @@ lowest: $(LOWEST_READY) ## the fast tests of the core, with the lowest version o
 	PYTHONPATH=$(CURDIR)/src $(LOWEST_VENV)/bin/python -m pytest -n 3 -W ignore::pytest.PytestUnraisableExceptionWarning \
 		$(addprefix tests/,$(LOWEST_TESTS))
 
+$(SERVICES_READY): $(READY) requirements/services.txt
+	$(PYTHON) -m venv $(SERVICES_VENV)
+	$(SERVICES_VENV)/bin/pip install --quiet --requirement requirements/torch.txt
+	$(SERVICES_VENV)/bin/pip install --quiet --requirement requirements/base.txt --requirement requirements/services.txt
+	$(SERVICES_VENV)/bin/pip install --quiet hatchling editables
+	$(SERVICES_VENV)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+services: $(SERVICES_READY) ## the tests of the loggers, with Weights & Biases, MLflow and Trackio
+	$(SERVICES_VENV)/bin/python -m pytest -n 2 tests/loggers
+
+wheel: $(READY) ## build the wheel, and try it in clean environments, with the lowest and the newest versions of what it needs
+	rm -rf dist build && mkdir build
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	sed 's/\[.*\]//' requirements/lowest.txt > build/lowest.txt
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/pip install --quiet --constraint build/lowest.txt dist/corral-*.whl
+	build/lowest/bin/python tools/smoke.py
+	$(PYTHON) -m venv build/newest
+	build/newest/bin/pip install --quiet --requirement requirements/torch.txt
+	build/newest/bin/pip install --quiet dist/corral-*.whl
+	build/newest/bin/python tools/smoke.py
+
 campaign: $(READY) ## kill, break and hang runners 200 times on each engine; kill 200 processes while they save
 	NUM_FAULTS=200 $(BIN)/python -m pytest -m "" tests/faults/test_campaign.py
 	NUM_KILLS=200 $(BIN)/python -m pytest -m "" tests/checkpoint/test_killed_savers.py tests/checkpoint/test_hostile_files.py
@@ -79,8 +104,8 @@ $(ENVS_READY): $(READY) $(BENCH_READY) benchmarks/requirements-envs.txt
 defaults: $(ENVS_READY) ## compare what the default settings learn with Stable-Baselines3's, and write benchmarks/DEFAULTS.md
 	$(BIN)/python benchmarks/defaults.py --sb3-python $(BENCH_VENV)/bin/python
 
-tuned: $(ENVS_READY) ## compare what tuned settings learn with those of Stable-Baselines3's zoo, and write benchmarks/TUNED.md
-	$(BIN)/python benchmarks/defaults.py --tuned --sb3-python $(BENCH_VENV)/bin/python
+tuned: $(ENVS_READY) ## measure what the tuned settings learn, and write benchmarks/TUNED.md; days for all of them
+	$(BIN)/python benchmarks/tuned.py
 
 $(DOCS_READY): $(READY) requirements/docs.txt
 	$(BIN)/pip install --quiet --requirement requirements/docs.txt
@@ -95,4 +120,4 @@ format: $(READY) ## format the code
 	$(BIN)/ruff format .
 
 clean: ## remove everything that make made
-	rm -rf $(VENV) $(BENCH_VENV) $(LOWEST_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(LOWEST_VENV) $(SERVICES_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,11 +1,9 @@
 """Compares what Corral and Stable-Baselines3 learn with their default settings, env by env, and writes a table.
 
     make defaults
-    make tuned
 
-With `--tuned` both have tuned settings, and observations and rewards are normalised; see `learning_side.py`. The table
-(DEFAULTS.md or TUNED.md) and every run (a JSON file next to it) are written after each run, so an interrupted
-comparison keeps what it has. Runs in the file are not repeated; `--again corral` repeats the runs of one library.
+The table (DEFAULTS.md) and every run (a JSON file next to it) are written after each run, so an interrupted comparison
+keeps what it has. Runs in the file are not repeated; `--again corral` repeats the runs of one library.
 What a run learns depends on its seed and not on the load of the machine.
 """
 
@@ -49,22 +47,12 @@ RUNS: dict[str, dict[str, int]] = {
     },
 }
 
-TUNED_RUNS = {"PPO": {"HalfCheetah-v5": 300_000, "Hopper-v5": 300_000}}
-
 INTRODUCTION = [
     "# What the default settings learn",
     "",
     "Written by `make defaults`. Both libraries train with their own defaults for the same number of env steps,",
     f"on envs as Gymnasium makes them, with {len(SEEDS)} seeds.",
 ]
-TUNED_INTRODUCTION = [
-    "# What tuned settings learn",
-    "",
-    "Written by `make tuned`. Corral trains with a file of `examples/tuned/`, which normalises observations and",
-    "rewards. Stable-Baselines3 trains with `VecNormalize` and the settings of its zoo for the older versions of these",
-    f"envs. Both have the same number of env steps, with {len(SEEDS)} seeds.",
-]
-
 Run = dict[str, Any]
 
 
@@ -77,31 +65,24 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; each has one thread")
     parser.add_argument("--again", choices=LIBRARIES, help="repeat the runs of this library")
     parser.add_argument("--set", action="append", default=[], metavar="GROUP.NAME=VALUE", help="settings of Corral's")
-    parser.add_argument("--tuned", action="store_true", help="compare tuned settings with normalised observations")
-    parser.add_argument("--out", type=Path, help="the table; the runs go next to it")
+    parser.add_argument("--out", type=Path, default=HERE / "DEFAULTS.md", help="the table; the runs go next to it")
     options = parser.parse_args()
-    table, introduction = (TUNED_RUNS, TUNED_INTRODUCTION) if options.tuned else (RUNS, INTRODUCTION)
-    if options.out is None:
-        options.out = HERE / ("TUNED.md" if options.tuned else "DEFAULTS.md")
     raw_path = options.out.with_name(f"{options.out.stem.lower()}.json")
     runs: list[Run] = json.loads(raw_path.read_text()) if raw_path.exists() else []
-    algos = options.only.split(",") if options.only else list(table)
+    algos = options.only.split(",") if options.only else list(RUNS)
     if options.again:
         runs = [run for run in runs if run["library"] != options.again or run["algo"] not in algos]
     done = {key(run) for run in runs}
     wanted = [
         (library, algo, env, seed)
         for algo in algos
-        for seed, env, library in product(SEEDS, table[algo], LIBRARIES)
+        for seed, env, library in product(SEEDS, RUNS[algo], LIBRARIES)
         if (library, algo, env, seed) not in done
     ]
     pythons = {"corral": options.corral_python, "sb3": options.sb3_python}
     failed = False
     with ThreadPoolExecutor(options.jobs) as pool:
-        pending = [
-            pool.submit(train, *job, table[job[1]][job[2]], pythons[job[0]], options.tuned, options.set)
-            for job in wanted
-        ]
+        pending = [pool.submit(train, *job, RUNS[job[1]][job[2]], pythons[job[0]], options.set) for job in wanted]
         for future in as_completed(pending):
             run = future.result()
             print(json.dumps(run), file=sys.stderr, flush=True)
@@ -110,8 +91,8 @@ def main() -> int:
                 continue
             runs = sorted([*runs, run], key=key)
             raw_path.write_text(json.dumps(runs, indent=1) + "\n")
-            options.out.write_text(render(runs, table, introduction))
-    options.out.write_text(render(runs, table, introduction))
+            options.out.write_text(render(runs))
+    options.out.write_text(render(runs))
     return int(failed)
 
 
@@ -120,12 +101,10 @@ def key(run: Run) -> tuple[str, str, str, int]:
     return run["library"], run["algo"], run["env"], run["seed"]
 
 
-def train(
-    library: str, algo: str, env: str, seed: int, num_steps: int, python: str, is_tuned: bool, settings: list[str]
-) -> Run:
+def train(library: str, algo: str, env: str, seed: int, num_steps: int, python: str, settings: list[str]) -> Run:
     """Run one training in a process of its own and return its fields, or an `error`."""
     command = [python, str(HERE / "learning_side.py"), library, algo, env]
-    command += ["--seed", str(seed), "--steps", str(num_steps), *(["--tuned"] if is_tuned else [])]
+    command += ["--seed", str(seed), "--steps", str(num_steps)]
     if library == "corral":
         command += [word for setting in settings for word in ("--set", setting)]
     outcome = run_script(command, TIMEOUT_SECONDS, HERE.parent)
@@ -134,10 +113,10 @@ def train(
     return outcome.line
 
 
-def render(runs: list[Run], table: dict[str, dict[str, int]], introduction: list[str]) -> str:
+def render(runs: list[Run]) -> str:
     """Return the page with one table per algorithm."""
     lines = [
-        *introduction,
+        *INTRODUCTION,
         "A cell holds the mean and, in brackets, each seed.",
         "*Training* is the mean return of the last 100 episodes of training; *greedy* is the mean return of 20",
         "episodes without exploration after training; *CPU* is the mean of the CPU seconds of training. Corral's",
@@ -145,7 +124,7 @@ def render(runs: list[Run], table: dict[str, dict[str, int]], introduction: list
         "error of the difference. What a run learns does not depend on the load of the machine; its CPU seconds",
         "depend on it a little. A row with fewer seeds is not complete: no verdict is given.",
     ]
-    for algo, steps in table.items():
+    for algo, steps in RUNS.items():
         rows = []
         for env, num_steps in steps.items():
             by_key = {key(run): run for run in runs}

@@ -2,9 +2,8 @@
 
     python benchmarks/learning_side.py corral PPO Hopper-v5 --seed 0 --steps 200000
 
-Both libraries get one thread: the runs are compared by what they learn per env step and by their CPU time. By default
-no wrapper normalises observations or rewards. With `--tuned`, Corral takes the settings of a file in `examples/tuned`,
-and Stable-Baselines3 the settings of its zoo, with `VecNormalize`.
+Both libraries get one thread: the runs are compared by what they learn per env step and by their CPU time. No wrapper
+normalises observations or rewards. With `--tuned`, Corral takes the tuned settings of the env; see `tuned.py`.
 """
 
 import argparse
@@ -14,39 +13,10 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from measuring import THREAD_VARIABLES, Fields
 
-TUNED = Path(__file__).resolve().parent.parent / "examples" / "tuned"
-# From hyperparams/ppo.yml of rl-baselines3-zoo (commit 00128b5), where these envs still have the version v3.
-ZOO: dict[str, dict[str, Any]] = {
-    "HalfCheetah-v5": {
-        "batch_size": 64,
-        "n_steps": 512,
-        "gamma": 0.98,
-        "learning_rate": 2.0633e-05,
-        "ent_coef": 0.000401762,
-        "clip_range": 0.1,
-        "n_epochs": 20,
-        "gae_lambda": 0.92,
-        "max_grad_norm": 0.8,
-        "vf_coef": 0.58096,
-    },
-    "Hopper-v5": {
-        "batch_size": 32,
-        "n_steps": 512,
-        "gamma": 0.999,
-        "learning_rate": 9.80828e-05,
-        "ent_coef": 0.00229519,
-        "clip_range": 0.2,
-        "n_epochs": 5,
-        "gae_lambda": 0.99,
-        "max_grad_norm": 0.7,
-        "vf_coef": 0.835671,
-    },
-}
 GREEDY_EPISODES = 20
 # Seeds of the greedy episodes, the same for both libraries and apart from the seeds of training.
 FIRST_GREEDY_SEED = 100_000
@@ -57,11 +27,12 @@ Act = Callable[[Any], Any]
 def train_corral(options: argparse.Namespace) -> tuple[float, int, Act]:
     """Train with Corral; return the mean of the last 100 training returns, the env steps, and the greedy policy."""
     from corral.algorithms.registry import config_class, config_from_dict
-    from corral.cli.experiment import parse_pair, read_experiment
+    from corral.algorithms.tuned_settings import tuned_settings
+    from corral.cli.experiment import parse_pair
 
     config = config_class(options.algo)()
     if options.tuned:
-        settings = read_experiment(TUNED / f"{options.algo}_{options.env.split('-')[0]}.yaml".lower())
+        settings = tuned_settings(options.env, options.algo)
         del settings["stop"]  # `--steps` says it
         config = config_from_dict(settings)
     config = config.environment(options.env).debugging(seed=options.seed).learners(num_threads=1)
@@ -85,23 +56,12 @@ def train_sb3(options: argparse.Namespace) -> tuple[float, int, Act]:
     import stable_baselines3
     from stable_baselines3.common.utils import safe_mean
 
-    env, settings, seen = options.env, {}, None
-    if options.tuned:
-        from stable_baselines3.common.env_util import make_vec_env
-        from stable_baselines3.common.vec_env import VecNormalize
-        from torch import nn
-
-        settings = dict(ZOO[options.env])
-        nets = {"net_arch": {"pi": [256, 256], "vf": [256, 256]}, "activation_fn": nn.ReLU}
-        settings["policy_kwargs"] = {**nets, "log_std_init": -2, "ortho_init": False}
-        env = VecNormalize(make_vec_env(options.env, 1, seed=options.seed), gamma=settings["gamma"])
-        seen = env.normalize_obs
     algorithm = getattr(stable_baselines3, options.algo)
-    model = algorithm("MlpPolicy", env, seed=options.seed, device="cpu", **settings)
+    model = algorithm("MlpPolicy", options.env, seed=options.seed, device="cpu")
     model.learn(total_timesteps=options.steps)
 
     def act(obs: Any) -> Any:
-        return model.predict(obs if seen is None else seen(obs), deterministic=True)[0]
+        return model.predict(obs, deterministic=True)[0]
 
     mean = float(safe_mean([episode["r"] for episode in model.ep_info_buffer or ()]))
     return mean, int(model.num_timesteps), act
@@ -152,7 +112,7 @@ def main() -> None:
     parser.add_argument("env")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, required=True, help="env steps to train for")
-    parser.add_argument("--tuned", action="store_true", help="tuned settings and normalised observations and rewards")
+    parser.add_argument("--tuned", action="store_true", help="the tuned settings of Corral")
     parser.add_argument("--set", action="append", default=[], metavar="GROUP.NAME=VALUE", help="a setting of Corral's")
     options = parser.parse_args()
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))  # before NumPy and PyTorch are imported

@@ -40,7 +40,7 @@ TOPICS = {
     "callbacks": (
         "Callbacks",
         "The base class of callbacks; [Events](../events.md) lists what they are given.",
-        "Callback make_multi_callbacks callbacks.Event",
+        "Callback make_multi_callbacks callbacks.Event callbacks.keep_frames",
     ),
     "episodes": ("Episodes", "Views of what was sampled.", "SingleAgentEpisode MultiAgentEpisode"),
     "metrics": ("Metrics", "The logger that callbacks and algorithms write to.", "metrics.logger.MetricsLogger"),
@@ -68,7 +68,8 @@ TOPICS = {
         "Loggers",
         "What writes results.",
         "loggers.Logger loggers.CSVLogger loggers.JSONLinesLogger loggers.TensorBoardLogger loggers.WandbLogger "
-        "loggers.MLflowLogger loggers.TrackioLogger loggers.default_loggers loggers.Run",
+        "loggers.MLflowLogger loggers.TrackioLogger loggers.default_loggers loggers.classify "
+        "loggers.Run",
     ),
     "report": ("Reports", "Pages and pictures of runs.", "report.write_report report.write_plot"),
     "checkpoint": (

@@ -28,8 +28,9 @@ from corral.compat.rllib.settings import Setting
 from corral.compat.rllib.table import FROM_RAY, NOT_SERVED, entries, home_module, open_homes, public_names
 from corral.compat.rllib.table import MODULES as RLLIB_MODULES
 from corral.config.config import AlgorithmConfig
-from corral.config.description import default_of, describe_settings, section_of, summary_of
+from corral.config.description import describe_settings, section_of, summary_of
 from corral.config.settings import GROUPS
+from corral.core.settings import default_of
 from corral.errors import ConfigError
 from corral.exploration import BUILT_IN, Exploration, check_exploration, exploration_class
 from corral.exploration.build import settings_of

@@ -72,7 +72,8 @@ def imports(source: str, path: str, *, annotations: bool = False) -> Iterator[st
 def test_the_lowest_declared_versions_are_what_make_lowest_installs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = itertools.chain.from_iterable(project["optional-dependencies"].values())
-    declared = {re.sub(r">=([^,]+).*", r"==\1", dependency) for dependency in [*project["dependencies"], *extras]}
+    named = [name for name in [*project["dependencies"], *extras] if not name.startswith("corral[")]
+    declared = {re.sub(r">=([^,]+).*", r"==\1", dependency) for dependency in named}
     pinned = (ROOT / "requirements" / "lowest.txt").read_text().partition("# What tests need")[0].splitlines()[1:]
     assert declared == set(pinned)
 

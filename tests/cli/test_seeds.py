@@ -121,7 +121,7 @@ def test_wrong_seeds(text: str, message: str) -> None:
 
 def test_a_set_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_run(tmp_path / "seed-3", trained=5.0)
-    written = SeedSet(tmp_path, [3, 1], ["--tensorboard"], {3: 0})
+    written = SeedSet(tmp_path, [3, 1], {3: 0})
     written.write()
     assert read_set(tmp_path) == written
     found = json.loads((tmp_path / "seeds.json").read_text(encoding="utf-8"))

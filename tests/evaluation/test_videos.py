@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from corral import PPOConfig
+from corral.core.result_values import classify
 from corral.envs.videos import PREVIEW_FRAMES, PREVIEW_SIZE, Recording
 from corral.errors import ConfigError
 from corral.loggers.tensorboard import TensorBoardLogger
-from corral.loggers.values import classify
 
 av = pytest.importorskip("av")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from corral.core.columns import describe
-from corral.loggers.values import classify
+from corral.core.result_values import classify
 
 
 def zeros(*shape: int, dtype: Any = np.uint8) -> np.ndarray[Any, Any]:

@@ -49,6 +49,7 @@ from corral.learners.losses import Loss, learner_metrics, own_loss
 from corral.learners.settings import LearningSpec
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.result import merge_nested, plain_numbers
+from corral.metrics.result_html import Result
 from corral.metrics.timers import Timers, timer_results
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.layers import Layers, share_layers
@@ -580,7 +581,7 @@ class Algorithm(metaclass=_WithHints):
 
     # Training.
 
-    def train(self) -> dict[str, Any]:
+    def train(self) -> Result:
         """Run one iteration and return its result, one nested dict with the same keys every time.
 
         With `.reporting(loggers=...)`, the first call makes a run directory and opens the loggers, each call gives them
@@ -636,7 +637,7 @@ class Algorithm(metaclass=_WithHints):
         if self._stopped:
             raise CorralError("this algorithm was stopped, and its envs are closed: build() another one.")
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self) -> Result:
         """Play an evaluation round now, with the present weights, and return its metrics.
 
         The settings of `.evaluation(...)` apply; no `evaluation_interval` is needed. Fires `on_evaluate_start` and
@@ -653,7 +654,7 @@ class Algorithm(metaclass=_WithHints):
         """
         self._check_running()
         with self.exceptions_shown(), limit_threads(self._num_threads):
-            return self._evaluator.evaluate()
+            return Result(self._evaluator.evaluate())
 
     def training_done(self) -> bool:
         """Return whether no iteration is training now.
@@ -714,20 +715,20 @@ class Algorithm(metaclass=_WithHints):
         }
         merge_nested(result, costs)
 
-    def _result(self) -> dict[str, Any]:
+    def _result(self) -> Result:
         """Return the result of the iteration that ends now, without its costs."""
         group = self.env_runner_group
         evaluation = {} if self.config.evaluation_interval is None else {"evaluation": self._evaluator.result()}
-        result: dict[str, Any] = {
+        result = Result(
             **evaluation,
-            "fault_tolerance": group.fault_results(),
-            "runner_group": group.take_costs(),
-            "training_iteration": self.training_iteration + 1,
-            "num_env_steps_sampled_lifetime": self.num_env_steps_sampled_lifetime,
-            "restored": dict(self._restored),
-            "engine": group.engine_name,
-            "config": self._config_dict,
-        }
+            fault_tolerance=group.fault_results(),
+            runner_group=group.take_costs(),
+            training_iteration=self.training_iteration + 1,
+            num_env_steps_sampled_lifetime=self.num_env_steps_sampled_lifetime,
+            restored=dict(self._restored),
+            engine=group.engine_name,
+            config=self._config_dict,
+        )
         result |= self.metrics.peek()
         return result
 
@@ -745,7 +746,7 @@ class Algorithm(metaclass=_WithHints):
         resume: str | Path | None = None,
         loggers: Sequence[Any] | None = None,
         progress: Mode | Literal[False] = "auto",
-    ) -> dict[str, Any]:
+    ) -> Result:
         """Train until a stop criterion is met, and write a run directory with results and checkpoints.
 
         The criteria are also checked before the first iteration, against the latest result of this algorithm or of the

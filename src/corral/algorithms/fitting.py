@@ -21,6 +21,7 @@ from corral.loggers import Logger, Run
 from corral.loggers.named import make_loggers, names_of
 from corral.loggers.run import CONFIG_FILE, check_run_to_resume, locked, plain
 from corral.metrics.named_number import check_is_measured
+from corral.metrics.result_html import Result
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
@@ -39,7 +40,7 @@ def fit(
     loggers: Sequence[Any] | None,
     progress: Any,
     late_keys: bool,
-) -> dict[str, Any]:
+) -> Result:
     """Train until a criterion is met, and return the last result; see `Algorithm.fit`.
 
     `late_keys` says whether callbacks may log keys that are missing from the first results.
@@ -73,7 +74,7 @@ def fit(
         stack.enter_context(algorithm.exceptions_shown())
         checkpoints = stack.enter_context(RunCheckpoints(algorithm, run.path, late_keys=late_keys, warn=run.warn_once))
         stack.callback(log_last_result, algorithm, run, algorithm.training_iteration)
-        result = algorithm.latest_numbers
+        result = Result(algorithm.latest_numbers)
         reason = algorithm.stop_requested or (criteria.met(result, whole=False) if result else None)
         while reason is None:
             result = algorithm.train()

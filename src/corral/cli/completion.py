@@ -9,6 +9,7 @@ from typing import Any
 import shtab
 
 from corral.algorithms.registry import ALGORITHMS, config_class
+from corral.algorithms.tuned_settings import tuned_algorithms
 from corral.cli.parser import make_parser
 from corral.config.description import describe_config
 from corral.envs.listing import newest_versions, registered_ids
@@ -30,7 +31,12 @@ complete -o bashdefault -F _corral_complete corral
 def print_completion(options: argparse.Namespace) -> int:
     """Print the script for a shell, and return the exit status 0."""
     parser = make_parser()
-    names = {"algo": [*ALGORITHMS], "env": newest_versions(registered_ids()["gymnasium"]), "settings": _assignments()}
+    names = {
+        "algo": [*ALGORITHMS],
+        "env": newest_versions(registered_ids()["gymnasium"]),
+        "tuned": [*tuned_algorithms()],
+        "settings": _assignments(),
+    }
     _complete(parser, names)
     functions = "\n".join(_function(options.shell, place, words) for place, words in names.items())
     preamble: Any = {options.shell: functions}  # the annotation of shtab names the text alone

@@ -11,6 +11,7 @@ import yaml
 
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import Below, criteria_from_file
+from corral.algorithms.tuned_settings import tuned_settings
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError
 from corral.loggers.named import add_named, names_of
@@ -24,6 +25,8 @@ def load_experiment(options: argparse.Namespace) -> tuple[AlgorithmConfig, dict[
     """
     if options.resume is not None:
         settings = _settings_of_run(options)
+    elif options.tuned is not None:
+        settings = _tuned_settings(options)
     else:
         settings = read_experiment(options.config) if options.config else {}
     stop = settings.pop("stop", None) or {}
@@ -42,6 +45,20 @@ def load_experiment(options: argparse.Namespace) -> tuple[AlgorithmConfig, dict[
     if not stop:
         raise ConfigError("no stop criterion: give --stop episode_return_mean=450, or 'stop' in the file of --config.")
     return config, criteria_from_file(stop)
+
+
+def _tuned_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the tuned settings that `--tuned` names; with `--env`, they are used for that env.
+
+    Raises:
+        ConfigError: There are none, or `--config` is given too.
+    """
+    if options.config is not None:
+        raise ConfigError("--tuned and --config both name settings: give one of them, and change it with --set.")
+    try:
+        return tuned_settings(options.tuned, options.algo)
+    except ConfigError as error:
+        raise ConfigError(f"--tuned: {error} `corral list tuned` shows all.") from error
 
 
 def _override(config: AlgorithmConfig, options: argparse.Namespace) -> None:
@@ -88,7 +105,7 @@ def _settings_of_run(options: argparse.Namespace) -> dict[str, Any]:
     """
     from corral.algorithms.fitting import check_resumable, read_config
 
-    for name in ("config", "algo", "run_dir"):
+    for name in ("config", "tuned", "algo", "run_dir"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} does not go with --resume, which continues a run as it is.")
     settings = read_config(options.resume)

@@ -1,4 +1,4 @@
-"""`corral list`: algorithms, explorations and envs by name."""
+"""`corral list`: algorithms, explorations, envs and tuned settings by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_LISTED = 60
 
 
 def print_names(options: argparse.Namespace) -> int:
-    """Print algorithms, explorations or envs, and return the exit status 0.
+    """Print algorithms, explorations, envs or tuned settings, and return the exit status 0.
 
     Raises:
         ConfigError: No name has the word in it.
@@ -26,6 +26,8 @@ def print_names(options: argparse.Namespace) -> int:
     console = Console(highlight=False)
     if options.what == "envs":
         num_found = _print_envs(console, options.word, everything=options.all)
+    elif options.what == "tuned":
+        num_found = _print_tuned(console, options.word)
     else:
         described = _algorithms() if options.what == "algorithms" else _explorations()
         num_found = _print_described(console, described, options.word)
@@ -64,6 +66,17 @@ def _print_described(console: Console, described: Iterable[tuple[str, str, str]]
     for name, more, meaning in found:
         console.print(Text.assemble((name, "bold cyan"), (f"  {more}" if more else "", "dim")))
         console.print(Padding(Text(meaning.replace("`", "")), (0, 0, 0, 4), expand=False))
+    return len(found)
+
+
+def _print_tuned(console: Console, word: str) -> int:
+    """Print the ids of envs with tuned settings and the algorithms that have them; return how many were found."""
+    from corral.algorithms.tuned_settings import tuned_algorithms
+
+    found = {env: algos for env, algos in tuned_algorithms().items() if _has(env, word)}
+    width = max(map(len, found), default=0)
+    for env, algos in found.items():
+        console.print(Text.assemble((f"{env:{width}}", "bold cyan"), f"  {' '.join(algos)}"))
     return len(found)
 
 

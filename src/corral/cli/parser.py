@@ -15,6 +15,7 @@ examples:
   corral train --algo PPO --env CartPole-v1 --stop num_env_steps=500000 --seed 0 --set training.lr=3e-3
   corral train --algo PPO --env CartPole-v1 --stop num_env_steps=100000 --seeds 0-4 --parallel 2
   corral train --config experiment.yaml
+  corral train --tuned LunarLander-v3
   corral train --resume runs/PPO-CartPole-v1-20260101-120000 --stop num_env_steps=1000000
 """
 SHELLS = ("bash", "zsh")
@@ -52,6 +53,12 @@ def _add_train(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     train.add_argument("--config", type=Path, help="a YAML file of groups of settings, with 'algo' and 'stop'")
+    train.add_argument(
+        "--tuned",
+        metavar="ENV",
+        help="the tuned settings and stop criterion for this env, of --algo or of the first algorithm that has some; "
+        "`corral list tuned` shows which there are",
+    )
     train.add_argument(
         "--algo", help="name of the algorithm, such as PPO, or import path of a config class, such as my_algo:MyConfig"
     )
@@ -172,8 +179,8 @@ def _add_config(commands: Any) -> None:
 
 
 def _add_list(commands: Any) -> None:
-    names = commands.add_parser("list", help="list algorithms, explorations or envs")
-    names.add_argument("what", choices=("algorithms", "explorations", "envs"), help="what to list")
+    names = commands.add_parser("list", help="list algorithms, explorations, envs or tuned settings")
+    names.add_argument("what", choices=("algorithms", "explorations", "envs", "tuned"), help="what to list")
     names.add_argument("word", nargs="?", default="", help="only names with this word in them")
     names.add_argument("--all", action="store_true", help="of envs, old versions too, and long lists in full")
     names.set_defaults(run="corral.cli.listing:print_names")

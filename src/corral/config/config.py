@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from corral.config.display import display
+from corral.config.display import display, display_html
 from corral.config.settings import (
     GROUPS,
     CallbacksSettings,
@@ -351,6 +351,9 @@ class AlgorithmConfig(
     def __repr__(self) -> str:
         """Return the calls that make this config: its class and what differs from the defaults, by group."""
         return display(self)
+
+    def _repr_html_(self) -> str:
+        return display_html(self)
 
     def _values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in type(self)._fields()}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from corral.config.config import AlgorithmConfig
 from corral.core.schedules import Schedule
-from corral.core.settings import bounds_of, is_union, setting_types
+from corral.core.settings import bounds_of, default_of, is_union, setting_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +69,6 @@ def describe_config(cls: type[AlgorithmConfig]) -> dict[str, list[SettingDescrip
     return {group: settings for group, settings in groups.items() if settings} | {
         "rl_module.model_config": describe_settings(ModelConfig)
     }
-
-
-def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a field of a dataclass."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def section_of(cls: type, heading: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A config as text: the calls that make it."""
+"""A config as text, the calls that make it, and as HTML for the output of a notebook cell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from corral.config.settings import MAIN_SETTINGS
-from corral.core.settings import path_of
+from corral.core.html import html_details, html_heading, html_table
+from corral.core.settings import default_of, path_of
 from corral.transforms.settings import describe_transform
 from corral.transforms.transform import Transform
 
@@ -35,6 +36,21 @@ def display(config: AlgorithmConfig) -> str:
     return line if len(line) <= LONGEST_LINE else "(\n    " + "\n    ".join(calls) + "\n)"
 
 
+def display_html(config: AlgorithmConfig) -> str:
+    """Return the settings that differ from the defaults as a table, and all settings in groups that open at a click."""
+    changed, parts = [], []
+    defaults = {field.name: default_of(field) for field in dataclasses.fields(config)}
+    for group, names in config.group_fields().items():
+        rows = [(name, _text(getattr(config, name)), _text(defaults[name])) for name in names]
+        changed += [(f"{group}.{row[0]}", *row[1:]) for row in rows if _is_changed(config, row[0])]
+        if rows:
+            parts.append(html_details(f"{group} ({len(rows)})", html_table(rows, ("setting", "value", "default"))))
+    table = (
+        html_table(changed, ("setting", "value", "default")) if changed else "<div>All settings are the defaults.</div>"
+    )
+    return f"<div>{html_heading(type(config).__name__)}{table}{''.join(parts)}</div>"
+
+
 def _arguments(config: AlgorithmConfig, group: str) -> list[str]:
     changed = {name: getattr(config, name) for name in config.group_fields()[group] if _is_changed(config, name)}
     if group == "callbacks":
@@ -48,8 +64,7 @@ def _arguments(config: AlgorithmConfig, group: str) -> list[str]:
 
 def _is_changed(config: AlgorithmConfig, name: str) -> bool:
     field = next(field for field in dataclasses.fields(config) if field.name == name)
-    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    value = getattr(config, name)
+    default, value = default_of(field), getattr(config, name)
     try:
         return type(value) is not type(default) or bool(value != default)
     except Exception:  # such as a dict of arrays, which do not compare to one bool

@@ -364,6 +364,11 @@ def is_union(hint: Any) -> bool:
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field of a dataclass."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def bounds_of(hint: Any) -> list[str]:
     """Return the bounds that a type holds as texts that follow "must be", such as `"at least 1"`."""
     if typing.get_origin(hint) is Annotated:

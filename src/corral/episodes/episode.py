@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from corral.core.tree import Tree, leaves, map_tree
+from corral.episodes.html import episode_html
 from corral.episodes.infos import NotSent, check_sent
 from corral.episodes.lookback import Indices, one_hot, overwrite, pick, positions
 from corral.episodes.notes import Noted, Notes
@@ -701,6 +702,10 @@ class SingleAgentEpisode(Noted):
         """Return the id, the sub-env, the number of steps and the state."""
         state = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "ongoing"
         return f"SingleAgentEpisode({self.id_}, env_index={self.env_index}, t={self.t}, {state})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the steps and, where there are any, frames, for a notebook."""
+        return episode_html(self)
 
 
 def _stack_steps(given: Mapping[str, Sequence[Any] | None], infos: Sequence[Any] | None) -> dict[str, Tree]:

@@ -29,6 +29,7 @@ from corral.episodes.agent_data import (
     read_rewards,
 )
 from corral.episodes.episode import SingleAgentEpisode
+from corral.episodes.html import multi_agent_episode_html
 from corral.episodes.lanes import LaneRollout, SeatCarry
 from corral.episodes.lookback import Indices
 from corral.episodes.notes import Noted, Notes
@@ -984,6 +985,10 @@ class MultiAgentEpisode(Noted):
             f"MultiAgentEpisode({self.id_}, env_index={self.env_index}, env_t={self.env_t}, "
             f"agents={_names(self.agent_episodes)}, {state})"
         )
+
+    def _repr_html_(self) -> str:
+        """Return a table of the agents and, where there are any, frames, for a notebook."""
+        return multi_agent_episode_html(self)
 
 
 def agent_episode_id(id_: str, agent_id: AgentID) -> str:

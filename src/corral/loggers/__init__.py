@@ -1,5 +1,6 @@
 """Loggers and the run directory: the files that a run writes."""
 
+from corral.core.result_values import classify
 from corral.loggers.base import Logger
 from corral.loggers.files import CSVLogger, JSONLinesLogger, default_loggers
 from corral.loggers.mlflow import MLflowLogger
@@ -17,5 +18,6 @@ __all__ = [
     "TensorBoardLogger",
     "TrackioLogger",
     "WandbLogger",
+    "classify",
     "default_loggers",
 ]

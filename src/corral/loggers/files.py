@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from corral.core.columns import describe
+from corral.core.result_values import classify
 from corral.loggers.base import Logger
-from corral.loggers.values import classify
 from corral.metrics.result import flat_result
 
 LONGEST_TEXT = 200

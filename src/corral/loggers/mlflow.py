@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from corral.core.pictures import Array, encode_gif
 from corral.loggers.base import Logger, require
+from corral.loggers.histograms import histogram_of
 from corral.loggers.kept import keep, kept
-from corral.loggers.media import Array, encode_gif, histogram_of
 from corral.loggers.writers import check_media_settings, write_by_kind
 from corral.metrics.result import flat_result
 

@@ -6,8 +6,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from corral.core.pictures import Array, encode_gif, encode_png
 from corral.loggers.base import Logger, require
-from corral.loggers.media import Array, encode_gif, encode_png, histogram_of
+from corral.loggers.histograms import histogram_of
 from corral.loggers.writers import check_media_settings, write_by_kind
 from corral.metrics.result import flat_result
 
@@ -19,7 +20,7 @@ class TensorBoardLogger(Logger):
     """Writes event files into the run directory, so that `tensorboard --logdir runs` compares runs.
 
     The step is `num_env_steps_sampled_lifetime`, the tag is the path in the result, such as
-    `env_runners/episode_return_mean`. `corral.loggers.values` gives the kind of each value. To change what is
+    `env_runners/episode_return_mean`. `corral.loggers.classify` gives the kind of each value. To change what is
     written, override one of the `write_` methods. All values of a result are written to the file together.
 
     Attributes:

@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from corral.core.pictures import Array, encode_gif
 from corral.errors import ConfigError
 from corral.loggers.base import Logger, require
+from corral.loggers.histograms import histogram_of
 from corral.loggers.kept import keep, kept
-from corral.loggers.media import Array, encode_gif, histogram_of
 from corral.loggers.writers import check_media_settings, write_by_kind
 from corral.metrics.result import flat_result
 

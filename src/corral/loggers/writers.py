@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from corral.core.result_values import classify
 from corral.errors import ConfigError
-from corral.loggers.values import classify
 
 Array = np.ndarray[Any, Any]
 

@@ -19,6 +19,7 @@ from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
 from corral.errors import ConfigError
 from corral.modules.distributions import ILLEGAL, ActionDistribution, DiagGaussian
+from corral.modules.html import module_html
 from corral.modules.make_distribution import make_distribution
 from corral.modules.memory import memory_outputs, unroll
 from corral.modules.networks import (
@@ -190,6 +191,9 @@ class Module(nn.Module):
         )
         self.features_space = without_mask(observation_space) if self.has_action_mask else observation_space
         self.max_seq_len = int(model_config.get("max_seq_len") or DEFAULT_MAX_SEQ_LEN)
+
+    def _repr_html_(self) -> str:
+        return module_html(self)
 
     def mask_outputs(self, obs: Tree, outputs: Tensor) -> Tensor:
         """Return outputs `[B, n]`, logits or action values, with a large negative number for each illegal action.

@@ -12,7 +12,7 @@ from ray.tune.result import AUTO_RESULT_KEYS, DONE, TIMESTEPS_TOTAL
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.registry import algorithm_names, config_class
 from corral.config.config import AlgorithmConfig
-from corral.loggers.values import classify
+from corral.core.result_values import classify
 from corral.tune.param_space import configured
 from corral.tune.resources import resources
 

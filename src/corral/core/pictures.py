@@ -1,4 +1,4 @@
-"""Images, videos and histograms, as loggers encode them."""
+"""Images and videos as files; needs Pillow."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Array = np.ndarray[Any, Any]
-HISTOGRAM_BINS = 64
-LARGEST = 1e38
-"""Largest absolute value of a histogram, at which values are clipped: TensorBoard reads bins as 32-bit floats."""
 
 
 def encode_png(image: Array) -> bytes:
@@ -40,15 +37,3 @@ def _encode(images: list[Image], file_format: str, **settings: Any) -> bytes:
     file = io.BytesIO()
     images[0].save(file, format=file_format, **settings)
     return file.getvalue()
-
-
-def histogram_of(values: Array) -> tuple[Array, Array] | None:
-    """Return the finite ones of numbers `[size]`, clipped, and the edges `[65]` of bins of equal width.
-
-    `None` if no number is finite. Edges are given, since NumPy computes none for values that are nearly equal.
-    """
-    values = np.asarray(values, np.float64)
-    values = np.clip(values[np.isfinite(values)], -LARGEST, LARGEST)
-    if not values.size:
-        return None
-    return values, np.linspace(values.min(), values.max(), HISTOGRAM_BINS + 1)

@@ -1,4 +1,4 @@
-"""The kind of each value of a result, for all loggers."""
+"""The kind of each value of a result: a number, a text, an image, a video, an array."""
 
 from __future__ import annotations
 
