@@ -209,3 +209,43 @@ def test_a_fork_of_the_driver_starts_a_server_of_its_own() -> None:
     code = FORKING.format(tests=str(Path(__file__).parent))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.stdout.split() == ["True", "0", "1"], done.stderr
+
+
+def test_how_a_process_ended_is_not_known_without_its_server(start: Any) -> None:
+    handle = start()
+    server = ask(handle, lambda worker: os.getppid())
+    os.kill(server, signal.SIGKILL)
+    until(lambda: not is_running(server))
+    with pytest.raises(WorkerDiedError, match="ended, and so has the server"):
+        ask(handle, lambda worker: os._exit(7))
+
+
+INTERRUPTED = """
+import os, sys, threading, time, _thread
+from corral.engines import make_engine
+sys.path.append({tests!r})
+from engine_workers import Counter
+engine = make_engine("process")
+first = engine.start(Counter)
+threading.Timer({delay_s}, _thread.interrupt_main).start()
+started = []
+try:
+    while True:
+        started.append(engine.start(Counter))
+        started.pop(0).kill()
+except KeyboardInterrupt:
+    pass
+for worker in [first, *started, engine.start(Counter), engine.start(Counter)]:
+    print(worker.call("add").result(60), worker.pid, flush=True)
+    worker.kill()
+"""
+
+
+@pytest.mark.parametrize("delay_s", [0.3, 0.37, 0.44])
+def test_an_interrupt_while_processes_start_confuses_nothing(delay_s: float) -> None:
+    code = INTERRUPTED.format(tests=str(Path(__file__).parent), delay_s=delay_s)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) >= 3, done.stderr
+    assert {line[0] for line in lines} == {"1"}
+    assert len({line[1] for line in lines}) == len(lines)

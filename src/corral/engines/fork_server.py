@@ -29,6 +29,9 @@ from typing import Any, NoReturn
 EXIT_S = 5.0
 # What torch, NumPy and the interpreter read once. A worker with other values needs another server.
 READ_AT_IMPORT = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TORCH", "PYTORCH_", "CUDA_", "LD_")
+UNKNOWN = 1 << 16
+"""Exit code of a process whose server has ended; no process has it."""
+
 _HEADER_BYTES = 8
 _MAX_FDS = 8
 
@@ -57,8 +60,8 @@ class ForkedProcess:
 
     Attributes:
         pid: Id of the process; no other process gets it before `poll` or `wait` has seen the end of this one.
-        returncode: Exit code, or minus the number of the signal that ended it; `None` as long as it runs. 255 if the
-            server ended before it could say.
+        returncode: Exit code, or minus the number of the signal that ended it; `None` as long as it runs, and `UNKNOWN`
+            if the server ended before it could say.
     """
 
     def __init__(self, pid: int, server: ForkServer) -> None:
@@ -106,8 +109,8 @@ class ForkServer:
     def __init__(self, environment: dict[str, str], modules: list[str]) -> None:
         """Start the server; it imports while the caller continues."""
         self.imported_with = _read_at_import(environment)
-        self.owner = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_asking = False
         self._channel, theirs = socket.socketpair()
         with theirs:
             try:
@@ -124,12 +127,12 @@ class ForkServer:
             except BaseException:
                 self._channel.close()
                 raise
-        self._finalizer = weakref.finalize(self, _end_server, self._process, self._channel, self.owner)
+        self._finalizer = weakref.finalize(self, _end_server, self._process, self._channel, os.getpid())
         self._send(modules)
 
     def fits(self, environment: dict[str, str]) -> bool:
         """Return whether workers with these environment variables can be forked from this server."""
-        return self.owner == os.getpid() and self.imported_with == _read_at_import(environment)
+        return self.imported_with == _read_at_import(environment)
 
     def start(self, start: Start, fds: list[int]) -> ForkedProcess:
         """Fork a process, which leads a process group, and gets the files `fds` as further arguments.
@@ -141,36 +144,52 @@ class ForkServer:
         Raises:
             OSError: It cannot be forked, or the server has ended.
         """
-        with self._lock:
-            self._send(start, fds)
-            pid = self._receive()
+        pid = self._ask(start, fds)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
         return ForkedProcess(pid, self)
 
     def reap(self, pid: int) -> int:
-        """Return the exit code of a forked process that has ended; 255 if the server has ended."""
+        """Return the exit code of a forked process that has ended; `UNKNOWN` if the server has ended."""
         try:
-            with self._lock:
-                self._send(pid)
-                return self._receive()
+            return self._ask(pid)
         except OSError:
-            return 255
+            return UNKNOWN
+
+    def _ask(self, request: Any, fds: list[int] | None = None) -> int:
+        with self._lock:
+            if self._is_asking:  # garbage collection in the middle of a request came here again
+                raise BrokenPipeError("the server is busy")
+            self._is_asking = True
+            try:
+                self._send(request, fds)
+                answer = self._channel.recv(_HEADER_BYTES, socket.MSG_WAITALL)
+                if len(answer) < _HEADER_BYTES:
+                    raise BrokenPipeError("the server has ended")
+                self._is_asking = False
+            finally:
+                if self._is_asking:  # such as by Ctrl-C: the answer to this request must not be taken for another one
+                    self._channel.close()
+        return int.from_bytes(answer, "big", signed=True)
 
     def _send(self, request: Any, fds: list[int] | None = None) -> None:
         content = pickle.dumps(request)
         socket.send_fds(self._channel, [len(content).to_bytes(_HEADER_BYTES, "big")], fds or [])
         self._channel.sendall(content)
 
-    def _receive(self) -> int:
-        answer = self._channel.recv(_HEADER_BYTES, socket.MSG_WAITALL)
-        if len(answer) < _HEADER_BYTES:
-            raise BrokenPipeError("the server that forks workers has ended")
-        return int.from_bytes(answer, "big", signed=True)
-
 
 _server: ForkServer | None = None
 _making = threading.Lock()
+
+
+def _forget_server() -> None:
+    """In a process that was forked from this one: it gets a server of its own."""
+    global _server, _making
+    _server, _making = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_server)
 
 
 def fork_process(start: Start, fds: list[int]) -> ForkedProcess | None:

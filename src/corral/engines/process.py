@@ -29,7 +29,7 @@ from typing import Any
 from corral.engines.actors import environment as coordination_environment
 from corral.engines.base import TRAITS, Resources, require_on_this_machine
 from corral.engines.call_limits import overdue_message
-from corral.engines.fork_server import ForkedProcess, Start, fork_process
+from corral.engines.fork_server import UNKNOWN, ForkedProcess, Start, fork_process
 from corral.engines.forks import foreign_call
 from corral.engines.serialization import Frames, pack, receive, send, unpack
 from corral.errors import WorkerDiedError
@@ -217,6 +217,8 @@ class ProcessHandle:
         code = self._process.returncode
         if code is None:
             how = f"stopped answering ({type(error).__name__})"
+        elif code == UNKNOWN:
+            how = "ended, and so has the server that knew how"
         elif code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
