@@ -1,17 +1,37 @@
-"""The README and the pages of docs/, cut into what the tests look at."""
+"""The README and the pages of docs/, cut into what the tests look at.
+
+    python tests/docs/pages.py docs/metrics.md
+
+runs the Python blocks of a page in a temporary directory, and writes what they print below them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import re
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
+
+import cloudpickle
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NO_RUN = "<!-- no-run -->"
 
-_FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+VARYING = "varying"
+"""Word after `text` in the first line of an output whose numbers differ between runs or machines."""
+
+_FENCE = re.compile(r"^```(?P<language>\w*)(?P<words>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_NUMBER = re.compile(r" *(\b[0-9a-f]{32,}\b|-?\d[\d.,]*(e[-+]?\d+)?)")
+LONGEST_OUTPUT = 30
+"""Number of lines of the longest output that a page has to show."""
 
 
 class Block(NamedTuple):
@@ -21,6 +41,8 @@ class Block(NamedTuple):
     text: str
     line: int
     before: str  # what lies between the block before it and this one
+    varies: bool
+    end: int  # position behind the block in the page
 
 
 def page_id(path: Path) -> str:
@@ -32,9 +54,56 @@ def blocks(path: Path) -> list[Block]:
     page, found, end = path.read_text(encoding="utf-8"), [], 0
     for match in _FENCE.finditer(page):
         line = page.count("\n", 0, match.start("text"))
-        found.append(Block(match["language"], match["text"], line, page[end : match.start()]))
+        between = page[end : match.start()]
         end = match.end()
+        found.append(Block(match["language"], match["text"], line, between, VARYING in match["words"], end))
     return found
+
+
+def run_blocks(path: Path) -> Iterator[tuple[Block, str, Block | None]]:
+    """Run the Python blocks of a page in the working directory, one after another.
+
+    Yields:
+        A block, what it printed, and the block that shows its output, if there is one.
+    """
+    module = ModuleType("page")
+    sys.modules["page"] = module  # dataclasses look up the module of a class
+    cloudpickle.register_pickle_by_value(module)  # and runners in other processes cannot import it
+    found = blocks(path)
+    for block, after in zip(found, [*found[1:], None], strict=True):
+        if block.language != "python" or NO_RUN in block.before:
+            continue
+        printed = io.StringIO()
+        # Blank lines in front make a traceback point at the line of the page.
+        code = compile("\n" * block.line + block.text, page_id(path), "exec", dont_inherit=True)
+        with contextlib.redirect_stdout(printed):
+            exec(code, vars(module))
+        shows = after is not None and after.language == "text" and not after.before.strip()
+        yield block, printed.getvalue(), after if shows else None
+
+
+def must_be_shown(block: Block, printed: str) -> bool:
+    """Return whether a page has to show what a block prints; what `fit` shows of its progress need not be there."""
+    return 0 < printed.count("\n") <= LONGEST_OUTPUT and "print(" in block.text
+
+
+def without_numbers(text: str) -> str:
+    """Return a text with # for each number and the spaces before it."""
+    return _NUMBER.sub("#", text)
+
+
+def write_outputs(path: Path) -> None:
+    """Write what the blocks of a page print below them, where the page shows no or another output."""
+    page = path.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        found = list(run_blocks(path))
+    for block, printed, shown in reversed(found):
+        if shown is None and must_be_shown(block, printed):
+            page = f"{page[: block.end]}\n\n```text\n{printed}```{page[block.end :]}"
+        elif shown is not None and shown.text != printed:
+            words = f" {VARYING}" if shown.varies else ""
+            page = f"{page[: block.end]}\n\n```text{words}\n{printed}```{page[shown.end :]}"
+    path.write_text(page, encoding="utf-8")
 
 
 def commands(path: Path, program: str) -> list[str]:
@@ -67,3 +136,9 @@ def anchors(path: Path) -> set[str]:
     prose = _FENCE.sub("", path.read_text(encoding="utf-8"))
     titles = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+if __name__ == "__main__":
+    os.environ["COLUMNS"] = "100"
+    for name in sys.argv[1:]:
+        write_outputs(Path(name).resolve())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import re
 import shlex
 import sys
@@ -13,10 +11,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import cloudpickle
 import pytest
 import yaml
-from pages import NO_RUN, PAGES, README, ROOT, anchors, blocks, commands, first_column, links, page_id
+from pages import (
+    PAGES,
+    README,
+    ROOT,
+    anchors,
+    blocks,
+    commands,
+    first_column,
+    links,
+    must_be_shown,
+    page_id,
+    run_blocks,
+    without_numbers,
+)
 
 import corral
 from corral import PPOConfig
@@ -53,23 +63,16 @@ def pages_to_run() -> list[Any]:
 @pytest.mark.parametrize("page", pages_to_run())
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    module = ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look up the module of a class
+    monkeypatch.setitem(sys.modules, "page", ModuleType("page"))  # removed at the end
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))  # pages register algorithms
-    cloudpickle.register_pickle_by_value(module)  # and runners in other processes cannot import it
-    output: str | None = None  # of the block before this one, if it was Python
-    for block in blocks(page):
-        if block.language == "text" and output is not None and not block.before.strip():
-            assert output == block.text, f"{page_id(page)}:{block.line}: not what the block before it prints"
-        output = None
-        if block.language != "python" or NO_RUN in block.before:
-            continue
-        printed = io.StringIO()
-        # Blank lines in front make a traceback point at the line of the page.
-        code = compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True)
-        with contextlib.redirect_stdout(printed):
-            exec(code, vars(module))
-        output = printed.getvalue()
+    for block, printed, shown in run_blocks(page):
+        place = f"{page_id(page)}:{block.line}"
+        if shown is None:
+            assert not must_be_shown(block, printed), f"{place}: show what the block prints:\n{printed}"
+        elif shown.varies:
+            assert without_numbers(printed) == without_numbers(shown.text), f"{place} prints something else"
+        else:
+            assert printed == shown.text, f"{place} prints something else"
 
 
 @pytest.mark.parametrize("page", pages_with("yaml"))
