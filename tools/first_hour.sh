@@ -22,7 +22,7 @@ fails() { # a mistake that Corral must explain: the command fails, and its last 
     tail -n 1 mistake.txt
 }
 
-cd "$folder"
+mkdir -p "$folder" && cd "$folder"
 step "clone" git clone --quiet "$repository" corral
 step "make an environment" python3 -m venv venv
 export PATH=$PWD/venv/bin:$PATH
