@@ -76,11 +76,11 @@ wheel: $(READY) ## build the wheel, and try it in clean environments, with the l
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	sed 's/\[.*\]//' requirements/lowest.txt > build/lowest.txt
 	$(PYTHON) -m venv build/lowest
-	build/lowest/bin/pip install --quiet --constraint build/lowest.txt dist/corral-*.whl
+	build/lowest/bin/pip install --quiet --constraint build/lowest.txt "$$(ls dist/corral-*.whl)[report,tensorboard]"
 	build/lowest/bin/python tools/smoke.py
 	$(PYTHON) -m venv build/newest
 	build/newest/bin/pip install --quiet --requirement requirements/torch.txt
-	build/newest/bin/pip install --quiet dist/corral-*.whl
+	build/newest/bin/pip install --quiet "$$(ls dist/corral-*.whl)[report,tensorboard]"
 	build/newest/bin/python tools/smoke.py
 
 campaign: $(READY) ## kill, break and hang runners 200 times on each engine; kill 200 processes while they save

@@ -67,8 +67,8 @@ TOPICS = {
     "loggers": (
         "Loggers",
         "What writes results.",
-        "loggers.Logger loggers.CSVLogger loggers.JSONLinesLogger loggers.TensorBoardLogger loggers.WandbLogger "
-        "loggers.MLflowLogger loggers.TrackioLogger loggers.default_loggers loggers.classify "
+        "loggers.Logger loggers.CSVLogger loggers.JSONLinesLogger loggers.ImageLogger loggers.TensorBoardLogger "
+        "loggers.WandbLogger loggers.MLflowLogger loggers.TrackioLogger loggers.default_loggers loggers.classify "
         "loggers.Run",
     ),
     "report": ("Reports", "Pages and pictures of runs.", "report.write_report report.write_plot"),

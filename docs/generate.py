@@ -325,11 +325,27 @@ def examples_page() -> str:
             first = text.splitlines()[0].removeprefix("# ").removesuffix(".")
             lines.append(f"| `{name}/{path.name}` | {first} |")
         lines += [""]
-        lines += [f"![{text}](images/{picture})\n" for picture, text in PICTURES.get(name, {}).items()]
+        for picture, text in PICTURES.get(name, {}).items():
+            lines += [f"![{text.replace('`', '')}](images/{picture})", "", f"{text}.", ""]
     return "\n".join(lines)
 
 
-PICTURES = {"curriculum": {"growing-corridor.svg": "Where the agent of a growing corridor was"}}
+PICTURES = {
+    "callbacks": {
+        "heat-map.png": "`callbacks/heat_map.py`: visited cells of a frozen lake in the 1st, 5th and 20th iteration",
+        "curiosity.svg": "`callbacks/curiosity.py`: mean return of three seeds, with the bonus and without it",
+    },
+    "algorithms": {"own-algorithms.svg": "Learning curves of the three algorithms on CartPole"},
+    "exploration": {
+        "own-exploration.svg": "`exploration/own_exploration.py`: mean return with repeated and single actions"
+    },
+    "curriculum": {"growing-corridor.svg": "`curriculum/growing_corridor.py`: where the agent was"},
+    "multi_agent": {"two-cartpoles.svg": "`multi_agent/two_cartpoles.py`: a module for both agents, and one for each"},
+    "coordination": {
+        "central-hyperparameter.svg": "`coordination/central_hyperparameter.py`: the weight of the shaping reward fades"
+    },
+}
+"""Caption by picture, by folder of examples/; docs/make_gallery.py draws them."""
 
 
 def pages() -> dict[str, str]:

@@ -31,6 +31,25 @@ CHART = {
     "CartPole to 450": "time_to_450",
 }
 SYSTEMS = {"rllib": ("RLlib", "#9467bd"), "sb3": ("Stable-Baselines3", "#1f9e89")}
+GREY = "#808080"
+"""Colour of text and axes, readable on light and dark pages."""
+
+
+def make_figure(width: float, height: float) -> tuple[Any, Any]:
+    """Return a figure of a size in inches, and its axes."""
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.fonttype": "path", "svg.hashsalt": "corral", "font.size": 11}
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(width, height))
+    axes.tick_params(colors=GREY)
+    axes.spines[:].set_visible(False)
+    return figure, axes
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write an SVG file, the same one for the same figure."""
+    figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
 
 
 def speed_ratios() -> dict[str, dict[str, float]]:
@@ -53,28 +72,21 @@ def speed_ratios() -> dict[str, dict[str, float]]:
 
 
 def draw_speed(path: Path) -> None:
-    """Draw the chart of the home page; its colours are readable on light and dark pages."""
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.fonttype": "path", "svg.hashsalt": "corral", "font.size": 11}
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 3.2))
-    ratios, grey = speed_ratios(), "#808080"
-    for row, (label, by_system) in enumerate(ratios.items()):
-        axes.text(-0.4, row + 0.15, label, ha="right", va="center", color=grey)
+    """Draw the chart of the home page."""
+    figure, axes = make_figure(8, 3.2)
+    for row, (label, by_system) in enumerate(speed_ratios().items()):
+        axes.text(-0.4, row + 0.15, label, ha="right", va="center", color=GREY)
         for place, (system, ratio) in enumerate(by_system.items()):
             name, colour = SYSTEMS[system]
             y = row + 0.36 * place
             axes.barh(y, ratio, 0.32, color=colour, label=name if row == 0 else None)
-            axes.text(ratio + 0.3, y, f"{ratio:.1f}x", va="center", color=grey, fontsize=10)
-    axes.axvline(1, color=grey, linewidth=1)
+            axes.text(ratio + 0.3, y, f"{ratio:.1f}x", va="center", color=GREY, fontsize=10)
+    axes.axvline(1, color=GREY, linewidth=1)
     axes.invert_yaxis()
     axes.set_yticks([])
-    axes.tick_params(colors=grey)
-    axes.set_xlabel("times as fast as the other library", color=grey)
-    axes.spines[:].set_visible(False)
-    axes.legend(frameon=False, labelcolor=grey, loc="lower right")
-    figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
+    axes.set_xlabel("times as fast as the other library", color=GREY)
+    axes.legend(frameon=False, labelcolor=GREY, loc="lower right")
+    save_figure(figure, path)
 
 
 def tutorial_env() -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -42,9 +41,9 @@ def main() -> int:
         print("action", policy([0.0, 0.0, 0.0, 0.0]))
         assert "LunarLander-v3" in run("list", "tuned", cwd=folder)
         assert "lambda_" in run("config", "PPO", cwd=folder)
-        if importlib.util.find_spec("plotly"):
-            run("report", "run", "-o", "report.html", cwd=folder)
-    for package in ("torch", "numpy", "gymnasium", "pydantic"):
+        run("report", "run", "-o", "report.html", cwd=folder)
+        run("plot", "run", "-o", "curves.svg", cwd=folder)
+    for package in ("torch", "numpy", "gymnasium", "pydantic", "plotly", "matplotlib", "tensorboard"):
         print(package, importlib.metadata.version(package))
     return 0
 

@@ -14,7 +14,7 @@ from corral import PPOConfig
 from corral.core.result_values import classify
 from corral.envs.videos import PREVIEW_FRAMES, PREVIEW_SIZE, Recording
 from corral.errors import ConfigError
-from corral.loggers.tensorboard import TensorBoardLogger
+from corral.loggers import ImageLogger, TensorBoardLogger
 
 av = pytest.importorskip("av")
 
@@ -101,8 +101,12 @@ def test_tensorboard_shows_the_videos(tmp_path: Path) -> None:
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with small(evaluation_interval=1, evaluation_num_videos=1).build() as algo:
         algo.fit(
-            stop={"training_iteration": 1}, run_dir=tmp_path / "run", loggers=[TensorBoardLogger()], progress=False
+            stop={"training_iteration": 1},
+            run_dir=tmp_path / "run",
+            loggers=[TensorBoardLogger(), ImageLogger()],
+            progress=False,
         )
+    assert not (tmp_path / "run" / "images").exists()  # they are in videos/ already
     events = event_accumulator.EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     (image,) = events.Images("evaluation/videos/0")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import builtins
 import io
 import math
 import re
 import sys
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from corral import Below, PPOConfig
+from corral import PPOConfig
 from corral.errors import ConfigError
 from corral.loggers.progress import Progress, sparkline
 from corral.metrics.timers import PARTS
@@ -108,32 +107,6 @@ def test_a_failed_and_an_interrupted_run_say_so(tmp_path: Path, capsys: pytest.C
         with small_ppo().callbacks(on_train_result=fail).build() as algo, pytest.raises(type(error)):
             algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path / how)
         assert capsys.readouterr().out.splitlines()[-1].startswith(f"{how} after ")
-
-
-def test_a_notebook_shows_a_panel_that_changes_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[Any] = []
-
-    class Handle:
-        def update(self, panel: Any) -> None:
-            shown.append(panel)
-
-    def display(panel: Any, display_id: bool) -> Handle:
-        assert display_id
-        shown.append(panel)
-        return Handle()
-
-    ipython, inner = ModuleType("IPython"), ModuleType("IPython.display")
-    inner.display = display  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", inner)
-    shell = type("ZMQInteractiveShell", (), {})()
-    monkeypatch.setitem(vars(builtins), "get_ipython", lambda: shell)
-    stop = {"training_iteration": 3, "learners/default_policy/entropy": Below(-9), "mine": lambda result: False}
-    fit(tmp_path, "auto", stop)
-    assert len(shown) >= 2
-    html = shown[-1]._repr_mimebundle_(include=[], exclude=[])["text/html"]
-    for part in ("iteration", "3 of 3", "ends below -9", "mine", "not yet"):
-        assert part in html
 
 
 def test_the_curve_shows_the_latest_values_from_their_smallest_to_their_largest() -> None:

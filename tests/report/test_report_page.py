@@ -162,6 +162,19 @@ def test_media_beyond_the_limits_are_counted(tmp_path: Path, monkeypatch: pytest
     assert "3 more in the directory of the run" in text_of(page)
 
 
+def test_the_latest_file_of_each_folder_is_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    for folder, num_files in (("images/a", 2), ("images/b", 20), ("videos", 1)):
+        (run / folder).mkdir(parents=True)
+        for index in range(num_files):
+            (run / folder / f"{index:02}.png").write_bytes(bytes(5))
+    page = write_report(run, tmp_path / "out.html").read_text(encoding="utf-8")
+    shown = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    assert sorted(shown[:3]) == ["images/a/01.png", "images/b/19.png", "videos/00.png"]
+    assert sorted(shown[3:5]) == ["images/a/00.png", "images/b/18.png"]
+    assert shown[5:] == ["images/b/17.png", "images/b/16.png", "images/b/15.png"]
+
+
 def test_figures_are_those_that_plotly_knows(tmp_path: Path) -> None:
     graph_objects = pytest.importorskip("plotly.graph_objects")
     for seed in range(2):

@@ -111,8 +111,8 @@ def _add_train(commands: Any) -> None:
         default=[],
         dest="loggers",
         metavar="NAME",
-        help="also write results with csv, json, tensorboard, wandb, mlflow, trackio or package.module:Class; may be "
-        "given several times",
+        help="also write results with csv, json, images, tensorboard, wandb, mlflow, trackio or "
+        "package.module:Class; may be given several times",
     )
     train.add_argument("--tensorboard", action="store_true", help="short for --logger tensorboard")
     train.add_argument("--quiet", action="store_true", help="show only the last line")

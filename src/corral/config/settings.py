@@ -470,9 +470,9 @@ class ReportingSettings:
         min_time_s_per_iteration: Seconds for which an iteration repeats the training step at least.
         min_sample_timesteps_per_iteration: Number of env steps until which an iteration repeats the training step.
         loggers: What writes each result, in `fit` and in a loop of your own around `train()`: for each logger a short
-            name (`csv`, `json`, `tensorboard`, `wandb`, `mlflow`, `trackio`), a class or its import path, an instance,
-            or a dict with `type` and the settings of the class. `None` is `csv` and `json` in `fit` and on the command
-            line, and nothing in a loop of your own.
+            name (`csv`, `json`, `images`, `tensorboard`, `wandb`, `mlflow`, `trackio`), a class or its import path, an
+            instance, or a dict with `type` and the settings of the class. `None` is `csv` and `json` in `fit` and on
+            the command line, and nothing in a loop of your own.
     """
 
     metrics_num_episodes_for_smoothing: PositiveInt = 100

@@ -16,6 +16,7 @@ from corral.loggers.base import Logger, check_methods
 NAMES = {
     "csv": "corral.loggers.files:CSVLogger",
     "json": "corral.loggers.files:JSONLinesLogger",
+    "images": "corral.loggers.images:ImageLogger",
     "tensorboard": "corral.loggers.tensorboard:TensorBoardLogger",
     "wandb": "corral.loggers.wandb:WandbLogger",
     "mlflow": "corral.loggers.mlflow:MLflowLogger",
@@ -25,6 +26,7 @@ DEFAULT_NAMES = ("csv", "json")
 # Files in a run directory -> short name of the logger that wrote there.
 _WRITTEN = {
     "events.out.tfevents.*": "tensorboard",
+    "images": "images",
     "wandb.json": "wandb",
     "mlflow.json": "mlflow",
     "trackio.json": "trackio",

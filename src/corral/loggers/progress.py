@@ -233,9 +233,11 @@ class Progress:
 
 def _show_in_notebook(panel: Panel) -> Callable[[Panel], Any]:
     """Show a panel in the output of a cell, and return what replaces it."""
-    from IPython.display import display  # type: ignore[import-not-found]
+    from IPython.display import display
 
-    return display(panel, display_id=True).update  # type: ignore[no-any-return]
+    handle: Any = display(panel, display_id=True)  # type: ignore[no-untyped-call]
+    update: Callable[[Panel], Any] = handle.update
+    return update
 
 
 def sparkline(values: list[float], bars: str = BARS, width: int = SPARKLINE_WIDTH) -> str:

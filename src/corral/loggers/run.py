@@ -23,6 +23,7 @@ from corral.core.settings import path_of
 from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.base import Logger
 from corral.loggers.files import CSVLogger, JSONLinesLogger
+from corral.loggers.images import ImageLogger
 from corral.loggers.tensorboard import TensorBoardLogger
 from corral.metrics.result import evaluated_return
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("corral")
 CONFIG_FILE, LOCK_FILE = "config.yaml", ".lock"
-_FILE_LOGGERS = (CSVLogger, JSONLinesLogger, TensorBoardLogger)
+_FILE_LOGGERS = (CSVLogger, JSONLinesLogger, ImageLogger, TensorBoardLogger)
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's quota, or the size of one file
 # After a service failed, it is left alone for this many times the duration of the failure, so that waiting for it takes
 # at most 2% of the time.

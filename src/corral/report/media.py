@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from corral.report.runs import RunRecord
@@ -48,7 +50,7 @@ class RunMedia:
 
     Attributes:
         run_name: Name of the run.
-        files: The files that the page holds, the latest first.
+        files: The files that the page holds, the latest of each folder first.
         num_left_out: Number of its other files.
     """
 
@@ -71,12 +73,15 @@ def collect_media(runs: Sequence[RunRecord]) -> list[RunMedia]:
 
 
 def _media_paths(run_dir: Path) -> list[Path]:
-    """Return the videos and images of a run, the last name first: names hold the number of the iteration."""
-    found = []
+    """Return the videos and images of a run: the latest one of each folder, then the second latest, and so on.
+
+    Names hold the number of the iteration or of the env steps, so the latest file has the last name.
+    """
+    by_folder = defaultdict(list)
     for path in sorted(run_dir.rglob("*"), reverse=True):
         if path.suffix.lower() in TYPES and path.relative_to(run_dir).parts[0] not in LEFT_OUT and path.is_file():
-            found.append(path)
-    return found
+            by_folder[path.parent].append(path)
+    return [path for same_place in zip_longest(*by_folder.values()) for path in same_place if path is not None]
 
 
 def _read(name: str, run_dir: Path, paths: Sequence[Path], max_bytes: int) -> RunMedia:
