@@ -117,7 +117,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(
     with Training(run_dir, **settings) as training:
         training.wait_for_iterations(3)
         members = family(training.process.pid)
-        assert len(members) == (5 if settings else 1)  # with the server that forked the runner
+        assert len(members) == (4 if settings else 1)
         status, out, err = training.end(number, everywhere=bool(settings))
         deadline_s = time.monotonic() + DEADLINE_S
         while set(members) & processes().keys():

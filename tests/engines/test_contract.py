@@ -40,12 +40,7 @@ from engine_workers import (
 from corral.engines import Engine, Resources, WorkerHandle, make_engine
 from corral.errors import ConfigError, SerializationError, WorkerDiedError
 
-# "new process" is the process engine where no process can be forked from a server, as on another system than Linux.
-WITH_PROCESSES = [
-    "process",
-    pytest.param("new process", marks=pytest.mark.slow),
-    pytest.param("ray", marks=pytest.mark.xdist_group("ray")),
-]
+WITH_PROCESSES = ["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))]
 with_processes = pytest.mark.parametrize("engine", WITH_PROCESSES, indirect=True)
 
 slow_on_ray = partial(pytest.param, marks=pytest.mark.slow_on_ray)
@@ -54,12 +49,10 @@ Start = Callable[..., WorkerHandle]
 
 
 @pytest.fixture(params=["local", *WITH_PROCESSES])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     if request.param == "ray":
         request.getfixturevalue("ray_runtime")
-    if request.param == "new process":
-        monkeypatch.setattr("corral.engines.process.fork_process", lambda *_: None)
-    engine = make_engine(request.param.removeprefix("new "))
+    engine = make_engine(request.param)
     yield engine
     engine.stop()
 

@@ -1,9 +1,8 @@
 """The process engine: each worker runs in its own process on this machine.
 
-A process is not forked from the process that starts it, because torch's threads and locks do not survive a fork. On
-Linux it is forked from a server that has only imported modules; elsewhere it starts a new interpreter. It does not
-import the main module again, so a script needs no `if __name__ == "__main__"`. The process that starts workers has a
-thread per handle, which sends one call at a time and waits for the answer.
+Each process starts a new interpreter. It is not forked, because torch's threads and locks do not survive a fork. It
+does not import the main module again, so a script needs no `if __name__ == "__main__"`. The process that starts workers
+has a thread per handle, which sends one call at a time and waits for the answer.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from typing import Any
 from corral.engines.actors import environment as coordination_environment
 from corral.engines.base import TRAITS, Resources, require_on_this_machine
 from corral.engines.call_limits import overdue_message
-from corral.engines.fork_server import UNKNOWN, ForkedProcess, Start, fork_process
 from corral.engines.forks import foreign_call
 from corral.engines.serialization import Frames, pack, receive, send, unpack
+from corral.engines.worker import CRASH_FD
 from corral.errors import WorkerDiedError
 
 log = logging.getLogger("corral")
@@ -74,7 +73,7 @@ class _WatchedChannel:
         deadline_s: Clock reading (`time.monotonic`) after which the process is overdue.
     """
 
-    def __init__(self, channel: socket.socket, process: subprocess.Popen[bytes] | ForkedProcess) -> None:
+    def __init__(self, channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
         channel.settimeout(DEATH_CHECK_S)
         self._channel, self._process = channel, process
         self.deadline_s = math.inf
@@ -116,11 +115,22 @@ class ProcessHandle:
             **os.environ,
             **coordination_environment(),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            CRASH_FD: str(self._crash_report.fileno()),
         }
         # Several workers share the cores, so each worker gets as many threads as CPUs that it asked for.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, int(resources.num_cpus))))
         try:
-            self._process = _start_process(environment, [theirs.fileno(), self._crash_report.fileno()])
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-c"),
+                    f"from corral.engines.worker import main; main({theirs.fileno()}, {os.getpid()})",
+                ],
+                env=environment,
+                pass_fds=(theirs.fileno(), self._crash_report.fileno()),
+                stdin=subprocess.DEVNULL,
+                # Ctrl-C in the terminal reaches only this process, and `killpg` ends all that the worker has started.
+                process_group=0,
+            )
         except BaseException:
             self._channel.close()
             self._crash_report.close()
@@ -217,8 +227,6 @@ class ProcessHandle:
         code = self._process.returncode
         if code is None:
             how = f"stopped answering ({type(error).__name__})"
-        elif code == UNKNOWN:
-            how = "ended, and so has the server that knew how"
         elif code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
@@ -249,37 +257,12 @@ class ProcessHandle:
                 call.future.set_exception(self._problem)
 
 
-def _start_process(environment: dict[str, str], fds: list[int]) -> subprocess.Popen[bytes] | ForkedProcess:
-    """Start a process that serves calls; it leads a process group.
-
-    Ctrl-C in the terminal reaches only this process, and `killpg` ends all that the worker has started.
-
-    Args:
-        environment: Its environment variables.
-        fds: Descriptors of the socket for the calls, and of the file for its last words.
-    """
-    path = environment["PYTHONPATH"].split(os.pathsep)
-    start = Start("corral.engines.worker:main", (os.getpid(),), environment, path, os.getcwd())
-    if (forked := fork_process(start, [1, 2, *fds])) is not None:
-        return forked
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-c"),
-            f"from corral.engines.worker import main; main({', '.join(map(str, [*fds, os.getpid()]))})",
-        ],
-        env=environment,
-        pass_fds=fds,
-        stdin=subprocess.DEVNULL,
-        process_group=0,
-    )
-
-
 def _num_cpus() -> int:
     """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _end(process: subprocess.Popen[bytes] | ForkedProcess, owner: int) -> None:
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
     """Kill a process and its whole group, and wait for the end of the process.
 
     The group exists as long as one of its processes runs, so this also works when the process itself has ended. A

@@ -15,21 +15,16 @@ from corral.engines.process_group_guard import guard_this_process
 from corral.engines.serialization import Frames, pack, portable_error, receive, send, unpack
 from corral.engines.worker_setup import set_up_worker
 
+# Variable with the descriptor of the file to which a crashing process writes. The parent puts this output into the
+# error; see `process.py`.
 CRASH_FD = "CORRAL_CRASH_FD"
-"""Variable with the descriptor of the file to which a crashing worker writes; see `main`."""
+
 PARENT_CHECK_S = 1.0
 
 
-def main(channel_fd: int, crash_fd: int, parent: int) -> None:
-    """Serve the calls from a socket until the process at the other end, `parent`, closes the socket or ends.
-
-    Args:
-        channel_fd: Descriptor of the socket.
-        crash_fd: Descriptor of the file to which this process writes if it crashes; the parent puts it into the error.
-        parent: Id of the process at the other end.
-    """
-    os.environ[CRASH_FD] = str(crash_fd)
-    faulthandler.enable(crash_fd)
+def main(channel_fd: int, parent: int) -> None:
+    """Serve the calls from a socket until the process at the other end, `parent`, closes the socket or ends."""
+    faulthandler.enable(int(os.environ[CRASH_FD]))
     _end_with_parent(parent)
     # Job schedulers send these to all processes; the parent ends its workers, after it has saved their state. They get
     # a handler, since programs that an env starts would inherit that a signal is ignored.
