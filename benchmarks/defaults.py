@@ -23,7 +23,7 @@ LIBRARIES = ("corral", "sb3")
 SEEDS = (0, 1, 2)
 TIMEOUT_SECONDS = 3600.0
 
-# Env steps per run. Ten envs in all: classic control, Box2D and MuJoCo. DQN needs Discrete actions, SAC a Box.
+# Env steps per run. Ten envs in all: classic control, Box2D and MuJoCo. DQN needs Discrete actions, SAC and TD3 a Box.
 RUNS: dict[str, dict[str, int]] = {
     "PPO": {
         "CartPole-v1": 50_000,
@@ -39,6 +39,13 @@ RUNS: dict[str, dict[str, int]] = {
     },
     "DQN": {"CartPole-v1": 50_000, "Acrobot-v1": 50_000, "LunarLander-v3": 100_000},
     "SAC": {
+        "Pendulum-v1": 8_000,
+        "LunarLanderContinuous-v3": 20_000,
+        "InvertedDoublePendulum-v5": 15_000,
+        "Hopper-v5": 20_000,
+        "HalfCheetah-v5": 20_000,
+    },
+    "TD3": {
         "Pendulum-v1": 8_000,
         "LunarLanderContinuous-v3": 20_000,
         "InvertedDoublePendulum-v5": 15_000,

@@ -22,10 +22,14 @@ GREEDY_EPISODES = 20
 FIRST_GREEDY_SEED = 100_000
 
 Act = Callable[[Any], Any]
+Curve = list[tuple[int, float]]
+"""Env steps, and the mean return of the last 100 episodes of training at that time; NaN before the first episode."""
+
+CURVE_POINTS = 50
 
 
-def train_corral(options: argparse.Namespace) -> tuple[float, int, Act]:
-    """Train with Corral; return the mean of the last 100 training returns, the env steps, and the greedy policy."""
+def train_corral(options: argparse.Namespace) -> tuple[Curve, Act]:
+    """Train with Corral; return the learning curve and the greedy policy."""
     from corral.algorithms.registry import config_class, config_from_dict
     from corral.algorithms.tuned_settings import tuned_settings
     from corral.cli.experiment import parse_pair
@@ -39,19 +43,20 @@ def train_corral(options: argparse.Namespace) -> tuple[float, int, Act]:
     for text in options.set:
         config.set_path(*parse_pair(text, "--set"))
     algo = config.build()
-    result = algo.train()
-    while result["num_env_steps_sampled_lifetime"] < options.steps:
+    curve: Curve = []
+    while not curve or curve[-1][0] < options.steps:
         result = algo.train()
+        mean = float(result["env_runners"].get("episode_return_mean", float("nan")))
+        curve.append((int(result["num_env_steps_sampled_lifetime"]), mean))
 
     def act(obs: Any) -> Any:
         return algo.compute_single_action(obs, explore=False)
 
-    mean = float(result["env_runners"].get("episode_return_mean", float("nan")))
-    return mean, int(result["num_env_steps_sampled_lifetime"]), act
+    return curve, act
 
 
-def train_sb3(options: argparse.Namespace) -> tuple[float, int, Act]:
-    """Train with Stable-Baselines3; return what `train_corral` returns."""
+def train_sb3(options: argparse.Namespace) -> tuple[Curve, Act]:
+    """Train with Stable-Baselines3; return the last point of the learning curve and the greedy policy."""
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", PYGAME_HIDE_SUPPORT_PROMPT="1")
     import stable_baselines3
     from stable_baselines3.common.utils import safe_mean
@@ -64,7 +69,14 @@ def train_sb3(options: argparse.Namespace) -> tuple[float, int, Act]:
         return model.predict(obs, deterministic=True)[0]
 
     mean = float(safe_mean([episode["r"] for episode in model.ep_info_buffer or ()]))
-    return mean, int(model.num_timesteps), act
+    return [(int(model.num_timesteps), mean)], act
+
+
+def thin_out(curve: Curve) -> Curve:
+    """Return at most 50 points with a return, evenly spread; the last one is among them."""
+    points = [(num_env_steps, round(mean, 2)) for num_env_steps, mean in curve if mean == mean]
+    stride = -(-len(points) // CURVE_POINTS) or 1
+    return points[::-1][::stride][::-1]
 
 
 def greedy_return(env_id: str, act: Act) -> float:
@@ -89,7 +101,7 @@ def measure(options: argparse.Namespace) -> Fields:
     import torch
 
     torch.set_num_threads(1)
-    training_return, env_steps, act = (train_corral if options.library == "corral" else train_sb3)(options)
+    curve, act = (train_corral if options.library == "corral" else train_sb3)(options)
     cpu_seconds = time.process_time()
     return {
         "library": options.library,
@@ -97,10 +109,11 @@ def measure(options: argparse.Namespace) -> Fields:
         "env": options.env,
         "seed": options.seed,
         "settings": options.set,
-        "env_steps": env_steps,
-        "training_return": training_return,
+        "env_steps": curve[-1][0],
+        "training_return": curve[-1][1],
         "greedy_return": greedy_return(options.env, act),
         "cpu_seconds": cpu_seconds,
+        **({"curve": thin_out(curve)} if options.tuned else {}),
     }
 
 

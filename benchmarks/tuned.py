@@ -83,6 +83,9 @@ Written by `make tuned`. Corral trains with the settings of `corral train --tune
 five seeds. A return is the mean of 20 episodes without exploration after training; the table has the mean over the
 seeds, its standard deviation, and each seed. *CPU* is the mean of the CPU seconds of a run, on one thread.
 
+A learning curve is the mean return of the latest 100 episodes of training, with exploration: a thin line for each seed,
+and a thick one for their mean. `python docs/make_pictures.py` draws the curves.
+
 *Zoo* is the return of the agent of [rl-baselines3-zoo](https://github.com/DLR-RM/rl-baselines3-zoo) for
 Stable-Baselines3, as its `benchmark.md` reports it: one run, of which the best of several may have been kept, with the
 env steps that it gives, and for LunarLander and MuJoCo on older versions of the envs. Settings without a row were not
@@ -114,7 +117,7 @@ def main() -> int:
                 failed = True
                 continue
             runs = sorted([*runs, run], key=lambda run: (run["algo"], run["env"], run["seed"]))
-            RUNS_FILE.write_text(json.dumps(runs, indent=1) + "\n")
+            RUNS_FILE.write_text("[\n" + ",\n".join(json.dumps(run) for run in runs) + "\n]\n")
             TABLE_FILE.write_text(render(runs))
     TABLE_FILE.write_text(render(runs))
     return int(failed)
@@ -159,6 +162,8 @@ def render(runs: list[Run]) -> str:
             rows.append(f"| {env} | {num_steps:,} | {mean} | {each} | {shown} | {cpu:,.0f} |")
         if rows:
             lines += ["", f"## {algo}", ""]
+            if (HERE.parent / (picture := f"docs/images/tuned-{algo.lower()}.svg")).exists():
+                lines += [f"![Learning curves of {algo}](../{picture})", ""]
             lines += ["| Env | Env steps | Return | Each seed | Zoo (its env steps) | CPU s |"]
             lines += ["| --- | ---: | ---: | --- | ---: | ---: |", *rows]
     return "\n".join(lines) + "\n"

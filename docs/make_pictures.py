@@ -1,11 +1,13 @@
 """Draws the pictures of the documentation: `python docs/make_pictures.py`; needs matplotlib, Pillow and pygame.
 
-The figures of the chart come from benchmarks/results.json, which `make bench` writes. The frames come from the code of
+The figures of the chart come from benchmarks/results.json, which `make bench` writes, and the learning curves from
+benchmarks/tuned.json, which `make tuned` writes. The frames come from the code of
 docs/tutorial.md, and from envs of Gymnasium.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tempfile
@@ -35,16 +37,17 @@ GREY = "#808080"
 """Colour of text and axes, readable on light and dark pages."""
 
 
-def make_figure(width: float, height: float) -> tuple[Any, Any]:
-    """Return a figure of a size in inches, and its axes."""
+def make_figure(width: float, height: float, num_rows: int = 1, num_columns: int = 1) -> tuple[Any, Any]:
+    """Return a figure of a size in inches, and its axes: an array `[num_rows, num_columns]` if there are several."""
     matplotlib.use("svg")
     matplotlib.rcParams |= {"svg.fonttype": "path", "svg.hashsalt": "corral", "font.size": 11}
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(width, height))
-    axes.tick_params(colors=GREY)
-    axes.spines[:].set_visible(False)
-    return figure, axes
+    figure, grid = plt.subplots(num_rows, num_columns, figsize=(width, height), squeeze=False)
+    for axes in grid.flat:
+        axes.tick_params(colors=GREY)
+        axes.spines[:].set_visible(False)
+    return figure, grid if grid.size > 1 else grid[0, 0]
 
 
 def save_figure(figure: Any, path: Path) -> None:
@@ -54,8 +57,6 @@ def save_figure(figure: Any, path: Path) -> None:
 
 def speed_ratios() -> dict[str, dict[str, float]]:
     """Return how many times faster Corral is, by measure and by system: medians of the ratios within pairs."""
-    import json
-
     import cases
     import report
     from statistics_of_pairs import ratio_of_pairs
@@ -87,6 +88,33 @@ def draw_speed(path: Path) -> None:
     axes.set_xlabel("times as fast as the other library", color=GREY)
     axes.legend(frameon=False, labelcolor=GREY, loc="lower right")
     save_figure(figure, path)
+
+
+def draw_tuned(folder: Path) -> None:
+    """Draw the learning curves of the runs in benchmarks/tuned.json, one picture for each algorithm."""
+    runs = json.loads((DOCS.parent / "benchmarks/tuned.json").read_text())
+    for algo in sorted({run["algo"] for run in runs}):
+        envs = list(dict.fromkeys(run["env"] for run in runs if run["algo"] == algo))
+        num_columns = min(3, len(envs))
+        num_rows = -(-len(envs) // num_columns)
+        figure, grid = make_figure(3.4 * num_columns, 2.3 * num_rows, num_rows, num_columns)
+        for place in range(num_rows * num_columns):
+            axes = np.atleast_1d(grid).flat[place]
+            if place >= len(envs):
+                axes.set_visible(False)
+                continue
+            curves = [run["curve"] for run in runs if (run["algo"], run["env"]) == (algo, envs[place])]
+            for curve in curves:
+                axes.plot(*zip(*curve, strict=True), color=SYSTEMS["sb3"][1], linewidth=0.8, alpha=0.5)
+            ends = [(curve[0][0], curve[-1][0]) for curve in curves]
+            steps = np.linspace(max(first for first, _ in ends), min(last for _, last in ends), 100)
+            mean = np.mean([np.interp(steps, *zip(*curve, strict=True)) for curve in curves], axis=0)
+            axes.plot(steps, mean, color=SYSTEMS["sb3"][1], linewidth=2)
+            axes.set_title(envs[place], color=GREY, fontsize=10)
+            axes.locator_params(nbins=4)
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+        figure.tight_layout()
+        save_figure(figure, folder / f"tuned-{algo.lower()}.svg")
 
 
 def tutorial_env() -> Any:
@@ -135,5 +163,6 @@ def draw_envs(path: Path) -> None:
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     draw_speed(IMAGES / "speed.svg")
+    draw_tuned(IMAGES)
     draw_envs(IMAGES / "envs.png")
     record_docking(IMAGES / "docking.gif")
