@@ -192,7 +192,8 @@ def options_table(parser: argparse.ArgumentParser) -> str:
     """Return the options of a parser as a table, or nothing; argparse's own help differs between Python versions."""
     rows = []
     for action in parser._actions:
-        if not action.option_strings or (action.nargs == 0 and action.dest in ("help", "version")):
+        is_left_out = action.help == argparse.SUPPRESS or (action.nargs == 0 and action.dest in ("help", "version"))
+        if not action.option_strings or is_left_out:
             continue
         value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
         meaning = re.sub(r"(\S*<\S+>)", r"`\1`", action.help or "")  # bare, it would be an HTML tag

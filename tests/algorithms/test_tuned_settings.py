@@ -5,6 +5,7 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
+import yaml
 
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.tuned_settings import TUNED_ALGORITHMS, tuned_algorithms, tuned_settings
@@ -58,8 +59,8 @@ def test_a_name_without_settings_is_refused_with_what_there_is() -> None:
         tuned_settings("CartPole-v0")
     with pytest.raises(ConfigError, match="no tuned settings of DQN for env 'Pendulum-v1', but of PPO, SAC, TD3"):
         tuned_settings("Pendulum-v1", "DQN")
-    with pytest.raises(ConfigError, match="tuned settings are of PPO, DQN, SAC, TD3, not of 'A2C'"):
-        tuned_settings("Pendulum-v1", "A2C")
+    with pytest.raises(ConfigError, match=r"no tuned settings of 'ppo'\. Did you mean 'PPO'"):
+        tuned_settings("Pendulum-v1", "ppo")
 
 
 def test_the_first_algorithm_with_settings_is_taken_and_a_caller_may_change_them() -> None:
@@ -77,6 +78,13 @@ def test_the_command_line_trains_with_them(tmp_path, monkeypatch, capsys) -> Non
     config = (tmp_path / "run" / "config.yaml").read_text()
     for line in ("algo: PPO", "env: CartPole-v1", "gamma: 0.9\n", "lambda_: 0.8", "num_epochs: 20"):
         assert line in config
+    assert yaml.safe_load(config)["stop"] == {"num_env_steps": 512}
+    more = ["--stop", "training_iteration=1", "--quiet", "--run-dir", "other"]
+    assert main(["train", "--tuned", "CartPole-v1", *more]) == 0  # the schedule of lr ends at the tuned number of steps
+    assert yaml.safe_load((tmp_path / "other" / "config.yaml").read_text())["stop"] == {
+        "num_env_steps": 100_000,
+        "training_iteration": 1,
+    }
     assert main(["train", "--tuned", "CartPol-v1"]) == 2
     assert "--tuned: there are no tuned settings for env 'CartPol-v1'" in (error := capsys.readouterr().err)
     assert "`corral list tuned` shows all" in error

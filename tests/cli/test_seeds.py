@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from corral.cli.main import main
 from corral.cli.seed_set import SeedSet, parse_seeds, read_set
 from corral.core.intervals import t_interval
 from corral.errors import ConfigError, RunDirectoryError
+from corral.loggers.run import locked
 from corral.loggers.run_summary import EVALUATED, TRAINED, last_numbers, summarize_runs
 
 DEADLINE_S = 240.0
@@ -219,6 +222,47 @@ def test_a_set_continues_with_the_seeds_that_have_not_finished(
     summary = json.loads((home / "seeds.json").read_text(encoding="utf-8"))["summary"]
     assert summary["metric"] == EVALUATED and summary["num_finished"] == 3
     assert summary["mean"] == pytest.approx(np.mean(summary["returns"]))
+
+
+def test_a_logger_is_added_when_a_set_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*arguments(), "--stop", "training_iteration=1", "--seeds", "3", "--run-dir", "set"]) == 0
+    more = ["--logger", "corral.loggers:ImageLogger", "--tensorboard", "--stop", "training_iteration=2"]
+    assert main(["train", "--resume", "set", *more, "--quiet"]) == 0
+    run_dir = tmp_path / "set" / "seed-3"
+    settings = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    assert settings["reporting"]["loggers"] == ["csv", "json", "corral.loggers:ImageLogger", "tensorboard"]
+    assert list(run_dir.glob("events.out.tfevents.*"))
+    assert main(["train", "--resume", "set", "--tuned", "CartPole-v1"]) == 2
+    assert "--tuned does not go with --resume" in capsys.readouterr().err
+    assert main(["evaluate", "set"]) == 7
+    assert "holds the runs of several seeds: name one of them, such as " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill -9 is of POSIX")
+def test_runs_end_with_a_checkpoint_when_the_command_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "corral", *arguments(), "--stop", "training_iteration=1000000"]
+    process = subprocess.Popen([*command, "--seeds", "5", "--run-dir", "set"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    run_dir = tmp_path / "set" / "seed-5"
+    deadline_s = time.monotonic() + DEADLINE_S
+    while math.isnan(last_numbers(run_dir).training_iteration):
+        assert process.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    while not (run_dir / "run.log").read_text(encoding="utf-8").rstrip().endswith("Run ended by SIGTERM."):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    assert list((run_dir / "checkpoints").glob("iteration-*/metadata.json"))
+    with contextlib.ExitStack() as stack:  # the process of the run gives its lock back
+        while True:
+            assert time.monotonic() < deadline_s
+            with contextlib.suppress(RunDirectoryError):
+                stack.enter_context(locked(run_dir))
+                break
+            time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -73,7 +73,8 @@ def rows(path: Path) -> list[str]:
 
 def test_loggers_are_made_from_names_classes_paths_dicts_and_instances(tmp_path: Path) -> None:
     mine = Notes()
-    given = ["csv", JSONLinesLogger, "corral.loggers:CSVLogger", {"type": Notes, "title": "x"}, mine]
+    other = {"type": "corral.loggers:CSVLogger", "file_name": "other.csv"}
+    given = ["csv", JSONLinesLogger, other, {"type": Notes, "title": "x"}, mine]
     made = make_loggers(given)
     assert [type(logger) for logger in made] == [CSVLogger, JSONLinesLogger, CSVLogger, Notes, Notes]
     assert made[3].title == "x" and made[4] is mine  # type: ignore[attr-defined]
@@ -94,6 +95,49 @@ def test_what_is_no_logger_is_refused_before_anything_is_built(given: Any, messa
     with pytest.raises(ConfigError) as caught:
         small(given).validate()
     assert message in str(caught.value) and "loggers[0]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given", [["csv", "csv"], ["csv", {"type": "json", "file_name": "progress.csv"}], ["json", JSONLinesLogger()]]
+)
+def test_two_loggers_of_one_file_are_refused(given: list[Any], tmp_path: Path) -> None:
+    with small().build() as algo, pytest.raises(ConfigError, match="2 loggers write the file"):
+        algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run", loggers=given, progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "sub/x.csv", "../x.csv"])
+def test_the_name_of_a_file_is_no_path(name: str) -> None:
+    for kind in (CSVLogger, JSONLinesLogger):
+        with pytest.raises(ConfigError, match="must be the name of a file"):
+            kind(file_name=name)
+
+
+def test_loggers_are_a_list(tmp_path: Path) -> None:
+    with small().build() as algo, pytest.raises(ConfigError, match=r"fit: loggers='csv' must be a list"):
+        algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run", loggers="csv", progress=False)
+
+
+def test_an_instance_writes_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = small(CSVLogger(), "json")
+    with config.build() as first, config.copy(seed=1).build() as second:
+        first.train()
+        with pytest.raises(ConfigError, match=r"CSVLogger writes to .* already"):
+            second.train()
+        first.train()
+        assert rows(first.run_dir / "progress.csv") == ["1", "2"]
+    with config.build() as third:  # after the end of the first one
+        third.train()
+        assert rows(third.run_dir / "progress.csv") == ["1"]
+
+
+@pytest.mark.parametrize("name", ["result.jsonl", "progress.csv"])
+def test_results_without_a_config_are_not_overwritten(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine\n", encoding="utf-8")
+    with small().build() as algo, pytest.raises(FileExistsError, match="already holds a run or its results"):
+        algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path, progress=False)
+    assert (tmp_path / name).read_text(encoding="utf-8") == "mine\n"
 
 
 def test_a_logger_of_the_old_form_is_told_what_to_write(tmp_path: Path) -> None:

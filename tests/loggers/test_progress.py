@@ -116,6 +116,8 @@ def test_the_curve_shows_the_latest_values_from_their_smallest_to_their_largest(
     assert sparkline([1000.0, *rising], "abcd", 4) == "abcd"  # what is not shown scales nothing
     assert sparkline([0.0, math.nan, 3.0], "abcd") == "a d"
     assert sparkline([5.0, 5.0], "abcd") == "aa"
+    assert sparkline([1.0, math.inf, 2.0], "abcd") == "a d"
+    assert sparkline([1e308, -1e308], "abcd") == "da"
     assert sparkline([math.nan, math.nan], "abcd") == sparkline([]) == ""
 
 

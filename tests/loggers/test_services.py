@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,14 @@ class TestWandb:
         yield
         wandb.teardown()  # which forgets the environment variables
 
-    def rows(self, run_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any], set[str]]:
-        """Return the rows of all files of a run, its config, and its ids."""
+    def rows(self, run_dir: Path, num_rows: int) -> tuple[list[dict[str, Any]], dict[str, Any], set[str]]:
+        """Return the rows of all files of a run, its config, and its ids, once a process of W&B has written them."""
+        deadline_s = time.monotonic() + 60
+        while len((found := self.written(run_dir))[0]) < num_rows and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        return found
+
+    def written(self, run_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any], set[str]]:
         from wandb.proto.wandb_internal_pb2 import Record
 
         rows, config, ids = [], {}, set()
@@ -106,7 +113,7 @@ class TestWandb:
 
     def test_everything_is_in_the_files_of_one_run(self, tmp_path: Path) -> None:
         write(WandbLogger(project="p"), tmp_path / "run")
-        rows, config, ids = self.rows(tmp_path / "run")
+        rows, config, ids = self.rows(tmp_path / "run", 3)
         assert len(ids) == 1 and config["training"] == CONFIG["training"]
         assert [(row["num_env_steps_sampled_lifetime"], row["env_runners/mean"]) for row in rows] == [
             (10, 1.5),
@@ -122,6 +129,37 @@ class TestWandb:
         assert frames_of(files / first["video"]["path"]) == len(VIDEO)
         assert {"views/0", "views/1"} <= first.keys()
 
+    def test_two_runs_of_a_process_stay_apart(self, tmp_path: Path) -> None:
+        first, second = WandbLogger(project="p"), WandbLogger(project="p")
+        for name, logger in (("first", first), ("second", second)):
+            (tmp_path / name).mkdir()
+            logger.open(tmp_path / name, CONFIG)
+        for step, logger in ((10, first), (11, second), (20, first)):
+            logger.log_result(result(step))
+        first.close()
+        second.log_result(result(21))
+        second.close()
+        steps = {}
+        for name in ("first", "second"):
+            rows, _, ids = self.rows(tmp_path / name, 2)
+            assert len(ids) == 1
+            steps[name] = [row["num_env_steps_sampled_lifetime"] for row in rows]
+        assert steps == {"first": [10, 20], "second": [11, 21]}
+
+    @pytest.mark.parametrize("name", ["id", "config", "dir", "resume", "reinit"])
+    def test_what_the_logger_sets_is_refused(self, name: str) -> None:
+        with pytest.raises(ConfigError, match=f"WandbLogger: {name} cannot be set"):
+            WandbLogger(**{name: "x"})
+
+    def test_a_run_of_a_set_is_named_after_the_set(self, tmp_path: Path) -> None:
+        run_dir = tmp_path / "set" / "seed-3"
+        run_dir.mkdir(parents=True)
+        (tmp_path / "set" / "seeds.json").write_text("{}")
+        logger = WandbLogger(project="p")
+        logger.open(run_dir, CONFIG)
+        assert logger.run.name == "set-seed-3"
+        logger.close()
+
     def test_without_a_login_the_remedy_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WANDB_MODE", "online")
         monkeypatch.setenv("HOME", str(tmp_path))
@@ -132,6 +170,11 @@ class TestWandb:
 
 
 class TestTrackio:
+    @pytest.mark.parametrize("name", ["config", "resume"])
+    def test_what_the_logger_sets_is_refused(self, name: str) -> None:
+        with pytest.raises(ConfigError, match=f"TrackioLogger: {name} cannot be set"):
+            TrackioLogger(**{name: "x"})
+
     def test_everything_is_in_the_database_of_one_run(self, tmp_path: Path) -> None:
         pytest.importorskip("trackio")
         # In a process of its own, since trackio reads TRACKIO_DIR when it is imported.

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from corral import MultiAgentEnv, PPOConfig, SingleAgentEpisode, make_multi_agent
@@ -116,6 +117,12 @@ def test_a_result_shows_its_summary_and_all_numbers_by_group() -> None:
     assert image.convert("RGB").getpixel((0, 0)) == (200, 200, 200)
     assert isinstance(evaluated, Result)
     assert page_of(evaluated).tables
+
+
+def test_a_group_of_any_name_is_shown_and_a_result_is_written_as_other_dicts() -> None:
+    page = Page(Result({"others": {"x": 1}, "alone": 2, "training_iteration": 3})._repr_html_())
+    assert page.tables == [[["x", "1"]], [["alone", "2"], ["training_iteration", "3"]]]
+    assert yaml.safe_load(yaml.safe_dump(Result({"a": {"b": 1}}))) == {"a": {"b": 1}}
 
 
 def test_fit_returns_a_result_that_is_shown(tmp_path: Any) -> None:

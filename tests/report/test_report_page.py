@@ -10,9 +10,11 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from corral.cli.main import main
+from corral.core.intervals import t_interval
 from corral.errors import ConfigError
 from corral.report import write_report
 from corral.report.groups import group_runs
@@ -146,6 +148,25 @@ def test_names_and_messages_are_no_markup(tmp_path: Path) -> None:
     assert evil not in html
     assert "</pre><b>" not in html
     assert not any("<" in title for title in titles(tmp_path / "out.html"))
+
+
+def test_the_row_of_an_experiment_has_the_mean_of_its_last_returns(tmp_path: Path) -> None:
+    for seed, last in enumerate((10.0, 20.0, 60.0)):
+        write_run(tmp_path / str(seed), [1.0, last], settings=config(seed))
+    page = write_report(tmp_path, tmp_path / "out.html").read_text(encoding="utf-8")
+    row = re.findall(r"<tr><td>.*?</tr>", page)[0]
+    low, high = t_interval([10.0, 20.0, 60.0])
+    cells = re.findall(r"<td>(.*?)</td>", row)
+    numbers = [float(number) for number in re.findall(r"-?[0-9.]+", cells[5])]
+    np.testing.assert_allclose(numbers, [30.0, low, high], rtol=1e-2)
+
+
+def test_equal_seeds_are_named(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 1), ("c", 0)):
+        write_run(tmp_path / name, settings=config(seed))
+    assert "several runs have seed 0. Runs with the same seed are not independent" in text_of(
+        write_report(tmp_path, tmp_path / "out.html")
+    )
 
 
 def test_media_beyond_the_limits_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -28,6 +29,27 @@ def test_a_picture_shows_the_runs(tmp_path: Path) -> None:
         assert image.size == (1050, 630)
         colors = {tuple(color) for _, color in image.convert("RGB").getcolors(2**20) or ()}
     assert {(0, 0x72, 0xB2), (0xD5, 0x5E, 0)} <= colors
+
+
+def test_the_x_axis_is_env_steps_or_seconds(tmp_path: Path) -> None:
+    rows = [result(iteration, 1.0, steps=100, seconds=7000.0) for iteration in range(1, 6)]
+    run = write_run(tmp_path / "run", results=rows)
+    for x, title, last in (("steps", "env steps", "500"), ("time", "seconds", "35000")):
+        svg = write_plot(run, tmp_path / f"{x}.svg", x=x).read_text(encoding="utf-8")
+        assert re.search(rf"<!-- [^>]*{title}[^>]* -->", svg)
+        assert f"<!-- {last} -->" in svg
+
+
+def test_runs_with_the_same_seed_are_named_in_the_label(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 1), ("c", 0)):
+        write_run(tmp_path / name, settings=config(seed))
+    svg = write_plot(tmp_path, tmp_path / "curves.svg").read_text(encoding="utf-8")
+    assert "<!-- PPO CartPole-v1, 3 runs (several with seed 0) -->" in svg
+
+
+def test_runs_without_results_are_nothing_to_draw(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="have no results yet"):
+        write_plot(write_run(tmp_path / "run", results=[]), tmp_path / "curves.svg")
 
 
 def test_the_same_runs_give_the_same_picture(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from corral import PPOConfig
+from corral.core.run_files import SET_ASIDE
 from corral.errors import RunDirectoryError
-from corral.report.groups import differing_settings, group_runs
+from corral.report.groups import differing_settings, group_runs, repeated_seeds
 from corral.report.runs import find_run_dirs, read_run, read_runs
 from corral.testing import CountingEnv
 from written_runs import config, result, write_run
@@ -137,6 +138,36 @@ def test_runs_that_differ_in_the_seed_are_one_group(tmp_path: Path) -> None:
         "algo": ["PPO", "PPO", "DQN"],
         "training.lr": ["0.001", "0.01", "0.001"],
     }
+
+
+def test_runs_in_another_env_or_another_config_of_it_are_another_group(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", settings=config(0))
+    write_run(tmp_path / "b", settings=config(1, env="Acrobot-v1"))
+    write_run(tmp_path / "c", settings=config(2) | {"environment": {"env": "CartPole-v1", "env_config": {"wind": 2}}})
+    groups = group_runs(read_runs([tmp_path]))
+    assert [[run.name for run in group.runs] for group in groups] == [["a"], ["b"], ["c"]]
+
+
+def test_what_a_run_writes_makes_no_other_group(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", settings=config(0))
+    own = {"checkpointing": {"checkpoint_every_s": 60}, "reporting": {"loggers": ["csv", "tensorboard"]}}
+    write_run(tmp_path / "b", settings=config(1) | own)
+    (group,) = group_runs(read_runs([tmp_path]))
+    assert len(group.runs) == 2 and repeated_seeds(group) == []
+
+
+def test_seeds_that_several_runs_have_are_named(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 1), ("c", 0)):
+        write_run(tmp_path / name, settings=config(seed))
+    (group,) = group_runs(read_runs([tmp_path]))
+    assert repeated_seeds(group) == ["0"]
+
+
+def test_attempts_that_could_not_continue_are_no_runs(tmp_path: Path) -> None:
+    for name in ("seed-0", "seed-1", f"{SET_ASIDE}/seed-0-1"):
+        write_run(tmp_path / "set" / name)
+    assert [run.name for run in read_runs([tmp_path])] == ["seed-0", "seed-1"]
+    assert len(read_runs([tmp_path / "set" / SET_ASIDE])) == 1  # where it is named
 
 
 def test_a_run_that_fit_wrote_and_continued(tmp_path: Path) -> None:

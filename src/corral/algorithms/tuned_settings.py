@@ -29,7 +29,8 @@ def tuned_settings(env: str, algo: str | None = None) -> dict[str, Any]:
     """
     by_env = tuned_algorithms()
     if algo is not None and algo not in TUNED_ALGORITHMS:
-        raise ConfigError(f"tuned settings are of {', '.join(TUNED_ALGORITHMS)}, not of {algo!r}.")
+        near = nearest(algo, TUNED_ALGORITHMS)
+        raise ConfigError(f"there are no tuned settings of {algo!r}. {near}")
     if env not in by_env:
         raise ConfigError(f"there are no tuned settings for env {env!r}. {nearest(env, [*by_env])}")
     if algo is None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from corral.checkpoint.directory import METADATA, open_listed, read_consistently, why_none
 from corral.checkpoint.places import Location, Place, place_of
+from corral.core.run_files import SEEDS_FILE
 from corral.errors import CheckpointError
 
 CHECKPOINTS, BEST = "checkpoints", "best"
@@ -42,6 +43,11 @@ def _found(place: Place, prefer: Literal["last", "best"]) -> Location:
     best = found.pop(BEST, None)
     if best is not None and (prefer == "best" or not found):
         return home.child(BEST).location
+    if not found and place.exists(SEEDS_FILE):
+        run = next((name for name in place.names() if name.startswith("seed-")), "seed-0")
+        raise CheckpointError(
+            f"{place.location} holds the runs of several seeds: name one of them, such as {place.child(run).location}."
+        )
     if not found:
         raise CheckpointError(f"{place.location} holds no whole checkpoint: {'; '.join(problems) or why_none(place)}.")
     return home.child(max(found, key=lambda name: (_iteration(found[name]), name))).location

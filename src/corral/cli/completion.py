@@ -13,6 +13,7 @@ from corral.algorithms.tuned_settings import tuned_algorithms
 from corral.cli.parser import make_parser
 from corral.config.description import describe_config
 from corral.envs.listing import newest_versions, registered_ids
+from corral.loggers.named import NAMES as LOGGERS
 
 FILES = {"config": shtab.FILE, "run_dir": shtab.DIRECTORY, "resume": shtab.DIRECTORY, "record": shtab.DIRECTORY}
 """What completes options that take a path, by the name that the option is stored under."""
@@ -36,6 +37,8 @@ def print_completion(options: argparse.Namespace) -> int:
         "env": newest_versions(registered_ids()["gymnasium"]),
         "tuned": [*tuned_algorithms()],
         "settings": _assignments(),
+        "loggers": [*LOGGERS],
+        "name": [path.removesuffix("=") for path in _assignments()],
     }
     _complete(parser, names)
     functions = "\n".join(_function(options.shell, place, words) for place, words in names.items())

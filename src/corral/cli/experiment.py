@@ -41,7 +41,9 @@ def load_experiment(options: argparse.Namespace) -> tuple[AlgorithmConfig, dict[
     config = config_from_dict(settings)
     _override(config, options)
     if options.stop:
-        stop = dict(parse_criterion(text) for text in options.stop)
+        # The schedules of tuned settings end at their number of env steps: it stays, unless another one is given.
+        own = stop if options.resume is None and options.tuned is not None else {}
+        stop = own | dict(parse_criterion(text) for text in options.stop)
     if not stop:
         raise ConfigError("no stop criterion: give --stop episode_return_mean=450, or 'stop' in the file of --config.")
     return config, criteria_from_file(stop)
@@ -69,14 +71,19 @@ def _override(config: AlgorithmConfig, options: argparse.Namespace) -> None:
             setattr(config, name, value)
     for text in options.settings:
         config.set_path(*parse_pair(text, "--set"))
-    if named := [*options.loggers, *(["tensorboard"] if options.tensorboard else [])]:
+    if named := _named_loggers(options):
         config.loggers = add_named(names_of(options.resume) if config.loggers is None else config.loggers, named)
+
+
+def _named_loggers(options: argparse.Namespace) -> list[str]:
+    return [*options.loggers, *(["tensorboard"] if options.tensorboard else [])]
 
 
 def overriding_arguments(options: argparse.Namespace) -> list[str]:
     """Return the options that override settings and stop criteria, as arguments for another `corral train`."""
     given = [("--env", options.env), ("--checkpoint-every", options.checkpoint_every)]
     given += [("--stop", text) for text in options.stop] + [("--set", text) for text in options.settings]
+    given += [("--logger", name) for name in _named_loggers(options)]
     return [f"{name}={value}" for name, value in given if value is not None]
 
 

@@ -116,6 +116,7 @@ def _add_train(commands: Any) -> None:
     )
     train.add_argument("--tensorboard", action="store_true", help="short for --logger tensorboard")
     train.add_argument("--quiet", action="store_true", help="show only the last line")
+    train.add_argument("--end-with-input", action="store_true", help=argparse.SUPPRESS)  # see seed_processes.py
     train.set_defaults(run="corral.cli.train:run")
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from corral.cli.exit_status import interrupted_status
 from corral.core.interrupts import interrupts_deferred
 
 OUTPUT_FILE = "output.txt"
+END_WITH_INPUT = "--end-with-input"
+"""Option of `corral train` for runs of this module: end as after SIGTERM, with a checkpoint, when the input ends."""
+
 LOOK_EVERY_S = 0.5
 
 
@@ -42,9 +46,9 @@ class SeedRun:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         with (self.run_dir / OUTPUT_FILE).open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "corral", "train", *self._arguments],
+                [sys.executable, "-m", "corral", "train", END_WITH_INPUT, *self._arguments],
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # which ends with this process, however it ends
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -53,13 +57,28 @@ class SeedRun:
     @property
     def status(self) -> int | None:
         """Exit status, 128 plus the number of the signal that killed the process, or `None` until it has ended."""
-        code = None if self.process is None else self.process.poll()
-        return code if code is None or code >= 0 else 128 - code
+        if self.process is None or (code := self.process.poll()) is None:
+            return None
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return code if code >= 0 else 128 - code
 
     def error_line(self) -> str:
         """Return the error that the run printed last, or `""`."""
         text = (self.run_dir / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace")
         return next((line[8:] for line in reversed(text.splitlines()) if line.startswith("corral: ")), "")
+
+
+def end_with_input() -> None:
+    """End this process as SIGTERM does when standard input ends, which the process that started it holds open."""
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 1):  # `sys.stdin` has a lock, which this thread would hold when Python ends
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="end with input", daemon=True).start()
 
 
 def run_all(runs: Sequence[SeedRun], parallel: int, look: Callable[[], None], ending: Callable[[], None]) -> int | None:

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from corral.core.run_files import SEEDS_FILE
 from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.run_summary import RunNumbers, RunsSummary, last_numbers, summarize_numbers
 
-SEEDS_FILE, EXPERIMENT_FILE = "seeds.json", "experiment.yaml"
+EXPERIMENT_FILE = "experiment.yaml"
 MOST_SEEDS = 1000
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,8 +18,9 @@ from corral.cli.exit_status import EXIT_ERROR
 from corral.cli.experiment import load_experiment, overriding_arguments
 from corral.cli.seed_display import SeedDisplay
 from corral.cli.seed_processes import SeedRun, num_cores, run_all
-from corral.cli.seed_set import EXPERIMENT_FILE, SEEDS_FILE, SeedSet, parse_seeds, read_set
+from corral.cli.seed_set import EXPERIMENT_FILE, SeedSet, is_set, parse_seeds, read_set
 from corral.config.config import AlgorithmConfig
+from corral.core.run_files import SET_ASIDE
 from corral.envs.vector import env_name
 from corral.errors import CheckpointError, ConfigError, RunDirectoryError
 from corral.loggers.run import CONFIG_FILE, check_run_dir, locked, plain, run_name
@@ -86,7 +88,7 @@ def _options_of_set(options: argparse.Namespace) -> argparse.Namespace:
     Raises:
         ConfigError: An option does not go with `--resume`.
     """
-    for name in ("config", "algo", "run_dir"):
+    for name in ("config", "tuned", "algo", "run_dir"):
         if getattr(options, name) is not None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} does not go with --resume, which continues runs as they are."
@@ -103,7 +105,7 @@ def _new_home(options: argparse.Namespace, config: AlgorithmConfig) -> Path:
     """
     check_run_dir(options.run_dir)
     home = Path("runs") / f"{run_name(config)}-seeds" if options.run_dir is None else Path(options.run_dir)
-    if (home / SEEDS_FILE).exists():
+    if is_set(home):
         raise FileExistsError(f"{home} already holds runs with --seeds: continue them with --resume {home}.")
     return home
 
@@ -150,11 +152,9 @@ def _arguments(found: SeedSet, seed: int, changes: list[str]) -> list[str]:
 
 
 def _set_aside(run_dir: Path) -> None:
-    """Rename the directory of a run without a checkpoint, which cannot continue: the run begins again."""
+    """Move the directory of a run without a checkpoint, which cannot continue: the run begins again."""
+    folder = run_dir.parent / SET_ASIDE
+    folder.mkdir(exist_ok=True)
     with locked(run_dir):
-        number = next(number for number in range(1, 1000) if not _old(run_dir, number).exists())
-        os.rename(run_dir, _old(run_dir, number))
-
-
-def _old(run_dir: Path, number: int) -> Path:
-    return run_dir.with_name(f"{run_dir.name}-without-checkpoint-{number}")
+        number = next(number for number in itertools.count(1) if not (folder / f"{run_dir.name}-{number}").exists())
+        os.rename(run_dir, folder / f"{run_dir.name}-{number}")

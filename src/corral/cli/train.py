@@ -12,6 +12,7 @@ from pathlib import Path
 from corral.algorithms.stopping import Criterion
 from corral.cli.exit_status import interrupted_status, print_error, status_of
 from corral.cli.experiment import load_experiment
+from corral.cli.seed_processes import end_with_input
 from corral.cli.seed_set import is_set
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError, CorralError
@@ -26,6 +27,8 @@ def run(options: argparse.Namespace) -> int:
         from corral.cli.seeds import train_seeds
 
         return train_seeds(options)
+    if options.end_with_input:
+        end_with_input()
     if options.parallel is not None:
         raise ConfigError("--parallel goes with --seeds: one run uses more cores with env_runners.num_env_runners.")
     config, stop = load_experiment(options)

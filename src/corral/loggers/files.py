@@ -16,6 +16,8 @@ import numpy as np
 
 from corral.core.columns import describe
 from corral.core.result_values import classify
+from corral.core.run_files import PROGRESS_FILE, RESULTS_FILE
+from corral.errors import ConfigError
 from corral.loggers.base import Logger
 from corral.metrics.result import flat_result
 
@@ -28,22 +30,29 @@ class CSVLogger(Logger):
 
     A key that first appears later gets a column then: the file is rewritten under another name and moved into place,
     and earlier rows have no value in that column. To change what is written, override `row`.
+
+    Attributes:
+        file_name: Name of the file in the run directory.
     """
 
-    def __init__(self, file_name: str = "progress.csv") -> None:
-        """Store the name of the file."""
-        self._file_name = file_name
+    def __init__(self, file_name: str = PROGRESS_FILE) -> None:
+        """Store the name of the file in the run directory.
+
+        Raises:
+            ConfigError: The name is a path.
+        """
+        self.file_name = _checked_name(file_name)
         self._columns: list[str] = []
         self._file: TextIOWrapper | None = None
 
     def open(self, run_dir: Path, config: dict[str, Any]) -> None:
         """Create the file."""
-        self._path, self._columns = run_dir / self._file_name, []
+        self._path, self._columns = run_dir / self.file_name, []
         self._file = self._path.open("w", newline="", encoding="utf-8")
 
     def resume(self, run_dir: Path, config: dict[str, Any], training_iteration: int, num_env_steps: int) -> None:
         """Append to the file, without the rows of later iterations; rows that do not say which they are stay."""
-        self._path = run_dir / self._file_name
+        self._path = run_dir / self.file_name
         rows = list(_whole_rows(self._path))
         self._columns = rows[0] if rows else []
         kept = (
@@ -104,25 +113,31 @@ class JSONLinesLogger(Logger):
     NaN and infinity, which JSON does not have, become null. Images, videos and values with more than `max_entries`
     entries become a description, such as `uint8[84, 84, 3]`, so that lines stay short. To change what is
     written, override `line`.
+
+    Attributes:
+        file_name: Name of the file in the run directory.
     """
 
-    def __init__(self, file_name: str = "result.jsonl", max_entries: int = 1000) -> None:
+    def __init__(self, file_name: str = RESULTS_FILE, max_entries: int = 1000) -> None:
         """Store the name of the file.
 
         Args:
             file_name: Name of the file in the run directory.
             max_entries: Largest number of entries of arrays and lists that are written as lists.
+
+        Raises:
+            ConfigError: The name is a path.
         """
-        self._file_name, self._max_entries = file_name, max_entries
+        self.file_name, self._max_entries = _checked_name(file_name), max_entries
         self._file: TextIOWrapper | None = None
 
     def open(self, run_dir: Path, config: dict[str, Any]) -> None:
         """Create the file."""
-        self._file = (run_dir / self._file_name).open("w", encoding="utf-8")
+        self._file = (run_dir / self.file_name).open("w", encoding="utf-8")
 
     def resume(self, run_dir: Path, config: dict[str, Any], training_iteration: int, num_env_steps: int) -> None:
         """Append to the file, without the lines of later iterations; lines that do not say which they are stay."""
-        path = run_dir / self._file_name
+        path = run_dir / self.file_name
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # the last line may have been cut off
         whole = [line for line in lines if _parsed(line) is not None]
@@ -170,6 +185,12 @@ class JSONLinesLogger(Logger):
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _checked_name(file_name: str) -> str:
+    if not file_name or Path(file_name).name != file_name:
+        raise ConfigError(f"file_name={file_name!r} must be the name of a file, which is in the run directory.")
+    return file_name
 
 
 @contextlib.contextmanager

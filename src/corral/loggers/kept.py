@@ -6,6 +6,14 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from corral.core.run_files import SEEDS_FILE
+
+
+def name_of_run(run_dir: Path) -> str:
+    """Return the name of a run for a service: its directory, after the directory of its set of seeds."""
+    path = run_dir.absolute()
+    return f"{path.parent.name}-{path.name}" if (path.parent / SEEDS_FILE).exists() else path.name
+
 
 def keep(path: Path, values: Mapping[str, str]) -> None:
     """Write texts by name, such as the id of a run, into a file of the run directory."""

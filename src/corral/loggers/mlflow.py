@@ -17,7 +17,7 @@ from urllib.request import getproxies
 from corral.core.pictures import Array, encode_gif
 from corral.loggers.base import Logger, require
 from corral.loggers.histograms import histogram_of
-from corral.loggers.kept import keep, kept
+from corral.loggers.kept import keep, kept, name_of_run
 from corral.loggers.writers import check_media_settings, write_by_kind
 from corral.metrics.result import flat_result
 
@@ -81,7 +81,7 @@ class MLflowLogger(Logger):
         name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "corral"
         found = self.client.get_experiment_by_name(name)
         experiment_id = self.client.create_experiment(name) if found is None else found.experiment_id
-        run = self.client.create_run(experiment_id, run_name=self._name or run_dir.absolute().name, tags=self._tags)
+        run = self.client.create_run(experiment_id, run_name=self._name or name_of_run(run_dir), tags=self._tags)
         self.run_id = run.info.run_id
         keep(run_dir / KEPT, {"run_id": self.run_id, "tracking_uri": self.client.tracking_uri})
         self._write_params(config)

@@ -42,12 +42,23 @@ def make_loggers(given: Sequence[Any], place: str = "loggers") -> list[Logger]:
         place: Where they were given, for the message.
 
     Raises:
-        ConfigError: A name is unknown, something is no logger, settings do not fit the class, or an extra is missing.
+        ConfigError: A name is unknown, something is no logger, settings do not fit the class, two loggers write the
+            same file, or an extra is missing.
     """
+    _check_list(given, place)
     loggers = [make() for make in [_factory(entry, f"{place}[{index}]") for index, entry in enumerate(given)]]
+    files = [name for logger in loggers if (name := getattr(logger, "file_name", None)) is not None]
+    for name in files:
+        if files.count(name) > 1:
+            raise ConfigError(f"{place}: {files.count(name)} loggers write the file {name!r}: give each its file_name.")
     for logger in loggers:
         check_methods(logger)
     return loggers
+
+
+def _check_list(given: Any, place: str) -> None:
+    if not isinstance(given, (list, tuple)):
+        raise ConfigError(f"{place}={given!r:.200} must be a list, such as ['csv', 'json'].")
 
 
 def check_loggers(given: Sequence[Any] | None, place: str = "loggers") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -241,11 +242,16 @@ def _show_in_notebook(panel: Panel) -> Callable[[Panel], Any]:
 
 
 def sparkline(values: list[float], bars: str = BARS, width: int = SPARKLINE_WIDTH) -> str:
-    """Return the latest values as a line of bars, scaled from the smallest to the largest; NaN is a blank."""
+    """Return the latest values as a line of bars, scaled from the smallest to the largest.
+
+    NaN and infinities are blanks.
+    """
     shown = values[-width:]
-    known = [value for value in shown if value == value]
+    known = [value for value in shown if math.isfinite(value)]
     if not known:
         return ""
     low, high = min(known), max(known)
-    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
-    return "".join(" " if value != value else bars[int((value - low) * scale)] for value in shown)
+    half = high / 2 - low / 2  # the whole difference may be infinite
+    shares = [(value / 2 - low / 2) / half if half else 0.0 for value in known]
+    places = iter(int(share * (len(bars) - 1)) for share in shares)
+    return "".join(bars[next(places)] if math.isfinite(value) else " " for value in shown)

@@ -19,6 +19,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from corral.core.interrupts import interrupts_deferred, name_of_interrupt
+from corral.core.run_files import PROGRESS_FILE, RESULTS_FILE
 from corral.core.settings import path_of
 from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.base import Logger
@@ -26,11 +27,13 @@ from corral.loggers.files import CSVLogger, JSONLinesLogger
 from corral.loggers.images import ImageLogger
 from corral.loggers.tensorboard import TensorBoardLogger
 from corral.metrics.result import evaluated_return
+from corral.metrics.result_html import Result
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
+yaml.SafeDumper.add_representer(Result, yaml.SafeDumper.represent_dict)  # as other dicts
 CONFIG_FILE, LOCK_FILE = "config.yaml", ".lock"
 _FILE_LOGGERS = (CSVLogger, JSONLinesLogger, ImageLogger, TensorBoardLogger)
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's quota, or the size of one file
@@ -38,6 +41,10 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's qu
 # at most 2% of the time.
 REST_FACTOR = 50.0
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+_writes_to: dict[int, Path] = {}
+"""Directory of the run of each open logger, by the id of the logger."""
 
 
 class Run:
@@ -86,6 +93,7 @@ class Run:
         Raises:
             FileExistsError: A new run was asked for, and the directory already holds one; it is left unchanged.
             RunDirectoryError: The directory cannot be written, holds no run to continue, or another process writes it.
+            ConfigError: A logger belongs to another run that has not ended.
         """
         if self._restore is None:
             check_run_dir(self._run_dir)
@@ -118,6 +126,11 @@ class Run:
         return self
 
     def _open(self, logger: Logger, start: tuple[int, int] | None) -> None:
+        if id(logger) in _writes_to:
+            raise ConfigError(
+                f"{type(logger).__name__} writes to {_writes_to[id(logger)]} already, and an instance writes one run "
+                "at a time: give a name or a class in its place, of which each run makes its own."
+            )
         try:
             if start is None:
                 logger.open(self.path, self._settings)
@@ -128,6 +141,7 @@ class Run:
                 raise
             self._warn_of(logger, error)
         else:
+            _writes_to[id(logger)] = self.path
             self._opened.append(logger)
 
     def _write_config(self) -> None:
@@ -192,6 +206,7 @@ class Run:
             log.error("Run failed.", exc_info=error)
         with self._exit:
             for logger in self._opened:
+                _writes_to.pop(id(logger), None)
                 try:
                     logger.close()
                 except Exception as error:
@@ -286,12 +301,12 @@ def check_run_dir(run_dir: str | Path | None) -> None:
     """
     path = Path("runs" if run_dir is None else run_dir)
     try:
-        holds_run = (path / CONFIG_FILE).exists()
+        holds_run = any((path / name).is_file() for name in (CONFIG_FILE, RESULTS_FILE, PROGRESS_FILE))
         there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     except OSError as error:
         raise _not_writable(path, error) from error
     if holds_run:
-        raise FileExistsError(f"{path} already holds a run: choose another directory, or move it away.")
+        raise FileExistsError(f"{path} already holds a run or its results: choose another directory, or move it away.")
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"x")

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from corral.core.intervals import t_interval
+from corral.core.run_files import RESULTS_FILE
 from corral.metrics.result import flat_result
 
-RESULTS_FILE = "result.jsonl"
 TRAINED, EVALUATED = "env_runners/episode_return_mean", "evaluation/env_runners/episode_return_mean"
 TAIL_BYTES = 1 << 18
 

@@ -12,11 +12,12 @@ import numpy as np
 from corral.core.pictures import Array, encode_gif
 from corral.loggers.base import Logger, require
 from corral.loggers.histograms import histogram_of
-from corral.loggers.kept import keep, kept
-from corral.loggers.writers import check_media_settings, write_by_kind
+from corral.loggers.kept import keep, kept, name_of_run
+from corral.loggers.writers import check_media_settings, check_service_settings, write_by_kind
 from corral.metrics.result import flat_result
 
 KEPT = "trackio.json"
+SET_HERE = ("config", "resume")
 
 
 class TrackioLogger(Logger):
@@ -51,9 +52,10 @@ class TrackioLogger(Logger):
             **settings: Further arguments of `trackio.init`, such as `space_id`, `server_url` or `group`.
 
         Raises:
-            ConfigError: The package trackio is missing, or a setting is out of range.
+            ConfigError: The package trackio is missing, or a setting is out of range or set by this logger.
         """
         check_media_settings("TrackioLogger", video_fps, max_images)
+        check_service_settings("TrackioLogger", settings, SET_HERE)
         require("TrackioLogger", "trackio", "PIL.Image", "trackio")
         self._project, self._name, self._settings = project, name, settings
         self._video_fps, self._max_images = video_fps, max_images
@@ -61,7 +63,7 @@ class TrackioLogger(Logger):
 
     def open(self, run_dir: Path, config: dict[str, Any]) -> None:
         """Start a run."""
-        name = _free_name(self._project, self._name or run_dir.absolute().name)
+        name = _free_name(self._project, self._name or name_of_run(run_dir))
         self._begin(run_dir, config, {"project": self._project, "name": name}, resume="never")
 
     def resume(self, run_dir: Path, config: dict[str, Any], training_iteration: int, num_env_steps: int) -> None:

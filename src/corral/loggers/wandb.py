@@ -16,12 +16,13 @@ from corral.core.pictures import Array, encode_gif
 from corral.errors import ConfigError
 from corral.loggers.base import Logger, require
 from corral.loggers.histograms import histogram_of
-from corral.loggers.kept import keep, kept
-from corral.loggers.writers import check_media_settings, write_by_kind
+from corral.loggers.kept import keep, kept, name_of_run
+from corral.loggers.writers import check_media_settings, check_service_settings, write_by_kind
 from corral.metrics.result import flat_result
 
 log = logging.getLogger("corral")
 KEPT = "wandb.json"
+SET_HERE = ("id", "dir", "config", "resume", "reinit", "allow_val_change")
 INIT_TIMEOUT_S, FINISH_TIMEOUT_S = 30.0, 60.0
 
 
@@ -57,9 +58,10 @@ class WandbLogger(Logger):
             **settings: Further arguments of `wandb.init`, such as `entity`, `tags`, `group` or `mode="offline"`.
 
         Raises:
-            ConfigError: The package wandb or pillow is missing, or a setting is out of range.
+            ConfigError: The package wandb or pillow is missing, or a setting is out of range or set by this logger.
         """
         check_media_settings("WandbLogger", video_fps, max_images)
+        check_service_settings("WandbLogger", settings, SET_HERE)
         require("WandbLogger", "wandb", "PIL.Image", "wandb")
         self._project, self._name, self._settings = project, name, settings
         self._video_fps, self._max_images = video_fps, max_images
@@ -85,7 +87,7 @@ class WandbLogger(Logger):
 
         self._texts: dict[str, str] = {}
         settings = {
-            "name": self._name or run_dir.name,
+            "name": self._name or name_of_run(run_dir),
             "config": config,
             "dir": str(run_dir.absolute()),
             "resume": "allow",

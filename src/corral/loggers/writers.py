@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,6 +62,19 @@ def write_by_kind(writer: Writer, path: str, value: Any, step: int, *, max_image
                 return write(path, data, step)
             for index, part in enumerate(data[-max_images:]):
                 write(f"{path}/{index}", part, step)
+
+
+def check_service_settings(logger: str, settings: Mapping[str, Any], reserved: Sequence[str]) -> None:
+    """Refuse settings of a service that a logger sets itself.
+
+    Raises:
+        ConfigError: The message names the class of the logger and the settings.
+    """
+    if taken := [name for name in reserved if name in settings]:
+        raise ConfigError(
+            f"{logger}: {', '.join(taken)} cannot be set, since the logger gives the service the config of the run and "
+            "continues the run that the run directory names."
+        )
 
 
 def check_media_settings(logger: str, video_fps: float, max_images: int) -> None:

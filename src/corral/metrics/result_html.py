@@ -30,14 +30,14 @@ def result_html(result: Mapping[str, Any]) -> str:
     """
     text = (
         f"<pre style='font-family:monospace'>{html.escape(summary(result))}</pre>"
-        if "training_iteration" in result
+        if result.keys() >= {"training_iteration", "num_env_steps_sampled_lifetime"}
         else ""
     )
     alone = {name: value for name, value in result.items() if not isinstance(value, Mapping)}
     groups = {name: flat_result(value) for name, value in result.items() if isinstance(value, Mapping)}
     tables = [
         html_details(f"{name} ({len(values)})", html_table(values.items()))
-        for name, values in {**groups, "others": alone}.items()
+        for name, values in [*groups.items(), ("others", alone)]
         if values
     ]
     return f"<div>{text}{''.join(_pictures(result))}{''.join(tables)}</div>"

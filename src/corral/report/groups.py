@@ -10,8 +10,8 @@ from typing import Any
 from corral.report.runs import RunRecord
 
 SEED = "debugging.seed"
-IGNORED = (SEED, "stop")
-"""Settings, and a group of them, in which runs of one experiment may differ."""
+IGNORED = (SEED, "stop", "checkpointing", "debugging.log_level", "reporting.loggers")
+"""Settings, and groups of them, in which runs of one experiment may differ: they do not change what is learned."""
 
 MAX_NAMED = 3
 """Number of settings that the label of a group names."""
@@ -22,7 +22,7 @@ MAX_VALUE = 40
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in the seed, and in when they stop.
+    """Runs that differ only in the seed, in when they stop, and in what they write.
 
     Attributes:
         label: Name in figures and tables, which no other group has.
@@ -49,6 +49,12 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
     members = [*grouped.values()]
     labels = _labels([group[0] for group in members])
     return [Group(label, tuple(group)) for label, group in zip(labels, members, strict=True)]
+
+
+def repeated_seeds(group: Group) -> list[str]:
+    """Return the seeds that several runs of a group have: such runs say nothing about other seeds."""
+    counts = Counter(str(seed) for run in group.runs if (seed := run.setting(*SEED.split("."))) is not None)
+    return [seed for seed, count in counts.items() if count > 1]
 
 
 def comparable_settings(run: RunRecord) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from corral import __version__
 from corral.report.figures import group_color
-from corral.report.groups import Group, group_runs
+from corral.report.groups import Group, group_runs, repeated_seeds
 from corral.report.media import collect_media
 from corral.report.output import missing_package, write_file
 from corral.report.runs import read_runs
@@ -79,6 +79,7 @@ def _page(groups: Sequence[Group], plotly_js: str) -> str:
         written=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         columns=SUMMARY_COLUMNS,
         rows=summary_rows(groups, colors),
+        repeated={group.label: seeds for group in groups if (seeds := repeated_seeds(group))},
         sections=[section(groups) for section in (learning_section, evaluation_section, losses_section, time_section)],
         more=more_section(groups),
         faults=fault_rows(runs),

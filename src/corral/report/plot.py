@@ -13,7 +13,7 @@ from corral.errors import ConfigError, nearest
 from corral.metrics.named_number import find_value
 from corral.report.curves import X_AXES, X_TITLES, curve_of, mean_curve
 from corral.report.figures import group_color, group_dash
-from corral.report.groups import Group, group_runs
+from corral.report.groups import Group, group_runs, repeated_seeds
 from corral.report.output import missing_package, write_file
 from corral.report.runs import RunRecord, read_runs
 
@@ -71,6 +71,8 @@ def _find_key(runs: Sequence[RunRecord], name: str) -> str:
     """Return the path of a number by the name that a user gave."""
     paths = {key: key for run in runs for key in run.numbers}
     key = find_value(paths, name)
+    if not paths:
+        raise ConfigError("these runs have no results yet, so there is nothing to draw.")
     if key is None:
         raise ConfigError(f"y={name!r} is no number in the results of these runs. {nearest(name, paths)}")
     return str(key)
@@ -92,7 +94,9 @@ def _draw(groups: Sequence[Group], key: str, x_axis: str) -> Figure:
             continue
         found = mean_curve(curves)
         is_whole = found.num_curves == len(curves)
+        repeated = repeated_seeds(group)
         label = group.label if len(curves) == 1 else f"{group.label}, {len(curves)} runs"
+        label += f" (several with seed {', '.join(repeated)})" if repeated else ""
         marker = "o" if is_whole.sum() == 1 else None
         linestyle = {"dash": "dashed", "dot": "dotted"}.get(group_dash(index), group_dash(index))
         whole = np.where(is_whole, found.mean, np.nan)

@@ -14,9 +14,9 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from corral.core.run_files import RESULTS_FILE, SET_ASIDE
 from corral.errors import RunDirectoryError
 from corral.loggers.run import CONFIG_FILE
-from corral.loggers.run_summary import RESULTS_FILE
 from corral.metrics.result import flat_result
 from corral.report.result_columns import ResultColumns
 from corral.report.run_log import RunLog, read_log
@@ -111,7 +111,8 @@ def _search(path: Path, depth: int) -> Iterator[Path]:
         yield path
     elif depth:
         for child in sorted(path.iterdir()):
-            if child.is_dir() and not child.is_symlink() and os.access(child, os.R_OK | os.X_OK):
+            is_open = child.is_dir() and not child.is_symlink() and os.access(child, os.R_OK | os.X_OK)
+            if is_open and child.name != SET_ASIDE:
                 yield from _search(child, depth - 1)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 
 from corral.core.intervals import t_interval
-from corral.loggers.run_summary import RESULTS_FILE
+from corral.core.run_files import RESULTS_FILE
 from corral.report.curves import X_AXES
 from corral.report.groups import SEED, Group, differing_settings
 from corral.report.run_log import NOT_ENDED
