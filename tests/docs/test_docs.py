@@ -44,7 +44,15 @@ RESULTS = ROOT / "benchmarks" / "RESULTS.md"  # written by `make bench`
 
 
 # Pages whose blocks start many processes, or train for long.
-LONG = {"docs/tutorial.md", "docs/fault-tolerance.md", "docs/engines.md", "docs/save-resume-deploy.md"}
+LONG = {
+    "docs/tutorial.md",
+    "docs/fault-tolerance.md",
+    "docs/engines.md",
+    "docs/save-resume-deploy.md",
+    "docs/index.md",  # the code of the README
+    "docs/learners.md",
+    "docs/multi-agent.md",
+}
 
 
 def pages_with(language: str) -> list[Any]:

@@ -143,7 +143,8 @@ if os.getpid() != {driver}:  # the test builds it in the driver
     ("engine", "env"),
     [
         ("process", "Env"),
-        ("process", "'unguarded:Env'"),  # which the factory imports; unpickling it imports nothing
+        # The factory imports this one; unpickling it imports nothing.
+        pytest.param("process", "'unguarded:Env'", marks=pytest.mark.slow),
         pytest.param("ray", "Env", marks=pytest.mark.xdist_group("ray")),
     ],
 )

@@ -99,6 +99,7 @@ def test_in_parallel_without_runners_a_process_of_this_machine_plays() -> None:
     assert versions(in_parallel().engine("process"), 3) == [(1, 0), (2, 1), (3, 2)]
 
 
+@pytest.mark.slow
 def test_training_and_a_round_of_the_same_length_take_little_longer_than_one_of_them() -> None:
     """Sleeping envs take no processor time, so that other tests on this machine hardly matter."""
     overrides = {"env_config": {"seconds": 1.0}, "num_envs_per_env_runner": 1}
@@ -710,6 +711,7 @@ def test_env_steps_are_counted_whatever_the_batches_of_training_are(num_runners:
     assert evaluation["num_unfinished_episodes"] == 2 * max(1, num_runners)
 
 
+@pytest.mark.slow
 def test_an_open_round_is_as_long_as_training_whatever_the_time_limit() -> None:
     overrides = {"env_config": {"seconds": 0.1}}
     config = in_parallel(evaluation_duration="auto", evaluation_sample_timeout_s=0.8, evaluation_config=overrides)

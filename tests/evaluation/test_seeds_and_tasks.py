@@ -34,7 +34,9 @@ def cartpole(**evaluation: Any) -> PPOConfig:
     [
         ({}, "local"),
         ({"evaluation_num_env_runners": 3}, "local"),
-        ({"evaluation_num_env_runners": 2, "enable_async_evaluation": True}, "process"),
+        pytest.param(
+            {"evaluation_num_env_runners": 2, "enable_async_evaluation": True}, "process", marks=pytest.mark.slow
+        ),
     ],
     ids=["embedded", "three runners", "processes in pieces"],
 )

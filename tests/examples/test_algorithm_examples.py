@@ -41,6 +41,7 @@ def example(name: str) -> Any:
     return importlib.import_module(name)
 
 
+@pytest.mark.slow
 def test_reinforce(capsys: pytest.CaptureFixture[str]) -> None:
     assert example("reinforce").main(num_iterations=25) > 100  # a random policy has 22
     assert capsys.readouterr().out.startswith("mean return")
@@ -75,6 +76,7 @@ def test_a2c_with_two_learners() -> None:
     assert example("a2c").main(num_iterations=20, num_learners=2) > 100
 
 
+@pytest.mark.slow
 def test_double_q(capsys: pytest.CaptureFixture[str]) -> None:
     assert example("double_q").main(num_env_steps=4_000) > 60
     assert capsys.readouterr().out.startswith("greedy mean return")
@@ -123,7 +125,7 @@ def test_short_names_are_registered_and_the_command_line_trains(tmp_path: Path) 
     [
         ("local", 0),
         pytest.param("local", 2, marks=pytest.mark.slow),
-        ("process", 2),
+        pytest.param("process", 2, marks=pytest.mark.slow),
         pytest.param("ray", 2, marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow_on_ray]),
     ],
 )

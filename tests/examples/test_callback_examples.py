@@ -192,6 +192,7 @@ def test_the_angle_as_users_of_rllib_write_it(keep: str) -> None:
     assert result["env_runners"]["theta1_mean"] == pytest.approx(np.mean(means[-50:]))
 
 
+@pytest.mark.slow
 def test_the_replay_buffer_is_on_disk_as_it_was_after_every_second_iteration(tmp_path: Path) -> None:
     example, path = load("replay_buffer"), tmp_path / "contents.msgpack"
     assert example.main(3, path) == [(1, 1000), (2, 2000), (3, 3000)]

@@ -22,6 +22,7 @@ def test_every_example_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("modules", [pytest.param("shared", marks=pytest.mark.slow), "separate"])
+@pytest.mark.slow
 def test_both_agents_learn_to_balance(modules: str) -> None:
     _, returns = load("two_cartpoles").train(0, modules, num_env_steps=16_000)
     assert min(returns.values()) >= 60  # 22 at first
@@ -96,6 +97,7 @@ def test_tic_tac_toe_for_five_of_five_seeds() -> None:
         assert found["wins"] >= 0.9 and found["losses"] <= 0.02 and found["legal_moves"] >= 0.99
 
 
+@pytest.mark.slow
 def test_the_central_critic_explains_what_single_agents_do_not_see() -> None:
     example = load("central_critic")
     explained = {}

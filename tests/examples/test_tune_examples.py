@@ -46,6 +46,7 @@ def test_population_based_training_runs(ray_runtime: Any, tmp_path: Path) -> Non
     assert all(result.metrics["training_iteration"] == 2 for result in results)
 
 
+@pytest.mark.slow
 def test_search_with_optuna_prunes() -> None:
     optuna = pytest.importorskip("optuna")
     example = load("search_with_optuna.py")

@@ -16,7 +16,10 @@ FILES = sorted((EXAMPLES / "tuned").glob("*.yaml"))
 SHAPES = {"ALE/Pong-v5": (4, 84, 84), "envpool:Pong-v5": (4, 84, 84), "HalfCheetah-v5": (17,), "Hopper-v5": (11,)}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(file, id=file.stem, marks=[] if file.stem == "dqn_atari" else pytest.mark.slow) for file in FILES],
+)
 def test_a_tuned_config_samples_its_env(file: Path) -> None:
     settings = read_experiment(file)
     assert settings.pop("stop")["num_env_steps"] >= 300_000

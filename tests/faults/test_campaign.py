@@ -16,7 +16,7 @@ from failing import FaultyEnv, faults, pids, steps_taken, wait_until_gone
 from corral import PPOConfig
 from corral.episodes.rollout import Rollout
 
-NUM_FAULTS = {"local": 40, "process": 16, "ray": 12}  # `make campaign` takes 200
+NUM_FAULTS = {"local": 30, "process": 16, "ray": 12}  # `make campaign` takes 200
 FRAGMENT = 10
 RATES = {
     "local": {"raise": 0.005, "hang": 0.001},

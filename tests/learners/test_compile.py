@@ -129,6 +129,7 @@ def test_a_compilation_that_fails_says_what_to_do(monkeypatch: pytest.MonkeyPatc
     assert caught.value.__cause__ is not None
 
 
+@pytest.mark.slow
 def test_errors_of_the_loss_itself_stay_what_they_are() -> None:
     def wrong(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
         raise LossError("the batch has no rewards")

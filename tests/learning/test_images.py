@@ -52,6 +52,7 @@ def test_ppo_solves_small_images() -> None:
     assert trained(ppo().training(lr=1e-3, train_batch_size_per_learner=512, gamma=0.0), 28, 4096) > 0.9 * LENGTH
 
 
+@pytest.mark.slow
 def test_dqn_solves_small_images() -> None:
     assert trained(dqn(), 28, 2000) > 0.9 * LENGTH
 

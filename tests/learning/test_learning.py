@@ -59,12 +59,13 @@ def test_pendulum_improves_from_minus_1200_to_minus_350(seed: int, action_bounds
         assert train_to(algorithm, -350, 120_000) >= -350
 
 
+# The names of the spaces that other ones cover: a Discrete one, a Box and a MultiDiscrete one are left.
+SLOW_SPACES = ("box_uneven", "box_unbounded", "discrete_from_minus_2", "multi_discrete_2d")
+
+
 @pytest.mark.parametrize(
     "space",
-    [
-        pytest.param(space, marks=pytest.mark.slow if space in ("box_uneven", "box_unbounded") else ())
-        for space in IDENTITY_ACTION_SPACES
-    ],
+    [pytest.param(space, marks=pytest.mark.slow if space in SLOW_SPACES else ()) for space in IDENTITY_ACTION_SPACES],
 )
 def test_identity_is_solved_in_every_action_space(space: str) -> None:
     config = (
