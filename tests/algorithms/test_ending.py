@@ -102,6 +102,7 @@ def test_an_interrupt_while_it_stops_leaves_no_process(settings: dict[str, Any],
     algo.stop()
 
 
+@pytest.mark.slow
 def test_a_second_stop_ends_what_the_first_one_left(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped: list[str] = []
     algo = config(**WORKERS).callbacks(on_algorithm_stop=lambda: stopped.append("once")).build()

@@ -323,7 +323,13 @@ def start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-@pytest.mark.parametrize("whole_group", [True, False], ids=["as_a_terminal_does", "this_process_only"])
+@pytest.mark.parametrize(
+    "whole_group",
+    [
+        pytest.param(True, id="as_a_terminal_does"),
+        pytest.param(False, id="this_process_only", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("vectorization", [pytest.param("auto", marks=pytest.mark.slow), "async"])
 def test_an_interrupt_keeps_the_run(vectorization: str, whole_group: bool, tmp_path: Path) -> None:
     settings = ["env_runners.num_envs_per_env_runner=2", f"env_runners.vectorization={vectorization}"]

@@ -31,8 +31,12 @@ def finished(tmp_path: Path) -> bool:
 
 @pytest.mark.parametrize(
     ("redirection", "shown"),
-    [("", 8), ("| head -n 1", 1), (">&- 2>&-", 0), ("> /dev/full", 0)],
-    ids=["ascii", "closed_pipe", "closed_streams", "full_disk"],
+    [
+        pytest.param("", 8, id="ascii"),
+        pytest.param("| head -n 1", 1, id="closed_pipe"),
+        pytest.param(">&- 2>&-", 0, id="closed_streams", marks=pytest.mark.slow),
+        pytest.param("> /dev/full", 0, id="full_disk", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_whose_output_cannot_be_written_ends_well(redirection: str, shown: int, tmp_path: Path) -> None:
     if "/dev/full" in redirection and not Path("/dev/full").exists():

@@ -40,6 +40,7 @@ def test_counter(form: Form, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines() == [f"{c} steps counted, {s} sampled" for c, s in counts]
 
 
+@pytest.mark.slow
 def test_running_average(form: Form) -> None:
     results = load("running_average").main(engine=form, num_env_runners=2, num_iterations=2)
     for result in results:

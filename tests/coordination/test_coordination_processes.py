@@ -142,7 +142,7 @@ def counted_cart_pole(config: dict[str, Any]) -> gym.Env[Any, Any]:
     return CountedEnv(gym.make("CartPole-v1"))
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", [pytest.param("sync", marks=pytest.mark.slow), "async"])
 @pytest.mark.parametrize(("engine", "num_env_runners"), [("local", 0), ("local", 2), ("process", 2)])
 def test_sub_envs_reach_what_the_driver_makes_after_they_have_started(
     engine: str, num_env_runners: int, vectorization: str, name: str

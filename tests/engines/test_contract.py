@@ -43,7 +43,7 @@ from corral.errors import ConfigError, SerializationError, WorkerDiedError
 WITH_PROCESSES = ["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))]
 with_processes = pytest.mark.parametrize("engine", WITH_PROCESSES, indirect=True)
 
-slow_on_ray = partial(pytest.param, marks=pytest.mark.slow_on_ray)
+pytestmark = pytest.mark.slow_on_ray
 
 Start = Callable[..., WorkerHandle]
 
@@ -92,7 +92,6 @@ def test_a_worker_keeps_its_state(start: Start) -> None:
     assert handle.alive()
 
 
-@pytest.mark.slow_on_ray
 def test_workers_do_not_share_state(start: Start) -> None:
     first, second = start(Counter), start(partial(Counter, 100))
     assert [result(first.call("add")), result(second.call("add"))] == [1, 101]
@@ -110,7 +109,6 @@ def test_functions_and_closures_are_called_with_the_worker(start: Start) -> None
     assert result(handle.call(lambda worker, add: worker.count * factor + add, 1)) == 7
 
 
-@pytest.mark.slow_on_ray
 def test_calls_run_in_the_order_in_which_they_were_made(start: Start) -> None:
     handle = start(Counter)
     futures = [handle.call("add") for _ in range(100)]
@@ -163,7 +161,6 @@ def test_calls_run_on_the_main_thread_where_timers_interrupt(start: Start) -> No
     assert result(handle.call(alarm_rings))
 
 
-@pytest.mark.slow_on_ray
 @with_processes
 @pytest.mark.parametrize(("num_cpus", "num_threads"), [(0.5, 1), (1.0, 1), (2.0, 2)])
 def test_a_worker_has_as_many_threads_as_it_asked_for_cores(
@@ -350,7 +347,7 @@ def test_kill_ends_a_worker_that_has_not_started(start: Start) -> None:
 
 
 @with_processes
-@pytest.mark.parametrize(("how", "code"), [("exit", 3), slow_on_ray("raise", 1), slow_on_ray("return", 0)])
+@pytest.mark.parametrize(("how", "code"), [("exit", 3), ("raise", 1), ("return", 0)])
 def test_a_forked_process_ends_instead_of_acting_as_a_second_worker(start: Start, how: str, code: int) -> None:
     handle = start(Counter)
     process = result(handle.call(pid))
@@ -506,7 +503,6 @@ def test_what_an_idle_worker_started_ends_with_it_before_anybody_asks(start: Sta
     until(lambda: not any(map(is_running, processes)))
 
 
-@pytest.mark.slow_on_ray
 @with_processes
 def test_a_worker_that_is_killed_from_outside_is_dead(start: Start) -> None:
     handle = start(Counter)
@@ -539,7 +535,6 @@ def test_a_worker_that_ends_within_a_call_is_dead(start: Start, end: Callable[..
     assert not handle.alive()
 
 
-@pytest.mark.slow_on_ray
 @with_processes
 def test_a_worker_that_is_dead_can_be_replaced(start: Start) -> None:
     raised(start(Counter).call(kill_yourself))

@@ -349,7 +349,12 @@ def run_watched(code: str, *ways: str, limit_s: float = 0.3, rest_s: float = 0.0
 
 class TestWatchdog:
     @pytest.mark.parametrize(
-        ("code", "how"), [(TIMER_ALONE, "c_with_gil"), (TIMER_ALONE, "c"), (WITH_RUNNER, "c_with_gil")]
+        ("code", "how"),
+        [
+            (TIMER_ALONE, "c_with_gil"),
+            pytest.param(TIMER_ALONE, "c", marks=pytest.mark.slow),
+            pytest.param(WITH_RUNNER, "c_with_gil", marks=pytest.mark.slow),
+        ],
     )
     def test_ends_a_process_that_cannot_be_interrupted(self, code: str, how: str) -> None:
         exit_code, output, dump = run_watched(code, how)

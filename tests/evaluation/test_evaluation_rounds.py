@@ -171,7 +171,7 @@ class TestUnbiased:
         return found
 
     @on("embedded", "local", "process")
-    @pytest.mark.parametrize("in_pieces", [False, True])
+    @pytest.mark.parametrize("in_pieces", [pytest.param(False, marks=pytest.mark.slow), True])
     def test_episodes(self, group: EnvRunnerGroup, in_pieces: bool) -> None:
         returns = self.returns(group, 40, num_episodes=15, in_pieces=in_pieces)
         assert len(returns) == 600 and abs(standard_errors(returns)) < 4

@@ -555,6 +555,7 @@ class Stalling(CountingEnv):
 
 
 @pytest.mark.parametrize("restores", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_training_never_waits_longer_than_the_limit_for_an_env_that_stalls(restores: bool) -> None:
     overrides = {"env_config": {"stalls": True}, "disable_env_checking": True}
     config = small(
@@ -724,6 +725,7 @@ def test_an_open_round_is_as_long_as_training_whatever_the_time_limit() -> None:
     assert result["timers"]["evaluating_s"] < 0.8 + 0.5
 
 
+@pytest.mark.slow
 def test_training_waits_for_an_open_round_until_the_limit() -> None:
     """The first runner sleeps in its first step; the other one plays."""
     overrides = {"env_config": {"stalls": True}, "disable_env_checking": True}

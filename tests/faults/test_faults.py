@@ -227,7 +227,7 @@ with config.build() as algo:
         pytest.param(signal.SIGINT, 2, "sync", None, marks=pytest.mark.slow),
         (signal.SIGKILL, 2, "async", None),
         pytest.param(signal.SIGKILL, 1, "sync", "hold", marks=pytest.mark.slow),
-        (signal.SIGKILL, 0, "async", "hold"),
+        pytest.param(signal.SIGKILL, 0, "async", "hold", marks=pytest.mark.slow),
     ],
 )
 def test_no_process_outlives_the_run(

@@ -112,6 +112,7 @@ class FrozenAtFirst(ActorCritic):
         self.policy_head.requires_grad_(False)
 
 
+@pytest.mark.slow
 def test_learners_train_what_the_driver_made_trainable() -> None:
     config = learning().training(train_batch_size_per_learner=64, num_epochs=1).learners(num_learners=1)
     config.rl_module(module_class=FrozenAtFirst).callbacks(None).callbacks(on_create_policy=unfreeze_policy)

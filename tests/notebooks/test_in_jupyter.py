@@ -10,6 +10,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.xdist_group("jupyter")  # the notebook runs once
+
 CONFIG = """
 from corral import Below, PPOConfig
 from corral.testing import CountingEnv

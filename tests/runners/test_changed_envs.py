@@ -115,6 +115,7 @@ def test_a_replaced_runner_has_the_settings_and_the_tasks_of_the_runner_before(g
     assert [size for size, _ in see(group)[0]] == [4, 4]
 
 
+@pytest.mark.slow
 def test_a_runner_that_died_in_the_call_gets_it_again(tmp_path: Path) -> None:
     fatal = tmp_path / "fatal"
     fatal.touch()
@@ -165,6 +166,7 @@ def test_calls_during_a_restart_are_made_before_the_runner_samples() -> None:
 
 
 @pytest.mark.parametrize("how", ["late", pytest.param("never fetched", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_calls_whose_results_nobody_waits_for_count(how: str) -> None:
     def change(env: Any) -> None:
         time.sleep(0.05)

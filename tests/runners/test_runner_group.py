@@ -263,6 +263,7 @@ class TestLateRunners:
             assert metrics.peek()["env_runners"]["num_env_steps_sampled"] == len(numbers)
             assert group.num_env_steps_lost == 0
 
+    @pytest.mark.slow
     def test_a_runner_that_stands_still_stops_holding_up_the_others(self, engine: str, gate: Path) -> None:
         gate.touch()
         with started(config(engine, gate)) as group, opened_at_the_end(gate):
@@ -278,6 +279,7 @@ class TestLateRunners:
                 assert time.monotonic() < deadline_s
             assert by_runner(late) == {1: 5}
 
+    @pytest.mark.slow
     def test_a_late_fragment_is_as_stale_as_the_result_says(self, engine: str, gate: Path) -> None:
         with (
             started(config(engine, gate, sample_timeout_s=0.2, straggler_factor=None)) as group,
@@ -302,6 +304,7 @@ class TestLateRunners:
             assert lag == costs["weights_version_lag_mean"] == 2 and costs["weights_version"] == 2
             assert math.isnan(costs["by_runner"]["2"]["weights_version_lag_mean"])
 
+    @pytest.mark.slow
     def test_a_call_with_a_limit_leaves_out_who_is_busy(self, engine: str, gate: Path) -> None:
         with started(config(engine, gate)) as group, opened_at_the_end(gate):
             group.sample_async(SampleRequest(num_timesteps=3))
@@ -439,6 +442,7 @@ def test_an_earlier_call_that_is_fetched_late_does_not_bring_back_an_older_state
         assert num_steps() == [4, 4]
 
 
+@pytest.mark.slow
 def test_a_call_of_a_worker_that_was_replaced_is_no_failure_of_the_new_one() -> None:
     with started(config("process", delay_between_env_runner_restarts_s=0.0)) as group:
         group.foreach_env_runner_async(lambda runner: time.sleep(600), remote_worker_ids=[1])
