@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,24 @@ def test_a_service_that_fails_costs_a_warning_and_not_the_run(
     assert f"{kind.__name__} cannot write its results" in warning and "results may be missing" in warning
     if kind is NeverReached:
         assert service.calls == []  # what was never opened is given nothing
+
+
+class SlowFailure(Notes):
+    """A service that fails after a second."""
+
+    is_service = True
+
+    def log_result(self, result: dict[str, Any]) -> None:
+        super().log_result(result)
+        time.sleep(1.0)
+        raise OSError("no network")
+
+
+def test_a_service_that_failed_is_left_alone_for_a_while(tmp_path: Path) -> None:
+    service = SlowFailure()
+    with small().build() as algo:  # three iterations take far less than the 50 s of rest after a failure of 1 s
+        algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path, loggers=[service], progress=False)
+    assert [call for call in service.calls if call[0] == "result"] == [("result", 1)]
 
 
 def test_a_config_with_loggers_is_read_back_from_a_file_and_travels(tmp_path: Path) -> None:

@@ -140,6 +140,22 @@ def test_a_video_is_an_animated_picture() -> None:
     assert (video.format, video.n_frames) == ("GIF", 3)
 
 
+def test_a_long_video_and_a_large_image_are_thinned_out() -> None:
+    frames = np.repeat(np.arange(250, dtype=np.uint8), 900 * 8 * 3).reshape(250, 8, 900, 3)
+    [video, image] = page_of(Result(video=frames, image=np.zeros((1300, 20, 3), np.uint8))).images
+    assert (video.n_frames, video.size, image.size) == (84, (450, 4), (7, 434))
+    assert video.info["duration"] == 150  # three frames of 50 ms
+    video.seek(83)
+    assert np.asarray(video.convert("RGB")).max() == 249
+
+
+def test_eight_pictures_of_a_result_are_shown_the_first_ones_of_a_series() -> None:
+    series = [np.full((4, 4, 3), level, np.uint8) for level in range(5)]
+    page = page_of(Result(seen=series, also=series))
+    assert [int(np.asarray(image).max()) for image in page.images] == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert "and 2 more images and videos" in page.text
+
+
 def test_an_episode_shows_first_and_last_steps_and_frames_that_the_env_rendered() -> None:
     with small_config().callbacks(on_episode_step=keep_frames).build() as algo:
         rollout = algo.env_runner.sample(num_timesteps=64, random_actions=True)
@@ -223,5 +239,10 @@ def test_a_module_shows_its_layers_and_the_number_of_its_parameters() -> None:
 
 
 def test_text_of_users_is_no_markup() -> None:
+    result = Result({"training_iteration": 1, "num_env_steps_sampled_lifetime": 2, "<b>mine</b>": {"<i>x</i>": 1.0}})
+    page = page_of(result)
+    assert "<b>mine</b>" in page.text and [["<i>x</i>", "1"]] in page.tables
+    page = Page(html_table([("a", 1)], ["<u>title</u>", ""]))
+    assert "<u>title</u>" in page.text
     page = Page(html_table([("<b>name</b>", "a & b <script>")]))
     assert page.tables == [[["<b>name</b>", "a & b <script>"]]]

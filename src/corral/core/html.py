@@ -17,6 +17,8 @@ LONGEST_TEXT = 300
 WIDTH = 320
 """Width in pixels at which pictures are shown at most."""
 
+MAX_FRAMES = 100
+
 
 def html_table(rows: Iterable[Sequence[Any]], header: Sequence[str] = ()) -> str:
     """Return a table.
@@ -45,13 +47,27 @@ class Markup(str):
 
 
 def html_image(image: np.ndarray[Any, Any], title: str = "", width: int = WIDTH) -> Markup:
-    """Return an image, uint8 `[H, W, 3]` or `[H, W, 4]`, with a title below it, at most `width` pixels wide."""
-    return _figure(lambda: (encode_png(image), "image/png"), title, width)
+    """Return an image, uint8 `[H, W, 3]` or `[H, W, 4]`, with a title below it, at most `width` pixels wide.
+
+    An image of more than 640 pixels in a row has every second, third, ... pixel only, so that notebooks stay small.
+    """
+    return _figure(lambda: (encode_png(_thinned(image)), "image/png"), title, width)
 
 
 def html_video(frames: np.ndarray[Any, Any], fps: float, title: str = "") -> Markup:
-    """Return a video, uint8 `[T, H, W, 3]`, as an animated picture with a title below it."""
-    return _figure(lambda: (encode_gif(frames, fps), "image/gif"), title, WIDTH)
+    """Return a video, uint8 `[T, H, W, 3]`, as an animated picture with a title below it.
+
+    A video of more than 100 frames has every second, third, ... frame only, each as much longer; pixels are left out as
+    in `html_image`.
+    """
+    stride = -(-len(frames) // MAX_FRAMES)
+    return _figure(lambda: (encode_gif(_thinned(frames[::stride]), fps / stride), "image/gif"), title, WIDTH)
+
+
+def _thinned(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return images `[..., H, W, C]` with at most `2 * WIDTH` pixels in a row and in a column."""
+    stride = -(-max(pixels.shape[-3:-1]) // (2 * WIDTH))
+    return pixels[..., ::stride, ::stride, :]
 
 
 def _figure(encode: Callable[[], tuple[bytes, str]], title: str, width: int) -> Markup:
