@@ -291,6 +291,26 @@ def test_schedules_follow_the_env_steps() -> None:
             assert learner["curr_entropy_coeff"] == pytest.approx(progress)
 
 
+@pytest.mark.parametrize(("last", "warnings"), [(0.0, 1), (1e-5, 0)])
+def test_a_run_that_learns_nothing_any_more_says_so_once(
+    last: float, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = PPOConfig().environment(CountingEnv).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
+    config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1, lr=[[0, 1e-3], [64, last]])
+    with config.build() as algo:
+        for _ in range(2):
+            algo.train()
+        assert "learns nothing" not in caplog.text  # the run may end where its schedule ends
+        before = algo.get_module().state_dict()["policy_encoder.mlp.0.weight"].clone() if warnings else None
+        for _ in range(2):
+            algo.train()
+        if before is not None:
+            assert torch.equal(algo.get_module().state_dict()["policy_encoder.mlp.0.weight"], before)
+    found = [record.message for record in caplog.records if "learns nothing from here on" in record.message]
+    assert len(found) == warnings
+    assert all("fallen to 0, where its schedule ends, after 64 env steps" in message for message in found)
+
+
 def test_the_explained_variance_is_of_the_batch_that_was_learned_from() -> None:
     batches: list[Any] = []
 

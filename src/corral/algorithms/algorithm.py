@@ -35,6 +35,7 @@ from corral.config.validation import optimizer_class, reconfigured, round_size, 
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
 from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
 from corral.core.interrupts import interrupts_deferred
+from corral.core.schedules import has_ended_at_zero
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
 from corral.engines.base import resources_of_workers
@@ -596,6 +597,7 @@ class Algorithm(metaclass=_WithHints):
         self._check_running()
         with self.exceptions_shown(), limit_threads(self._num_threads):
             self.own_run.open()
+            self._warn_of_ended_lr()
             start = time.perf_counter()
             with self._evaluator.during_training():
                 self._repeat_training_step(start)
@@ -622,6 +624,22 @@ class Algorithm(metaclass=_WithHints):
                     self.timers.take()
             self.own_run.log_result(result)
             return result
+
+    def _warn_of_ended_lr(self) -> None:
+        """Warn once of a module whose learning rates have all fallen to 0: it would learn nothing, without a sign."""
+        steps = self.num_env_steps_sampled_lifetime
+        for module_id in self._policies:
+            config = self.module_config(module_id)
+            rates = [config.lr, getattr(config, "actor_lr", None), getattr(config, "critic_lr", None)]
+            ended = [has_ended_at_zero(rate, steps) for rate in rates if rate is not None]
+            if all(ended) and module_id not in self._warned_of_lr and self.trains(module_id):
+                self._warned_of_lr.add(module_id)
+                log.warning(
+                    "Module %r learns nothing from here on: its lr has fallen to 0, where its schedule ends, after %s "
+                    "env steps. Stop the run there, or give `lr` a longer schedule.",
+                    module_id,
+                    f"{config.lr[-1][0]:,.0f}",
+                )
 
     def _repeat_training_step(self, start: float) -> None:
         """Train until the iteration is as long as the settings say; `start` is the clock reading of its begin."""
@@ -736,6 +754,7 @@ class Algorithm(metaclass=_WithHints):
         """Freeze a config and use it from now on; all results share one dict of its settings."""
         self.config = config.freeze()
         self._module_configs: dict[str, AlgorithmConfig] = {}
+        self._warned_of_lr: set[str] = set()
         self._config_dict = config.to_dict()
 
     def fit(

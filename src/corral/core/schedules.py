@@ -30,6 +30,11 @@ def schedule_value(schedule: Schedule, num_env_steps: float) -> float:
     return float(value)
 
 
+def has_ended_at_zero(schedule: Schedule, num_env_steps: float) -> bool:
+    """Return whether a schedule with several points is past its last one, where its value is 0."""
+    return not isinstance(schedule, (int, float)) and schedule[-1][1] == 0 and num_env_steps >= schedule[-1][0] > 0
+
+
 def validate_schedule(name: str, schedule: Schedule, *, minimum: float = 0.0) -> None:
     """Check the points of a schedule.
 
