@@ -158,7 +158,8 @@ def render(runs: list[Run]) -> str:
             cpu = statistics.mean(run["cpu_seconds"] for run in found)
             num_steps = tuned_settings(env, algo)["stop"]["num_env_steps"]
             each = ", ".join(f"{value:,.1f}" for value in returns)
-            mean = f"{statistics.mean(returns):,.1f}{deviation}"
+            missing = "" if len(found) >= len(SEEDS) else f" ({len(found)} of {len(SEEDS)} seeds)"
+            mean = f"{statistics.mean(returns):,.1f}{deviation}{missing}"
             rows.append(f"| {env} | {num_steps:,} | {mean} | {each} | {shown} | {cpu:,.0f} |")
         if rows:
             lines += ["", f"## {algo}", ""]
