@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from corral import Module, PPOConfig
+from corral import Module, PPOConfig, SACConfig
 from corral.algorithms.ppo import KLStop, adapted_kl_coeff, explained_variance, ppo_batch, ppo_loss
 from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError
@@ -308,7 +308,19 @@ def test_a_run_that_learns_nothing_any_more_says_so_once(
             assert torch.equal(algo.get_module().state_dict()["policy_encoder.mlp.0.weight"], before)
     found = [record.message for record in caplog.records if "learns nothing from here on" in record.message]
     assert len(found) == warnings
-    assert all("fallen to 0, where its schedule ends, after 64 env steps" in message for message in found)
+    assert all("after 64 env steps: its learning rate has fallen to 0" in message for message in found)
+
+
+@pytest.mark.parametrize(("critic_lr", "warnings"), [([[0, 1e-3], [50, 0.0]], 1), (None, 0)])
+def test_the_rates_of_actor_and_critic_count_where_they_are_set(
+    critic_lr: Any, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = SACConfig().environment("Pendulum-v1").debugging(seed=0)
+    config.training(actor_lr=[[0, 1e-3], [50, 0.0]], critic_lr=critic_lr, num_steps_sampled_before_learning_starts=1000)
+    with config.reporting(min_sample_timesteps_per_iteration=60).build() as algo:
+        for _ in range(3):
+            algo.train()
+    assert len([record for record in caplog.records if "learns nothing" in record.message]) == warnings
 
 
 def test_the_explained_variance_is_of_the_batch_that_was_learned_from() -> None:

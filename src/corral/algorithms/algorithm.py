@@ -630,15 +630,15 @@ class Algorithm(metaclass=_WithHints):
         steps = self.num_env_steps_sampled_lifetime
         for module_id in self._policies:
             config = self.module_config(module_id)
-            rates = [config.lr, getattr(config, "actor_lr", None), getattr(config, "critic_lr", None)]
-            ended = [has_ended_at_zero(rate, steps) for rate in rates if rate is not None]
-            if all(ended) and module_id not in self._warned_of_lr and self.trains(module_id):
+            own = [getattr(config, name, None) for name in ("actor_lr", "critic_lr")]  # `None` is `lr`
+            has_ended = all(has_ended_at_zero(config.lr if rate is None else rate, steps) for rate in own)
+            if has_ended and module_id not in self._warned_of_lr and self.trains(module_id):
                 self._warned_of_lr.add(module_id)
                 log.warning(
-                    "Module %r learns nothing from here on: its lr has fallen to 0, where its schedule ends, after %s "
-                    "env steps. Stop the run there, or give `lr` a longer schedule.",
+                    "Module %r learns nothing from here on, after %s env steps: its learning rate has fallen to 0, "
+                    "where its schedule ends. Stop the run there, or give a longer schedule.",
                     module_id,
-                    f"{config.lr[-1][0]:,.0f}",
+                    f"{steps:,}",
                 )
 
     def _repeat_training_step(self, start: float) -> None:

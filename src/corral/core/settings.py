@@ -364,6 +364,15 @@ def is_union(hint: Any) -> bool:
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
+def flat_settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a config with their dotted paths; an empty dict is a value."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def default_of(field: dataclasses.Field[Any]) -> Any:
     """Return the default of a field of a dataclass."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

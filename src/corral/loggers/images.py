@@ -7,8 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from corral.core.pictures import Array, encode_gif, encode_png
-from corral.loggers.base import Logger, require
-from corral.loggers.writers import check_media_settings, write_by_kind
+from corral.loggers.writers import KindLogger
 from corral.metrics.result import flat_result
 
 FOLDER = "images"
@@ -16,7 +15,7 @@ WRITTEN_ALREADY = "evaluation/videos"
 """Videos of evaluation are files in the run directory, with a whole range of colours and without this logger."""
 
 
-class ImageLogger(Logger):
+class ImageLogger(KindLogger):
     """Writes each image of a result as `images/PATH/STEP.png`, and each video as a GIF, such as for `corral report`.
 
     PATH is the path in the result, such as `env_runners/visited_cells`; STEP is `num_env_steps_sampled_lifetime`.
@@ -32,9 +31,7 @@ class ImageLogger(Logger):
         Raises:
             ConfigError: The package pillow is missing, or a setting is out of range.
         """
-        check_media_settings("ImageLogger", video_fps, max_images)
-        require("ImageLogger", "report", "PIL.Image")
-        self._video_fps, self._max_images = video_fps, max_images
+        super().__init__("report", (), video_fps, max_images)
 
     def open(self, run_dir: Path, config: dict[str, Any]) -> None:
         """Store the directory; folders are made when there is an image."""
@@ -53,19 +50,6 @@ class ImageLogger(Logger):
         for path, value in flat_result(result).items():
             if path != WRITTEN_ALREADY:
                 self.write(path, value, step)
-
-    def write(self, path: str, value: Any, step: int) -> None:
-        """Pass a value to the method for its kind; see `corral.loggers.writers.write_by_kind`."""
-        write_by_kind(self, path, value, step, max_images=self._max_images)
-
-    def write_number(self, path: str, value: float, step: int) -> None:
-        """Write nothing."""
-
-    def write_text(self, path: str, value: str, step: int) -> None:
-        """Write nothing."""
-
-    def write_histogram(self, path: str, values: Array, step: int) -> None:
-        """Write nothing."""
 
     def write_image(self, path: str, image: Array, step: int) -> None:
         """Write an image, uint8 `[H, W, 3]` or `[H, W, 4]`, as PNG, without loss."""

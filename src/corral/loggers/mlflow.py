@@ -8,17 +8,17 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from corral.core.pictures import Array, encode_gif
-from corral.loggers.base import Logger, require
+from corral.core.settings import flat_settings
 from corral.loggers.histograms import histogram_of
 from corral.loggers.kept import keep, kept, name_of_run
-from corral.loggers.writers import check_media_settings, write_by_kind
+from corral.loggers.writers import KindLogger
 from corral.metrics.result import flat_result
 
 KEPT = "mlflow.json"
@@ -29,7 +29,7 @@ MOST_METRICS, MOST_PARAMS, MOST_TAGS = 1000, 100, 100
 LONGEST_NAME, LONGEST_VALUE = 250, 5000
 
 
-class MLflowLogger(Logger):
+class MLflowLogger(KindLogger):
     """Writes to MLflow: numbers as metrics, texts as tags, images and videos as artifacts, settings as parameters.
 
     The step is `num_env_steps_sampled_lifetime`; the name of a metric is the path in the result. MLflow has no
@@ -68,10 +68,8 @@ class MLflowLogger(Logger):
         Raises:
             ConfigError: The package mlflow or pillow is missing, or a setting is out of range.
         """
-        check_media_settings("MLflowLogger", video_fps, max_images)
-        require("MLflowLogger", "mlflow", "PIL.Image", "mlflow")
+        super().__init__("mlflow", ("mlflow",), video_fps, max_images)
         self._experiment, self._name, self._uri, self._tags = experiment, name, tracking_uri, dict(tags or {})
-        self._video_fps, self._max_images = video_fps, max_images
         self.client: Any = None
         self.run_id = ""
 
@@ -116,7 +114,7 @@ class MLflowLogger(Logger):
     def _write_params(self, config: dict[str, Any]) -> None:
         from mlflow.entities import Param
 
-        params = [Param(_named(path), str(value)[:LONGEST_VALUE]) for path, value in _flat_config(config)]
+        params = [Param(_named(path), str(value)[:LONGEST_VALUE]) for path, value in flat_settings(config)]
         for start in range(0, len(params), MOST_PARAMS):
             self.client.log_batch(self.run_id, params=params[start : start + MOST_PARAMS])
 
@@ -140,10 +138,6 @@ class MLflowLogger(Logger):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + MOST_METRICS])
         for start in range(0, len(tags), MOST_TAGS):
             self.client.log_batch(self.run_id, tags=tags[start : start + MOST_TAGS])
-
-    def write(self, path: str, value: Any, step: int) -> None:
-        """Pass a value to the method for its kind; see `corral.loggers.writers.write_by_kind`."""
-        write_by_kind(self, path, value, step, max_images=self._max_images)
 
     def write_number(self, path: str, value: float, step: int) -> None:
         """Write a point of a curve: a bool as 0 or 1, and nothing for NaN and infinities."""
@@ -192,12 +186,3 @@ def _address(uri: str) -> tuple[str, int] | None:
 def _named(path: str) -> str:
     """Return a path as a name that MLflow takes: other characters become `_`."""
     return re.sub(r"[^\w\-. :/]", "_", path, flags=re.ASCII)[:LONGEST_NAME]
-
-
-def _flat_config(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and value of each setting, such as `training.lr`."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat_config(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corral.core.pictures import Array, encode_gif, encode_png
-from corral.loggers.base import Logger, require
 from corral.loggers.histograms import histogram_of
-from corral.loggers.writers import check_media_settings, write_by_kind
+from corral.loggers.writers import KindLogger
 from corral.metrics.result import flat_result
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-class TensorBoardLogger(Logger):
+class TensorBoardLogger(KindLogger):
     """Writes event files into the run directory, so that `tensorboard --logdir runs` compares runs.
 
     The step is `num_env_steps_sampled_lifetime`, the tag is the path in the result, such as
@@ -39,9 +38,7 @@ class TensorBoardLogger(Logger):
         Raises:
             ConfigError: The package tensorboard or pillow is missing or too old, or a setting is out of range.
         """
-        check_media_settings("TensorBoardLogger", video_fps, max_images)
-        require("TensorBoardLogger", "tensorboard", "PIL.Image", "torch.utils.tensorboard")
-        self._video_fps, self._max_images = video_fps, max_images
+        super().__init__("tensorboard", ("torch.utils.tensorboard",), video_fps, max_images)
         self._texts: dict[str, str] = {}
 
     def open(self, run_dir: Path, config: dict[str, Any]) -> None:
@@ -71,10 +68,6 @@ class TensorBoardLogger(Logger):
         file_writer: Any = self.writer.file_writer  # torch annotates it as None only
         file_writer.add_summary(self._pending, step)
         self.writer.flush()
-
-    def write(self, path: str, value: Any, step: int) -> None:
-        """Pass a value to the method for its kind; see `corral.loggers.writers.write_by_kind`."""
-        write_by_kind(self, path, value, step, max_images=self._max_images)
 
     def write_number(self, path: str, value: float, step: int) -> None:
         """Write a point of a curve: a bool as 0 or 1, and nothing for NaN and infinities."""

@@ -10,17 +10,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from corral.core.pictures import Array, encode_gif
-from corral.loggers.base import Logger, require
 from corral.loggers.histograms import histogram_of
 from corral.loggers.kept import keep, kept, name_of_run
-from corral.loggers.writers import check_media_settings, check_service_settings, write_by_kind
+from corral.loggers.writers import KindLogger, check_service_settings
 from corral.metrics.result import flat_result
 
 KEPT = "trackio.json"
 SET_HERE = ("config", "resume")
 
 
-class TrackioLogger(Logger):
+class TrackioLogger(KindLogger):
     """Writes to Trackio, whose database is on this machine unless `space_id` or `server_url` is given.
 
     The step is `num_env_steps_sampled_lifetime`; the name of a curve is the path in the result. The name of the run is
@@ -54,11 +53,9 @@ class TrackioLogger(Logger):
         Raises:
             ConfigError: The package trackio is missing, or a setting is out of range or set by this logger.
         """
-        check_media_settings("TrackioLogger", video_fps, max_images)
         check_service_settings("TrackioLogger", settings, SET_HERE)
-        require("TrackioLogger", "trackio", "PIL.Image", "trackio")
+        super().__init__("trackio", ("trackio",), video_fps, max_images)
         self._project, self._name, self._settings = project, name, settings
-        self._video_fps, self._max_images = video_fps, max_images
         self.run: Any = None
 
     def open(self, run_dir: Path, config: dict[str, Any]) -> None:
@@ -89,10 +86,6 @@ class TrackioLogger(Logger):
             for path, value in flat_result(result).items():
                 self.write(path, value, step)
             self.run.log(self._pending, step=step)
-
-    def write(self, path: str, value: Any, step: int) -> None:
-        """Pass a value to the method for its kind; see `corral.loggers.writers.write_by_kind`."""
-        write_by_kind(self, path, value, step, max_images=self._max_images)
 
     def write_number(self, path: str, value: float, step: int) -> None:
         """Write a point of a curve: a bool as 0 or 1, and nothing for NaN and infinities."""

@@ -14,10 +14,9 @@ import numpy as np
 
 from corral.core.pictures import Array, encode_gif
 from corral.errors import ConfigError
-from corral.loggers.base import Logger, require
 from corral.loggers.histograms import histogram_of
 from corral.loggers.kept import keep, kept, name_of_run
-from corral.loggers.writers import check_media_settings, check_service_settings, write_by_kind
+from corral.loggers.writers import KindLogger, check_service_settings
 from corral.metrics.result import flat_result
 
 log = logging.getLogger("corral")
@@ -26,7 +25,7 @@ SET_HERE = ("id", "dir", "config", "resume", "reinit", "allow_val_change")
 INIT_TIMEOUT_S, FINISH_TIMEOUT_S = 30.0, 60.0
 
 
-class WandbLogger(Logger):
+class WandbLogger(KindLogger):
     """Writes to Weights & Biases, online or offline; files are stored in `wandb/` in the run directory.
 
     The curves are drawn over `num_env_steps_sampled_lifetime`; the name of a curve is the path in the result. A run
@@ -60,11 +59,9 @@ class WandbLogger(Logger):
         Raises:
             ConfigError: The package wandb or pillow is missing, or a setting is out of range or set by this logger.
         """
-        check_media_settings("WandbLogger", video_fps, max_images)
         check_service_settings("WandbLogger", settings, SET_HERE)
-        require("WandbLogger", "wandb", "PIL.Image", "wandb")
+        super().__init__("wandb", ("wandb",), video_fps, max_images)
         self._project, self._name, self._settings = project, name, settings
-        self._video_fps, self._max_images = video_fps, max_images
         self.run: Any = None
 
     def open(self, run_dir: Path, config: dict[str, Any]) -> None:
@@ -118,10 +115,6 @@ class WandbLogger(Logger):
         for path, value in flat_result(result).items():
             self.write(path, value, step)
         self.run.log(self._pending)
-
-    def write(self, path: str, value: Any, step: int) -> None:
-        """Pass a value to the method for its kind; see `corral.loggers.writers.write_by_kind`."""
-        write_by_kind(self, path, value, step, max_images=self._max_images)
 
     def write_number(self, path: str, value: float, step: int) -> None:
         """Write a point of a curve: a bool as 0 or 1, and nothing for NaN and infinities."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from corral.core.settings import flat_settings
 from corral.report.runs import RunRecord
 
 SEED = "debugging.seed"
@@ -64,15 +65,6 @@ def comparable_settings(run: RunRecord) -> dict[str, Any]:
         for path, value in flat_settings(run.config)
         if path not in IGNORED and path.partition(".")[0] not in IGNORED
     }
-
-
-def flat_settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a config with their dotted paths; an empty dict is a value."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat_settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def differing_settings(groups: Sequence[Group]) -> dict[str, list[str]]:
