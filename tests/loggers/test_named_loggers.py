@@ -6,6 +6,7 @@ import csv
 import json
 import pickle
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from corral import PPOConfig
 from corral.algorithms.registry import config_from_dict
 from corral.cli.main import main
 from corral.errors import ConfigError
-from corral.loggers import CSVLogger, JSONLinesLogger, Logger
+from corral.loggers import CSVLogger, JSONLinesLogger, Logger, run
 from corral.loggers.named import add_named, make_loggers
 from corral.testing import CountingEnv
 
@@ -131,6 +132,16 @@ def test_an_instance_writes_one_run_at_a_time(tmp_path: Path, monkeypatch: pytes
     with config.build() as third:  # after the end of the first one
         third.train()
         assert rows(third.run_dir / "progress.csv") == ["1"]
+
+
+def test_a_logger_that_is_gone_blocks_no_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone, logger = CSVLogger(), CSVLogger()
+    # An algorithm was dropped without stop(), and Python gives the id of its logger to another one.
+    monkeypatch.setitem(run._writes_to, id(logger), (weakref.ref(gone), tmp_path / "dropped"))
+    del gone
+    with small().build() as algo:
+        algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run", loggers=[logger], progress=False)
+    assert rows(tmp_path / "run" / "progress.csv") == ["1"]
 
 
 @pytest.mark.parametrize("name", ["result.jsonl", "progress.csv"])

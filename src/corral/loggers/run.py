@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -43,8 +44,8 @@ REST_FACTOR = 50.0
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-_writes_to: dict[int, Path] = {}
-"""Directory of the run of each open logger, by the id of the logger."""
+_writes_to: dict[int, tuple[weakref.ref[Logger], Path]] = {}
+"""Each open logger and the directory of its run, by the id of the logger, which another one has after its end."""
 
 
 class Run:
@@ -126,10 +127,11 @@ class Run:
         return self
 
     def _open(self, logger: Logger, start: tuple[int, int] | None) -> None:
-        if id(logger) in _writes_to:
+        known, path = _writes_to.get(id(logger), (None, None))
+        if known is not None and known() is logger:
             raise ConfigError(
-                f"{type(logger).__name__} writes to {_writes_to[id(logger)]} already, and an instance writes one run "
-                "at a time: give a name or a class in its place, of which each run makes its own."
+                f"{type(logger).__name__} writes to {path} already, and an instance writes one run at a time: "
+                "give a name or a class in its place, of which each run makes its own."
             )
         try:
             if start is None:
@@ -141,7 +143,7 @@ class Run:
                 raise
             self._warn_of(logger, error)
         else:
-            _writes_to[id(logger)] = self.path
+            _writes_to[id(logger)] = weakref.ref(logger), self.path
             self._opened.append(logger)
 
     def _write_config(self) -> None:
