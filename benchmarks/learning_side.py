@@ -17,7 +17,7 @@ from typing import Any
 
 from measuring import THREAD_VARIABLES, Fields
 
-GREEDY_EPISODES = 20
+GREEDY_EPISODES = 20  # if `--episodes` does not say otherwise
 # Seeds of the greedy episodes, the same for both libraries and apart from the seeds of training.
 FIRST_GREEDY_SEED = 100_000
 
@@ -79,13 +79,13 @@ def thin_out(curve: Curve) -> Curve:
     return points[::-1][::stride][::-1]
 
 
-def greedy_return(env_id: str, act: Act) -> float:
+def greedy_return(env_id: str, act: Act, num_episodes: int) -> float:
     """Return the mean return of episodes in which the policy does not explore."""
     import gymnasium
 
     env = gymnasium.make(env_id)
     total = 0.0
-    for episode in range(GREEDY_EPISODES):
+    for episode in range(num_episodes):
         obs, _ = env.reset(seed=FIRST_GREEDY_SEED + episode)
         done = False
         while not done:
@@ -93,7 +93,7 @@ def greedy_return(env_id: str, act: Act) -> float:
             total += float(reward)
             done = terminated or truncated
     env.close()
-    return total / GREEDY_EPISODES
+    return total / num_episodes
 
 
 def measure(options: argparse.Namespace) -> Fields:
@@ -111,7 +111,7 @@ def measure(options: argparse.Namespace) -> Fields:
         "settings": options.set,
         "env_steps": curve[-1][0],
         "training_return": curve[-1][1],
-        "greedy_return": greedy_return(options.env, act),
+        "greedy_return": greedy_return(options.env, act, options.episodes),
         "cpu_seconds": cpu_seconds,
         **({"curve": thin_out(curve)} if options.tuned else {}),
     }
@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("env")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, required=True, help="env steps to train for")
+    parser.add_argument("--episodes", type=int, default=GREEDY_EPISODES, help="greedy episodes after training")
     parser.add_argument("--tuned", action="store_true", help="the tuned settings of Corral")
     parser.add_argument("--set", action="append", default=[], metavar="GROUP.NAME=VALUE", help="a setting of Corral's")
     options = parser.parse_args()

@@ -18,7 +18,7 @@ from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError
 from corral.testing import CountingEnv
 
-NO_TERMS = {"kl_coeff": 0.0, "entropy_coeff": 0.0}
+NO_TERMS = {"kl_coeff": 0.0, "entropy_coeff": 0.0, "clip_param": 0.2}
 
 
 class Given(Module):
@@ -63,8 +63,8 @@ def make_batch(old: list[float], advantages: list[float], **columns: Any) -> dic
 def loss_of(
     module: Given, batch: dict[str, Tensor], coefficients: dict[str, float] = NO_TERMS, **settings: Any
 ) -> tuple[Tensor, dict[str, float]]:
-    constants = {"clip_param": 0.2, "vf_clip_param": None, "vf_loss_coeff": 0.0, **settings}
-    loss, scalars = ppo_loss(module, batch, coefficients, **constants)
+    constants = {"vf_clip_param": None, "vf_loss_coeff": 0.0, **settings}
+    loss, scalars = ppo_loss(module, batch, NO_TERMS | coefficients, **constants)
     return loss, {name: value.item() for name, value in scalars.items()}
 
 
@@ -159,7 +159,7 @@ def kl_of(p: float, q: float) -> float:
 
 def test_entropy_is_a_bonus() -> None:
     module, batch = Given(logits_for([0.3, 0.9]), [0, 0]), make_batch([0.3, 0.9], [0.0, 0.0])
-    loss, scalars = loss_of(module, batch, {"kl_coeff": 0.0, "entropy_coeff": 0.1})
+    loss, scalars = loss_of(module, batch, {"entropy_coeff": 0.1})
     entropy = (entropy_of(0.3) + entropy_of(0.9)) / 2
     assert scalars["entropy"] == pytest.approx(entropy, rel=1e-5)
     assert loss.item() == pytest.approx(-0.1 * entropy, rel=1e-5)
@@ -167,7 +167,7 @@ def test_entropy_is_a_bonus() -> None:
 
 def test_kl_from_the_old_policy_to_the_new_is_a_penalty() -> None:
     module, batch = Given(logits_for([0.4, 0.5]), [0, 0]), make_batch([0.3, 0.9], [0.0, 0.0])
-    loss, scalars = loss_of(module, batch, {"kl_coeff": 0.5, "entropy_coeff": 0.0})
+    loss, scalars = loss_of(module, batch, {"kl_coeff": 0.5})
     kl = (kl_of(0.3, 0.4) + kl_of(0.9, 0.5)) / 2
     assert scalars["mean_kl"] == pytest.approx(kl, rel=1e-4)
     assert loss.item() == pytest.approx(0.5 * kl, rel=1e-4)
@@ -282,6 +282,7 @@ def test_schedules_follow_the_env_steps() -> None:
     config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=4).debugging(seed=0)
     config.training(train_batch_size_per_learner=128, minibatch_size=64, num_epochs=1)
     config.training(lr=[(0, 1e-3), (256, 0.0)], entropy_coeff=[(0, 0.0), (256, 1.0)])
+    config.training(clip_param=[(0, 0.4), (256, 0.0)])
     with config.build() as algo:
         for _ in range(3):
             result = algo.train()
@@ -289,6 +290,7 @@ def test_schedules_follow_the_env_steps() -> None:
             learner = result["learners"]["default_policy"]
             assert learner["default_optimizer_learning_rate"] == pytest.approx(1e-3 * (1 - progress))
             assert learner["curr_entropy_coeff"] == pytest.approx(progress)
+            assert learner["curr_clip_param"] == pytest.approx(0.4 * (1 - progress))
 
 
 @pytest.mark.parametrize(("last", "warnings"), [(0.0, 1), (1e-5, 0)])

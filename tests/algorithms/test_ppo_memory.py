@@ -99,8 +99,7 @@ def test_the_gradient_is_the_gradient_of_episodes_unrolled_one_by_one(mode: str,
         loss, scalars = ppo_loss(
             module,
             batch,
-            {"kl_coeff": 0.0, "entropy_coeff": 0.0},
-            clip_param=0.2,
+            {"kl_coeff": 0.0, "entropy_coeff": 0.0, "clip_param": 0.2},
             vf_clip_param=None,
             vf_loss_coeff=0.5,
         )

@@ -55,7 +55,7 @@ def step(algo: Any) -> dict[str, float]:
                 num_epochs=2,
                 minibatch_size=16,
                 grad_clip=algo.config.grad_clip,
-                coefficients={"kl_coeff": 0.1, "entropy_coeff": 0.01},
+                coefficients={"kl_coeff": 0.1, "entropy_coeff": 0.01, "clip_param": 0.2},
             )
         },
     )

@@ -179,6 +179,7 @@ valid_settings = st.fixed_dictionaries(
     optional={
         "lr": schedules,
         "entropy_coeff": schedules,
+        "clip_param": st.floats(0.01, 1) | schedules.filter(lambda value: not isinstance(value, float)),
         "gamma": st.floats(0, 1),
         "lambda_": st.floats(0, 1),
         "num_epochs": st.integers(1, 50),
@@ -285,6 +286,7 @@ def test_a_path_that_names_nothing(path: str, message: str) -> None:
 
 # Each contradiction, and every word that its message must hold.
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
+    ({"clip_param": 0.0}, ["clip_param=0.0", "positive", "0.2"]),
     (
         {"minibatch_size": 513, "train_batch_size_per_learner": 512},
         ["minibatch_size=513", "train_batch_size_per_learner"],
@@ -321,7 +323,7 @@ OUT_OF_BOUNDS: list[tuple[dict[str, Any], list[str]]] = [
     ({"seed": -1}, ["seed=-1"]),
     ({"gamma": 1.1}, ["gamma=1.1", "[0, 1]"]),
     ({"lambda_": -0.1}, ["lambda_=-0.1", "[0, 1]"]),
-    ({"clip_param": 0.0}, ["clip_param=0.0", "positive"]),
+    ({"clip_param": -0.1}, ["clip_param=-0.1", "at least 0"]),
     ({"vf_clip_param": -1.0}, ["vf_clip_param=-1.0", "positive"]),
     ({"kl_target": -1.0}, ["kl_target=-1.0", "positive"]),
     ({"vf_loss_coeff": -1.0}, ["vf_loss_coeff=-1.0"]),

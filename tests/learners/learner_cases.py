@@ -139,7 +139,7 @@ ALGORITHMS: dict[str, tuple[Callable[[], Module], AlgorithmConfig]] = {
     "dqn": (dqn_module, DQNConfig()),
     "sac": (sac_module, SACConfig()),
 }
-PPO_COEFFICIENTS = {"kl_coeff": 0.1, "entropy_coeff": 0.01}
+PPO_COEFFICIENTS = {"kl_coeff": 0.1, "entropy_coeff": 0.01, "clip_param": 0.2}
 
 
 def algorithm_loss(name: str) -> Loss:

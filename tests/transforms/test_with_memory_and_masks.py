@@ -67,8 +67,8 @@ def test_ratios_are_1_before_the_first_gradient_step(
         batch = algorithm._batch("default_policy", rollouts)
         tensors = {name: map_tree(lambda leaf: torch.from_numpy(leaf.copy()), batch[name]) for name in batch}
         outputs: dict[str, Any] = {}
-        none = {"kl_coeff": 0.0, "entropy_coeff": 0.0}
-        settings: dict[str, Any] = {"clip_param": 0.2, "vf_clip_param": None, "vf_loss_coeff": 0.5}
+        none = {"kl_coeff": 0.0, "entropy_coeff": 0.0, "clip_param": 0.2}
+        settings: dict[str, Any] = {"vf_clip_param": None, "vf_loss_coeff": 0.5}
         ppo_loss(algorithm.get_module(), tensors, none, **settings, outputs=outputs)
         np.testing.assert_allclose(outputs["ratio"].detach().numpy(), 1.0, atol=1e-5)
         np.testing.assert_allclose(outputs["values"].detach().numpy(), batch["values"], atol=1e-5)

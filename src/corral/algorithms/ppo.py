@@ -44,7 +44,8 @@ class PPOConfig(AlgorithmConfig):
 
     Attributes:
         lambda_: Lambda of generalized advantage estimation (GAE).
-        clip_param: Epsilon of the clipped surrogate objective: how far the probability ratio may move from 1.
+        clip_param: Epsilon of the clipped surrogate objective: how far the probability ratio may move from 1, or a
+            schedule over env steps.
         vf_clip_param: How far a value may move from its old value before its loss is clipped; `None` does not clip.
         vf_loss_clip: Largest squared error that a value contributes to the value loss; a value with a larger error gets
             no gradient. `None` has no limit.
@@ -72,7 +73,7 @@ class PPOConfig(AlgorithmConfig):
     num_epochs: int = 10
     grad_clip: float | None = 0.5
     lambda_: Probability = 0.95
-    clip_param: PositiveFloat = 0.2
+    clip_param: NonNegativeSchedule = 0.2
     vf_clip_param: PositiveFloat | None = None
     vf_loss_clip: PositiveFloat | None = None
     vf_loss_coeff: NonNegativeFloat = 0.5
@@ -96,6 +97,8 @@ class PPOConfig(AlgorithmConfig):
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
+        if self.clip_param == 0:
+            raise ConfigError("clip_param=0.0 holds the policy where it is: give a positive number, such as 0.2.")
         if self.kl_target is not None and (not isinstance(self.kl_coeff, (int, float)) or self.kl_coeff == 0):
             raise ConfigError(
                 f"kl_target={self.kl_target} adapts a coefficient that starts at kl_coeff={self.kl_coeff}: give "
@@ -110,7 +113,7 @@ class PPO(Algorithm):
 
     METRICS = (
         *("policy_loss", "vf_loss", "entropy", "mean_kl", "clip_fraction", "vf_explained_var"),
-        *("curr_kl_coeff", "curr_entropy_coeff"),
+        *("curr_kl_coeff", "curr_entropy_coeff", "curr_clip_param"),
     )
     STATE = (*Algorithm.STATE, "_kl_coeff")
 
@@ -130,7 +133,6 @@ class PPO(Algorithm):
         """Return the loss with a config's constants."""
         return partial(
             ppo_loss,
-            clip_param=config.clip_param,
             vf_clip_param=config.vf_clip_param,
             vf_loss_clip=config.vf_loss_clip,
             vf_loss_coeff=config.vf_loss_coeff,
@@ -179,7 +181,11 @@ class PPO(Algorithm):
         kl_coeff = schedule_value(config.kl_coeff, steps)
         if config.kl_target is not None:
             kl_coeff = self._kl_coeff.get(module_id, kl_coeff)
-        return {"kl_coeff": kl_coeff, "entropy_coeff": schedule_value(config.entropy_coeff, steps)}
+        return {
+            "kl_coeff": kl_coeff,
+            "entropy_coeff": schedule_value(config.entropy_coeff, steps),
+            "clip_param": schedule_value(config.clip_param, steps),
+        }
 
     def _settings(self, module_id: str, coefficients: Mapping[str, float]) -> UpdateSettings:
         config = self.module_config(module_id)
@@ -282,7 +288,6 @@ def ppo_loss(
     batch: Batch,
     coefficients: Mapping[str, float],
     *,
-    clip_param: float,
     vf_clip_param: float | None,
     vf_loss_coeff: float,
     vf_loss_clip: float | None = None,
@@ -301,8 +306,7 @@ def ppo_loss(
     Args:
         module: Module with a policy and values.
         batch: Columns `[B, ...]` as `ppo_batch` returns them, as tensors.
-        coefficients: `kl_coeff` and `entropy_coeff`.
-        clip_param: Epsilon of the surrogate.
+        coefficients: `kl_coeff`, `entropy_coeff`, and `clip_param`, the epsilon of the surrogate.
         vf_clip_param: Range of the value clipping, or `None`.
         vf_loss_coeff: Weight of the value loss.
         vf_loss_clip: Largest squared error of a value, or `None`.
@@ -318,7 +322,7 @@ def ppo_loss(
     ratio = log_ratio.exp()
     if outputs is not None:
         outputs |= {"dist_inputs": dist_inputs, "values": values, "logp": logp, "ratio": ratio}
-    advantages = batch["advantages"]
+    advantages, clip_param = batch["advantages"], coefficients["clip_param"]
     clipped_ratio = ratio.clamp(1 - clip_param, 1 + clip_param)
     policy_loss = -torch.min(ratio * advantages, clipped_ratio * advantages).mean()
 

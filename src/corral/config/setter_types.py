@@ -177,7 +177,7 @@ class PPOTrainingArgs(TrainingArgs, total=False):
     """Settings of `.training(...)` of PPO; see `PPOConfig`."""
 
     lambda_: float
-    clip_param: float
+    clip_param: ScheduleArg
     vf_clip_param: float | None
     vf_loss_clip: float | None
     vf_loss_coeff: float
