@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Self
 
 
 class CorralError(Exception):
@@ -21,6 +21,28 @@ class MissingPackageError(ConfigError):
 
 class UnknownAttributeError(CorralError, AttributeError):
     """A config or an algorithm has no such attribute; the message says what Corral calls it, or the nearest name."""
+
+    def __init__(self, message: str | Callable[[], str]) -> None:
+        """Store the message, or a function that makes it when it is read.
+
+        `hasattr` reads no message, and the search for the nearest name takes longer than a short training iteration.
+        """
+        super().__init__()
+        self._message = message
+
+    def __str__(self) -> str:
+        """Return the message."""
+        if not isinstance(self._message, str):
+            self._message = self._message()
+        return self._message
+
+    def __repr__(self) -> str:
+        """Return the class with the message."""
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+        """Travel to other processes with the message as text."""
+        return type(self), (str(self),)
 
 
 class EnvError(CorralError, RuntimeError):

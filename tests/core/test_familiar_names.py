@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,21 @@ def test_a_property_that_raises_is_not_hidden_by_a_hint() -> None:
 
     with pytest.raises(AttributeError, match="has no attribute 'nothing_of_this_name'"):
         Broken().algo_class  # noqa: B018
+
+
+def test_the_nearest_name_is_looked_for_when_the_message_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    nearest_name = familiar_names.nearest_name
+    monkeypatch.setattr(
+        familiar_names, "nearest_name", lambda name, known: asked.append(name) or nearest_name(name, known)
+    )
+    config = PPOConfig()
+    assert not hasattr(config, "lrr") and getattr(config, "buildd", None) is None and not asked
+    with pytest.raises(AttributeError) as error:
+        config.buildd  # noqa: B018
+    assert "Did you mean 'build'?" in str(error.value) and asked == ["buildd"]
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+    assert "Did you mean 'build'?" in repr(error.value) and asked == ["buildd"]
 
 
 def test_the_groups_of_the_table_are_groups() -> None:

@@ -630,8 +630,9 @@ class Algorithm(metaclass=_WithHints):
         steps = self.num_env_steps_sampled_lifetime
         for module_id in self._policies:
             config = self.module_config(module_id)
-            own = [getattr(config, name, None) for name in ("actor_lr", "critic_lr")]  # `None` is `lr`
-            has_ended = all(has_ended_at_zero(config.lr if rate is None else rate, steps) for rate in own)
+            groups = [group for group in config.LR_GROUPS if group != "alpha"]  # a temperature alone is not learning
+            rates = [getattr(config, f"{group}_lr") for group in groups] or [config.lr]
+            has_ended = all(has_ended_at_zero(config.lr if rate is None else rate, steps) for rate in rates)
             if has_ended and module_id not in self._warned_of_lr and self.trains(module_id):
                 self._warned_of_lr.add(module_id)
                 log.warning(

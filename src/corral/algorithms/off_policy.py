@@ -72,8 +72,6 @@ class OffPolicyConfig(AlgorithmConfig):
     ON_POLICY: ClassVar[bool] = False
     DEFAULT_CAPACITY: ClassVar[int] = ReplayConfig.capacity
     """Env steps that the buffer keeps, unless `replay_buffer_config` has a `capacity`."""
-    LR_GROUPS: ClassVar[tuple[str, ...]] = ()
-    """Groups of parameters that have a learning rate of their own, in the setting `GROUP_lr`."""
 
     min_sample_timesteps_per_iteration: int = 1000
     replay_buffer_config: dict[str, Any] = field(default_factory=dict)

@@ -94,6 +94,9 @@ class AlgorithmConfig(
     ON_POLICY: typing.ClassVar[bool] = True
     """Whether the algorithm learns only from actions of its current policy, and so from their log-likelihood."""
 
+    LR_GROUPS: typing.ClassVar[tuple[str, ...]] = ()
+    """Groups of parameters that have a learning rate of their own, in the setting `GROUP_lr`; `None` there is `lr`."""
+
     LEARNS_SEQUENCES: typing.ClassVar[bool] = False
     """Whether the algorithm can train modules with memory."""
 

@@ -7,6 +7,7 @@ a path or name says what to do instead.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 
 from corral.errors import UnknownAttributeError, nearest_name
 
@@ -343,9 +344,13 @@ def _text(meant: str, note: str) -> str:
 
 def attribute_error(owner: object, name: str, table: Mapping[str, Meanings]) -> UnknownAttributeError:
     """Return the error for an attribute that an object or class does not have."""
+    return UnknownAttributeError(partial(_missing_attribute, owner, name, table))
+
+
+def _missing_attribute(owner: object, name: str, table: Mapping[str, Meanings]) -> str:
     cls = (owner if isinstance(owner, type) else type(owner)).__name__
     known = [] if name.startswith("_") else [known for known in dir(owner) if not known.startswith("_")]
     hint = meaning_of(name, table, known, cls)
     if hint is None and (close := nearest_name(name, known)) is not None:
         hint = f"Did you mean {close!r}?"
-    return UnknownAttributeError(f"{cls} has no attribute {name!r}.{'' if hint is None else f' {hint}'}")
+    return f"{cls} has no attribute {name!r}.{'' if hint is None else f' {hint}'}"
