@@ -115,7 +115,7 @@ class AddsInTurn(Callback):
             algorithm.add_module("newer", copy_from="blue")
 
 
-@pytest.mark.parametrize("last", [3, 5])
+@pytest.mark.parametrize("last", [pytest.param(3, marks=pytest.mark.slow), 5])
 def test_a_run_whose_modules_changed_is_resumed_exactly(last: int, tmp_path: Path) -> None:
     for name, stops in (("whole", [7]), ("parts", [last, 7])):
         for number, stop in enumerate(stops):

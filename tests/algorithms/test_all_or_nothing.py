@@ -89,7 +89,9 @@ def damages(state: dict[str, Any]) -> Iterator[tuple[str, Damage]]:
         yield "another buffer", put("replay_buffer", "capacity", value=17)
 
 
-@pytest.mark.parametrize("algo_name", ["PPO", "DQN", "SAC", "TD3"])
+@pytest.mark.parametrize(
+    "algo_name", ["PPO", "DQN", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SAC", "TD3"))]
+)
 def test_a_damaged_state_changes_nothing(algo_name: str) -> None:
     with make_config(algo_name, seed=8).build() as donor:
         donor.train()

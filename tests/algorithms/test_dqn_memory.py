@@ -208,7 +208,8 @@ def test_numpy_takes_the_steps_of_torch(options: dict[str, Any]) -> None:
             assert np.allclose(given, values, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "burn_in"), [("lstm", 0), pytest.param("gru", 4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "burn_in"), [("lstm", 0), ("gru", 4)])
 def test_only_a_network_with_memory_remembers_the_way(kind: str, burn_in: int, tmp_path: Any) -> None:
     def best_return(iterations: int, model_config: Any, **training: Any) -> float:
         config = DQNConfig().environment(TMaze, env_config={"length": 4}).debugging(seed=0)

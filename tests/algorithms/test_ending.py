@@ -89,7 +89,9 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 WORKERS = {"num_env_runners": 1, "num_learners": 1, "engine_name": "process"}
 
 
-@pytest.mark.parametrize("settings", [WORKERS, {"vectorization": "async"}], ids=["workers", "sub_envs"])
+@pytest.mark.parametrize(
+    "settings", [pytest.param(WORKERS, marks=pytest.mark.slow), {"vectorization": "async"}], ids=["workers", "sub_envs"]
+)
 def test_an_interrupt_while_it_stops_leaves_no_process(settings: dict[str, Any], tmp_path: Path) -> None:
     algo = config(tmp_path / "closing", **settings).build()
     pids = processes(algo)

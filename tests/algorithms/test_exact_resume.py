@@ -33,18 +33,12 @@ IN_PARALLEL: dict[str, Any] = {
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("PPO", {}),
-    "ppo_async": ("PPO", ASYNC),
     "ppo_evaluating": ("PPO", IN_TURN),
     "ppo_lstm": ("PPO", IN_TURN | {"model_config": {"fcnet_hiddens": [8], "use_lstm": True, "max_seq_len": 5}}),
-    "ppo_curiosity": ("PPO", SAME_STEP | {"exploration_config": {"type": "RND", "embed_dim": 8}}),
     "dqn": ("DQN", PRIORITIZED | SAME_STEP),
-    "dqn_two": ("DQN", TWO),
-    "dqn_gru": ("DQN", {"burn_in_len": 2, "model_config": {"fcnet_hiddens": [8], "use_gru": True, "max_seq_len": 4}}),
     "sac": ("SAC", NOISY),
-    "sac_evaluating": ("SAC", IN_PARALLEL),
     "sac_discrete": ("SAC-discrete", {}),
     "td3": ("TD3", {"policy_delay": 3, "n_step": (1, 3)}),
-    "ddpg": ("DDPG", {}),
 }
 SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     f"{algo}{runners and '-two'}{mode and '-same_step'}{vector and '-async'}": (
@@ -56,6 +50,13 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     for mode in ("", "same_step")
     for vector in ("", "async")
 }
+SLOW["PPO-curiosity"] = ("PPO", SAME_STEP | {"exploration_config": {"type": "RND", "embed_dim": 8}})
+SLOW["DQN-gru"] = (
+    "DQN",
+    {"burn_in_len": 2, "model_config": {"fcnet_hiddens": [8], "use_gru": True, "max_seq_len": 4}},
+)
+SLOW["SAC-evaluating"] = ("SAC", IN_PARALLEL)
+SLOW["DDPG"] = ("DDPG", {})
 SLOW["SAC-lstm"] = ("SAC", {"model_config": {"fcnet_hiddens": [8], "use_lstm": True, "max_seq_len": 4}})
 SLOW["PPO-two_learners"] = ("PPO", {"num_learners": 2, "engine_name": "process"})
 SLOW["DQN-noisy"] = ("DQN", {"noisy": True})

@@ -103,6 +103,7 @@ def test_targets_start_as_copies_of_loaded_parts(tmp_path: Path) -> None:
         assert not equal(weights_of(algo), start, "q.head.")
 
 
+@pytest.mark.slow
 def test_learners_of_an_engine_load_and_freeze_too(tmp_path: Path) -> None:
     before = trained(tmp_path / "checkpoint")
     config = small().rl_module(load_from=tmp_path / "checkpoint", freeze=["policy_*"]).learners(num_learners=1)

@@ -143,6 +143,7 @@ def test_numpy_takes_the_steps_of_torch(env: Any) -> None:
         assert np.allclose(given, outputs, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_policy_with_memory_remembers_the_way(tmp_path: Any) -> None:
     def best_return(iterations: int, **model_config: Any) -> float:
         config = SACConfig().environment(TMaze, env_config={"length": 4}).debugging(seed=0)

@@ -320,6 +320,7 @@ def test_on_create_policy_is_fired_for_each_module() -> None:
         assert isinstance(seen["rest"], RandomModule)
 
 
+@pytest.mark.slow
 def test_several_learners_train_several_modules() -> None:
     config = config_of(PPOConfig, policies_to_train=["red", "blue"]).training(train_batch_size_per_learner=32)
     config.learners(num_learners=2).engine("process")

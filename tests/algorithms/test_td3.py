@@ -206,7 +206,7 @@ def greedy_return(algorithm: Algorithm, num_episodes: int) -> float:
     return float(rollout.rewards[rollout.valid].sum()) / num_episodes
 
 
-@pytest.mark.parametrize("cls", [TD3Config, DDPGConfig])
+@pytest.mark.parametrize("cls", [TD3Config, pytest.param(DDPGConfig, marks=pytest.mark.slow)])
 def test_identity_is_solved(cls: type[TD3Config]) -> None:
     with quick(cls).build() as algorithm:
         best = greedy_return(algorithm, 10)

@@ -296,6 +296,7 @@ def test_what_no_file_can_name_needs_a_config(settings: dict[str, Any], name: st
         assert other.training_iteration == 1
 
 
+@pytest.mark.slow
 def test_learners_of_an_engine(tmp_path: Path) -> None:
     with config(optimizer="sgd").build() as other:
         misfit = other.save(tmp_path / "misfit")
@@ -417,6 +418,7 @@ def test_a_config_that_no_import_finds_is_named(tmp_path: Path) -> None:
         other.restore_from_path(path)
 
 
+@pytest.mark.slow
 def test_classes_of_a_script_are_found_by_the_script_only(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -32,7 +32,7 @@ def finished(tmp_path: Path) -> bool:
 @pytest.mark.parametrize(
     ("redirection", "shown"),
     [
-        pytest.param("", 8, id="ascii"),
+        pytest.param("", 8, id="ascii", marks=pytest.mark.slow),
         pytest.param("| head -n 1", 1, id="closed_pipe"),
         pytest.param(">&- 2>&-", 0, id="closed_streams", marks=pytest.mark.slow),
         pytest.param("> /dev/full", 0, id="full_disk", marks=pytest.mark.slow),
@@ -58,6 +58,7 @@ def test_a_run_whose_output_cannot_be_written_ends_well(redirection: str, shown:
         assert "The run is stored in l?uft\n" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     shown = b""

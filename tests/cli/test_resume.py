@@ -107,7 +107,7 @@ class Training:
 
 @pytest.mark.parametrize(
     ("number", "settings"),
-    [(signal.SIGHUP, {}), (signal.SIGTERM, PROCESSES)],
+    [pytest.param(signal.SIGHUP, {}, marks=pytest.mark.slow), (signal.SIGTERM, PROCESSES)],
     ids=["SIGHUP", "SIGTERM_to_all_processes"],
 )
 def test_a_signal_ends_a_run_with_a_checkpoint(
@@ -174,6 +174,7 @@ SEVERAL_AGENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["here", pytest.param("process", marks=pytest.mark.slow)])
 def test_a_killed_run_of_several_agents_continues_exactly(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

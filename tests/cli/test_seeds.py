@@ -224,6 +224,7 @@ def test_a_set_continues_with_the_seeds_that_have_not_finished(
     assert summary["mean"] == pytest.approx(np.mean(summary["returns"]))
 
 
+@pytest.mark.slow
 def test_a_logger_is_added_when_a_set_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

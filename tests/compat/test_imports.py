@@ -131,6 +131,7 @@ def test_every_name_of_the_table_is_there(module: str, name: str, home: str) -> 
     assert hasattr(table.home_module(home), table.entries(module)[name][1])
 
 
+@pytest.mark.slow
 def test_an_algorithm_that_is_not_built_can_be_imported_and_not_used(run: Run) -> None:
     script = """
 from ray.rllib.algorithms.impala import ImpalaConfig

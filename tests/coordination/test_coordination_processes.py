@@ -143,7 +143,9 @@ def counted_cart_pole(config: dict[str, Any]) -> gym.Env[Any, Any]:
 
 
 @pytest.mark.parametrize("vectorization", [pytest.param("sync", marks=pytest.mark.slow), "async"])
-@pytest.mark.parametrize(("engine", "num_env_runners"), [("local", 0), ("local", 2), ("process", 2)])
+@pytest.mark.parametrize(
+    ("engine", "num_env_runners"), [("local", 0), ("local", 2), pytest.param("process", 2, marks=pytest.mark.slow)]
+)
 def test_sub_envs_reach_what_the_driver_makes_after_they_have_started(
     engine: str, num_env_runners: int, vectorization: str, name: str
 ) -> None:

@@ -68,6 +68,7 @@ def test_an_embedded_algorithm_makes_no_engine(counted: Counted) -> None:
     assert counted.made == []
 
 
+@pytest.mark.slow
 def test_an_embedded_algorithm_never_looks_for_the_cluster_of_ray_address() -> None:
     code = (
         "import sys\nfrom corral import PPOConfig\n"
@@ -145,7 +146,7 @@ if os.getpid() != {driver}:  # the test builds it in the driver
         ("process", "Env"),
         # The factory imports this one; unpickling it imports nothing.
         pytest.param("process", "'unguarded:Env'", marks=pytest.mark.slow),
-        pytest.param("ray", "Env", marks=pytest.mark.xdist_group("ray")),
+        pytest.param("ray", "Env", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow]),
     ],
 )
 def test_a_module_that_builds_when_workers_import_it_is_refused(

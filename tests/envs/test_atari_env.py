@@ -79,7 +79,7 @@ class TestIds:
 
 
 class TestPreprocessing:
-    @pytest.mark.parametrize("mode", ["next_step", "same_step"])
+    @pytest.mark.parametrize("mode", ["next_step", pytest.param("same_step", marks=pytest.mark.slow)])
     def test_is_the_same_in_the_native_vector_env_and_one_by_one(self, make: Make, mode: str) -> None:
         native = make(SHORT, autoreset_mode=mode)
         assert isinstance(native, ale_py.AtariVectorEnv)
@@ -92,6 +92,7 @@ class TestPreprocessing:
         for name, column in columns.items():
             np.testing.assert_array_equal(column, one_by_one[name])
 
+    @pytest.mark.slow
     def test_is_the_same_in_processes(self, make: Make) -> None:
         columns, others = (played(make(SHORT, num_envs=2, vectorization=form), 20) for form in ("auto", "async"))
         np.testing.assert_array_equal(columns["obs"], others["obs"])

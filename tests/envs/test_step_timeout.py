@@ -367,6 +367,7 @@ class TestWatchdog:
     def test_leaves_alone_what_can_be_interrupted_and_what_does_nothing(self) -> None:
         assert run_watched(TIMER_ALONE, "sleep", rest_s=2.0) == (0, "EnvTimeoutError\ndone\n", "")
 
+    @pytest.mark.slow
     def test_is_set_back_while_steps_are_made(self) -> None:
         # 50 steps of 50 ms take longer than the 2 s after which a process that makes none is ended.
         assert run_watched(TIMER_ALONE, *["nap"] * 50, limit_s=0.5) == (0, "done\n", "")

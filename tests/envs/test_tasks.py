@@ -212,7 +212,9 @@ def test_a_function_of_other_arguments_is_refused_at_build(wrong: Any) -> None:
         config(env_task_fn=wrong).validate()
 
 
-@pytest.mark.parametrize(("engine", "num_env_runners"), [("local", 0), ("process", 1)])
+@pytest.mark.parametrize(
+    ("engine", "num_env_runners"), [("local", 0), pytest.param("process", 1, marks=pytest.mark.slow)]
+)
 def test_what_the_function_raises_ends_the_run(engine: str, num_env_runners: int) -> None:
     def fail(train_results: Any, task_settable_env: Any, env_ctx: Any) -> Any:
         raise LookupError("no such level")

@@ -63,9 +63,12 @@ def give(group: EnvRunnerGroup, task: Any) -> None:
 
 
 def on(*engines: str) -> Any:
-    """Run a test with these engines."""
-    ray = pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow])
-    return pytest.mark.parametrize("started", [ray if name == "ray" else name for name in engines], indirect=True)
+    """Run a test with these engines; one process runs all tests of an engine, which start its runners once."""
+    params = {
+        "process": pytest.param("process", marks=pytest.mark.xdist_group("rounds")),
+        "ray": pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow]),
+    }
+    return pytest.mark.parametrize("started", [params.get(name, name) for name in engines], indirect=True)
 
 
 def played_by(result: Round) -> dict[int, int]:

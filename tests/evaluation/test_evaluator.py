@@ -95,6 +95,7 @@ def test_in_parallel_a_round_has_the_weights_from_before_training(engine: str, n
     assert versions(in_parallel(evaluation_num_env_runners=num_runners).engine(engine), 3) == [(1, 0), (2, 1), (3, 2)]
 
 
+@pytest.mark.slow
 def test_in_parallel_without_runners_a_process_of_this_machine_plays() -> None:
     assert versions(in_parallel().engine("process"), 3) == [(1, 0), (2, 1), (3, 2)]
 
@@ -581,6 +582,7 @@ def test_training_never_waits_longer_than_the_limit_for_an_env_that_stalls(resto
             assert algo.train()["evaluation"]["evaluation_s"] < 3.5
 
 
+@pytest.mark.slow
 def test_an_exception_in_training_ends_the_round_and_loses_nothing() -> None:
     errors: list[type[BaseException]] = [KeyboardInterrupt, ValueError]
 
@@ -614,6 +616,7 @@ def test_an_interrupted_round_in_turn_does_not_undo_the_iteration() -> None:
         assert algo.latest_numbers["evaluation"]["fresh"] is False
 
 
+@pytest.mark.slow
 def test_an_algorithm_that_is_dropped_ends_the_process_that_evaluates() -> None:
     algo = in_parallel().engine("process").build()
     assert algo.eval_env_runner_group is not None

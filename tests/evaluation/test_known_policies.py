@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 
 from corral import PPOConfig
@@ -43,6 +44,7 @@ def test_the_interval_holds_the_mean_of_a_random_policy_in_90_of_100_rounds() ->
     assert abs(returns.mean() - 2) < 3 * np.sqrt(2 / len(returns))  # the variance is (1 - p) / p^2 = 2
 
 
+@pytest.mark.slow
 def test_evaluated_and_trained_returns_of_a_solved_env_agree() -> None:
     config = (
         PPOConfig()

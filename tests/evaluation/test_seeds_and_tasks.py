@@ -152,6 +152,7 @@ class StallsOnce(Leveled):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_the_tasks_of_a_training_runner_that_stalls_are_known() -> None:
     config = leveled(StallsOnce, evaluation_tasks="training", evaluation_interval=1, evaluation_duration=4)
     config.environment(env_config={"evaluates": False}).env_runners(num_env_runners=2, sample_timeout_s=1.0)

@@ -162,7 +162,7 @@ def test_curiosity_finds_what_is_far_away(seed: int) -> None:
     assert curious[0]["curiosity_bonus_mean"] > 10 * curious[-1]["curiosity_bonus_mean"] > 0
 
 
-@pytest.mark.parametrize("keep", ["custom_data", "temporary"])
+@pytest.mark.parametrize("keep", ["custom_data", pytest.param("temporary", marks=pytest.mark.slow)])
 def test_the_angle_as_users_of_rllib_write_it(keep: str) -> None:
     means: list[float] = []
 

@@ -13,6 +13,7 @@ import example_files
 CORRIDOR = example_files.EXAMPLES / "evaluation" / "custom_evaluation.py"
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("corridor")
 @pytest.mark.parametrize("custom", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_corridor_prints_what_it_evaluates(custom: bool) -> None:

@@ -70,6 +70,7 @@ def test_rock_paper_scissors_for_five_of_five_seeds() -> None:
 needs_pettingzoo = pytest.mark.skipif(importlib.util.find_spec("pettingzoo") is None, reason="needs pettingzoo")
 
 
+@pytest.mark.slow
 @needs_pettingzoo
 def test_the_league_of_tic_tac_toe_grows_and_forgets() -> None:
     example = load("tic_tac_toe")

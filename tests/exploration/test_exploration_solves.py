@@ -84,6 +84,7 @@ def bandit_config(**exploration: Any) -> AlgorithmConfig:
     return config.exploration(**exploration).training(train_batch_size_per_learner=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BY_POSTERIOR)
 def test_a_bandit_finds_what_pays_more(kind: str) -> None:
     for explore, pays in ((False, 1.0), (True, 2.0)):
@@ -101,6 +102,7 @@ def noisy_config(**exploration: Any) -> AlgorithmConfig:
     return config.exploration(**exploration)
 
 
+@pytest.mark.slow
 def test_greedy_action_stays_in_the_local_optimum() -> None:
     with noisy_config(explore=False).build() as algo:
         algo.train()
@@ -132,6 +134,7 @@ def iterations_to_the_treasure(config: AlgorithmConfig, at_most: int) -> float:
     return np.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("explore", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_nobody_finds_the_treasure_by_the_rewards_alone(explore: bool) -> None:
     assert iterations_to_the_treasure(sea_config(16, 0, explore=explore), 25) == np.inf

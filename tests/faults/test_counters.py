@@ -69,7 +69,7 @@ def each(tmp_path: Path, steps: range) -> Any:
 
 
 @pytest.mark.parametrize("how", ["KeyboardInterrupt", "SystemExit", "OSError", "SIGINT"])
-@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize("mode", ["next_step", pytest.param("same_step", marks=pytest.mark.slow)])
 def test_an_exception_in_any_step_of_a_sub_env(how: str, mode: str, tmp_path: Path) -> None:
     for step, record in each(tmp_path, range(1, 12)):
         fault = {"at": step, "how": how, "vector_index": step % 3}
@@ -166,6 +166,7 @@ def test_the_process_engine(how: str, tmp_path: Path) -> None:
         assert_all_counted(algo, result, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_runners_are_waited_for_loses_nothing(tmp_path: Path) -> None:
     made = config(tmp_path, num_env_runners=2, engine_name="process", num_envs=2, straggler_factor=None)
     with made.build() as algo:

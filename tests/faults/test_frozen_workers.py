@@ -93,6 +93,7 @@ def test_a_runner_that_freezes_in_a_call_of_the_user_has_no_result_and_is_replac
         train_until_restarted(algo, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["process", SLOW_RAY], indirect=True)
 def test_a_frozen_learner_ends_the_run_with_an_error(engine: str, record: Path) -> None:
     with config(engine, record, num_env_runners=0, num_learners=2).build() as algo:

@@ -84,6 +84,7 @@ def unfreeze(module: Any) -> None:
     module.requires_grad_(True)
 
 
+@pytest.mark.slow
 def test_learners_freeze_what_the_driver_froze_when_it_made_the_module() -> None:
     config = learning().training(train_batch_size_per_learner=64, num_epochs=1).callbacks(None)
     with config.callbacks(on_create_policy=freeze_policy).engine("process").build() as algorithm:

@@ -27,7 +27,10 @@ def note_columns(train_batch: Any, metrics_logger: Any) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "num_learners"),
-    [("ppo", 0), ("dqn", 0), ("sac", 0), ("ppo", 2), pytest.param("dqn", 2, marks=pytest.mark.slow)],
+    [
+        *(("ppo", 0), ("dqn", 0), ("sac", 0)),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("ppo", "dqn")),
+    ],
 )
 def test_callbacks_of_learners_read_rewards_and_ends(algorithm: str, num_learners: int) -> None:
     config = CONFIGS[algorithm]().environment(CountingEnv).callbacks(on_learn_on_batch=note_columns)

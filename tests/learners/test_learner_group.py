@@ -338,7 +338,14 @@ def test_a_stop_gets_scalars_that_only_some_learners_report(build: Build, limit:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "optimizer"), [("ppo", "adam"), ("ppo", "adagrad"), ("dqn", "sgd"), ("sac", "adamw"), ("sac", "own")]
+    ("algorithm", "optimizer"),
+    [
+        ("ppo", "adam"),
+        ("ppo", "adagrad"),
+        ("dqn", "sgd"),
+        ("sac", "adamw"),
+        pytest.param("sac", "own", marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_frozen_moves_in_no_learner(build: Build, algorithm: str, optimizer: str) -> None:
     optimizer_class, config = OPTIMIZERS[optimizer]
@@ -419,6 +426,7 @@ def test_a_learner_that_fails_ends_the_update_and_all_learners(
     group.stop()
 
 
+@pytest.mark.slow
 def test_a_learner_that_was_killed_between_updates(build: Build) -> None:
     group = build(MakeLearner(2))
     pids = group._call_all(pid_of)
@@ -429,6 +437,7 @@ def test_a_learner_that_was_killed_between_updates(build: Build) -> None:
     assert_gone(pids)
 
 
+@pytest.mark.slow
 def test_the_last_weights_can_be_saved_after_a_learner_died(build: Build) -> None:
     group = build(MakeLearner(2))
     update(group, regression(8), lr=0.1)
@@ -443,6 +452,7 @@ def test_the_last_weights_can_be_saved_after_a_learner_died(build: Build) -> Non
     update(single, regression(8), lr=0.1)
 
 
+@pytest.mark.slow
 def test_an_interrupt_between_the_calls_to_two_learners(build: Build) -> None:
     make, batch = MakeLearner(2), regression(8)
     group, undisturbed = build(make), LearnerGroup(make())

@@ -275,6 +275,7 @@ def make_learner(rank: int | None = None) -> Learner:
     return learner
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("learners")
 def test_several_learners_take_the_same_turns_as_one() -> None:
     workers = start_learners(ProcessEngine(), PPOConfig(), [partial(make_learner, rank) for rank in range(2)])

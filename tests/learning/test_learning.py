@@ -61,7 +61,7 @@ def test_pendulum_improves_from_minus_1200_to_minus_350(seed: int, action_bounds
 
 
 # The names of the spaces that other ones cover: a Discrete one, a Box and a MultiDiscrete one are left.
-SLOW_SPACES = ("box_uneven", "box_unbounded", "discrete_from_minus_2", "multi_discrete_2d")
+SLOW_SPACES = ("box_uneven", "box_unbounded", "discrete_from_minus_2", "multi_binary", "multi_discrete_2d")
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,7 @@ def config_of(parts: str) -> PPOConfig:
     return config.training(train_batch_size_per_learner=512, minibatch_size=128, lr=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [pytest.param("independent", marks=pytest.mark.slow), "autoregressive"])
 def test_ppo_learns_nested_actions(parts: str, tmp_path: Path) -> None:
     with config_of(parts).build() as algo:

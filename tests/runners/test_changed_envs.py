@@ -154,6 +154,7 @@ def test_a_call_that_reached_nobody_is_made_as_soon_as_somebody_is_there() -> No
         assert see(group) == [[(4, 6)] * 2] * 2
 
 
+@pytest.mark.slow
 def test_calls_during_a_restart_are_made_before_the_runner_samples() -> None:
     with started("process") as group:
         kill(group, 2)
@@ -185,6 +186,7 @@ def test_calls_whose_results_nobody_waits_for_count(how: str) -> None:
         assert see(group) == [[(4, 3)] * 2] * 2
 
 
+@pytest.mark.slow
 def test_a_busy_runner_chooses_its_tasks_after_its_fragment(tmp_path: Path) -> None:
     class Gated(SizedEnv):
         def __init__(self, config: Any = None) -> None:

@@ -50,7 +50,7 @@ def shapes(runner: EnvRunner) -> list[tuple[int, ...]]:
     return [tuple(parameter.shape) for parameter in runner.module.parameters()]
 
 
-@pytest.mark.parametrize("engine", ["local", "process"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("process", marks=pytest.mark.slow)])
 def test_a_replacement_builds_from_the_spec_of_the_group(engine: str) -> None:
     """The spec is not the config's, so that only a runner that was given it can have such a module."""
     config = small(num_env_runners=1, engine_name=engine, delay_between_env_runner_restarts_s=0.0)

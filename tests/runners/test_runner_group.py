@@ -30,7 +30,6 @@ from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
 from gated import GatedEnv
 
-REMOTE = ["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))]
 RAY_SLOW = pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow])
 
 
@@ -101,7 +100,7 @@ def train_with(engine: str) -> list[str]:
         return [comparable(algo.train()) for _ in range(3)]
 
 
-@pytest.mark.parametrize("engine", REMOTE, indirect=True)
+@pytest.mark.parametrize("engine", ["process", RAY_SLOW], indirect=True)
 def test_the_same_seed_gives_the_same_results_as_in_this_process(engine: str) -> None:
     assert train_with(engine) == train_with("local")
 
@@ -122,7 +121,10 @@ def test_global_generators_of_runners_have_seeds() -> None:
     assert first[0] != first[1]
 
 
-@pytest.mark.parametrize("engine", ["local", "process", RAY_SLOW], indirect=True)
+# One process runs the tests of an engine, and starts its runners once.
+@pytest.mark.parametrize(
+    "engine", ["local", pytest.param("process", marks=pytest.mark.xdist_group("calls")), RAY_SLOW], indirect=True
+)
 class TestCalls:
     def test_functions_and_methods_run_where_the_runners_are(self, group: EnvRunnerGroup, engine: str) -> None:
         assert group.engine_name == engine
@@ -427,7 +429,7 @@ def test_an_unknown_part_changes_nothing_in_the_embedded_runner() -> None:
         assert (runner.module.state_dict()["policy_head.weight"] == weights).all()
 
 
-@pytest.mark.parametrize("engine", ["local", "process"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("process", marks=pytest.mark.slow)])
 def test_an_earlier_call_that_is_fetched_late_does_not_bring_back_an_older_state(engine: str) -> None:
     def num_steps() -> list[int]:
         return [runner.state["num_env_steps_sampled_lifetime"] for runner in group._runners.values()]
@@ -455,7 +457,9 @@ def test_a_call_of_a_worker_that_was_replaced_is_no_failure_of_the_new_one() -> 
         assert (group.num_failures, group.num_healthy_remote_workers) == (1, 2)
 
 
-@pytest.mark.parametrize(("engine", "num_env_runners"), [("local", 0), ("local", 2), ("process", 2)])
+@pytest.mark.parametrize(
+    ("engine", "num_env_runners"), [("local", 0), ("local", 2), pytest.param("process", 2, marks=pytest.mark.slow)]
+)
 def test_a_stopped_group_starts_nothing(engine: str, num_env_runners: int) -> None:
     with config(engine).copy(num_env_runners=num_env_runners).build() as algo:
         group = algo.env_runner_group
