@@ -261,12 +261,12 @@ def test_the_nearest_name_is_looked_for_when_the_message_is_read(monkeypatch: py
         familiar_names, "nearest_name", lambda name, known: asked.append(name) or nearest_name(name, known)
     )
     config = PPOConfig()
-    assert not hasattr(config, "lrr") and getattr(config, "buildd", None) is None and not asked
+    assert not hasattr(config, "lrr") and getattr(config, "env_runner", None) is None and not asked
     with pytest.raises(AttributeError) as error:
-        config.buildd  # noqa: B018
-    assert "Did you mean 'build'?" in str(error.value) and asked == ["buildd"]
+        config.env_runner  # noqa: B018
+    assert "Did you mean 'env_runners'?" in str(error.value) and asked == ["env_runner"]
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
-    assert "Did you mean 'build'?" in repr(error.value) and asked == ["buildd"]
+    assert "Did you mean 'env_runners'?" in repr(error.value) and asked == ["env_runner"]
 
 
 def test_the_groups_of_the_table_are_groups() -> None:
