@@ -42,7 +42,7 @@ def train_on(engine: str, base: type[AlgorithmConfig], num_learners: int) -> Any
 @pytest.mark.parametrize(
     ("engine", "base"),
     [
-        ("process", PPOConfig),
+        pytest.param("process", PPOConfig, marks=pytest.mark.slow),
         pytest.param("process", DQNConfig, marks=pytest.mark.slow),
         pytest.param("ray", PPOConfig, marks=RAY),
         pytest.param("ray", DQNConfig, marks=RAY),

@@ -436,6 +436,7 @@ def test_generators_of_the_process_continue() -> None:
         assert draws() == expected
 
 
+@pytest.mark.slow
 def test_generators_of_other_processes_continue() -> None:
     def draws(runner: Any) -> list[Any]:
         own = [random.random(), float(np.random.random()), torch.rand(1).item()]

@@ -358,6 +358,7 @@ def test_an_interrupt_keeps_the_run(vectorization: str, whole_group: bool, tmp_p
     assert (run_dir / "run.log").read_text(encoding="utf-8").rstrip().endswith("Run interrupted.")
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_the_first_iteration_says_where_the_run_lies(tmp_path: Path) -> None:
     process = start([*CARTPOLE, *SHORT, "--set", "reporting.min_time_s_per_iteration=1000"], tmp_path)
     try:

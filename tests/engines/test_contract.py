@@ -162,7 +162,9 @@ def test_calls_run_on_the_main_thread_where_timers_interrupt(start: Start) -> No
 
 
 @with_processes
-@pytest.mark.parametrize(("num_cpus", "num_threads"), [(0.5, 1), (1.0, 1), (2.0, 2)])
+@pytest.mark.parametrize(
+    ("num_cpus", "num_threads"), [pytest.param(0.5, 1, marks=pytest.mark.slow), (1.0, 1), (2.0, 2)]
+)
 def test_a_worker_has_as_many_threads_as_it_asked_for_cores(
     num_cpus: float, num_threads: int, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_what_is_taken_is_not_free(engine: Any, start: Callable[..., Any]) -> No
         waits.result(0.5)
 
 
+@pytest.mark.slow
 def test_in_a_placement_group_its_bundles_count(ray_runtime: Any) -> None:
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

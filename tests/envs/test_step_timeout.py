@@ -364,6 +364,7 @@ class TestWatchdog:
         assert "in _wait_in_c" in dump
         assert "faulty.py" in dump
 
+    @pytest.mark.slow
     def test_leaves_alone_what_can_be_interrupted_and_what_does_nothing(self) -> None:
         assert run_watched(TIMER_ALONE, "sleep", rest_s=2.0) == (0, "EnvTimeoutError\ndone\n", "")
 

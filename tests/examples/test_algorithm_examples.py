@@ -66,6 +66,7 @@ def test_the_gradient_of_reinforce_is_that_of_its_paper() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a2c(capsys: pytest.CaptureFixture[str]) -> None:
     assert example("a2c").main(num_iterations=20) > 120
     assert capsys.readouterr().out.startswith("mean return")

@@ -16,6 +16,7 @@ def test_every_example_has_a_test() -> None:
     assert {path.stem for path in (example_files.EXAMPLES / "exploration").glob("*.py")} == tested
 
 
+@pytest.mark.slow
 def test_own_exploration(capsys: pytest.CaptureFixture[str]) -> None:
     example = example_files.load("exploration/own_exploration.py")
     returned, goes_right = example.main()

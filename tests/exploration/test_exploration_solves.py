@@ -110,9 +110,8 @@ def test_greedy_action_stays_in_the_local_optimum() -> None:
 
 
 # With one actor, those for each worker are the plain ones.
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind != "GaussianNoise" else kind for kind in BY_NOISE]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", BY_NOISE)
 def test_noise_leads_out_of_a_local_optimum(kind: str) -> None:
     with noisy_config(exploration_config={"type": kind, **BY_NOISE[kind]}).build() as algo:
         algo.train()

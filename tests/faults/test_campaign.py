@@ -32,12 +32,13 @@ def level() -> tuple[int, int, int]:
     return resident_pages * os.sysconf("SC_PAGE_SIZE") >> 20, len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "engine",
     [
         "local",
-        pytest.param("process", marks=pytest.mark.slow),
-        pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow]),
+        "process",
+        pytest.param("ray", marks=pytest.mark.xdist_group("ray")),
     ],
     indirect=True,
 )

@@ -123,16 +123,16 @@ def test_without_fault_tolerance_the_original_error_ends_the_run(engine: str, re
         assert "env runner 2" in notes and "failing.py" in notes and "the simulator of runner 2 diverged" in notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
         ("kill", WorkerDiedError, r"env runner 2: process \d+ was killed by SIGKILL"),
         # The report of a hang says which env hung, and where.
-        pytest.param(
+        (
             "hang",
             EnvError,
             r"'FaultyEnv', sub-env 0, step \d+: step\(\) .*env_step_timeout_s=2;.*in fail .*failing\.py",
-            marks=pytest.mark.slow,
         ),
     ],
 )

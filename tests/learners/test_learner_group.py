@@ -300,6 +300,7 @@ def td3_steps(num_steps: int, size: int) -> list[Batch]:
     ]
 
 
+@pytest.mark.slow
 def test_a_delayed_actor_in_two_learners_moves_as_in_one(build: Build) -> None:
     make = MakeLearner(2, td3_loss, DeterministicActorCritic)
     group, batches = build(make), [td3_batch(index) for index in range(4)]
@@ -476,6 +477,7 @@ def test_an_interrupt_between_the_calls_to_two_learners(build: Build) -> None:
     assert_same_weights(group.get_weights(), undisturbed.get_weights(), 1e-5, skip=skip)
 
 
+@pytest.mark.slow
 def test_an_exception_between_the_calls_to_two_learners_ends_all_of_them(build: Build) -> None:
     group = build(MakeLearner(2))
     second = group._workers[1]
@@ -490,6 +492,7 @@ def test_an_exception_between_the_calls_to_two_learners_ends_all_of_them(build: 
         update(group, regression(8), lr=0.1)
 
 
+@pytest.mark.slow
 def test_one_learner_of_the_engine_needs_no_peers_and_leaves_no_process(build: Build) -> None:
     make, batch = MakeLearner(1), regression(20)
     group, single = build(make), make()

@@ -99,15 +99,8 @@ def test_all_that_is_trainable_moves_and_nothing_else(form: str, optimizer: str)
     check_freezing(make_config(form, optimizer))
 
 
-@pytest.mark.parametrize(
-    ("form", "optimizer"),
-    [
-        ("dqn", "adagrad"),
-        pytest.param("ppo", "nadam", marks=pytest.mark.slow),
-        pytest.param("sac", "own", marks=pytest.mark.slow),
-        pytest.param("dqn", "adam", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "optimizer"), [("dqn", "adagrad"), ("ppo", "nadam"), ("sac", "own"), ("dqn", "adam")])
 def test_the_same_in_two_learners(form: str, optimizer: str) -> None:
     check_freezing(make_config(form, optimizer).learners(num_learners=2).engine("process"))
 

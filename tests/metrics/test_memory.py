@@ -45,6 +45,7 @@ def test_a_million_values_take_no_memory(reduces: bool) -> None:
     assert growth(work) < 15_000 * len(names)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_episodes_take_no_memory() -> None:
     worker, aggregated = MetricsLogger(), MetricsLogger()
 

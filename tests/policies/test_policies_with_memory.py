@@ -168,7 +168,7 @@ def test_each_agent_has_a_state_of_its_own_in_evaluation() -> None:
 @pytest.mark.parametrize(
     ("settings", "suffix"),
     [
-        (LSTM, ".onnx"),
+        pytest.param(LSTM, ".onnx", marks=pytest.mark.slow),
         pytest.param(GRU, ".onnx", marks=pytest.mark.slow),
         pytest.param(LSTM, ".pt2", marks=pytest.mark.slow),
         (GRU, ".pt2"),

@@ -63,8 +63,9 @@ with config().build() as algo:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are set as Linux counts it")
-@pytest.mark.parametrize("capacity", [200_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("capacity", [200_000, 1_000_000])
 def test_a_mapped_buffer_is_never_copied_into_memory(capacity: int, tmp_path: Path) -> None:
     arguments = [str(capacity), str(tmp_path), str(tmp_path / "checkpoint")]
     done = subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True)

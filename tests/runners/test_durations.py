@@ -26,7 +26,7 @@ class Slow(CountingEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize("mode", ["next_step", pytest.param("same_step", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("num_timesteps", [6, 8, 2], ids=["ends_with_episodes", "ends_within", "short"])
 def test_time_between_samples_does_not_count(make_runner: MakeRunner, mode: str, num_timesteps: int) -> None:
     seen: list[float] = []

@@ -25,7 +25,7 @@ def small(**settings: Any) -> PPOConfig:
     return config.training(train_batch_size_per_learner=32, minibatch_size=32, num_epochs=1).copy(**settings)
 
 
-@pytest.mark.parametrize("engine", ["embedded", "local", "process"])
+@pytest.mark.parametrize("engine", ["embedded", "local", pytest.param("process", marks=pytest.mark.slow)])
 def test_the_driver_makes_one_spec_and_every_process_builds_from_it(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,8 @@ class TestRecover:
         assert envs[1] is runner.env
         assert envs[0] is not runner.env
 
-    @pytest.mark.parametrize("vectorization", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("vectorization", VECTORIZATIONS)
     def test_does_not_wait_for_an_env_that_cannot_be_closed(self, make_runner: MakeRunner, vectorization: str) -> None:
         here = os.getpid()
 

@@ -212,6 +212,7 @@ class TestTimestepsOfFragmentsThatNobodyWaitsFor:
         # Two runners of 10 steps each: epsilon falls by 0.2 in a round.
         assert found == pytest.approx([0.8, 0.6, 0.4])
 
+    @pytest.mark.slow
     def test_steps_that_are_under_way_elsewhere_count(self, tmp_path: Path) -> None:
         gate = tmp_path / "gate"
         with started(config("process", gate)) as group, opened_at_the_end(gate):

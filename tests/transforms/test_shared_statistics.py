@@ -219,6 +219,7 @@ class Shifted(gym.ObservationWrapper[Any, Any, Any]):
         return (observation * 0.01 + 100).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_normalising_lets_ppo_learn_where_observations_are_far_from_0() -> None:
     def returns(transforms: list[Any]) -> float:
         config = (
