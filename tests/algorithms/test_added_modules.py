@@ -201,7 +201,8 @@ def test_episodes_that_have_begun_keep_their_modules() -> None:
     assert seen == ["rest"] * 2 + ["new"] * (len(seen) - 2)
 
 
-@pytest.mark.parametrize("num_learners", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_learners", [0, 2])
 def test_runners_and_learners_in_other_processes_get_the_module(num_learners: int) -> None:
     config = config_of(PPOConfig).training(train_batch_size_per_learner=32 if num_learners else 64)
     config.env_runners(num_env_runners=1).learners(num_learners=num_learners).engine("process")

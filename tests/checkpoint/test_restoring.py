@@ -95,6 +95,7 @@ def test_the_next_gradient_step_is_the_same_to_the_bit(optimizer: Any, tmp_path:
         assert not same(weights(other), after)  # the weights alone do not do it
 
 
+@pytest.mark.slow
 def test_a_new_process_goes_on_with_counters_schedules_and_windows(tmp_path: Path) -> None:
     with config(kl_coeff=0.2, kl_target=1e-6).build() as algo:
         results = [algo.train() for _ in range(4)]

@@ -171,6 +171,7 @@ def test_wrong_usage_starts_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["held"]
 
 
+@pytest.mark.slow
 def test_a_seed_that_fails_ends_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,7 +53,8 @@ assert saved.checkpoint.path in f"saved in {saved}"
     )
 
 
-@pytest.mark.parametrize("shares", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("shares", [False, True])
 def test_lists_of_states_act_as_trees_do(run: Run, shares: bool) -> None:
     run(
         f"""

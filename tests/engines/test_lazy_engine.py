@@ -84,6 +84,7 @@ def test_an_embedded_algorithm_never_looks_for_the_cluster_of_ray_address() -> N
     assert done.stdout.split() == ["ray", "embedded", "False"], done.stderr
 
 
+@pytest.mark.slow
 def test_runners_and_learners_share_one_engine_that_was_asked_for_all_of_them_first(counted: Counted) -> None:
     config = small().env_runners(num_env_runners=1).learners(num_learners=1).engine("process")
     with config.build() as algorithm:

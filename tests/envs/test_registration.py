@@ -70,9 +70,8 @@ for env, num_envs in (("Pole-v0", 1), ("Named-v0", 1), ("Native-v0", 2)):
 """
 
 
-@pytest.mark.parametrize(
-    "engine", ["process", pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow_on_ray])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))])
 def test_an_env_of_the_script_is_known_to_its_runners(engine: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")

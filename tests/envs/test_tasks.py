@@ -70,7 +70,13 @@ class TestTaskSettableEnv:
 
 
 @pytest.mark.parametrize(
-    ("engine", "num_env_runners"), [("local", 0), ("local", 2), ("process", 2), pytest.param("ray", 2, marks=RAY.marks)]
+    ("engine", "num_env_runners"),
+    [
+        ("local", 0),
+        ("local", 2),
+        pytest.param("process", 2, marks=pytest.mark.slow),
+        pytest.param("ray", 2, marks=RAY.marks),
+    ],
 )
 def test_the_function_of_the_documents_is_called_after_each_iteration(
     engine: str, num_env_runners: int, request: pytest.FixtureRequest

@@ -516,6 +516,7 @@ def test_a_setting_lets_a_round_that_nobody_can_play_end_the_run() -> None:
         assert algo.training_iteration == 1  # training was over
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_runner_is_replaced_and_announced_in_the_main_thread() -> None:
     seen: list[tuple[Any, list[int], bool, bool]] = []
 

@@ -39,9 +39,8 @@ def is_running(pid: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    "engine", ["process", pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))])
 def test_ppo_learns_with_two_learners_until_one_is_killed(engine: str, request: pytest.FixtureRequest) -> None:
     if engine == "ray":
         request.getfixturevalue("ray_runtime")

@@ -52,7 +52,7 @@ CASES = [
 
 
 # Each export takes a second or more, and both formats write the same program: the fast tests share the cases.
-FAST_ONNX = {"PPO-Dict-MultiDiscrete", "DQN-image", "SAC-Box-Box"}
+FAST_ONNX = {"DQN-image", "SAC-Box-Box"}
 
 
 def cases(*, slow: Callable[[str], bool]) -> list[Any]:
