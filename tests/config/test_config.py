@@ -179,7 +179,7 @@ valid_settings = st.fixed_dictionaries(
     optional={
         "lr": schedules,
         "entropy_coeff": schedules,
-        "clip_param": st.floats(0.01, 1) | schedules.filter(lambda value: not isinstance(value, float)),
+        "clip_param": st.floats(0.01, 1) | st.just([(0.0, 0.2), (100.0, 0.0)]),
         "gamma": st.floats(0, 1),
         "lambda_": st.floats(0, 1),
         "num_epochs": st.integers(1, 50),
@@ -287,6 +287,7 @@ def test_a_path_that_names_nothing(path: str, message: str) -> None:
 # Each contradiction, and every word that its message must hold.
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"clip_param": 0.0}, ["clip_param=0.0", "positive", "0.2"]),
+    ({"clip_param": [(0, 0.0), (9, 0.0)]}, ["clip_param=[", "positive", "0.2"]),
     (
         {"minibatch_size": 513, "train_batch_size_per_learner": 512},
         ["minibatch_size=513", "train_batch_size_per_learner"],

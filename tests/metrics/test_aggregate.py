@@ -45,7 +45,7 @@ def given_settings(name: str, kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize("together", [True, False], ids=["one_call", "a_call_each"])
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @given(data=st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_aggregating_workers_gives_what_one_logger_of_all_values_gives(
     name: str, kind: str, together: bool, data: st.DataObject
 ) -> None:
@@ -132,7 +132,7 @@ def is_plain(state: Any) -> bool:
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @given(data=st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_logger_goes_on_from_its_state_as_if_nothing_had_been(name: str, kind: str, data: st.DataObject) -> None:
     given = given_settings(name, kind)
     before, after = (data.draw(rounds_of(kind)) for _ in range(2))

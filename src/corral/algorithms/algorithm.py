@@ -630,9 +630,9 @@ class Algorithm(metaclass=_WithHints):
         steps = self.num_env_steps_sampled_lifetime
         for module_id in self._policies:
             config = self.module_config(module_id)
-            groups = [group for group in config.LR_GROUPS if group != "alpha"]  # a temperature alone is not learning
-            rates = [getattr(config, f"{group}_lr") for group in groups] or [config.lr]
-            has_ended = all(has_ended_at_zero(config.lr if rate is None else rate, steps) for rate in rates)
+            # A temperature alone is not learning.
+            lrs = [lr for group, lr in config.lrs_of_groups().items() if group != "alpha"] or [config.lr]
+            has_ended = all(has_ended_at_zero(lr, steps) for lr in lrs)
             if has_ended and module_id not in self._warned_of_lr and self.trains(module_id):
                 self._warned_of_lr.add(module_id)
                 log.warning(

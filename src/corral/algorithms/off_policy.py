@@ -101,11 +101,7 @@ class OffPolicyConfig(AlgorithmConfig):
         """Return the learning rate after so many env steps, or the one of each group of parameters."""
         if not self.LR_GROUPS:
             return schedule_value(self.lr, num_env_steps)
-        given = {group: getattr(self, f"{group}_lr") for group in self.LR_GROUPS}
-        return {
-            group: schedule_value(self.lr if schedule is None else schedule, num_env_steps)
-            for group, schedule in given.items()
-        }
+        return {group: schedule_value(lr, num_env_steps) for group, lr in self.lrs_of_groups().items()}
 
 
 def off_policy_metrics(*groups: str) -> tuple[str, ...]:

@@ -97,8 +97,12 @@ class PPOConfig(AlgorithmConfig):
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
-        if self.clip_param == 0:
-            raise ConfigError("clip_param=0.0 holds the policy where it is: give a positive number, such as 0.2.")
+        if self.clip_param == 0 or (
+            isinstance(self.clip_param, list) and not any(value for _, value in self.clip_param)
+        ):
+            raise ConfigError(
+                f"clip_param={self.clip_param} holds the policy where it is: give a positive number, such as 0.2."
+            )
         if self.kl_target is not None and (not isinstance(self.kl_coeff, (int, float)) or self.kl_coeff == 0):
             raise ConfigError(
                 f"kl_target={self.kl_target} adapts a coefficient that starts at kl_coeff={self.kl_coeff}: give "

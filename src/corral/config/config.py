@@ -35,6 +35,7 @@ from corral.config.settings import (
     TrainingSettings,
 )
 from corral.core.familiar_names import ALIASES, CONFIG_METHODS, SETTINGS, attribute_error, meaning_of
+from corral.core.schedules import Schedule
 from corral.core.settings import check_names, check_setting
 from corral.errors import ConfigError, UnknownAttributeError, nearest
 
@@ -462,6 +463,11 @@ class AlgorithmConfig(
     def default_exploration(self) -> dict[str, Any]:
         """The `exploration_config` used when the user gives none; it may depend on other settings."""
         return dict(self.DEFAULT_EXPLORATION)
+
+    def lrs_of_groups(self) -> dict[str, Schedule]:
+        """Return the learning rate of each group of `LR_GROUPS`: its own one, or `lr`."""
+        own = {group: getattr(self, f"{group}_lr") for group in self.LR_GROUPS}
+        return {group: self.lr if lr is None else lr for group, lr in own.items()}
 
     @property
     def algo_class(self) -> type[Algorithm]:
