@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import corral_config
+import defaults
 import measuring
 import report
 import run
@@ -180,3 +181,27 @@ def test_rounds_are_counted_by_runner() -> None:
         runner_groups._count_rounds(sample_and_note, steps)
     assert steps == dict.fromkeys((1, 2, 3), 10 * runner_groups.STRAGGLER_ROUNDS)
     assert taken == [30] * (1 + runner_groups.STRAGGLER_ROUNDS)  # the first one is not counted
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [
+        ([500, 500, 500], [400, 450, 420], "better"),
+        ([400, 450, 420], [500, 500, 500], "below"),
+        ([400, 500, 450], [455, 480, 470], "as good"),  # apart by 18, with a standard error of 30
+        ([-400, -450, -420], [-500, -500, -500], "better"),
+        ([9359.3, 9359.6, 9359.9], [9359.8, 9359.9, 9359.9], "as good"),  # solved by both
+        ([9345.0, 9345.1, 9345.2], [9359.8, 9359.9, 9359.9], "below"),  # by more than a thousandth
+    ],
+)
+def test_defaults_are_compared_by_the_standard_error(ours: list[float], theirs: list[float], verdict: str) -> None:
+    assert defaults.judge(ours, theirs) == verdict
+
+
+def test_a_row_without_all_its_seeds_has_no_verdict() -> None:
+    env = "LunarLanderContinuous-v3"
+    fields = {"algo": "SAC", "env": env, "training_return": 1.0, "greedy_return": 2.0, "cpu_seconds": 3.0}
+    runs = [{**fields, "library": library, "seed": seed} for library in defaults.LIBRARIES for seed in range(6)]
+    assert f"| {env} | 20,000 | 1 (1, 1, 1, 1, 1, 1) |" in defaults.render(runs)
+    assert "as good |" in defaults.render(runs)
+    assert "5 of 6 seeds |" in defaults.render(runs[:-1])
