@@ -54,6 +54,7 @@ class TD3Config(OffPolicyConfig):
     DEFAULT_CAPACITY: ClassVar[int] = 1_000_000
     LR_GROUPS: ClassVar[tuple[str, ...]] = ("actor", "critic")
 
+    lr: NonNegativeSchedule = 1e-3
     train_batch_size_per_learner: int = 256
     rollout_fragment_length: int | Literal["auto"] = 1
     target_network_update_freq: int = 0

@@ -25,7 +25,7 @@ from corral.modules.targets import Follower
 class TD3NetworkConfig(NetworkConfig):
     """Settings of the default module of TD3 and DDPG, for each of its networks; the networks share no layers."""
 
-    DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (256, 256)
+    DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (400, 300)
 
 
 class TD3Module(Module):
