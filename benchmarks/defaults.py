@@ -56,9 +56,6 @@ RUNS: dict[str, dict[str, int]] = {
 # After 8,000 to 20,000 steps the returns of SAC and TD3 differ much from seed to seed.
 NUM_SEEDS = {"PPO": 3, "DQN": 3, "SAC": 6, "TD3": 6}
 
-# Returns that differ by less than this part of them are as good: an env that both solve has a small standard error.
-SMALL_DIFFERENCE = 1e-3
-
 INTRODUCTION = [
     "# What the default settings learn",
     "",
@@ -140,10 +137,10 @@ def render(runs: list[Run]) -> str:
         "*Training* is the mean return of the last 100 episodes of training; *greedy* is the mean return of 20",
         "episodes without exploration after training; *CPU* is the mean of the CPU seconds of training. Corral's",
         "greedy return is *as good* if it is not below the one of Stable-Baselines3 by more than the standard",
-        "error of the difference, or a thousandth of the return; the second rule was added for SAC on",
-        "InvertedDoublePendulum, which both libraries solve, and decides no other row. What a run learns does",
-        "not depend on the load of the machine; its CPU seconds depend on it a little. A row with fewer seeds is",
-        "not complete: no verdict is given.",
+        "error of the difference. One bad seed lowers the mean and makes this error large: TD3 on Pendulum-v1 has",
+        "one seed of six at -496 and is *as good* for this reason. What a run learns does not depend on the load",
+        "of the machine; its CPU seconds depend on it a little. A row with fewer seeds is not complete: no verdict",
+        "is given.",
     ]
     for algo, steps in RUNS.items():
         rows = []
@@ -180,7 +177,6 @@ def judge(ours: list[float], theirs: list[float]) -> str:
     """Return whether our mean is better, as good (within the standard error of the difference) or below."""
     difference = statistics.mean(ours) - statistics.mean(theirs)
     error = sum(statistics.variance(values) / len(values) for values in (ours, theirs) if len(values) > 1) ** 0.5
-    error = max(error, SMALL_DIFFERENCE * abs(statistics.mean(theirs)))
     if difference > error:
         return "better"
     return "as good" if difference >= -error else "below"
