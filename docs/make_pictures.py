@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium as gym
 import matplotlib
 import numpy as np
+from matplotlib.ticker import EngFormatter
 from PIL import Image
 
 import corral
@@ -112,7 +113,7 @@ def draw_tuned(folder: Path) -> None:
             axes.plot(steps, mean, color=SYSTEMS["sb3"][1], linewidth=2)
             axes.set_title(envs[place], color=GREY, fontsize=10)
             axes.locator_params(nbins=4)
-            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k, 1M
         figure.tight_layout()
         save_figure(figure, folder / f"tuned-{algo.lower()}.svg")
 
