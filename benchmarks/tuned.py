@@ -91,8 +91,8 @@ and a thick one for their mean. `python docs/make_pictures.py` draws the curves.
 
 *Zoo* is the return of the agent of [rl-baselines3-zoo](https://github.com/DLR-RM/rl-baselines3-zoo) for
 Stable-Baselines3, as its `benchmark.md` reports it: one run, of which the best of several may have been kept, with the
-env steps that it gives, and for LunarLander and MuJoCo on older versions of the envs. Settings without a row were not
-measured: on two cores these runs take days. `corral list tuned` lists all settings.
+env steps that it gives, and for LunarLander and MuJoCo on older versions of the envs. Some settings were not measured:
+on two cores their runs take days.
 
 Some settings were changed after seeds of this table had been seen, so their rows may be a little too good: PPO for Ant
 (621.3 before, chosen with seed 0), for Swimmer (151.2, chosen with seeds 0 and 1), for HalfCheetah (seed 1 gave 747.8)
@@ -151,31 +151,37 @@ def train(algo: str, env: str, seed: int) -> Run:
 
 
 def render(runs: list[Run]) -> str:
-    """Return the page with one table per algorithm."""
+    """Return the page with one table per algorithm and a row per env, also for settings that were not measured."""
     lines = [INTRODUCTION]
     for algo in ZOO:
-        rows = []
+        lines += ["", f"## {algo}", ""]
+        if (HERE.parent / (picture := f"docs/images/tuned-{algo.lower()}.svg")).exists():
+            lines += [f"![Learning curves of {algo}](../{picture})", ""]
+        lines += ["| Env | Env steps | Return | Each seed | Zoo (its env steps) | CPU s |"]
+        lines += ["| --- | ---: | ---: | --- | ---: | ---: |"]
         for env, algos in tuned_algorithms().items():
-            found = [run for run in runs if (run["algo"], run["env"]) == (algo, env)]
-            if algo not in algos or not found:
-                continue
-            returns = [run["greedy_return"] for run in found]
-            deviation = f" ± {statistics.stdev(returns):,.1f}" if len(returns) > 1 else ""
-            zoo, zoo_steps = ZOO[algo].get(env, (None, 0))
-            shown = "" if zoo is None else f"{zoo:,.1f} ({zoo_steps * 1000:,})"
-            cpu = statistics.mean(run["cpu_seconds"] for run in found)
-            num_steps = tuned_settings(env, algo)["stop"]["num_env_steps"]
-            each = ", ".join(f"{value:,.1f}" for value in returns)
-            missing = "" if len(found) >= len(SEEDS) else f" ({len(found)} of {len(SEEDS)} seeds)"
-            mean = f"{statistics.mean(returns):,.1f}{deviation}{missing}"
-            rows.append(f"| {env} | {num_steps:,} | {mean} | {each} | {shown} | {cpu:,.0f} |")
-        if rows:
-            lines += ["", f"## {algo}", ""]
-            if (HERE.parent / (picture := f"docs/images/tuned-{algo.lower()}.svg")).exists():
-                lines += [f"![Learning curves of {algo}](../{picture})", ""]
-            lines += ["| Env | Env steps | Return | Each seed | Zoo (its env steps) | CPU s |"]
-            lines += ["| --- | ---: | ---: | --- | ---: | ---: |", *rows]
+            if algo in algos:
+                found = [run for run in runs if (run["algo"], run["env"]) == (algo, env)]
+                lines.append("| " + " | ".join(row(algo, env, found)) + " |")
     return "\n".join(lines) + "\n"
+
+
+def row(algo: str, env: str, runs: list[Run]) -> list[str]:
+    """Return the cells of a row: what the runs with the tuned settings of an env learned."""
+    num_steps = tuned_settings(env, algo)["stop"]["num_env_steps"]
+    zoo, zoo_steps = ZOO[algo].get(env, (None, 0))
+    shown = "" if zoo is None else f"{zoo:,.1f} ({zoo_steps * 1000:,})"
+    if not runs:
+        return [env, f"{num_steps:,}", "not measured", "", shown, ""]
+    returns = [run["greedy_return"] for run in runs]
+    mean = f"{statistics.mean(returns):,.1f}"
+    if len(returns) > 1:
+        mean += f" ± {statistics.stdev(returns):,.1f}"
+    if len(returns) < len(SEEDS):
+        mean += f" ({len(returns)} of {len(SEEDS)} seeds)"
+    each = ", ".join(f"{value:,.1f}" for value in returns)
+    cpu_seconds = statistics.mean(run["cpu_seconds"] for run in runs)
+    return [env, f"{num_steps:,}", mean, each, shown, f"{cpu_seconds:,.0f}"]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The machinery of `benchmarks/`: ratios, verdicts, and processes that are ended."""
 
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,9 @@ import measuring
 import report
 import run
 import runner_groups
+import tuned
 from cases import CASES, SCRIPTS, select
+from corral.algorithms.tuned_settings import tuned_algorithms
 from corral.envs.vector import EnvContext
 from measuring import Options
 from processes import run_script
@@ -204,3 +207,36 @@ def test_a_row_without_all_its_seeds_has_no_verdict() -> None:
     assert f"| {env} | 20,000 | 1 (1, 1, 1, 1, 1, 1) |" in defaults.render(runs)
     assert "as good |" in defaults.render(runs)
     assert "5 of 6 seeds |" in defaults.render(runs[:-1])
+
+
+def test_the_table_of_tuned_settings_names_every_setting_and_says_what_was_not_measured() -> None:
+    runs = [
+        {"algo": algo, "env": "Pendulum-v1", "greedy_return": -100.0 - 10 * seed, "cpu_seconds": 5.0 + seed}
+        for algo, num_seeds in {"PPO": 5, "SAC": 2, "TD3": 1}.items()
+        for seed in range(num_seeds)
+    ]
+    lines = tuned.render(runs).splitlines()
+    rows = {(line.split()[1], line.split("|")[1].strip()): line for line in with_headings(lines)}
+    assert {*rows} == {(algo, env) for env, algos in tuned_algorithms().items() for algo in algos}
+    ppo, sac, td3 = (rows[algo, "Pendulum-v1"] for algo in ("PPO", "SAC", "TD3"))
+    each = "-100.0, -110.0, -120.0, -130.0, -140.0"
+    assert ppo.endswith(f"| Pendulum-v1 | 100,000 | -120.0 ± 15.8 | {each} | -172.2 (100,000) | 7 |")
+    assert "| -105.0 ± 7.1 (2 of 5 seeds) | -100.0, -110.0 |" in sac
+    assert "| -100.0 (1 of 5 seeds) | -100.0 |" in td3
+    assert rows["SAC", "Hopper-v5"].endswith("| Hopper-v5 | 1,000,000 | not measured |  | 2,325.5 (1,000,000) |  |")
+
+
+def with_headings(lines: list[str]) -> list[str]:
+    """Return the rows of tables, each after the heading of its section."""
+    found, heading = [], ""
+    for line in lines:
+        heading = line if line.startswith("## ") else heading
+        if line.startswith("| ") and not line.startswith(("| Env |", "| ---")):
+            found.append(f"{heading} {line}")
+    return found
+
+
+def test_the_table_of_tuned_settings_in_the_documentation_is_the_one_of_the_runs() -> None:
+    runs = json.loads(tuned.RUNS_FILE.read_text())
+    assert {run["settings"] for run in runs} <= {tuned.fingerprint(run["algo"], run["env"]) for run in runs}
+    assert tuned.TABLE_FILE.read_text() == tuned.render(runs)
