@@ -124,6 +124,12 @@ COMPLETIONS = [
     ("corral train --set training.clip_p", "training.clip_param="),
     ("corral list expl", "explorations"),
     ("corral play x --format g", "gif"),
+    ("corral train --tuned Pend", "Pendulum-v1"),
+    ("corral config PPO training.clip_p", "training.clip_param"),
+    ("corral train --resume my", "my-run"),
+    ("corral evaluate my", "my-run"),
+    ("corral report my", "my-run"),
+    ("corral plot my", "my-run"),
 ]
 
 
@@ -143,14 +149,15 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes(scripts: dict[str, Path]) -> None:
+def test_bash_completes(scripts: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "my-run").mkdir()
     for line, expected in COMPLETIONS:
         words = shlex.split(line)
         code = (
             f"source {shlex.quote(str(scripts['bash']))}\nCOMP_WORDS=({shlex.join(words)}); "
             f'COMP_CWORD={len(words) - 1}\n_corral_complete\nprintf "%s\\n" "${{COMPREPLY[@]}}"'
         )
-        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
+        done = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S)
         assert expected in done.stdout.splitlines(), (line, done.stdout, done.stderr)
 
 
