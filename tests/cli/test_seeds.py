@@ -115,6 +115,8 @@ def test_seeds_are_numbers_and_ranges(text: str, seeds: list[int]) -> None:
         ("4-0", "the range 4-0 ends before it begins"),
         ("0-4,2", "seed 2 is named twice"),
         ("0-999999999999", "more than 1000 seeds"),
+        ("0-1000", "more than 1000 seeds"),
+        (str(2**63), "a seed must be at most 9223372036854775807"),
     ],
 )
 def test_wrong_seeds(text: str, message: str) -> None:
@@ -152,6 +154,7 @@ def test_a_damaged_set_is_named(text: str, tmp_path: Path) -> None:
         (["--parallel", "2"], 2, "--parallel goes with --seeds"),
         (["--seeds", "0-1", "--set", "training.lrr=1"], 2, "Did you mean 'lr'?"),
         (["--seeds", "0-1", "--run-dir", "held"], 6, "already holds runs with --seeds: continue them with --resume"),
+        (["--run-dir", "held"], 6, "already holds runs with --seeds: continue them with --resume held, or choose"),
         (["--seeds", "0-1", "--resume", "nowhere"], 6, "nowhere is not the directory of a run with --seeds"),
     ],
 )
