@@ -14,13 +14,15 @@ import gymnasium as gym
 import pytest
 
 from corral import PPOConfig
-from corral.algorithms.registry import ALGORITHMS
+from corral.algorithms.registry import ALGORITHMS, config_class
 from corral.cli.experiment import parse_pair
 from corral.cli.main import main
 from corral.cli.parser import make_parser
+from corral.config.settings import GROUPS
 from corral.envs.listing import newest_versions
 from corral.errors import ConfigError
 from corral.exploration import BUILT_IN
+from corral.loggers.run import plain
 from user_files import write_my_algo
 
 DEADLINE_S = 240.0
@@ -63,6 +65,17 @@ def test_config_as_json_has_the_defaults_of_the_algorithm(capsys: pytest.Capture
         assert all(setting["group"] == "training" and setting["meaning"] for setting in found["settings"])
         assert by_name["gamma"]["bounds"] == ["in [0, 1]"]
         assert ("clip_param" in by_name) == (algo == "PPO")
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_config_has_the_defaults_of_a_new_config(algo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(printed(["config", algo, "--json"], capsys))["settings"]
+    shown = {setting["path"]: setting["default"] for setting in found if setting["group"] in GROUPS}
+    config = config_class(algo)()
+    real = {
+        f"{group}.{name}": getattr(config, name) for group, names in config.group_fields().items() for name in names
+    }
+    assert shown == json.loads(json.dumps(plain(real)))
 
 
 def test_config_knows_the_algorithm_of_a_user(

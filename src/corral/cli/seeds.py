@@ -59,10 +59,11 @@ def train_seeds(options: argparse.Namespace) -> int:
         title = f"{config.algo_name} on {env_name(config.env)}, {len(found.seeds)} seeds"
         with SeedDisplay(found, runs, title, quiet=options.quiet) as display:
             interrupted = run_all(runs, parallel, display.update, display.say_ending)
-    return _status(found) if interrupted is None else interrupted
+    return status_of_set(found) if interrupted is None else interrupted
 
 
-def _status(found: SeedSet) -> int:
+def status_of_set(found: SeedSet) -> int:
+    """Return 0 if no run failed, the status of the runs that failed if it is the same for all of them, else 1."""
     failed = {status for status in found.statuses.values() if status != 0}
     return 0 if not failed else failed.pop() if len(failed) == 1 else EXIT_ERROR
 
