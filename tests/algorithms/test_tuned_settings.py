@@ -59,14 +59,15 @@ def test_a_name_without_settings_is_refused_with_what_there_is() -> None:
         tuned_settings("CartPole-v0")
     with pytest.raises(ConfigError, match="no tuned settings of DQN for env 'Pendulum-v1', but of PPO, SAC, TD3"):
         tuned_settings("Pendulum-v1", "DQN")
-    with pytest.raises(ConfigError, match=r"no tuned settings of 'ppo'\. Did you mean 'PPO'"):
-        tuned_settings("Pendulum-v1", "ppo")
+    with pytest.raises(ConfigError, match=r"no tuned settings of 'PPA'\. Did you mean 'PPO'"):
+        tuned_settings("Pendulum-v1", "PPA")
 
 
 def test_the_first_algorithm_with_settings_is_taken_and_a_caller_may_change_them() -> None:
     for env, algos in tuned_algorithms().items():
         assert algos == [algo for algo in TUNED_ALGORITHMS if algo in algos]
         assert tuned_settings(env)["algo"] == algos[0]
+        assert tuned_settings(env, algos[-1].lower()) == tuned_settings(env, algos[-1])
     tuned_settings("CartPole-v1")["training"]["gamma"] = 0.0
     assert tuned_settings("CartPole-v1")["training"]["gamma"] == 0.98
 

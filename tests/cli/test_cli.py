@@ -130,17 +130,21 @@ def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--set", "training.seed=1"], "It belongs to .debugging(...)."),
         (["--set", "training.lr=fast"], "lr='fast'"),
         (["--set", "training.lr"], "--set 'training.lr': expected NAME=VALUE."),
+        (["--set", "training=3"], "'training' is a group of settings: name one of them, such as training.lr."),
+        (["--set", "environment.env_config={a: 1, a: 2}"], "'a' is there twice"),
+        (["--seed", str(2**63)], "seed=9223372036854775808 must be at most 9223372036854775807."),
         (["--set", "training.lr=[1"], "the value is not valid YAML"),
         (["--set", "training.minibatch_size=100000"], "minibatch_size=100000 is larger than train_batch_size"),
         (["--set", "rl_module.model_config.fcnet_hidden=[8]"], "Did you mean 'fcnet_hiddens'?"),
         (["--set", "training.lr.key=1"], "'training.lr.key': lr=0.0003 is not a dict"),
         (["--set", "training.lrr.key=1"], "training: unknown setting 'lrr'."),
-        (["--set", "training=1"], "training: unknown setting ''."),
         (["--seed", "x"], "seed='x'"),
         (["--seed", "-1"], "seed='-1' must be at least 0"),
         (["--stop", "num_env_steps=soon"], "stop: num_env_steps must be a number, got 'soon'."),
         (["--stop", "entropy<soon"], "stop: entropy must be a number, got 'soon'."),
-        (["--stop", "entropy"], "--stop 'entropy': expected NAME=VALUE."),
+        (["--stop", "entropy"], "--stop 'entropy': expected NAME=NUMBER"),
+        (["--stop", "entropy>1"], "--stop 'entropy>1': expected NAME=NUMBER, which is reached from below, or 'NAME<"),
+        (["--stop", "entropy<=1"], "--stop 'entropy<=1': expected NAME=NUMBER"),
         (["--config", "missing.yaml"], "--config missing.yaml"),
     ],
 )
@@ -167,7 +171,7 @@ def test_wrong_usage(
     [
         (CARTPOLE, "no stop criterion: give --stop episode_return_mean=450"),
         (["train", "--env", "CartPole-v1", *SHORT], "no algorithm: give --algo PPO"),
-        (["train", "--algo", "PPO", *SHORT], "no env was given"),
+        (["train", "--algo", "PPO", *SHORT], "no env was given: call .environment('CartPole-v1'), or give --env"),
     ],
 )
 def test_what_is_missing_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,6 +188,8 @@ def test_what_is_missing_is_named(arguments: list[str], message: str, capsys: py
         "algo: PPO\ntrainig: {}",
         "a: b: c",
         "training: 3",
+        "training: {lr: 1}\ntraining: {gamma: 0.5}",
+        "training: {lr: 1, lr: 2}",
     ],
 )
 def test_wrong_files(
@@ -427,3 +433,11 @@ def test_the_command_is_installed() -> None:
     assert command is not None
     done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert done.stdout.startswith("corral 0.")
+
+
+@pytest.mark.parametrize("option", ["--run-dir", "--resume"])
+def test_an_empty_path_is_not_the_working_directory(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*CARTPOLE, *SHORT, option, ""])
+    assert ended.value.code == 2
+    assert f"argument {option}: the path is empty" in capsys.readouterr().err

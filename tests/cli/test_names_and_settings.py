@@ -14,13 +14,15 @@ import gymnasium as gym
 import pytest
 
 from corral import PPOConfig
-from corral.algorithms.registry import ALGORITHMS
+from corral.algorithms.registry import ALGORITHMS, config_class
 from corral.cli.experiment import parse_pair
 from corral.cli.main import main
 from corral.cli.parser import make_parser
+from corral.config.settings import GROUPS
 from corral.envs.listing import newest_versions
 from corral.errors import ConfigError
 from corral.exploration import BUILT_IN
+from corral.loggers.run import plain
 from user_files import write_my_algo
 
 DEADLINE_S = 240.0
@@ -63,6 +65,17 @@ def test_config_as_json_has_the_defaults_of_the_algorithm(capsys: pytest.Capture
         assert all(setting["group"] == "training" and setting["meaning"] for setting in found["settings"])
         assert by_name["gamma"]["bounds"] == ["in [0, 1]"]
         assert ("clip_param" in by_name) == (algo == "PPO")
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_config_has_the_defaults_of_a_new_config(algo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(printed(["config", algo, "--json"], capsys))["settings"]
+    shown = {setting["path"]: setting["default"] for setting in found if setting["group"] in GROUPS}
+    config = config_class(algo)()
+    real = {
+        f"{group}.{name}": getattr(config, name) for group, names in config.group_fields().items() for name in names
+    }
+    assert shown == json.loads(json.dumps(plain(real)))
 
 
 def test_config_knows_the_algorithm_of_a_user(
@@ -124,6 +137,12 @@ COMPLETIONS = [
     ("corral train --set training.clip_p", "training.clip_param="),
     ("corral list expl", "explorations"),
     ("corral play x --format g", "gif"),
+    ("corral train --tuned Pend", "Pendulum-v1"),
+    ("corral config PPO training.clip_p", "training.clip_param"),
+    ("corral train --resume my", "my-run"),
+    ("corral evaluate my", "my-run"),
+    ("corral report my", "my-run"),
+    ("corral plot my", "my-run"),
 ]
 
 
@@ -143,14 +162,15 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes(scripts: dict[str, Path]) -> None:
+def test_bash_completes(scripts: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "my-run").mkdir()
     for line, expected in COMPLETIONS:
         words = shlex.split(line)
         code = (
             f"source {shlex.quote(str(scripts['bash']))}\nCOMP_WORDS=({shlex.join(words)}); "
             f'COMP_CWORD={len(words) - 1}\n_corral_complete\nprintf "%s\\n" "${{COMPREPLY[@]}}"'
         )
-        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
+        done = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S)
         assert expected in done.stdout.splitlines(), (line, done.stdout, done.stderr)
 
 

@@ -58,6 +58,23 @@ def test_a_run_whose_output_cannot_be_written_ends_well(redirection: str, shown:
         assert "The run is stored in l?uft\n" in done.stdout
 
 
+@pytest.mark.parametrize("command", ["list envs --all", "config PPO", "config PPO --json", "completion bash", "events"])
+def test_a_command_whose_reader_closes_the_pipe_ends_well(command: str, tmp_path: Path) -> None:
+    # The pipe is closed before the command starts, so that nothing of its output can be written.
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "corral", *command.split()],
+        cwd=tmp_path,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.slow
 def test_a_terminal_without_unicode(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()

@@ -10,15 +10,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import yaml
 
 from corral.cli.main import main
+from corral.cli.seed_display import describe_summary
+from corral.cli.seed_processes import SeedRun, num_cores, run_all
 from corral.cli.seed_set import SeedSet, parse_seeds, read_set
+from corral.cli.seeds import status_of_set
 from corral.core.intervals import t_interval
 from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.run import locked
@@ -115,6 +119,8 @@ def test_seeds_are_numbers_and_ranges(text: str, seeds: list[int]) -> None:
         ("4-0", "the range 4-0 ends before it begins"),
         ("0-4,2", "seed 2 is named twice"),
         ("0-999999999999", "more than 1000 seeds"),
+        ("0-1000", "more than 1000 seeds"),
+        (str(2**63), "a seed must be at most 9223372036854775807"),
     ],
 )
 def test_wrong_seeds(text: str, message: str) -> None:
@@ -136,6 +142,62 @@ def test_a_set_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert found["summary"]["returns"] == [5.0] and found["summary"]["std"] is None
 
 
+def test_only_runs_that_finished_count(tmp_path: Path) -> None:
+    found = SeedSet(tmp_path, [0, 1, 2, 3], {0: 0, 1: 3, 2: 0})
+    for seed, value in enumerate((4.0, 100.0, 6.0, 100.0)):
+        write_run(found.run_dir(seed), trained=value)
+    assert found.finished == [0, 2]
+    assert (found.summary().returns, found.summary().mean) == ([4.0, 6.0], 5.0)
+    assert describe_summary(found.summary()).startswith(": mean return 5.0, standard deviation 1.4, 95% interval -7.7 ")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"), [({0: 0, 1: 0}, 0), ({0: 0, 1: 3}, 3), ({0: 3, 1: 3}, 3), ({0: 3, 1: 7}, 1)]
+)
+def test_the_exit_status_of_a_set(statuses: dict[int, int], expected: int, tmp_path: Path) -> None:
+    assert status_of_set(SeedSet(tmp_path, [0, 1], statuses)) == expected
+
+
+class Alone(SeedRun):
+    """A process that runs some code, and notes how many others run when it starts."""
+
+    runs: ClassVar[list[Alone]] = []
+    code = "pass"
+    num_running = 0
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        self.environment = environment
+        self.num_running = sum(run.process is not None and run.process.poll() is None for run in self.runs)
+        self.process = subprocess.Popen([sys.executable, "-c", self.code], stdin=subprocess.PIPE)
+
+
+def test_runs_share_the_cores_and_no_more_than_asked_for_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(Alone, "runs", [Alone(seed, tmp_path, []) for seed in range(4)])
+    monkeypatch.setattr(Alone, "code", "import sys; sys.stdin.read()")  # until the test closes its input
+
+    def look() -> None:
+        running = [run for run in Alone.runs if run.process is not None and run.process.poll() is None]
+        if running and (len(running) >= 2 or Alone.runs[-1].process is not None):
+            running[0].process.stdin.close()
+
+    assert run_all(Alone.runs, 2, look, lambda: None) is None
+    assert [run.num_running for run in Alone.runs] == [0, 1, 1, 1]
+    assert Alone.runs[0].environment["OMP_NUM_THREADS"] == str(max(1, num_cores() // 2))
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert run_all([last := Alone(9, tmp_path, [])], 1, lambda: last.process.stdin.close(), lambda: None) is None
+    assert last.environment["OMP_NUM_THREADS"] == "7"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill -9 is of POSIX")
+def test_a_run_that_is_killed_has_the_status_of_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Alone, "code", "import os; os.kill(os.getpid(), 9)")
+    run = Alone(0, tmp_path, [])
+    assert run.status is None
+    assert run_all([run], 1, lambda: None, lambda: None) is None
+    assert run.status == 137
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"runs": [{}]}'])
 def test_a_damaged_set_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "seeds.json").write_text(text, encoding="utf-8")
@@ -152,6 +214,7 @@ def test_a_damaged_set_is_named(text: str, tmp_path: Path) -> None:
         (["--parallel", "2"], 2, "--parallel goes with --seeds"),
         (["--seeds", "0-1", "--set", "training.lrr=1"], 2, "Did you mean 'lr'?"),
         (["--seeds", "0-1", "--run-dir", "held"], 6, "already holds runs with --seeds: continue them with --resume"),
+        (["--run-dir", "held"], 6, "already holds runs with --seeds: continue them with --resume held, or choose"),
         (["--seeds", "0-1", "--resume", "nowhere"], 6, "nowhere is not the directory of a run with --seeds"),
     ],
 )

@@ -15,6 +15,12 @@ from corral.testing import CountingEnv
 def make_env(config):
     return CountingEnv(config)
 """
+BROKEN = {
+    "needs_more": "import no_such_package\n",
+    "raises": "import json\n\nraise RuntimeError('no data')\n",
+    "is_a_script": "import sys\n\nsys.exit(4)\n",
+    "is_cut": "def make_env(:\n",
+}
 TINY = [
     *("--set", "training.train_batch_size_per_learner=32", "--set", "training.minibatch_size=16"),
     *("--set", "training.num_epochs=1", "--set", "env_runners.num_envs_per_env_runner=2"),
@@ -53,9 +59,13 @@ def test_all_commands_find_the_env(tmp_path: Path) -> None:
         ("my_env:make_env", "No module named 'my_env'; the nearest one in the working directory is 'my_envs'."),
         ("my_envs.make_env", "If it is an import path, write a colon before the name: 'my_envs:make_env'."),
         ("needs_more:make_env", "the module 'needs_more' raised: No module named 'no_such_package'"),
+        ("raises:make_env", "the module 'raises' raised RuntimeError: no data ("),
+        ("raises:make_env", "raises.py, line 3)."),
+        ("is_a_script:make_env", "the module 'is_a_script' raised SystemExit: 4 ("),
+        ("is_cut:make_env", "the module 'is_cut' raised SyntaxError: "),
     ],
 )
-def test_typos_are_answered(
+def test_what_cannot_be_imported_is_named(
     env: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from corral.cli.main import main
@@ -64,7 +74,9 @@ def test_typos_are_answered(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "my_envs", raising=False)
     (tmp_path / "my_envs.py").write_text(MY_ENVS, encoding="utf-8")
-    (tmp_path / "needs_more.py").write_text("import no_such_package\n", encoding="utf-8")
+    for name, text in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     assert main(["train", "--algo", "PPO", "--env", env, *TINY]) == 2
-    assert message in capsys.readouterr().err
+    assert message in (error := capsys.readouterr().err)
+    assert error.startswith("corral: environment: ") and "Traceback" not in error
     monkeypatch.delitem(sys.modules, "my_envs", raising=False)

@@ -28,6 +28,8 @@ def tuned_settings(env: str, algo: str | None = None) -> dict[str, Any]:
         ConfigError: There are none for this env, or none of this algorithm; the message says what there is.
     """
     by_env = tuned_algorithms()
+    if algo is not None:  # upper and lower case are the same, as for all names of algorithms
+        algo = next((known for known in TUNED_ALGORITHMS if known.lower() == algo.lower()), algo)
     if algo is not None and algo not in TUNED_ALGORITHMS:
         near = nearest(algo, TUNED_ALGORITHMS)
         raise ConfigError(f"there are no tuned settings of {algo!r}. {near}")

@@ -15,8 +15,9 @@ from corral.config.description import describe_config
 from corral.envs.listing import newest_versions, registered_ids
 from corral.loggers.named import NAMES as LOGGERS
 
-FILES = {"config": shtab.FILE, "run_dir": shtab.DIRECTORY, "resume": shtab.DIRECTORY, "record": shtab.DIRECTORY}
-"""What completes options that take a path, by the name that the option is stored under."""
+DIRECTORIES = ("run_dir", "resume", "record", "runs")
+FILES = {"config": shtab.FILE, "output": shtab.FILE, **dict.fromkeys(DIRECTORIES, shtab.DIRECTORY)}
+"""What completes options and arguments that are paths, by the name that they are stored under."""
 
 # shtab adds a space after each name, and a setting continues with its value.
 NO_SPACE = """

@@ -138,11 +138,13 @@ def parse_criterion(text: str) -> tuple[str, Any]:
     Raises:
         ConfigError: The text is something else.
     """
-    name, below, _ = text.partition("<")
-    if not below or "=" in name:
-        return parse_pair(text, "--stop")
+    match = re.fullmatch(r"[^=<>]+([=<])[^=<>]*", text)
+    if match is None:
+        raise ConfigError(
+            f"--stop {text!r}: expected NAME=NUMBER, which is reached from below, or 'NAME<NUMBER' in quotes."
+        )
     name, limit = parse_pair(text.replace("<", "=", 1), "--stop")
-    return name, {"below": limit}
+    return name, limit if match[1] == "=" else {"below": limit}
 
 
 def parse_pair(text: str, option: str) -> tuple[str, Any]:
@@ -166,7 +168,25 @@ def parse_pair(text: str, option: str) -> tuple[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as a number, as YAML 1.2 does; for YAML 1.1 it is a string, since it has no dot."""
+    """Reads 1e-3 as a number, as YAML 1.2 does, and refuses a key that a mapping has twice.
+
+    For YAML 1.1, 1e-3 is a string, since it has no dot. Of a key that is there twice, PyYAML takes the last one.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return the node of a mapping.
+
+        Raises:
+            yaml.composer.ComposerError: It has a key twice.
+        """
+        node = super().compose_mapping_node(anchor)
+        names = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in names:
+                problem = f"{key.value!r} is there twice: write what belongs to it in one place"
+                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+            names.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+        return node
 
 
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")

@@ -13,6 +13,9 @@ from corral.cli.exit_status import OWN_ERRORS, interrupted_status, print_error, 
 from corral.cli.parser import make_parser
 from corral.core.interrupts import ending_signals_raised
 
+PRINTS_ONLY = ("checkpoint", "config", "list", "events", "completion")
+"""Commands that print and do nothing else."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status.
@@ -38,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OWN_ERRORS as error:
         print_error(error)
         return status_of(error)
+    except (BrokenPipeError, SystemExit) as error:
+        if options.command not in PRINTS_ONLY or not isinstance(error.__context__ or error, BrokenPipeError):
+            raise
+        return 0  # the reader has read what it wants, as in `corral list envs | head`; Rich makes a SystemExit of it
     finally:
         _drop_unwritable_output()
 

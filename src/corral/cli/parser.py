@@ -45,6 +45,13 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _path(text: str) -> Path:
+    """Return a path; an empty one, as of a variable of the shell that is not set, would be the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
+
+
 def _add_train(commands: Any) -> None:
     train = commands.add_parser(
         "train",
@@ -92,10 +99,10 @@ def _add_train(commands: Any) -> None:
         metavar="GROUP.NAME=VALUE",
         help="any setting; a value is read as YAML, such as 3e-3, [64, 64] or true",
     )
-    train.add_argument("--run-dir", type=Path, help="where to write; runs/<algo>-<env>-<time> if left out")
+    train.add_argument("--run-dir", type=_path, help="where to write; runs/<algo>-<env>-<time> if left out")
     train.add_argument(
         "--resume",
-        type=Path,
+        type=_path,
         metavar="RUN",
         help="continue the run, or the runs of --seeds, in this directory, with its settings and stop criteria where "
         "no option overrides them",

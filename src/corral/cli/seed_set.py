@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from corral.core.run_files import SEEDS_FILE
+from corral.core.settings import LARGEST_SEED
 from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.run_summary import RunNumbers, RunsSummary, last_numbers, summarize_numbers
 
@@ -101,7 +102,7 @@ def parse_seeds(text: str) -> list[int]:
     """Return the seeds of a text such as `"0-4"` or `"0,3,7-9"`.
 
     Raises:
-        ConfigError: The text is something else, names a seed twice, or names more than 1000.
+        ConfigError: The text is something else, names a seed twice or one that is too large, or names more than 1000.
     """
     seeds: list[int] = []
     for part in text.split(","):
@@ -111,6 +112,8 @@ def parse_seeds(text: str) -> list[int]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ConfigError(f"--seeds {text!r}: the range {part.strip()} ends before it begins.")
+        if last > LARGEST_SEED:
+            raise ConfigError(f"--seeds {text!r}: a seed must be at most {LARGEST_SEED}.")
         if len(seeds) + last - first >= MOST_SEEDS:
             raise ConfigError(f"--seeds {text!r}: more than {MOST_SEEDS} seeds.")
         seeds += range(first, last + 1)

@@ -18,7 +18,7 @@ from corral.cli.exit_status import EXIT_ERROR
 from corral.cli.experiment import load_experiment, overriding_arguments
 from corral.cli.seed_display import SeedDisplay
 from corral.cli.seed_processes import SeedRun, num_cores, run_all
-from corral.cli.seed_set import EXPERIMENT_FILE, SeedSet, is_set, parse_seeds, read_set
+from corral.cli.seed_set import EXPERIMENT_FILE, SeedSet, parse_seeds, read_set
 from corral.config.config import AlgorithmConfig
 from corral.core.run_files import SET_ASIDE
 from corral.envs.vector import env_name
@@ -59,10 +59,11 @@ def train_seeds(options: argparse.Namespace) -> int:
         title = f"{config.algo_name} on {env_name(config.env)}, {len(found.seeds)} seeds"
         with SeedDisplay(found, runs, title, quiet=options.quiet) as display:
             interrupted = run_all(runs, parallel, display.update, display.say_ending)
-    return _status(found) if interrupted is None else interrupted
+    return status_of_set(found) if interrupted is None else interrupted
 
 
-def _status(found: SeedSet) -> int:
+def status_of_set(found: SeedSet) -> int:
+    """Return 0 if no run failed, the status of the runs that failed if it is the same for all of them, else 1."""
     failed = {status for status in found.statuses.values() if status != 0}
     return 0 if not failed else failed.pop() if len(failed) == 1 else EXIT_ERROR
 
@@ -103,10 +104,8 @@ def _new_home(options: argparse.Namespace, config: AlgorithmConfig) -> Path:
         FileExistsError: It holds runs already.
         RunDirectoryError: It cannot be written.
     """
-    check_run_dir(options.run_dir)
     home = Path("runs") / f"{run_name(config)}-seeds" if options.run_dir is None else Path(options.run_dir)
-    if is_set(home):
-        raise FileExistsError(f"{home} already holds runs with --seeds: continue them with --resume {home}.")
+    check_run_dir(home)
     return home
 
 

@@ -418,6 +418,9 @@ class AlgorithmConfig(
             paths = [f"{g}.{n}" for g, names in self.group_fields().items() for n in names]
             hint = self.meaning_of(path.rpartition(".")[2]) or nearest(path, paths)
             raise ConfigError(f"config: unknown setting {path!r}. {hint}")
+        if not name:
+            first = self.group_fields()[group][0]
+            raise ConfigError(f"config: {path!r} is a group of settings: name one of them, such as {path}.{first}.")
         if key and name in self.group_fields()[group]:
             try:
                 value = _with_key(getattr(self, name), name, key, value)

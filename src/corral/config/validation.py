@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from corral.callbacks.dispatch import check_callbacks, events_with_sub_envs
 from corral.config.settings import EvaluationSettings, MultiAgentSettings
-from corral.core.settings import check_values, import_path, same_value
+from corral.core.settings import LARGEST_SEED, check_values, import_path, same_value
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
 from corral.envs.episode_resets import RESET_FN_ARGUMENTS, reset_fn_arguments
@@ -43,11 +43,16 @@ def validate(config: AlgorithmConfig) -> None:
         ConfigError: The message names the setting, or both settings of a contradiction, and the remedy.
     """
     if config.env is None:
-        raise ConfigError("environment: no env was given; call .environment('CartPole-v1') or use another env.")
+        raise ConfigError(
+            "environment: no env was given: call .environment('CartPole-v1'), or give --env CartPole-v1 on the command "
+            "line."
+        )
     check_loggers(config.loggers, "reporting: loggers")
     check_values(config)  # a subclass may have bad defaults, and lists may have been changed in place
     if callable(config.policies_to_train):
         _check_called("policies_to_train", config.policies_to_train, "module_id")
+    if config.seed is not None and config.seed > LARGEST_SEED:
+        raise ConfigError(f"debugging: seed={config.seed} must be at most {LARGEST_SEED}.")
     _validate_batch(config)
     _validate_module(config)
     _validate_sampling(config)

@@ -11,6 +11,7 @@ import functools
 import importlib
 import operator
 import sys
+import traceback
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -24,9 +25,12 @@ from pydantic_core import PydanticKnownError
 
 from corral.core.familiar_names import meaning_of_key
 from corral.core.schedules import Schedule, schedule_problem
-from corral.errors import ConfigError, nearest, nearest_name
+from corral.errors import ConfigError, MissingPackageError, nearest, nearest_name
 
 T = TypeVar("T")
+
+LARGEST_SEED = 2**63 - 1
+"""Largest seed that the generators of torch and of most envs take."""
 
 
 def import_path(path: str) -> Any:
@@ -78,6 +82,20 @@ def module_named(name: str, path: str) -> Any:
             f"{path!r} cannot be imported: {error}{hint}. The module must be in the working directory, on PYTHONPATH, "
             "or installed"
         ) from error
+    except MissingPackageError:
+        raise
+    except (Exception, SystemExit) as error:  # a script may end the process where it is imported
+        raise ConfigError(
+            f"{path!r} cannot be imported: the module {name!r} raised {type(error).__name__}: {error}{_line_of(error)}"
+        ) from error
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the line of the user's module that raised while it was imported, as the end of a message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename not in (__file__, importlib.__file__)]
+    line = next((frame for frame in own if not frame.filename.startswith("<frozen")), None)
+    return "" if line is None else f" ({line.filename}, line {line.lineno})"
 
 
 def path_of(value: Any) -> str:

@@ -20,7 +20,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from corral.core.interrupts import interrupts_deferred, name_of_interrupt
-from corral.core.run_files import PROGRESS_FILE, RESULTS_FILE
+from corral.core.run_files import PROGRESS_FILE, RESULTS_FILE, SEEDS_FILE
 from corral.core.settings import path_of
 from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.base import Logger
@@ -298,15 +298,20 @@ def check_run_dir(run_dir: str | Path | None) -> None:
         run_dir: The directory, which need not exist; `None` is `runs` in the working directory.
 
     Raises:
-        FileExistsError: The directory already holds a run.
+        FileExistsError: The directory already holds a run, or the runs of several seeds.
         RunDirectoryError: The directory cannot be made, or no file can be written there.
     """
     path = Path("runs" if run_dir is None else run_dir)
     try:
+        holds_set = (path / SEEDS_FILE).is_file()
         holds_run = any((path / name).is_file() for name in (CONFIG_FILE, RESULTS_FILE, PROGRESS_FILE))
         there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     except OSError as error:
         raise _not_writable(path, error) from error
+    if holds_set:
+        raise FileExistsError(
+            f"{path} already holds runs with --seeds: continue them with --resume {path}, or choose another directory."
+        )
     if holds_run:
         raise FileExistsError(f"{path} already holds a run or its results: choose another directory, or move it away.")
     try:
