@@ -239,6 +239,29 @@ class TestMLflow:
         [image] = (directory / "images").glob("image*.png")
         np.testing.assert_array_equal(pixels(image), IMAGE)
 
+    @pytest.mark.filterwarnings("ignore")  # of SQLAlchemy and of MLflow's own code
+    def test_a_name_that_mlflow_refuses_costs_no_other_number(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("mlflow")
+        monkeypatch.chdir(tmp_path)
+        uri = f"sqlite:///{tmp_path}/mlflow.db"
+        logger = MLflowLogger(tracking_uri=uri)
+        names = ["", "..", "/first", "last/", "a//b", "a/../b", "é", "a?", "a!", "a_", "x" * 300, "x" * 301]
+        values = {name: float(number) for number, name in enumerate(names)}
+        logger.open(tmp_path, {"env": {"a?": 1, "a!": 2, "": 3}})
+        logger.log_result(result(10, **values, **{"seen:now": IMAGE}))
+        logger.close()
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(tracking_uri=uri)
+        data = client.get_run(logger.run_id).data
+        assert sorted(data.metrics.values()) == sorted([*values.values(), 10.0])
+        assert {"a_", "a__2", "a__3", "_/first", "last/_", "a/_/b", "a/__/b"} <= {*data.metrics}
+        assert sorted(data.params.values()) == ["1", "2", "3"]
+        images = [file.path for file in client.list_artifacts(logger.run_id, "images") if file.path.endswith(".png")]
+        assert len(images) == 1 and images[0].startswith("images/seen_now")
+
     def test_a_server_that_is_not_there_is_found_soon(self, tmp_path: Path) -> None:
         pytest.importorskip("mlflow")
         with pytest.raises(OSError):

@@ -20,7 +20,7 @@ from corral.report import write_report
 from corral.report.groups import group_runs
 from corral.report.runs import read_runs
 from corral.report.sections import evaluation_section, learning_section
-from corral.report.time_figures import bottleneck_figure, part_seconds, totals_figure
+from corral.report.time_figures import bottleneck_figure, part_seconds, shares_figure, totals_figure
 from written_runs import config, evaluated, result, write_run
 
 pytest.importorskip("plotly")
@@ -104,6 +104,16 @@ def test_the_time_is_divided_among_its_parts(tmp_path: Path) -> None:
     assert (min(where), max(where)) == (0, 300)
     assert {part for x, part in where.items() if x < 200} == {"learning"}
     assert {part for x, part in where.items() if x > 201} == {"env_step"}
+
+
+def test_the_shares_of_a_single_iteration_have_an_area(tmp_path: Path) -> None:
+    (group,) = group_runs(read_runs([write_run(tmp_path / "run", [1.0])]))
+    shares = shares_figure(group, "steps")
+    assert shares is not None
+    assert {trace["name"]: (trace["x"], trace["y"]) for trace in shares["data"]} == {
+        "env_step": ([0, 100], [25, 25]),
+        "learning": ([0, 100], [75, 75]),
+    }
 
 
 @pytest.mark.parametrize(
