@@ -82,6 +82,19 @@ def test_curves_of_several_seeds_have_a_mean_with_an_interval(tmp_path: Path) ->
     assert by_time["data"][2]["x"] == [2, 4]
 
 
+def test_each_env_has_its_own_learning_curves(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [500.0, 500.0], settings=config(0))
+    write_run(tmp_path / "b", [-900.0, -300.0], settings=config(0, env="my_envs:Pendulum"))
+    write_run(tmp_path / "c", [-800.0, -200.0], settings=config(0, env="my_envs:Pendulum", algo="SAC"))
+    figures = learning_section(group_runs(read_runs([tmp_path]))).blocks[0].figures
+    shown = [(figure["layout"]["title"]["text"], [trace["y"] for trace in figure["data"]]) for figure in figures]
+    cart_pole = ("Mean return in training, CartPole-v1", [[500, 500]])
+    pendulum = ("Mean return in training, Pendulum", [[-900, -300], [-800, -200]])
+    assert shown == [cart_pole, cart_pole, pendulum, pendulum]
+    colors = [[trace["line"]["color"] for trace in figure["data"]] for figure in figures]
+    assert len({*colors[0], *colors[2]}) == 3
+
+
 def test_a_round_of_evaluation_has_the_interval_of_its_result(tmp_path: Path) -> None:
     rows = [evaluated(result(1, 1.0), 50.0), evaluated(result(2, 1.0), 50.0, fresh=False)]
     groups = group_runs(read_runs([write_run(tmp_path / "run", results=rows)]))

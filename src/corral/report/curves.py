@@ -34,6 +34,9 @@ class Curve:
     y: Column
 
 
+NO_POINTS = Curve(np.array([]), np.array([]))
+
+
 @dataclass(frozen=True)
 class MeanCurve:
     """Mean of several curves.
@@ -76,7 +79,7 @@ def speed_curve(run: RunRecord, x_axis: str) -> Curve:
         run.numbers.get(key, np.array([])) for key in ("env_runners/num_env_steps_sampled", "timers/iteration_s")
     )
     if len(steps) != len(seconds):
-        return make_curve(np.array([]), np.array([]))
+        return NO_POINTS
     with np.errstate(divide="ignore", invalid="ignore"):
         speed = np.where(seconds > 0, steps / seconds, np.nan)
     return make_curve(run.numbers.get(X_AXES[x_axis], np.full(len(speed), np.nan)), speed)

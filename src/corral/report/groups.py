@@ -88,9 +88,14 @@ def show_value(value: Any) -> str:
 
 def title_of(run: RunRecord) -> str:
     """Return algorithm and env of a run, such as `PPO CartPole-v1`; its name if its config is not known."""
-    algo, env = run.config.get("algo"), run.setting("environment", "env")
-    parts = [str(part).rpartition(":")[2] for part in (algo, env) if part is not None]
-    return " ".join(parts) or run.name
+    algo = str(run.config.get("algo") or "").rpartition(":")[2]
+    return " ".join(part for part in (algo, env_of(run)) if part) or run.name
+
+
+def env_of(run: RunRecord) -> str:
+    """Return the env of a run, without the module of an import path; an empty text if it is not known."""
+    env = run.setting("environment", "env")
+    return "" if env is None else str(env).rpartition(":")[2]
 
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
