@@ -19,6 +19,7 @@ from PIL import Image
 
 from corral.errors import ConfigError
 from corral.loggers import MLflowLogger, TrackioLogger, WandbLogger
+from corral.loggers.kept import name_of_run
 
 CONFIG = {"algo": "PPO", "training": {"lr": 0.5, "grad_clip": None}}
 IMAGE = np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8)
@@ -240,6 +241,28 @@ class TestMLflow:
         np.testing.assert_array_equal(pixels(image), IMAGE)
 
     @pytest.mark.filterwarnings("ignore")  # of SQLAlchemy and of MLflow's own code
+    def test_a_run_continues_in_its_store_with_the_present_config(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("mlflow")
+        monkeypatch.chdir(tmp_path)
+        uri = f"sqlite:///{tmp_path}/mine.db"
+        run_dir = tmp_path / "run"
+        write(MLflowLogger(tracking_uri=uri), run_dir)
+        (run_dir / "config.yaml").write_text("changed: true\n")
+        later = MLflowLogger()  # the directory of the run names the store
+        later.resume(run_dir, CONFIG, 3, 30)
+        later.log_result(result(40, env_runners={"mean": 4}))
+        later.close()
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(tracking_uri=uri)
+        history = client.get_metric_history(later.run_id, "env_runners/mean")
+        assert [point.step for point in history] == [10, 20, 30, 40]
+        file = client.download_artifacts(later.run_id, "config.yaml", str(tmp_path))
+        assert Path(file).read_text() == "changed: true\n"
+
+    @pytest.mark.filterwarnings("ignore")  # of SQLAlchemy and of MLflow's own code
     def test_a_name_that_mlflow_refuses_costs_no_other_number(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -266,6 +289,14 @@ class TestMLflow:
         pytest.importorskip("mlflow")
         with pytest.raises(OSError):
             MLflowLogger(tracking_uri="http://127.0.0.1:9").open(tmp_path, CONFIG)
+
+
+def test_services_name_a_run_after_its_directory_and_its_set(tmp_path: Path) -> None:
+    run_dir = tmp_path / "set" / "seed-3"
+    run_dir.mkdir(parents=True)
+    assert name_of_run(run_dir) == "seed-3"
+    (tmp_path / "set" / "seeds.json").write_text("{}")
+    assert name_of_run(run_dir) == "set-seed-3"
 
 
 @pytest.mark.parametrize(
