@@ -198,6 +198,15 @@ def test_the_evaluated_return_is_shown_with_its_interval(
     assert log.count("Evaluation with iteration") == 1
 
 
+def test_a_round_of_few_episodes_has_no_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with small_ppo().evaluation(evaluation_interval=1, evaluation_duration=2).build() as algo:
+        algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run", progress="panel")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "evaluated return 6.0 95% interval none: too few episodes" in printed
+    log = (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
+    assert "Evaluation with iteration 1: mean return 6.0, 95% interval none: too few episodes." in log
+
+
 def test_a_panel_says_that_there_was_no_round_yet() -> None:
     display = Progress(small_ppo().evaluation(evaluation_interval=2), {}, "panel")
     with small_ppo().evaluation(evaluation_interval=2).build() as algo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import torch
 
 from corral.core.columns import describe
 from corral.core.result_values import classify
+from corral.loggers import JSONLinesLogger
 
 
 def zeros(*shape: int, dtype: Any = np.uint8) -> np.ndarray[Any, Any]:
@@ -83,6 +85,15 @@ def test_data_is_in_plain_types() -> None:
     assert numbers == [1.5, 2] and [type(number) for number in numbers] == [float, int]
     halves = classify(torch.tensor([0.5, 2.0], dtype=torch.bfloat16, requires_grad=True)).data
     assert isinstance(halves, np.ndarray) and halves.tolist() == [0.5, 2.0]
+
+
+def test_an_int_that_no_float_can_hold_is_an_infinity(tmp_path: Path) -> None:
+    assert [classify(sign * 10**5000).data for sign in (1, -1)] == [math.inf, -math.inf]
+    logger = JSONLinesLogger()
+    logger.open(tmp_path, {})
+    logger.log_result({"huge": 10**5000, "large": 10**300})
+    logger.close()
+    assert json.loads((tmp_path / "result.jsonl").read_text()) == {"huge": None, "large": 10**300}
 
 
 def test_descriptions_name_dtype_and_shape() -> None:

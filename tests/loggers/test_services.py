@@ -19,6 +19,7 @@ from PIL import Image
 
 from corral.errors import ConfigError
 from corral.loggers import MLflowLogger, TrackioLogger, WandbLogger
+from corral.loggers.kept import name_of_run
 
 CONFIG = {"algo": "PPO", "training": {"lr": 0.5, "grad_clip": None}}
 IMAGE = np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8)
@@ -239,10 +240,63 @@ class TestMLflow:
         [image] = (directory / "images").glob("image*.png")
         np.testing.assert_array_equal(pixels(image), IMAGE)
 
+    @pytest.mark.filterwarnings("ignore")  # of SQLAlchemy and of MLflow's own code
+    def test_a_run_continues_in_its_store_with_the_present_config(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("mlflow")
+        monkeypatch.chdir(tmp_path)
+        uri = f"sqlite:///{tmp_path}/mine.db"
+        run_dir = tmp_path / "run"
+        write(MLflowLogger(tracking_uri=uri), run_dir)
+        (run_dir / "config.yaml").write_text("changed: true\n")
+        later = MLflowLogger()  # the directory of the run names the store
+        later.resume(run_dir, CONFIG, 3, 30)
+        later.log_result(result(40, env_runners={"mean": 4}))
+        later.close()
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(tracking_uri=uri)
+        history = client.get_metric_history(later.run_id, "env_runners/mean")
+        assert [point.step for point in history] == [10, 20, 30, 40]
+        file = client.download_artifacts(later.run_id, "config.yaml", str(tmp_path))
+        assert Path(file).read_text() == "changed: true\n"
+
+    @pytest.mark.filterwarnings("ignore")  # of SQLAlchemy and of MLflow's own code
+    def test_a_name_that_mlflow_refuses_costs_no_other_number(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("mlflow")
+        monkeypatch.chdir(tmp_path)
+        uri = f"sqlite:///{tmp_path}/mlflow.db"
+        logger = MLflowLogger(tracking_uri=uri)
+        names = ["", "..", "/first", "last/", "a//b", "a/../b", "é", "a?", "a!", "a_", "x" * 300, "x" * 301]
+        values = {name: float(number) for number, name in enumerate(names)}
+        logger.open(tmp_path, {"env": {"a?": 1, "a!": 2, "": 3}})
+        logger.log_result(result(10, **values, **{"seen:now": IMAGE}))
+        logger.close()
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(tracking_uri=uri)
+        data = client.get_run(logger.run_id).data
+        assert sorted(data.metrics.values()) == sorted([*values.values(), 10.0])
+        assert {"a_", "a__2", "a__3", "_/first", "last/_", "a/_/b", "a/__/b"} <= {*data.metrics}
+        assert sorted(data.params.values()) == ["1", "2", "3"]
+        images = [file.path for file in client.list_artifacts(logger.run_id, "images") if file.path.endswith(".png")]
+        assert len(images) == 1 and images[0].startswith("images/seen_now")
+
     def test_a_server_that_is_not_there_is_found_soon(self, tmp_path: Path) -> None:
         pytest.importorskip("mlflow")
         with pytest.raises(OSError):
             MLflowLogger(tracking_uri="http://127.0.0.1:9").open(tmp_path, CONFIG)
+
+
+def test_services_name_a_run_after_its_directory_and_its_set(tmp_path: Path) -> None:
+    run_dir = tmp_path / "set" / "seed-3"
+    run_dir.mkdir(parents=True)
+    assert name_of_run(run_dir) == "seed-3"
+    (tmp_path / "set" / "seeds.json").write_text("{}")
+    assert name_of_run(run_dir) == "set-seed-3"
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,24 @@ def test_a_subclass_changes_what_is_written(tmp_path: Path) -> None:
     assert events.Tags()["histograms"] == ["spread"]
 
 
+def test_a_run_that_continues_hides_the_points_of_later_steps(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def write(*steps: int) -> None:
+        for step in steps:
+            logger.log_result({"num_env_steps_sampled_lifetime": step, "x": float(step)})
+        logger.close()
+
+    logger = TensorBoardLogger()
+    logger.open(tmp_path, {})
+    write(10, 20, 30)
+    logger.resume(tmp_path, {}, 2, 20)
+    write(25)
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert [point.step for point in found.Scalars("x")] == [10, 20, 25]
+
+
 def test_a_logger_can_be_opened_again(tmp_path: Path) -> None:
     logger = TensorBoardLogger()
     for name in ("first", "second"):

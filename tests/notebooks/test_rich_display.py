@@ -43,6 +43,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         if tag == "img":
+            assert {name for name, _ in attrs} == {"src", "alt", "style"}
             kind, _, data = dict(attrs)["src"].partition(",")
             assert kind in ("data:image/png;base64", "data:image/gif;base64")
             self.images.append(Image.open(io.BytesIO(base64.b64decode(data))))
@@ -200,6 +201,14 @@ def test_an_episode_of_images_shows_them() -> None:
     assert ["state", "terminated"] in page.tables[0]
 
 
+def test_the_steps_of_a_later_part_of_an_episode_have_their_times() -> None:
+    episode = SingleAgentEpisode(
+        observations=[0.0, 1.0, 2.0], actions=[1, 1], rewards=[1.0, 1.0], len_lookback_buffer=0
+    )
+    page = page_of(episode.cut())
+    assert [row[0] for row in page.tables[1][1:]] == ["2"]
+
+
 def test_an_episode_without_steps_is_shown() -> None:
     assert ["env steps", "0"] in page_of(SingleAgentEpisode()).tables[0]
 
@@ -242,6 +251,9 @@ def test_text_of_users_is_no_markup() -> None:
     result = Result({"training_iteration": 1, "num_env_steps_sampled_lifetime": 2, "<b>mine</b>": {"<i>x</i>": 1.0}})
     page = page_of(result)
     assert "<b>mine</b>" in page.text and [["<i>x</i>", "1"]] in page.tables
+    not_closed = Result({"training_iteration": 1, "num_env_steps_sampled_lifetime": 2, "mine": {"<b>x": 1.0}})
+    assert page_of(not_closed).text.count("<b>x") == 2  # in the summary and in the table
+    assert page_of(Result({"a' onload='alert(1)": np.zeros((2, 2, 3), np.uint8)})).images
     page = Page(html_table([("a", 1)], ["<u>title</u>", ""]))
     assert "<u>title</u>" in page.text
     page = Page(html_table([("<b>name</b>", "a & b <script>")]))

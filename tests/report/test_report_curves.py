@@ -43,6 +43,19 @@ def test_a_curve_counts_only_where_it_has_values() -> None:
     assert np.isnan(found.low).tolist() == [False] * 4 + [True] * 2
 
 
+def test_single_points_that_nearly_meet_have_a_mean_with_an_interval() -> None:
+    found = mean_curve([line([100], 0, start=4), line([102], 0, start=6), line([103], 0, start=8)])
+    assert found.num_curves.tolist() == [3, 3, 3]
+    np.testing.assert_allclose(found.mean, 6)
+    np.testing.assert_allclose(found.high - found.mean, T_2 * 2 / math.sqrt(3))
+
+
+def test_a_single_point_counts_for_one_distance_of_the_other_curves() -> None:
+    found = mean_curve([line([101], 0, start=4), line([100, 200, 300, 400], 0, start=8)])
+    assert found.x.tolist() == [100, 101, 200, 300, 400]
+    assert found.num_curves.tolist() == [2, 2, 2, 1, 1]
+
+
 def test_two_curves_of_more_have_no_interval() -> None:
     found = mean_curve([line([0, 1], 1), line([0, 1, 5], 1), line([0, 1, 5], 2)])
     assert found.num_curves.tolist() == [3, 3, 2]

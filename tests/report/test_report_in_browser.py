@@ -56,6 +56,21 @@ def test_figures_are_drawn_without_a_network(tmp_path: Path) -> None:
     assert urls == []
 
 
+def test_closed_figures_are_drawn_when_they_are_opened_and_the_page_forbids_requests(tmp_path: Path) -> None:
+    rows = [{**result(i, 1.0), "mine": float(i)} for i in (1, 2)]
+    page = write_report(write_run(tmp_path / "run", results=rows), tmp_path / "report.html")
+    html = page.read_text(encoding="utf-8")
+    closed, opened = tmp_path / "closed.html", tmp_path / "opened.html"
+    asks = '<img src="http://127.0.0.1:9/picture.png"><video src="http://127.0.0.1:9/video.mp4"></video>'
+    opens = "<script>for (const block of document.querySelectorAll('details')) block.open = true;</script>"
+    closed.write_text(html.replace("</body>", f"{asks}</body>"), encoding="utf-8")
+    opened.write_text(html.replace("</body>", f"{opens}</body>"), encoding="utf-8")
+    drawn, urls = browse(closed, tmp_path)
+    assert urls == []
+    all_drawn, _ = browse(opened, tmp_path)
+    assert all_drawn.count("plot-container") == html.count('class="figure"') > drawn.count("plot-container")
+
+
 def test_a_request_would_be_seen(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text('<p>text<img src="http://127.0.0.1:9/picture.png">', encoding="utf-8")

@@ -19,8 +19,8 @@ from corral.errors import ConfigError
 from corral.report import write_report
 from corral.report.groups import group_runs
 from corral.report.runs import read_runs
-from corral.report.sections import evaluation_section, learning_section
-from corral.report.time_figures import bottleneck_figure, part_seconds, totals_figure
+from corral.report.sections import evaluation_section, learning_section, more_section
+from corral.report.time_figures import bottleneck_figure, part_seconds, shares_figure, totals_figure
 from written_runs import config, evaluated, result, write_run
 
 pytest.importorskip("plotly")
@@ -82,6 +82,37 @@ def test_curves_of_several_seeds_have_a_mean_with_an_interval(tmp_path: Path) ->
     assert by_time["data"][2]["x"] == [2, 4]
 
 
+def test_the_mean_of_a_part_of_the_runs_is_dotted_and_joins_the_whole_mean(tmp_path: Path) -> None:
+    for seed, num_results in enumerate((2, 5, 5)):
+        write_run(tmp_path / str(seed), [1.0 + seed] * num_results, settings=config(seed))
+    by_steps, _ = learning_section(group_runs(read_runs([tmp_path]))).blocks[0].figures
+    whole, partial = by_steps["data"][2:4]
+    assert whole["y"] == [2, 2, 2, None, None]
+    assert (partial["y"], partial["line"]["dash"]) == ([None, None, 2, 2.5, 2.5], "dot")
+    assert [details[2] for details in whole["customdata"]] == [3, 3, 3, 2, 2]
+
+
+def test_numbers_that_are_not_drawn_are_named(tmp_path: Path) -> None:
+    rows = [result(i, 1.0) | {"mine": {f"n{k:02}": i * k for k in range(1, 63)}} for i in (1, 2)]
+    section = more_section(group_runs(read_runs([write_run(tmp_path / "run", results=rows)])))
+    shown = [figure["layout"]["title"]["text"] for figure in section.blocks[0].figures]
+    assert shown == [f"mine/n{k:02}" for k in range(1, 61)]
+    assert "Not drawn: mine/n61, mine/n62; corral plot --y draws any of them." in section.note
+
+
+def test_each_env_has_its_own_learning_curves(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [500.0, 500.0], settings=config(0))
+    write_run(tmp_path / "b", [-900.0, -300.0], settings=config(0, env="my_envs:Pendulum"))
+    write_run(tmp_path / "c", [-800.0, -200.0], settings=config(0, env="my_envs:Pendulum", algo="SAC"))
+    figures = learning_section(group_runs(read_runs([tmp_path]))).blocks[0].figures
+    shown = [(figure["layout"]["title"]["text"], [trace["y"] for trace in figure["data"]]) for figure in figures]
+    cart_pole = ("Mean return in training, CartPole-v1", [[500, 500]])
+    pendulum = ("Mean return in training, Pendulum", [[-900, -300], [-800, -200]])
+    assert shown == [cart_pole, cart_pole, pendulum, pendulum]
+    colors = [[trace["line"]["color"] for trace in figure["data"]] for figure in figures]
+    assert len({*colors[0], *colors[2]}) == 3
+
+
 def test_a_round_of_evaluation_has_the_interval_of_its_result(tmp_path: Path) -> None:
     rows = [evaluated(result(1, 1.0), 50.0), evaluated(result(2, 1.0), 50.0, fresh=False)]
     groups = group_runs(read_runs([write_run(tmp_path / "run", results=rows)]))
@@ -93,17 +124,28 @@ def test_a_round_of_evaluation_has_the_interval_of_its_result(tmp_path: Path) ->
 def test_the_time_is_divided_among_its_parts(tmp_path: Path) -> None:
     rows = [result(i, 1.0, seconds=4.0) for i in (1, 2, 3)]
     rows[2] |= {"bottleneck": {"part": "env_step"}}
+    rows[2]["timers"] = {"iteration_s": 12.0, "env_step_share": 0.75, "learning_share": 0.25}
     runs = read_runs([write_run(tmp_path / "run", results=rows)])
-    assert part_seconds(runs[0]) == {"env_step": 3, "learning": 9}
+    assert part_seconds(runs[0]) == {"env_step": 11, "learning": 9}
     totals, bottleneck = totals_figure(runs), bottleneck_figure(runs, "steps")
     assert totals is not None
     assert bottleneck is not None
-    assert {trace["name"]: trace["x"] for trace in totals["data"]} == {"env_step": [25], "learning": [75]}
+    assert {trace["name"]: trace["x"] for trace in totals["data"]} == {"env_step": [55], "learning": [45]}
     (parts,) = bottleneck["data"][0]["text"]
     where = dict(zip(bottleneck["data"][0]["x"], parts, strict=True))
     assert (min(where), max(where)) == (0, 300)
     assert {part for x, part in where.items() if x < 200} == {"learning"}
     assert {part for x, part in where.items() if x > 201} == {"env_step"}
+
+
+def test_the_shares_of_a_single_iteration_have_an_area(tmp_path: Path) -> None:
+    (group,) = group_runs(read_runs([write_run(tmp_path / "run", [1.0])]))
+    shares = shares_figure(group, "steps")
+    assert shares is not None
+    assert {trace["name"]: (trace["x"], trace["y"]) for trace in shares["data"]} == {
+        "env_step": ([0, 100], [25, 25]),
+        "learning": ([0, 100], [75, 75]),
+    }
 
 
 @pytest.mark.parametrize(

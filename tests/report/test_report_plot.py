@@ -6,10 +6,12 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from corral.cli.main import main
+from corral.core.intervals import t_interval
 from corral.errors import ConfigError
 from corral.report import write_plot
 from written_runs import config, result, write_run
@@ -29,6 +31,35 @@ def test_a_picture_shows_the_runs(tmp_path: Path) -> None:
         assert image.size == (1050, 630)
         colors = {tuple(color) for _, color in image.convert("RGB").getcolors(2**20) or ()}
     assert {(0, 0x72, 0xB2), (0xD5, 0x5E, 0)} <= colors
+
+
+def drawn(svg: str, end: str) -> list[tuple[float, float]]:
+    """Return the points of the path that is followed by a text, in the units of the picture, upwards."""
+    [path] = re.findall(rf'<path d="([^"]*)"[^>]*{end}', svg)
+    return [(float(x), -float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", path)]
+
+
+def test_the_line_is_the_mean_and_the_area_its_interval(tmp_path: Path) -> None:
+    returns = [[1.0, 3.0, 2.0, 8.0, 9.0], [2.0, 5.0, 6.0, 7.0, 3.0], [4.0, 4.0]]
+    for seed, found in enumerate(returns):
+        write_run(tmp_path / str(seed), found, settings=config(seed))
+    svg = write_plot(tmp_path, tmp_path / "curves.svg").read_text(encoding="utf-8")
+    solid = drawn(svg, "clip-path[^>]*fill: none; stroke: #0072b2")  # the line of the legend is not clipped
+    dotted = drawn(svg, "clip-path[^>]*stroke-dasharray[^>]*stroke: #0072b2")
+    # The third run keeps its last value for one result more; then two runs are left, without an interval.
+    values = np.array([[1, 2, 4], [3, 5, 4], [2, 6, 4]], float)
+    means = [*values.mean(axis=1), 7.5, 6.0]
+    scale, start = np.polyfit(means, [y for _, y in dotted], 1)
+    np.testing.assert_allclose(([y for _, y in dotted] - start) / scale, means, atol=1e-3)
+    np.testing.assert_allclose(np.diff([x for x, _ in dotted], 2), 0, atol=1e-3)  # at equal distances
+    assert solid == dotted[:3]
+    low, high = t_interval(values.T)
+    area = svg[svg.index("FillBetween") :].partition("</defs>")[0]
+    height = float(re.findall(r'<use [^>]* y="([\d.]+)" style="fill: #0072b2', svg)[0])  # from which the area is placed
+    corners = [(-float(y) - height - start) / scale for y in re.findall(r"[ML] \S+ (\S+)", area)]
+    np.testing.assert_allclose([min(corners), max(corners)], [low.min(), high.max()], atol=1e-3)
+    for end in (*low, *high):
+        assert min(abs(corner - end) for corner in corners) < 1e-3
 
 
 def test_the_x_axis_is_env_steps_or_seconds(tmp_path: Path) -> None:

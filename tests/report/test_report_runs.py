@@ -140,6 +140,16 @@ def test_runs_that_differ_in_the_seed_are_one_group(tmp_path: Path) -> None:
     }
 
 
+def test_a_label_names_first_what_tells_the_most_experiments_apart(tmp_path: Path) -> None:
+    common = [("batch", 1, 2), ("epochs", 1, 2), ("clip", 1, 2), ("width", 1, 2)]
+    for name, side, lr in (("a", 1, 0.1), ("b", 1, 0.2), ("c", 2, 0.1), ("d", 2, 0.2)):
+        training = {key: values[side - 1] for key, *values in common} | {"lr": lr}
+        write_run(tmp_path / name, settings=config() | {"training": training})
+    labels = [group.label for group in group_runs(read_runs([tmp_path]))]
+    assert labels[0] == "PPO CartPole-v1, batch=1, lr=0.1, clip=1, ..."
+    assert len({*labels}) == 4 and not any("(" in label for label in labels)
+
+
 def test_runs_in_another_env_or_another_config_of_it_are_another_group(tmp_path: Path) -> None:
     write_run(tmp_path / "a", settings=config(0))
     write_run(tmp_path / "b", settings=config(1, env="Acrobot-v1"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,8 +19,8 @@ class Value(NamedTuple):
             `[H, W, 4]` (RGBA). `video`: uint8 `[T, H, W, 3]`. `array`: any other bools or real numbers in an array.
             `none`: `None`. `other`: anything else, including lists of lists and lists of different kinds.
         series: Whether the value is a list of values of this kind, as `reduce="item_series"` gives.
-        data: The value in plain types: NumPy scalars and arrays without axes as Python numbers, tensors as arrays. A
-            list of these if it is a series.
+        data: The value in plain types: NumPy scalars and arrays without axes as Python numbers, tensors as arrays, an
+            int that no float can hold as an infinity. A list of these if it is a series.
     """
 
     kind: Kind
@@ -53,12 +55,19 @@ def _classify_one(value: Any) -> tuple[Kind, bool, Any]:
     if value is None:
         return "none", False, None
     if isinstance(value, (bool, int, float)):
-        return "number", False, value
+        return "number", False, _in_range(value)
     if isinstance(value, str):
         return "text", False, value
     if isinstance(value, np.ndarray):
         return _array_kind(value), False, value
     return "other", False, value
+
+
+def _in_range(value: float) -> float:
+    """Return a number, or an infinity for an int that no float can hold."""
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return math.inf if value > 0 else -math.inf
+    return value
 
 
 def _array_kind(array: np.ndarray[Any, Any]) -> Kind:

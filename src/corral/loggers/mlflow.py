@@ -102,6 +102,7 @@ class MLflowLogger(KindLogger):
         from mlflow.tracking import MlflowClient
 
         self._texts: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         self._address = _address(uri or get_tracking_uri())
         self._check_connection()
         self.client = MlflowClient(tracking_uri=uri)
@@ -114,7 +115,9 @@ class MLflowLogger(KindLogger):
     def _write_params(self, config: dict[str, Any]) -> None:
         from mlflow.entities import Param
 
-        params = [Param(_named(path), str(value)[:LONGEST_VALUE]) for path, value in flat_settings(config)]
+        names: dict[str, str] = {}
+        settings = flat_settings(config)
+        params = [Param(_name_in(names, path), str(value)[:LONGEST_VALUE]) for path, value in settings]
         for start in range(0, len(params), MOST_PARAMS):
             self.client.log_batch(self.run_id, params=params[start : start + MOST_PARAMS])
 
@@ -142,24 +145,25 @@ class MLflowLogger(KindLogger):
     def write_number(self, path: str, value: float, step: int) -> None:
         """Write a point of a curve: a bool as 0 or 1, and nothing for NaN and infinities."""
         if math.isfinite(value):
-            self._numbers[_named(path)] = float(value)
+            self._numbers[_name_in(self._names, path)] = float(value)
 
     def write_text(self, path: str, value: str, step: int) -> None:
         """Write a text as a tag if it differs from the last text with this path; a tag holds the latest one."""
         if self._texts.get(path) != value:
             self._texts[path] = value
-            self._new_texts[_named(path)] = value[:LONGEST_VALUE]
+            self._new_texts[_name_in(self._names, path)] = value[:LONGEST_VALUE]
 
     def write_image(self, path: str, image: Array, step: int) -> None:
         """Write an image, uint8 `[H, W, 3]` or `[H, W, 4]`, without loss."""
-        self.client.log_image(self.run_id, image, key=_named(path), step=step)
+        key = _name_in(self._names, path).replace(":", "_")  # MLflow refuses it in names of images only
+        self.client.log_image(self.run_id, image, key=key, step=step)
 
     def write_video(self, path: str, frames: Array, step: int) -> None:
         """Write a video, uint8 `[T, H, W, 3]`, as the artifact `videos/<path>/<step>.gif`."""
         with tempfile.TemporaryDirectory() as directory:
             file = Path(directory) / f"{step}.gif"
             file.write_bytes(encode_gif(frames, self._video_fps))
-            self.client.log_artifact(self.run_id, str(file), f"videos/{_named(path)}")
+            self.client.log_artifact(self.run_id, str(file), f"videos/{_name_in(self._names, path)}")
 
     def write_histogram(self, path: str, values: Array, step: int) -> None:
         """Write the smallest, the mean and the largest of numbers `[size]`; non-finite ones are left out."""
@@ -183,6 +187,22 @@ def _address(uri: str) -> tuple[str, int] | None:
     return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 
 
+def _name_in(names: dict[str, str], path: str) -> str:
+    """Return the name of a path, from the names by path, to which it is added: no two paths share a name."""
+    if path not in names:
+        name, number = _named(path), 1
+        while name in names.values():
+            number += 1
+            end = f"_{number}"
+            name = f"{_named(path)[: LONGEST_NAME - len(end)]}{end}"
+        names[path] = name
+    return names[path]
+
+
 def _named(path: str) -> str:
-    """Return a path as a name that MLflow takes: other characters become `_`."""
-    return re.sub(r"[^\w\-. :/]", "_", path, flags=re.ASCII)[:LONGEST_NAME]
+    """Return a path as a name that MLflow takes: other characters become `_`, and so do parts that are empty or dots.
+
+    MLflow refuses names such as `a//b` and `../a`, and with one such name the whole result.
+    """
+    parts = re.sub(r"[^\w\-. :/]", "_", path, flags=re.ASCII)[:LONGEST_NAME].split("/")
+    return "/".join(part if part.strip(".") else "_" * max(1, len(part)) for part in parts)[:LONGEST_NAME].rstrip("/")

@@ -36,7 +36,8 @@ def evaluated_return(result: Mapping[str, Any]) -> tuple[str, str] | None:
     mean, low, high = (
         found.get(f"episode_return_{name}", math.nan) for name in ("mean", "interval_low", "interval_high")
     )
-    return None if math.isnan(mean) else (f"{mean:,.1f}", f"{low:,.1f} .. {high:,.1f}")
+    interval = "none: too few episodes" if math.isnan(low) else f"{low:,.1f} .. {high:,.1f}"
+    return None if math.isnan(mean) else (f"{mean:,.1f}", interval)
 
 
 def plain_numbers(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,9 @@ class Curve:
     y: Column
 
 
+NO_POINTS = Curve(np.array([]), np.array([]))
+
+
 @dataclass(frozen=True)
 class MeanCurve:
     """Mean of several curves.
@@ -76,7 +79,7 @@ def speed_curve(run: RunRecord, x_axis: str) -> Curve:
         run.numbers.get(key, np.array([])) for key in ("env_runners/num_env_steps_sampled", "timers/iteration_s")
     )
     if len(steps) != len(seconds):
-        return make_curve(np.array([]), np.array([]))
+        return NO_POINTS
     with np.errstate(divide="ignore", invalid="ignore"):
         speed = np.where(seconds > 0, steps / seconds, np.nan)
     return make_curve(run.numbers.get(X_AXES[x_axis], np.full(len(speed), np.nan)), speed)
@@ -105,7 +108,7 @@ def mean_curve(curves: Sequence[Curve]) -> MeanCurve:
     The curves are compared at the same points: at every point that one of them has, or at 400 points at equal distances
     if they have more. Between its points a curve is a straight line. Beyond its first and its last point it keeps their
     values for the usual distance of its points, so that runs that ended in the same iteration end together, and has no
-    value after that.
+    value after that. The distance of a single point is the shortest one of the other curves, or the way from 0 to it.
 
     Args:
         curves: The curves; those without points do not count.
@@ -117,7 +120,8 @@ def mean_curve(curves: Sequence[Curve]) -> MeanCurve:
     x = np.unique(np.concatenate([curve.x for curve in curves]))
     if x.size > MAX_GRID:
         x = np.linspace(x[0], x[-1], MAX_GRID)
-    values = np.stack([_values_at(x, curve) for curve in curves])
+    distances = [float(np.median(np.diff(curve.x))) for curve in curves if curve.x.size > 1]
+    values = np.stack([_values_at(x, curve, min(distances, default=float(curve.x[0]))) for curve in curves])
     num_curves = np.sum(~np.isnan(values), axis=0)
     sums = np.nansum(values, axis=0)
     mean = np.where(num_curves > 0, sums / np.maximum(num_curves, 1), np.nan)
@@ -126,8 +130,8 @@ def mean_curve(curves: Sequence[Curve]) -> MeanCurve:
     return MeanCurve(x, mean, low, high, num_curves)
 
 
-def _values_at(x: Column, curve: Curve) -> Column:
-    distance = float(np.median(np.diff(curve.x))) if curve.x.size > 1 else 0.0
+def _values_at(x: Column, curve: Curve, distance_of_one: float) -> Column:
+    distance = float(np.median(np.diff(curve.x))) if curve.x.size > 1 else distance_of_one
     is_near = (x >= curve.x[0] - distance) & (x <= curve.x[-1] + distance)
     return np.where(is_near, np.interp(x, curve.x, curve.y), np.nan)
 

@@ -88,29 +88,47 @@ def show_value(value: Any) -> str:
 
 def title_of(run: RunRecord) -> str:
     """Return algorithm and env of a run, such as `PPO CartPole-v1`; its name if its config is not known."""
-    algo, env = run.config.get("algo"), run.setting("environment", "env")
-    parts = [str(part).rpartition(":")[2] for part in (algo, env) if part is not None]
-    return " ".join(parts) or run.name
+    algo = str(run.config.get("algo") or "").rpartition(":")[2]
+    return " ".join(part for part in (algo, env_of(run)) if part) or run.name
+
+
+def env_of(run: RunRecord) -> str:
+    """Return the env of a run, without the module of an import path; an empty text if it is not known."""
+    env = run.setting("environment", "env")
+    return "" if env is None else str(env).rpartition(":")[2]
 
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
     """Return a label for each group, whose first runs are given."""
-    titles = [title_of(run) for run in runs]
-    labels = []
-    for run, title in zip(runs, titles, strict=True):
-        alike = [
-            comparable_settings(other) for other, other_title in zip(runs, titles, strict=True) if other_title == title
-        ]
-        labels.append(f"{title}{_difference(comparable_settings(run), alike)}")
+    titles, settings = [title_of(run) for run in runs], [comparable_settings(run) for run in runs]
+    telling = {
+        title: _most_telling([found for found, other in zip(settings, titles, strict=True) if other == title])
+        for title in dict.fromkeys(titles)
+    }
+    labels = [f"{title}{_difference(found, telling[title])}" for title, found in zip(titles, settings, strict=True)]
     counts = Counter(labels)
     return [label if counts[label] == 1 else f"{label} ({run.name})" for label, run in zip(labels, runs, strict=True)]
 
 
-def _difference(settings: Mapping[str, Any], alike: Sequence[Mapping[str, Any]]) -> str:
-    """Return the settings in which one of several configs differs from the others, as the end of a label."""
-    differing = [path for path in settings if len({show_value(other.get(path)) for other in alike}) > 1]
+def _difference(settings: Mapping[str, Any], telling: Sequence[str]) -> str:
+    """Return as the end of a label the settings that a config has, and by which it differs from other configs."""
+    differing = [path for path in telling if path in settings]
     named = [f"{path.rpartition('.')[2]}={_shortened(show_value(settings[path]))}" for path in differing[:MAX_NAMED]]
     return "".join(f", {text}" for text in named) + (", ..." if len(differing) > MAX_NAMED else "")
+
+
+def _most_telling(alike: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the settings in which configs differ, first those by which the most configs are told apart together."""
+    texts = {path: [show_value(other.get(path)) for other in alike] for settings in alike for path in settings}
+    left = [path for path, values in texts.items() if len(set(values)) > 1]
+    ordered: list[str] = []
+    told = [""] * len(alike)
+    while left and len(ordered) < MAX_NAMED:
+        best = max(left, key=lambda path: len({*zip(told, texts[path], strict=True)}))  # the first one of the best
+        told = [str(pair) for pair in zip(told, texts[best], strict=True)]
+        ordered.append(best)
+        left.remove(best)
+    return [*ordered, *left]
 
 
 def _shortened(text: str) -> str:

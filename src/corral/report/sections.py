@@ -8,9 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from corral.report.curves import X_AXES, curve_of, speed_curve
+from corral.report.curves import NO_POINTS, X_AXES, Curve, curve_of, speed_curve
 from corral.report.figures import Figure, evaluation_figure, line_figure
-from corral.report.groups import Group
+from corral.report.groups import Group, env_of
+from corral.report.runs import RunRecord
 from corral.report.time_figures import bottleneck_figure, shares_figure, totals_figure
 
 RETURN = "env_runners/episode_return_mean"
@@ -71,12 +72,25 @@ def _section(title: str, note: str, without: str, blocks: Sequence[FigureBlock])
 
 
 def _lines(groups: Sequence[Group], key: str, title: str, *, show_runs: bool = False) -> tuple[Figure, ...]:
-    """Return the curve of a number by env steps and by seconds."""
+    """Return the curve of a number by env steps and by seconds; of several envs, in figures of their own."""
+    envs = dict.fromkeys(env_of(run) for group in groups for run in group.runs)
     figures = (
-        line_figure(groups, partial(curve_of, key=key, x_axis=x_axis), x_axis, title, show_runs=show_runs)
+        line_figure(
+            groups,
+            partial(_curve_in, env=env, key=key, x_axis=x_axis),
+            x_axis,
+            f"{title}, {env or 'unknown env'}" if len(envs) > 1 else title,
+            show_runs=show_runs,
+        )
+        for env in envs
         for x_axis in X_AXES
     )
     return tuple(figure for figure in figures if figure is not None)
+
+
+def _curve_in(run: RunRecord, env: str, key: str, x_axis: str) -> Curve:
+    """Return the points of a number of a run; none if the run is in another env."""
+    return curve_of(run, key, x_axis) if env_of(run) == env else NO_POINTS
 
 
 def learning_section(groups: Sequence[Group]) -> Section:

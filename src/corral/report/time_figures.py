@@ -73,7 +73,9 @@ def shares_figure(group: Group, x_axis: str) -> Figure | None:
         if found.x.size and np.nanmax(found.mean) > 0:
             trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": part, "stackgroup": "parts"}
             trace["line"] = {"width": 0}
-            points = {"x": numbers(found.x), "y": numbers(100 * found.mean), "fillcolor": PART_COLORS[part]}
+            # The only iteration began at 0: a single point has no area.
+            x, y = (found.x, found.mean) if found.x.size > 1 else ([0.0, *found.x], [*found.mean, *found.mean])
+            points = {"x": numbers(x), "y": numbers(100 * np.array(y)), "fillcolor": PART_COLORS[part]}
             traces.append(trace | points | {"hovertemplate": f"{part}: %{{y:.1f}}%<extra></extra>"})
     if not traces:
         return None
