@@ -1,6 +1,11 @@
 """The documentation's settings for Sphinx; `make docs` builds it into `site/`."""
 
 import os
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.domains.python import PyObject
 
 import corral
 
@@ -63,3 +68,16 @@ html_copy_source = False
 project_copyright = "the Corral authors, Apache-2.0"
 copybutton_prompt_text = r"^\$ "
 copybutton_prompt_is_regexp = True
+
+
+def link_pages(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+    """Make links of the names of pages in a docstring, such as docs/replay.md."""
+    lines[:] = [re.sub(r"`?docs/([\w/-]+)\.md`?", r":doc:`/\1`", line) for line in lines]
+
+
+def setup(app: Sphinx) -> None:
+    """Change what no setting of Sphinx changes."""
+    app.connect("autodoc-process-docstring", link_pages)
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"

@@ -75,6 +75,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))  # pages register algorithms
     for block, printed, shown in run_blocks(page):
         place = f"{page_id(page)}:{block.line}"
+        assert printed or "except " not in block.text, f"{place} shows an error that was not raised"
         if shown is None:
             assert not must_be_shown(block, printed), f"{place}: show what the block prints:\n{printed}"
         elif shown.varies:
