@@ -10,6 +10,7 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -315,6 +316,7 @@ def _summary_of(found: Any) -> str:
 
 
 EXAMPLES = {
+    "": ("First steps, and search", "Files at the top of `examples/`."),
     "callbacks": ("Callbacks", "Code at named events."),
     "algorithms": ("Algorithms of your own", "Each is one file."),
     "building_blocks": ("Training loops of your own", "Runners and learners without an `Algorithm`."),
@@ -339,9 +341,11 @@ def examples_page() -> str:
         for path in sorted([*(folder / name).glob("*.py"), *(folder / name).glob("*.yaml")]):
             text = path.read_text(encoding="utf-8")
             if path.suffix == ".py":
-                text = ast.get_docstring(ast.parse(text)) or ""
-            first = text.splitlines()[0].removeprefix("# ").removesuffix(".")
-            lines.append(f"| `{name}/{path.name}` | {first} |")
+                first = (ast.get_docstring(ast.parse(text)) or "").splitlines()[0]
+            else:
+                comments = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+                first = re.split(r"\.\s+(?=[A-Z])", " ".join(line.removeprefix("#").strip() for line in comments))[0]
+            lines.append(f"| `{path.relative_to(folder).as_posix()}` | {first.removesuffix('.')} |")
         lines += [""]
         for picture, text in PICTURES.get(name, {}).items():
             lines += [f"![{text.replace('`', '')}](images/{picture})", "", f"{text}.", ""]
