@@ -75,8 +75,23 @@ def link_pages(app: Sphinx, what: str, name: str, found: Any, options: Any, line
     lines[:] = [re.sub(r"`?docs/([\w/-]+)\.md`?", r":doc:`/\1`", line) for line in lines]
 
 
+def link_back(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let pages of source code link to names that are documented at another path than the first of their file."""
+    if not page.startswith("_modules/"):
+        return
+    names = app.env.domains.python_domain.objects
+
+    def anchor(found: re.Match[str]) -> str:
+        tail = "." + found[1].removeprefix("corral.")
+        known = found[1] if found[1] in names else next((name for name in names if name.endswith(tail)), found[1])
+        return f'#{known}"'
+
+    context["body"] = re.sub(r'#(corral\.[\w.]+)"', anchor, context["body"])
+
+
 def setup(app: Sphinx) -> None:
     """Change what no setting of Sphinx changes."""
+    app.connect("html-page-context", link_back)
     app.connect("autodoc-process-docstring", link_pages)
     for field in PyObject.doc_field_types:
         if field.name == "variable":
