@@ -11,17 +11,25 @@ TOPICS = {
         "Algorithms",
         "Configs, and the algorithms that they build.",
         "AlgorithmConfig Algorithm PPOConfig PPO DQNConfig DQN SACConfig SAC TD3Config TD3 DDPGConfig DDPG Below "
-        "register_algorithm summary",
+        "register_algorithm algorithms.registry.config_from_dict algorithms.tuned_settings.tuned_settings "
+        "algorithms.off_policy.OffPolicyConfig algorithms.off_policy.OffPolicyAlgorithm summary",
     ),
     "envs": (
         "Envs",
         "What envs are given, and envs with tasks or several agents.",
         "EnvContext TaskSettableEnv EpisodeReset MultiAgentEnv make_multi_agent",
     ),
-    "modules": ("Modules", "Networks, and rules without one.", "Module HeuristicModule RandomModule"),
+    "modules": (
+        "Modules",
+        "Networks, rules without one, and distributions over actions.",
+        "Module HeuristicModule RandomModule modules.q_module.QModule modules.sac_module.SACModule "
+        "modules.td3_module.TD3Module modules.distributions.ActionDistribution modules.distributions.Categorical "
+        "modules.distributions.MultiCategorical modules.distributions.Bernoulli modules.distributions.DiagGaussian "
+        "modules.distributions.SquashedGaussian modules.distributions.Deterministic",
+    ),
     "transforms": (
         "Transforms",
-        "What lies between env and module.",
+        "What changes observations and rewards between env and module.",
         "Transform TemporalTransform ClipObservations FlattenObservations NormalizeObservations FrameStack "
         "PrevActionsPrevRewards ClipRewards NormalizeRewards",
     ),
@@ -46,18 +54,25 @@ TOPICS = {
     "metrics": ("Metrics", "The logger that callbacks and algorithms write to.", "metrics.logger.MetricsLogger"),
     "runners": (
         "Runners",
-        "What samples.",
-        "SampleRequest runners.runner.EnvRunner runners.runner_group.EnvRunnerGroup",
+        "What samples, and what it returns.",
+        "SampleRequest runners.runner.EnvRunner runners.runner_group.EnvRunnerGroup episodes.rollout.Rollout",
     ),
     "learners": (
         "Learners",
         "What takes gradient steps.",
-        "learners.learner.Learner learners.learner_group.LearnerGroup learners.settings.UpdateSettings",
+        "learners.learner.Learner learners.learner_group.LearnerGroup learners.build.make_learner_group "
+        "learners.settings.LearningSpec learners.settings.UpdateSettings learners.ready_optimizers.ready_optimizers",
+    ),
+    "returns": (
+        "Returns and schedules",
+        "Pure functions for losses and training steps.",
+        "core.returns.gae core.returns.n_step_returns core.schedules.schedule_value",
     ),
     "evaluation": (
         "Policies in use",
-        "Policies without training code.",
-        "Policy load_policy PolicyEvaluation evaluate_policy",
+        "Policies without training code, and parts of rounds of evaluation.",
+        "Policy load_policy PolicyEvaluation evaluate_policy evaluation.rounds.RoundPlan evaluation.rounds.play_round "
+        "evaluation.statistics.summarize_episodes",
     ),
     "curriculum": (
         "Curricula",

@@ -1,6 +1,11 @@
 """The documentation's settings for Sphinx; `make docs` builds it into `site/`."""
 
 import os
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.domains.python import PyObject
 
 import corral
 
@@ -63,3 +68,31 @@ html_copy_source = False
 project_copyright = "the Corral authors, Apache-2.0"
 copybutton_prompt_text = r"^\$ "
 copybutton_prompt_is_regexp = True
+
+
+def link_pages(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+    """Make links of the names of pages in a docstring, such as docs/replay.md."""
+    lines[:] = [re.sub(r"`?docs/([\w/-]+)\.md`?", r":doc:`/\1`", line) for line in lines]
+
+
+def link_back(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let pages of source code link to names that are documented at another path than the first of their file."""
+    if not page.startswith("_modules/"):
+        return
+    names = app.env.domains.python_domain.objects
+
+    def anchor(found: re.Match[str]) -> str:
+        tail = "." + found[1].removeprefix("corral.")
+        known = found[1] if found[1] in names else next((name for name in names if name.endswith(tail)), found[1])
+        return f'#{known}"'
+
+    context["body"] = re.sub(r'#(corral\.[\w.]+)"', anchor, context["body"])
+
+
+def setup(app: Sphinx) -> None:
+    """Change what no setting of Sphinx changes."""
+    app.connect("html-page-context", link_back)
+    app.connect("autodoc-process-docstring", link_pages)
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"

@@ -10,6 +10,7 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,22 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+def literal(value: object) -> str:
+    """Return a value as code in Markdown, with double quotes as in all examples."""
+    text = repr(value)
+    return f"`{text}`" if '"' in text else "`{}`".format(text.replace("'", '"'))
+
+
+def with_links(text: str) -> str:
+    """Return a text of a docstring in which names of pages, such as docs/replay.md, are links to the pages."""
+    return re.sub(r"`?docs/([\w/-]+)\.md`?", lambda found: f"[{title_of(found[1])}](../{found[1]}.md)", text)
+
+
+def title_of(page: str) -> str:
+    """Return the title of a page."""
+    return (REFERENCE.parent / f"{page}.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+
+
 def settings_list(owner: type, names: list[str] | None = None) -> str:
     """Return the settings of a dataclass as a list of name, type, default, bounds and meaning.
 
@@ -66,8 +83,8 @@ def settings_list(owner: type, names: list[str] | None = None) -> str:
     for setting in describe_settings(owner, names):
         if not setting.meaning:
             raise KeyError(f"{owner.__name__}.{setting.name}")
-        facts = [type_of(setting.types), f"default `{setting.default!r}`", *setting.bounds]
-        entries.append(f"- **`{setting.name}`**: {', '.join(facts)}. {setting.meaning}")
+        facts = [type_of(setting.types), f"default {literal(setting.default)}", *setting.bounds]
+        entries.append(f"- **`{setting.name}`**: {', '.join(facts)}. {with_links(setting.meaning)}")
     return "\n".join(entries)
 
 
@@ -77,7 +94,7 @@ def algorithm_section(name: str) -> list[str]:
     fields = dataclasses.fields(cls)
     own = [f.name for f in fields if f.name not in base]
     changed = [f for f in fields if f.name in base and default_of(f) != default_of(base[f.name])]
-    rows = [[f"`{f.name}`", f"`{default_of(f)!r}`", f"`{default_of(base[f.name])!r}`"] for f in changed]
+    rows = [[f"`{f.name}`", literal(default_of(f)), literal(default_of(base[f.name]))] for f in changed]
     rows.append(
         ["`num_envs_per_env_runner`", f"`{cls.DEFAULT_NUM_ENVS}` for `None`", f"`{AlgorithmConfig.DEFAULT_NUM_ENVS}`"]
     )
@@ -164,7 +181,7 @@ def exploration_settings(kind: str) -> str:
     docs: dict[str, str] = {}
     for owner in reversed(cls.__mro__[: cls.__mro__.index(Exploration)]):
         docs |= section_of(owner, "Args")
-    rows = [[f"`{name}`", f"`{default!r}`", docs[name]] for name, default in settings_of(cls).items()]
+    rows = [[f"`{name}`", literal(default), with_links(docs[name])] for name, default in settings_of(cls).items()]
     return table(["setting", "default", "meaning"], rows) if rows else "It has no settings."
 
 
@@ -174,17 +191,18 @@ def exploration_page() -> str:
     for kind in BUILT_IN:
         cls = exploration_class(kind)
         taken = ", ".join(space.__name__ for space in cls.action_spaces)
-        rows.append([f"[`{kind}`](#{kind.lower()})", taken, *(suits(name, kind) for name in ALGORITHMS), cls.paper])
+        rows.append([f"[`{kind}`](#{kind.lower()})", taken, *(suits(name, kind) for name in ALGORITHMS)])
     parts = [
         NOTE,
         "# Exploration types",
         'What `exploration_config={"type": ...}` takes, with which actions, and in which algorithm: `default`, `yes`, '
         "or `refused` at build. [Exploration](../exploration.md) says how to choose one.",
-        table(["type", "actions", *ALGORITHMS, "paper"], rows),
+        table(["type", "actions", *ALGORITHMS], rows),
     ]
     for kind in BUILT_IN:
         text = inspect.cleandoc(exploration_class(kind).__doc__ or "").partition("\n\nArgs:")[0]
-        parts += [f"## {kind}", text.replace("\n    ", "\n"), exploration_settings(kind)]
+        source = f"Source: {exploration_class(kind).paper}."
+        parts += [f"## {kind}", text.replace("\n    ", "\n"), source, exploration_settings(kind)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -298,6 +316,7 @@ def _summary_of(found: Any) -> str:
 
 
 EXAMPLES = {
+    "": ("First steps, and search", "Files at the top of `examples/`."),
     "callbacks": ("Callbacks", "Code at named events."),
     "algorithms": ("Algorithms of your own", "Each is one file."),
     "building_blocks": ("Training loops of your own", "Runners and learners without an `Algorithm`."),
@@ -322,9 +341,11 @@ def examples_page() -> str:
         for path in sorted([*(folder / name).glob("*.py"), *(folder / name).glob("*.yaml")]):
             text = path.read_text(encoding="utf-8")
             if path.suffix == ".py":
-                text = ast.get_docstring(ast.parse(text)) or ""
-            first = text.splitlines()[0].removeprefix("# ").removesuffix(".")
-            lines.append(f"| `{name}/{path.name}` | {first} |")
+                first = (ast.get_docstring(ast.parse(text)) or "").splitlines()[0]
+            else:
+                comments = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+                first = re.split(r"\.\s+(?=[A-Z])", " ".join(line.removeprefix("#").strip() for line in comments))[0]
+            lines.append(f"| `{path.relative_to(folder).as_posix()}` | {first.removesuffix('.')} |")
         lines += [""]
         for picture, text in PICTURES.get(name, {}).items():
             lines += [f"![{text.replace('`', '')}](images/{picture})", "", f"{text}.", ""]

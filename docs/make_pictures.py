@@ -133,7 +133,7 @@ def record_docking(path: Path) -> None:
     with corral.PPOConfig().environment(env_class).training(lr=1e-3).debugging(seed=0).build() as algo:
         with tempfile.TemporaryDirectory() as directory:
             algo.fit(stop={"episode_return_mean": 7.5}, run_dir=f"{directory}/run", progress=False)
-        env, frames = env_class({}, render_mode="rgb_array"), []
+        env, frames = env_class({"render_mode": "rgb_array"}), []
         for seed in (2, 5):
             obs, _ = env.reset(seed=seed)
             is_over = False

@@ -36,6 +36,7 @@ from corral.algorithms.stopping import flat_result
 from corral.cli.main import make_parser
 from corral.metrics.timers import PARTS
 from corral.modules.module import ModelConfig
+from corral.policies.play import play_episodes
 
 DOCS = ROOT / "docs"
 METRICS, PPO, CALLBACKS = DOCS / "metrics.md", DOCS / "algorithms" / "ppo.md", DOCS / "callbacks.md"
@@ -75,6 +76,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))  # pages register algorithms
     for block, printed, shown in run_blocks(page):
         place = f"{page_id(page)}:{block.line}"
+        assert printed or "except " not in block.text, f"{place} shows an error that was not raised"
         if shown is None:
             assert not must_be_shown(block, printed), f"{place}: show what the block prints:\n{printed}"
         elif shown.varies:
@@ -215,6 +217,16 @@ def test_the_types_of_the_setters_are_up_to_date(monkeypatch: pytest.MonkeyPatch
     assert script.MODULE.read_text(encoding="utf-8") == script.module_text(), (
         "run `make docs`, and commit setter_types.py"
     )
+
+
+def test_the_env_of_the_tutorial_is_recorded(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(next(block.text for block in blocks(DOCS / "tutorial.md") if block.language == "python"), names)
+    config = PPOConfig().environment(names["Docking"]).training(train_batch_size_per_learner=64, num_epochs=1)
+    with config.build() as algo:
+        policy = corral.load_policy(algo.save(tmp_path / "saved"))
+    played = play_episodes(policy, names["Docking"], episodes=1, record=tmp_path, file_format="gif")
+    assert [episode.file for episode in played] == [tmp_path / "episode-000.gif"]
 
 
 def test_every_page_is_in_the_navigation() -> None:

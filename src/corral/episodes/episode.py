@@ -530,7 +530,19 @@ class SingleAgentEpisode(Noted):
     def set_extra_model_outputs(
         self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite an extra model output, or add one: a new key without `at_indices`. See `set_observations`."""
+        """Overwrite an extra model output, or add one: a new key without `at_indices`. See `set_observations`.
+
+        Args:
+            key: Name of the output.
+            new_data: One entry per index, `[len, ...]`; for a new key, one per step of the episode.
+            at_indices: Which entries to overwrite; `None` is all of them.
+            neg_index_as_lookback: Whether negative indices point into the lookback.
+
+        Raises:
+            KeyError: There is no such output, and `at_indices` is given.
+            EpisodeError: The new key is a column that exists only after sampling, and the episode is sampled.
+            IndexError: A new output has not one entry per step.
+        """
         if key not in self._extra_names:
             if at_indices is not None:
                 raise KeyError(
