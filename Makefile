@@ -15,7 +15,7 @@ SERVICES_VENV := .venv-services
 SERVICES_READY := $(SERVICES_VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 # Blocks of code on these pages have at most 88 characters per line, which fit the site.
-NARROW_PAGES := $(filter-out docs/loggers.md docs/report.md,$(wildcard docs/*.md docs/*/*.md))
+NARROW_PAGES := $(wildcard docs/*.md docs/*/*.md)
 
 .DEFAULT_GOAL := help
 .PHONY: help train test check slow lowest services wheel campaign bench defaults tuned docs format clean

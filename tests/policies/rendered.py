@@ -34,6 +34,13 @@ class Brightening(gym.Env[Any, Any]):
         return np.full((33, 47, 3), 20 * self.t, np.uint8)
 
 
+class WithBoth(Brightening):
+    """An env that takes its settings and `render_mode` apart."""
+
+    def __init__(self, env_config: Any, render_mode: str | None = None) -> None:
+        super().__init__(env_config["num_steps"], render_mode)
+
+
 def with_config(config: Any) -> Brightening:
     return Brightening(config["num_steps"], config.get("render_mode"))
 

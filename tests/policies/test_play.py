@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from PIL import Image
-from rendered import Brightening, Plain, deaf, with_config
+from rendered import Brightening, Plain, WithBoth, deaf, with_config
 
 from corral import Policy
 from corral.errors import ConfigError, EnvError
@@ -68,6 +68,12 @@ def test_episodes_are_shown_with_wrappers(policy: Policy, capsys: pytest.Capture
     played = list(play_episodes(policy, with_config, episodes=1, env_config={"num_steps": 9}, wrappers=[limited]))
     assert [(episode.episode_len, episode.file) for episode in played] == [(2, None)]
     assert capsys.readouterr().out.splitlines() == ["image 0", "image 1", "image 2"]
+
+
+def test_an_env_takes_render_mode_next_to_its_settings(policy: Policy, tmp_path: Path) -> None:
+    settings = {"num_steps": 3}
+    played = play_episodes(policy, WithBoth, episodes=1, env_config=settings, record=tmp_path, file_format="gif")
+    assert [len(greys(episode.file)) for episode in played if episode.file] == [4]
 
 
 @pytest.mark.parametrize("env", [deaf, Plain])

@@ -134,16 +134,17 @@ def _call_factory(factory: Callable[..., Any], context: EnvContext) -> Any:
     """Return the env of a class or factory, called with the context, or with `env_config` as keyword arguments.
 
     The first parameter receives the context if its name is in `CONTEXT_NAMES`, or if it is the only required parameter
-    and `env_config` has no value for it.
+    and `env_config` has no value for it. A `render_mode` of `env_config` goes to a parameter of this name as well.
     """
     parameters = [p for p in inspect.signature(factory).parameters.values() if p.kind is not p.VAR_KEYWORD]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
     required = [p for p in positional if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
-    if positional and positional[0].name in CONTEXT_NAMES:
-        return factory(context)
-    if len(required) == 1 and required[0].name not in context:
-        return factory(context)
-    return factory(**context)
+    takes_context = positional and positional[0].name in CONTEXT_NAMES
+    if not takes_context and (len(required) != 1 or required[0].name in context):
+        return factory(**context)
+    takes_mode = any(p.name == "render_mode" and p.kind is not p.POSITIONAL_ONLY for p in parameters[1:])
+    modes = {"render_mode": context["render_mode"]} if takes_mode and "render_mode" in context else {}
+    return factory(context, **modes)
 
 
 def make_vector_env(
