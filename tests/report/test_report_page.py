@@ -272,3 +272,17 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(ConfigError, match=r"pip install 'corral\[report\]'"):
         write_report(write_run(tmp_path / "run"), tmp_path / "out.html")
+
+
+def test_long_names_and_titles_are_in_lines_that_fit_a_narrow_page(tmp_path: Path) -> None:
+    for lr, env in ((0.1, "A" * 60 + "<i>-v1"), (0.2, "A" * 60 + "<i>-v1"), (0.1, "short-v1")):
+        settings = config(lr=lr, env=env) | {"training": {"lr": lr, "replay_buffer_config": {"type": f"type of {lr}"}}}
+        write_run(tmp_path / "runs" / f"{lr}-{len(env)}", settings=settings)
+    found = figures(write_report(tmp_path / "runs", tmp_path / "report.html"))
+    texts = [trace["name"] for figure in found for trace in figure["data"] if "name" in trace]
+    texts += [figure["layout"]["title"]["text"] for figure in found]
+    assert max(len(unescape(line)) for text in texts for line in text.split("<br>")) <= 42
+    label = next(text for text in texts if text.startswith("PPO A") and "lr=0.1" in text.replace("<br>", " "))
+    assert label.replace("<br>", "").replace(" ", "").startswith(f"PPO{'A' * 60}&lt;i&gt;-v1,")
+    heights = {figure["layout"]["title"]["text"].count("<br>"): figure["layout"]["height"] for figure in found}
+    assert len(heights) > 1 and heights[max(heights)] > heights[min(heights)]

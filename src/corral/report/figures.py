@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C
 DASHES = ("solid", "dash", "dot", "dashdot")
 FIGURE_WIDTH = 500
 """Width in pixels for which legends are made; the page may be wider."""
+
+LINE_CHARS = 42
+"""Characters per line of titles and names in legends, which fit a page of 400 pixels."""
 
 MAX_POINTS = 600
 """Number of points above which a curve is thinned."""
@@ -143,28 +147,32 @@ def _figure(traces: list[dict[str, Any]], title: str, x_axis: str) -> Figure:
 
 
 def legend_height(names: Sequence[str]) -> int:
-    """Return the pixels that a legend below a figure takes, about."""
-    longest = max((len(name) for name in names), default=0)
+    """Return the pixels that a legend below a figure takes, about; lines of names end with `<br>`."""
+    lines = [name.split("<br>") for name in names]
+    longest = max((len(line) for found in lines for line in found), default=0)
     per_row = max(1, FIGURE_WIDTH // (45 + 7 * longest))
-    return 20 * math.ceil(len(names) / per_row)
+    more_lines = sum(len(found) - 1 for found in lines)
+    return 20 * math.ceil(len(names) / per_row) + 16 * more_lines
 
 
 def base_layout(title: str) -> dict[str, Any]:
     """Return the layout that all figures share; the page adds the colours of its theme."""
+    text = wrapped(title)
+    more = 18 * text.count("<br>")
     return {
-        "title": {"text": plain_text(title), "font": {"size": 14}, "x": 0.01, "xanchor": "left"},
-        "margin": {"l": 55, "r": 15, "t": 40, "b": 45},
+        "title": {"text": text, "font": {"size": 14}, "x": 0.01, "xanchor": "left"},
+        "margin": {"l": 55, "r": 15, "t": 40 + more, "b": 45},
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         "xaxis": {"automargin": True},
         "yaxis": {"automargin": True},
         "hovermode": "closest",
-        "height": 330,
+        "height": 330 + more,
     }
 
 
 def _trace(label: str, index: int, x: Column, y: Column, **settings: Any) -> dict[str, Any]:
     line = {"color": group_color(index), "width": 2, "dash": group_dash(index)}
-    trace = {"type": "scatter", "name": plain_text(label), "legendgroup": label, "x": numbers(x), "y": numbers(y)}
+    trace = {"type": "scatter", "name": wrapped(label), "legendgroup": label, "x": numbers(x), "y": numbers(y)}
     return trace | {"line": line, "marker": {"color": group_color(index)}} | settings
 
 
@@ -178,6 +186,11 @@ def plain_text(text: str) -> str:
     for char, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("%{", "% {")):
         text = text.replace(char, entity)
     return text
+
+
+def wrapped(text: str) -> str:
+    """Return a text as `plain_text` does, in lines that fit a narrow page."""
+    return "<br>".join(map(plain_text, textwrap.wrap(text, LINE_CHARS))) or plain_text(text)
 
 
 def numbers(values: Iterable[float]) -> list[float | None]:
