@@ -268,7 +268,7 @@ def printing(name):
 
 MyCustomStatsCallbacks, MyCustomVideoCallbacks, MyCustomTraceCallbacks = map(printing, ("stats", "video", "trace"))
 config = PPOConfig().environment("CartPole-v1")
-config.training(train_batch_size=64, sgd_minibatch_size=32)
+config.training(train_batch_size=256, sgd_minibatch_size=128)  # several episodes of a policy that has not learned
 """
 
 # The earlier page names the class, without code; and `info["pre_batch"]` is from callbacks that take one dict.
