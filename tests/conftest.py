@@ -78,8 +78,15 @@ def make_runner() -> Iterator[Any]:
 def ray_stays_unseen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide a runtime from tests that are not about Ray: the engine of `"auto"` is not to depend on the tests before."""
     groups = [mark.args[0] for mark in request.node.iter_markers("xdist_group")]
-    if "ray" in sys.modules and "ray" not in groups:
-        monkeypatch.setattr("ray.is_initialized", lambda: False)
+    ray = sys.modules.get("ray")
+    if ray is None or "ray" in groups:
+        return
+    is_initialized = ray.is_initialized
+
+    def is_seen() -> bool:  # by Ray itself: its registry of envs would start a second runtime, which Ray refuses
+        return bool(sys._getframe(1).f_globals["__name__"].startswith("ray.") and is_initialized())
+
+    monkeypatch.setattr("ray.is_initialized", is_seen)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections.abc import Iterator
 
@@ -13,16 +12,10 @@ from corral import coordination
 from corral.errors import CoordinationError
 
 
-@pytest.fixture
-def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the Ray that another test of this session may have started."""
-    if "ray" in sys.modules:
-        monkeypatch.setattr("ray.is_initialized", lambda: False)
-
-
 @pytest.fixture(params=["local", "process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))])
 def form(request: pytest.FixtureRequest) -> Form:
-    request.getfixturevalue("ray_runtime" if request.param == "ray" else "without_ray")
+    if request.param == "ray":
+        request.getfixturevalue("ray_runtime")
     register_by_value(request.module)
     name: Form = request.param
     return name

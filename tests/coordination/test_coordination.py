@@ -260,14 +260,14 @@ def test_what_cannot_be_returned_is_an_error(name: str, form: Form, in_workers: 
     assert coordination.get(name).call("get") == 0
 
 
-def test_a_name_is_a_text_and_an_actor_is_made_of_a_class(name: str, without_ray: None) -> None:
+def test_a_name_is_a_text_and_an_actor_is_made_of_a_class(name: str) -> None:
     with pytest.raises(CoordinationError, match="must be a non-empty str"):
         coordination.create("", Counter)
     with pytest.raises(CoordinationError, match="expected a class, got function"):
         coordination.create(name, lambda: Counter())  # type: ignore[arg-type]
 
 
-def test_an_actor_may_call_itself_by_name(name: str, without_ray: None) -> None:
+def test_an_actor_may_call_itself_by_name(name: str) -> None:
     class Recursive:
         def down(self, n: int) -> int:
             return 0 if n == 0 else 1 + int(coordination.get(name).call("down", n - 1))

@@ -24,7 +24,6 @@ from corral.engines.actors import Remote
 from corral.errors import CoordinationError
 
 register_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.usefixtures("without_ray")
 
 
 class Counter:
