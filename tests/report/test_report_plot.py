@@ -62,6 +62,17 @@ def test_the_line_is_the_mean_and_the_area_its_interval(tmp_path: Path) -> None:
         assert min(abs(corner - end) for corner in corners) < 1e-3
 
 
+def test_each_env_has_axes_with_a_scale_of_their_own(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.0, 1.0], settings=config())
+    write_run(tmp_path / "b", [0.0, -1000.0], settings=config(env="Pendulum-v1"))
+    svg = write_plot(tmp_path, tmp_path / "curves.svg").read_text(encoding="utf-8")
+    for title in ("CartPole-v1", "Pendulum-v1"):
+        assert f"<!-- {title} -->" in svg
+    rising, falling = (drawn(svg, f"clip-path[^>]*fill: none; stroke: {color}") for color in ("#0072b2", "#d55e00"))
+    assert rising[1][1] - rising[0][1] == pytest.approx(falling[0][1] - falling[1][1], rel=1e-3)
+    assert min(y for _, y in rising) > max(y for _, y in falling)  # one below the other
+
+
 def test_the_x_axis_is_env_steps_or_seconds(tmp_path: Path) -> None:
     rows = [result(iteration, 1.0, steps=100, seconds=7000.0) for iteration in range(1, 6)]
     run = write_run(tmp_path / "run", results=rows)

@@ -13,11 +13,12 @@ from corral.errors import ConfigError, nearest
 from corral.metrics.named_number import find_value
 from corral.report.curves import X_AXES, X_TITLES, curve_of, mean_curve
 from corral.report.figures import group_color, group_dash
-from corral.report.groups import Group, group_runs, repeated_seeds
+from corral.report.groups import Group, env_of, group_runs, repeated_seeds
 from corral.report.output import missing_package, write_file
 from corral.report.runs import RunRecord, read_runs
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PLOT_FILE = "curves.png"
@@ -36,7 +37,7 @@ def write_plot(
     """Draw a number of runs over training, and return the path of the picture.
 
     Runs that differ only in the seed are one line: their mean, with its 95% interval by Student's t distribution. Where
-    only a part of them has values, the line is dotted.
+    only a part of them has values, the line is dotted. Each env has its own axes: returns of two envs share no scale.
 
     Args:
         runs: Directories of runs, or directories that hold such directories, up to three levels below.
@@ -84,32 +85,40 @@ def _draw(groups: Sequence[Group], key: str, x_axis: str) -> Figure:
     except ImportError as error:
         raise missing_package("a plot", error) from error
 
-    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    for index, group in enumerate(groups):
-        curves = [curve for run in group.runs if (curve := curve_of(run, key, x_axis)).x.size]
-        line: dict[str, Any] = {"color": group_color(index), "linewidth": 1.6}
-        if not curves:
-            axes.plot([], [], label=_plain(f"{group.label}: no values"), **line)
-            continue
-        found = mean_curve(curves)
-        is_whole = found.num_curves == len(curves)
-        repeated = repeated_seeds(group)
-        label = group.label if len(curves) == 1 else f"{group.label}, {len(curves)} runs"
-        label += f" (several with seed {', '.join(repeated)})" if repeated else ""
-        marker = "o" if is_whole.sum() == 1 else None
-        linestyle = {"dash": "dashed", "dot": "dotted"}.get(group_dash(index), group_dash(index))
-        whole = np.where(is_whole, found.mean, np.nan)
-        axes.plot(found.x, whole, label=_plain(label), linestyle=linestyle, marker=marker, **line)
-        if not is_whole.all():
-            axes.plot(found.x, found.mean, **line | {"linewidth": 1.0}, linestyle="dotted")
-        axes.fill_between(found.x, found.low, found.high, color=group_color(index), alpha=0.18, linewidth=0)
+    envs = [*dict.fromkeys(env_of(group.runs[0]) for group in groups)]
+    figure = Figure(figsize=(7.0, 1.0 + 3.2 * len(envs)), layout="constrained")
+    for env, axes in zip(envs, figure.subplots(len(envs), squeeze=False)[:, 0], strict=True):
+        for index, group in enumerate(groups):
+            if env_of(group.runs[0]) == env:
+                _draw_group(axes, index, group, key, x_axis)
+        axes.set_title(_plain(env or "unknown env") if len(envs) > 1 else "")
+        axes.set_ylabel(_plain(key.removeprefix("env_runners/")))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel(X_TITLES[x_axis])
-    axes.set_ylabel(_plain(key.removeprefix("env_runners/")))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=1 if len(groups) < 3 else 2, frameon=False, fontsize="small")
     return figure
+
+
+def _draw_group(axes: Axes, index: int, group: Group, key: str, x_axis: str) -> None:
+    """Draw a group, whose place gives its colour: the curve of its run, or the mean of its runs with the interval."""
+    line: dict[str, Any] = {"color": group_color(index), "linewidth": 1.6}
+    curves = [curve for run in group.runs if (curve := curve_of(run, key, x_axis)).x.size]
+    if not curves:
+        axes.plot([], [], label=_plain(f"{group.label}: no values"), **line)
+        return
+    found = mean_curve(curves)
+    is_whole = found.num_curves == len(curves)
+    repeated = repeated_seeds(group)
+    label = group.label if len(curves) == 1 else f"{group.label}, {len(curves)} runs"
+    label += f" (several with seed {', '.join(repeated)})" if repeated else ""
+    marker = "o" if is_whole.sum() == 1 else None
+    linestyle = {"dash": "dashed", "dot": "dotted"}.get(group_dash(index), group_dash(index))
+    whole = np.where(is_whole, found.mean, np.nan)
+    axes.plot(found.x, whole, label=_plain(label), linestyle=linestyle, marker=marker, **line)
+    if not is_whole.all():
+        axes.plot(found.x, found.mean, **line | {"linewidth": 1.0}, linestyle="dotted")
+    axes.fill_between(found.x, found.low, found.high, color=group_color(index), alpha=0.18, linewidth=0)
 
 
 def _plain(text: str) -> str:
