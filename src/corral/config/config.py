@@ -474,7 +474,11 @@ class AlgorithmConfig(
 
     @property
     def algo_class(self) -> type[Algorithm]:
-        """The algorithm class that this config builds; the config class of each algorithm names it."""
+        """The algorithm class that this config builds; the config class of each algorithm names it.
+
+        Raises:
+            ConfigError: This is an `AlgorithmConfig`, which belongs to no algorithm.
+        """
         raise ConfigError("AlgorithmConfig describes no algorithm: use PPOConfig, or another algorithm's config.")
 
     @property
@@ -534,7 +538,11 @@ class AlgorithmConfig(
         return self.copy(**{**own, **self.algorithm_config_overrides_per_module.get(module_id, {})}).freeze()
 
     def trains(self, module_id: str) -> bool:
-        """Return whether `policies_to_train` includes a module; a module without weights does not learn anyway."""
+        """Return whether `policies_to_train` includes a module; a module without weights does not learn anyway.
+
+        Raises:
+            ConfigError: `policies_to_train` is a function, and it raised an error.
+        """
         chosen = self.policies_to_train
         if callable(chosen):
             try:

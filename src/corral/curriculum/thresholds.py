@@ -67,7 +67,11 @@ class ThresholdCurriculum(Callback):
         self._set_task(algorithm)
 
     def on_train_result(self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any) -> None:
-        """Compare the metric with the threshold, and set the next task if it is time."""
+        """Compare the metric with the threshold, and set the next task if it is time.
+
+        Raises:
+            ConfigError: The result has no such metric.
+        """
         metrics = flat_result(result)
         if self.metric not in metrics:
             raise ConfigError(f"ThresholdCurriculum: no metric {self.metric!r}. {nearest(self.metric, metrics)}")

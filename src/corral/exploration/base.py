@@ -120,7 +120,8 @@ class Exploration:
 
     Each runner has an exploration for its sub-envs. The algorithm has one more, for `compute_actions` and for learning
     from all rollouts. The keyword arguments of a subclass's `__init__` are the settings in `exploration_config`; the
-    subclass passes all other arguments to the base class in `**kwargs`.
+    subclass passes all other arguments to the base class in `**kwargs`, and raises a `ConfigError` for a setting whose
+    value is not allowed, which ends the build.
 
     Attributes:
         action_space: Action space of one sub-env.
