@@ -180,6 +180,35 @@ def test_what_is_missing_is_named(arguments: list[str], message: str, capsys: py
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["train", "--algo", "PPO", "--evn", "CartPole-v1"],
+            "corral train: unknown option '--evn'. Did you mean '--env'?",
+        ),
+        (["train", "--stpo=num_env_steps=3"], "unknown option '--stpo=num_env_steps=3'. Did you mean '--stop'?"),
+        (
+            ["train", "PPO"],
+            "corral train: unknown argument without an option: 'PPO'. Known names: --algo, --checkpoint-",
+        ),
+        (
+            ["checkpoint", "info", "run", "--jsno"],
+            "corral checkpoint info: unknown option '--jsno'. Did you mean '--json'?",
+        ),
+        (["report"], "corral report: the following arguments are required: RUN"),
+    ],
+)
+def test_unknown_options_are_named_by_their_command(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.startswith(message.partition("unknown")[0]) and message in error
+    assert error.endswith(" --help` shows what it takes.\n")
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "callbacks: {callback_functions: {on_train_result: ['mine:print_it']}}",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from corral import __version__
 from corral.cli.report import add_report_commands
+from corral.errors import nearest
 
 EPILOG = """\
 examples:
@@ -21,13 +23,32 @@ examples:
 SHELLS = ("bash", "zsh")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest option of a command where an option is unknown, and does not print the whole usage."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Return the options and an empty list; what is unknown is refused by the command to which it was given."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+            kind = "option" if unknown[0].startswith("-") else "argument without an option:"
+            self.error(f"unknown {kind} {unknown[0]!r}. {nearest(unknown[0].partition('=')[0], options)}")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """End with the exit status of a wrong command line."""
+        self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` shows what it takes.\n")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line, from which the documentation is made too.
 
     After parsing, `run` is the import path of the function that runs the command: it takes the options, and returns the
     exit status.
     """
-    parser = argparse.ArgumentParser(prog="corral", description="Reinforcement learning from one config.")
+    parser = _Parser(prog="corral", description="Reinforcement learning from one config.")
     parser.add_argument("--version", action="version", version=f"corral {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_train(commands)
