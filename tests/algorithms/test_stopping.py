@@ -50,6 +50,12 @@ def test_the_first_criterion_that_is_met_is_told() -> None:
     assert met is not None and met.startswith("episode_return_mean=100 ")
 
 
+def test_large_numbers_are_told_with_all_of_their_digits() -> None:
+    numbers = result(num_env_steps_sampled_lifetime=1_000_490, mine=1234.56789)
+    assert StopCriteria({"num_env_steps": 1_000_000}).met(numbers) == "num_env_steps=1,000,490 reached 1,000,000"
+    assert StopCriteria({"mine": Below(2e6)}).met(numbers) == "mine=1,234.57 is below 2,000,000"
+
+
 def test_nan_does_not_stop() -> None:
     assert StopCriteria({"learners/default_policy/total_loss": -1e9}).met(result()) is None
 

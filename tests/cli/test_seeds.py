@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 import yaml
 
 from corral.cli.main import main
-from corral.cli.seed_display import describe_summary
+from corral.cli.seed_display import SeedDisplay, describe_summary
 from corral.cli.seed_processes import SeedRun, num_cores, run_all
 from corral.cli.seed_set import SeedSet, parse_seeds, read_set
 from corral.cli.seeds import status_of_set
@@ -86,6 +87,21 @@ def test_evaluated_returns_count_where_all_runs_have_them(tmp_path: Path) -> Non
     assert summarize_runs([one, other]).mean == 15.0
     assert summarize_runs([one, other, without]).mean == 3.0
     assert math.isnan(summarize_runs([one]).interval_low)  # one return has no interval
+
+
+def test_the_table_leaves_room_for_what_the_terminal_writes_at_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "60"), ("LINES", "30")):
+        monkeypatch.setenv(name, value)
+    runs = SeedSet(tmp_path, [0])
+    write_run(runs.run_dir(0), trained=1_234_567.0)
+    display = SeedDisplay(runs, [SeedRun(0, runs.run_dir(0), [])], "PPO on CartPole-v1", quiet=False)
+    with display:
+        display.update()
+        table = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
+    rows = [len(line) for line in table.replace("\r", "\n").splitlines() if "│" in line]
+    assert rows and max(rows) <= 58
 
 
 def test_a_run_without_results_has_no_numbers(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def lines_of_panel(display: Progress, episodes: dict[str, Any], width: int) -> l
 
 
 def test_the_panel_shows_numbers_progress_and_what_takes_the_time() -> None:
-    stop = {"num_env_steps": 1000, "episode_return_mean": 100, "env_runners/num_episodes": 8}
+    stop = {"num_env_steps": 4_000_000, "episode_return_mean": 100, "env_runners/num_episodes": 8}
     display = Progress(PPOConfig().environment("CartPole-v1"), stop)
     display.start(Path("run"))
     returns = {"episode_return_mean": math.nan, "episode_return_min": 3.0, "episode_return_max": 41.0}
@@ -147,7 +147,7 @@ def test_the_panel_shows_numbers_progress_and_what_takes_the_time() -> None:
     assert "iteration 2 time 1.5 s" in lines
     assert "env steps 256 env steps/s 256" in lines
     assert "mean return nan min .. max 3.0 .. 41.0" in lines
-    assert [line.partition(" ")[0] for line in lines if line.endswith("256 of 1,000")] == ["num_env_steps"]
+    assert [line.partition(" ")[0] for line in lines if line.endswith("256 of 4,000,000")] == ["num_env_steps"]
     assert [line.partition(" ")[0] for line in lines if line.endswith("no value yet")] == ["episode_return_mean"]
     assert [line.partition(" ")[0] for line in lines if line.endswith("5 of 8")] == ["env_runners/num_episodes"]
     assert f"{PART} 75%" in lines  # parts without a share are left out

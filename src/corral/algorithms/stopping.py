@@ -13,6 +13,7 @@ import numpy as np
 from corral.errors import ConfigError, StopCriterionError
 from corral.metrics.named_number import ALIASES, NamedNumber
 from corral.metrics.result import flat_result
+from corral.metrics.summary import show_number
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Below:
     limit: float
 
     def __str__(self) -> str:
-        return f"below {self.limit:g}"
+        return f"below {show_number(self.limit)}"
 
 
 Criterion = float | Below | Callable[[dict[str, Any]], bool]
@@ -122,8 +123,8 @@ class StopCriteria:
         if value is None:
             return None
         if isinstance(criterion, Below):
-            return f"{name}={value:g} is {criterion}" if value < criterion.limit else None
-        return f"{name}={value:g} reached {criterion:g}" if value >= criterion else None
+            return f"{name}={show_number(value)} is {criterion}" if value < criterion.limit else None
+        return f"{name}={show_number(value)} reached {show_number(criterion)}" if value >= criterion else None
 
 
 def _check(name: str, criterion: Any) -> None:
@@ -144,7 +145,7 @@ def _check(name: str, criterion: Any) -> None:
     path = ALIASES.get(name, name)
     grows = path in ("training_iteration", "time_total_s") or path.endswith("_lifetime")
     if grows and (isinstance(criterion, Below) or limit <= 0):
-        shown = criterion if isinstance(criterion, Below) else f"{limit:g}"
+        shown = criterion if isinstance(criterion, Below) else show_number(float(limit))
         raise StopCriterionError(
             f"stop criterion {name!r}: {shown} would end every run after its first iteration, since this number only "
             "grows from 0; give a positive number to reach."

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -59,7 +60,8 @@ class SeedDisplay:
                 self._say(f"seed {seed}: {self._state(seed)}")
         if self._live is not None:
             with contextlib.suppress(OSError, ValueError):
-                self._live.update(self._table(), refresh=True)
+                # The terminal writes ^C behind the last row, which must not become a row more.
+                self._live.update(Constrain(self._table(), self._console.width - len("^C")), refresh=True)
 
     def say_ending(self) -> None:
         """Say that the runs end."""

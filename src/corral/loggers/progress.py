@@ -23,6 +23,7 @@ from corral.envs.vector import env_name
 from corral.errors import ConfigError, nearest
 from corral.metrics.named_number import find_value
 from corral.metrics.result import evaluated_return, flat_result
+from corral.metrics.summary import show_number
 from corral.metrics.timers import PARTS
 
 if TYPE_CHECKING:
@@ -225,10 +226,10 @@ class Progress:
             value = find_value(flat, name)
             known = isinstance(value, (int, float)) and value == value
             if not isinstance(criterion, (int, float)):  # Below
-                table.add_row(name, "", f"{value:,.6g}, ends {criterion}" if known else "no value yet")
+                table.add_row(name, "", f"{show_number(value)}, ends {criterion}" if known else "no value yet")
                 continue
             bar = ProgressBar(total=max(criterion, 1e-9), completed=max(0.0, float(value)) if known else 0.0, width=30)
-            table.add_row(name, bar, f"{value:,.6g} of {criterion:,.6g}" if known else "no value yet")
+            table.add_row(name, bar, f"{show_number(value)} of {show_number(criterion)}" if known else "no value yet")
         return table
 
 

@@ -68,6 +68,12 @@ def _is_listed(path: str, value: Any) -> bool:
     return name not in _TOP and not (group in ("fault_tolerance", "env_runners") and value == 0)
 
 
+def show_number(value: float) -> str:
+    """Return a number for people: whole numbers with all of their digits, others with six."""
+    is_whole = float(value).is_integer() and abs(value) < 1e15
+    return f"{value:,.0f}" if is_whole else f"{value:,.6g}"
+
+
 def _rows(numbers: list[tuple[str, float]]) -> list[str]:
     """Return the numbers in two columns, the learners' numbers first."""
     numbers = sorted(numbers, key=lambda entry: not entry[0].startswith("learners/"))
