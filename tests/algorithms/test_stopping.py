@@ -54,6 +54,7 @@ def test_large_numbers_are_told_with_all_of_their_digits() -> None:
     numbers = result(num_env_steps_sampled_lifetime=1_000_490, mine=1234.56789)
     assert StopCriteria({"num_env_steps": 1_000_000}).met(numbers) == "num_env_steps=1,000,490 reached 1,000,000"
     assert StopCriteria({"mine": Below(2e6)}).met(numbers) == "mine=1,234.57 is below 2,000,000"
+    assert StopCriteria({"mine": 0.5}).met(result(mine=2345678.9)) == "mine=2,345,679 reached 0.5"
 
 
 def test_nan_does_not_stop() -> None:

@@ -68,10 +68,11 @@ def _is_listed(path: str, value: Any) -> bool:
     return name not in _TOP and not (group in ("fault_tolerance", "env_runners") and value == 0)
 
 
-def show_number(value: float) -> str:
-    """Return a number for people: whole numbers with all of their digits, others with six."""
-    is_whole = float(value).is_integer() and abs(value) < 1e15
-    return f"{value:,.0f}" if is_whole else f"{value:,.6g}"
+def show_number(value: float, num_digits: int = 6) -> str:
+    """Return a number for people: all digits before the point, and after it as many as make up `num_digits`."""
+    is_large = abs(value) >= 10 ** (num_digits - 1)
+    has_all = (is_large or float(value).is_integer()) and abs(value) < 1e15
+    return f"{value:,.0f}" if has_all else f"{value:,.{num_digits}g}"
 
 
 def _rows(numbers: list[tuple[str, float]]) -> list[str]:

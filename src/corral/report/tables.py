@@ -12,6 +12,7 @@ import yaml
 
 from corral.core.intervals import t_interval
 from corral.core.run_files import RESULTS_FILE
+from corral.metrics.summary import show_number
 from corral.report.curves import X_AXES
 from corral.report.groups import SEED, Group, differing_settings
 from corral.report.run_log import NOT_ENDED
@@ -171,9 +172,7 @@ def _yaml(group: Group) -> str:
 
 
 def _number(value: float) -> str:
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:,.0f}" if value.is_integer() or abs(value) >= 1000 else f"{value:,.4g}"
+    return show_number(value, num_digits=4) if math.isfinite(value) else "-"
 
 
 def _range(values: Sequence[float]) -> str:
