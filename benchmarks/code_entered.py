@@ -3,8 +3,8 @@
     python benchmarks/code_entered.py [--system corral|sb3|rllib] [--list]
 
 Prints one JSON line: files, functions, lines of code in these functions, and Python calls. Only the code of the system
-itself counts, on CartPole-v1 with 512 env steps and a default config, after one warm-up iteration. A function is a code
-object, so that lambdas and, before Python 3.12, comprehensions count.
+itself counts, on CartPole-v1 with 512 env steps and a default config, after one warm-up iteration. Only named functions
+count: lambdas and comprehensions do not, so that all versions of Python agree. `costs.py` counts other cases of corral.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SYSTEMS = {"corral": _corral, "sb3": _sb3, "rllib": _rllib}
 
 
 def count_calls(train: Callable[[], Any], root: Path) -> Counter[CodeType]:
-    """Returns how often each function below a folder is called in one call of `train`."""
+    """Returns how often each named function below a folder is called in one call of `train`."""
     calls: Counter[CodeType] = Counter()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -58,7 +58,13 @@ def count_calls(train: Callable[[], Any], root: Path) -> Counter[CodeType]:
         train()
     finally:
         sys.setprofile(None)
-    return Counter({code: count for code, count in calls.items() if code.co_filename.startswith(str(root))})
+    return Counter(
+        {
+            code: count
+            for code, count in calls.items()
+            if code.co_filename.startswith(str(root)) and not code.co_name.startswith("<")
+        }
+    )
 
 
 def count_lines(codes: list[CodeType]) -> int:
