@@ -18,10 +18,10 @@ DOCS_READY := $(VENV)/.docs-ready
 NARROW_PAGES := $(wildcard docs/*.md docs/*/*.md)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check slow lowest services wheel campaign bench defaults tuned docs format clean
+.PHONY: help train test check slow lowest services wheel campaign bench bench-quick defaults tuned docs format clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 # torch goes first and alone: asked for together with the rest, pip may take a build with CUDA. Bytecode is made on all
 # cores at the end, which takes half as long as pip does; some packages hold templates that are no Python.
@@ -98,6 +98,9 @@ $(BENCH_READY): requirements/torch.txt benchmarks/requirements-rivals.txt
 
 bench: $(READY) $(BENCH_READY) ## measure against RLlib and Stable-Baselines3, and write benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/run.py --rivals-python $(BENCH_VENV)/bin/python
+
+bench-quick: $(READY) $(BENCH_READY) ## the main measures of `make bench`, two pairs each, in 15 minutes
+	$(BIN)/python benchmarks/run.py --main --rivals-python $(BENCH_VENV)/bin/python
 
 $(ENVS_READY): $(READY) $(BENCH_READY) benchmarks/requirements-envs.txt
 	$(BIN)/pip install --quiet --requirement benchmarks/requirements-envs.txt

@@ -32,6 +32,24 @@ def describe(own_python: str, rivals_python: str) -> dict[str, str]:
     }
 
 
+def measured_commit(root: Path) -> str:
+    """Returns the short hash of the commit that is checked out, or "unknown" without git.
+
+    "with changes" is added if what is measured differs from the commit: the library, the examples or the measures.
+    """
+    try:
+        commit = _git(root, "rev-parse", "--short", "HEAD")
+        changes = _git(root, "status", "--porcelain", "--", "src", "examples", "benchmarks/*.py")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return f"{commit} with changes" if changes else commit
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip()
+
+
 def busy_share(seconds: float = 0.5) -> float | None:
     """Watches the machine for a moment and returns the share of its cores' time that was in use.
 

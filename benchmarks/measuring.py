@@ -13,10 +13,13 @@ import sys
 import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 Fields = dict[str, Any]
+Clock = Callable[[], float]
+"""Returns seconds: `process_time` where all the work is done in one process, whatever else runs on the machine, and
+`perf_counter` where processes work for each other."""
 
 ENV = "CartPole-v1"
 TARGET_RETURN = 450.0
@@ -60,7 +63,7 @@ def run_measure(system: str, measures: Mapping[str, Measure], finish: Callable[[
     parser = argparse.ArgumentParser(description=f"Takes one measurement of {system} and prints a JSON line.")
     parser.add_argument("measure", choices=sorted(measures))
     parser.add_argument("--num-envs", type=int, default=8, help="envs stepped together (sampling)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="wall time to measure over")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time to measure over")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cap", type=float, default=300.0, help="seconds until time_to_450 gives up")
     parser.add_argument("--threads", type=int, help="of the numeric libraries, instead of their default")
@@ -82,19 +85,27 @@ def run_measure(system: str, measures: Mapping[str, Measure], finish: Callable[[
             finish()
 
 
-def sampling_rate(sample: Callable[[], int], options: Options) -> Fields:
+def sampling_rate(sample: Callable[[], int], options: Options, clock: Clock = process_time) -> Fields:
     """Measures env steps per second of `sample`, which samples once and returns how many steps that were."""
-    _run_for(sample, min(0.5, options.seconds))
-    seconds, steps = _run_for(sample, options.seconds)
-    return {"num_envs": options.num_envs, "env_steps_per_s": steps / seconds, "env_steps": steps}
+    _run_for(sample, min(0.5, options.seconds), clock)
+    seconds, steps = _run_for(sample, options.seconds, clock)
+    return {"num_envs": options.num_envs, **_rate(steps, seconds, clock)}
 
 
-def training_rate(train: Callable[[], int], options: Options) -> Fields:
+def training_rate(train: Callable[[], int], options: Options, clock: Clock = process_time) -> Fields:
     """Measures trained env steps per second of `train`, which returns the steps of one whole iteration."""
     for _ in range(WARMUP_ITERATIONS):
         train()
-    seconds, steps = _run_for(train, options.seconds)
-    return {"env_steps_per_s": steps / seconds, "env_steps": steps}
+    return _rate(*_run_for(train, options.seconds, clock)[::-1], clock)
+
+
+def _rate(steps: int, seconds: float, clock: Clock) -> Fields:
+    return {"env_steps_per_s": steps / seconds, "env_steps": steps, "clock": clock_name(clock)}
+
+
+def clock_name(clock: Clock) -> str:
+    """Returns what the report calls the seconds of a clock."""
+    return "CPU" if clock is process_time else "wall"
 
 
 def num_env_steps(result: Any) -> int:
@@ -129,8 +140,8 @@ def trainer(algo: Any, count: Callable[[Any], int] = num_env_steps) -> Callable[
 def train_until_target(train: Callable[[], tuple[float, int]], options: Options) -> Fields:
     """Trains until the mean episode return reaches the target or the cap has passed.
 
-    `train` does one iteration and returns the library's own running mean and its lifetime env steps. The
-    seconds that count are taken by the caller of this script, from the start of the process to the line.
+    `train` does one iteration and returns the library's own running mean and its lifetime env steps. The CPU
+    seconds that count are taken by the caller of this script: of this process and all that it started, until the line.
     """
     start = perf_counter()
     while True:
@@ -149,10 +160,10 @@ def train_until_target(train: Callable[[], tuple[float, int]], options: Options)
 
 def time_import(do_import: Callable[[], object]) -> Fields:
     """Times an import statement, and says whether it brought torch in."""
-    start = perf_counter()
+    start = process_time()
     do_import()
-    seconds = perf_counter() - start
-    return {"seconds": seconds, "torch_imported": "torch" in sys.modules}
+    seconds = process_time() - start
+    return {"seconds": seconds, "torch_imported": "torch" in sys.modules, "clock": clock_name(process_time)}
 
 
 def callback_cost(
@@ -173,18 +184,18 @@ def callback_cost(
         options: The command line; `seconds` is the time for all turns.
     """
     for sampler in (without, subscribed):
-        _run_for(sampler, min(0.5, options.seconds))
+        _run_for(sampler, min(0.5, options.seconds), process_time)
     differences: list[float] = []
-    start = perf_counter()
-    while len(differences) < 8 or perf_counter() - start < options.seconds:
+    start = process_time()
+    while len(differences) < 8 or process_time() - start < options.seconds:
         turn = (without, subscribed) if len(differences) % 2 == 0 else (subscribed, without)
-        costs = {sampler: _seconds_per_step(sampler) for sampler in turn}
+        costs = {sampler: _seconds_per_step(sampler, process_time) for sampler in turn}
         differences.append(1e6 * (costs[subscribed] - costs[without]))
     lower, median, upper = statistics.quantiles(differences, n=4)
     # `plain_call` is wrapped in a function without arguments; the cost of such a call is taken off.
     number = 200_000
-    wrapped = min(timeit.repeat(plain_call, number=number, repeat=5))
-    wrapper = min(timeit.repeat(lambda: None, number=number, repeat=5))
+    wrapped = min(timeit.repeat(plain_call, timer=process_time, number=number, repeat=5))
+    wrapper = min(timeit.repeat(lambda: None, timer=process_time, number=number, repeat=5))
     call = 1e6 * (wrapped - wrapper) / number
     return {
         "us_per_call": median - call,
@@ -192,10 +203,13 @@ def callback_cost(
         "us_difference_quartiles": [lower, upper],
         "us_python_call": call,
         "turns": len(differences),
+        "clock": clock_name(process_time),
     }
 
 
-def relative_rate(sample: Callable[[], int], baseline: Callable[[], int], options: Options) -> Fields:
+def relative_rate(
+    sample: Callable[[], int], baseline: Callable[[], int], options: Options, clock: Clock = process_time
+) -> Fields:
     """Measures how many times the env steps per second of another sampler one takes.
 
     Both take turns of one sampling call each, and swap who goes first; the value is the median over the turns of the
@@ -205,18 +219,19 @@ def relative_rate(sample: Callable[[], int], baseline: Callable[[], int], option
         sample: Samples once and returns the env steps.
         baseline: What it is compared with.
         options: The command line; `seconds` is the time for all turns.
+        clock: Measures the seconds.
     """
     samplers = (sample, baseline)
     for sampler in samplers:
         sampler()
     ratios: list[float] = []
-    start = perf_counter()
-    while len(ratios) < 4 or perf_counter() - start < options.seconds:
+    start = clock()
+    while len(ratios) < 4 or clock() - start < options.seconds:
         turn = samplers if len(ratios) % 2 == 0 else samplers[::-1]
-        costs = {sampler: _seconds_per_step(sampler) for sampler in turn}
+        costs = {sampler: _seconds_per_step(sampler, clock) for sampler in turn}
         ratios.append(costs[baseline] / costs[sample])
     lower, median, upper = statistics.quantiles(ratios, n=4)
-    return {"times": median, "times_quartiles": [lower, upper], "turns": len(ratios)}
+    return {"times": median, "times_quartiles": [lower, upper], "turns": len(ratios), "clock": clock_name(clock)}
 
 
 def call_time(call: str, names: Mapping[str, Any], options: Options) -> Fields:
@@ -227,32 +242,33 @@ def call_time(call: str, names: Mapping[str, Any], options: Options) -> Fields:
         names: The names in it.
         options: The command line; `seconds` is the time for all repeats.
     """
-    timer = timeit.Timer(call, globals=dict(names))
+    timer = timeit.Timer(call, timer=process_time, globals=dict(names))
     number, _ = timer.autorange()  # takes at least 0.2 s
     repeats: list[float] = []
-    start = perf_counter()
-    while len(repeats) < 5 or perf_counter() - start < options.seconds:
+    start = process_time()
+    while len(repeats) < 5 or process_time() - start < options.seconds:
         repeats.append(1e6 * timer.timeit(number) / number)
     return {
         "us_per_call": statistics.median(repeats),
         "us_range": [min(repeats), max(repeats)],
         "calls": number * len(repeats),
+        "clock": clock_name(process_time),
     }
 
 
-def _run_for(work: Callable[[], int], seconds: float) -> tuple[float, int]:
+def _run_for(work: Callable[[], int], seconds: float, clock: Clock) -> tuple[float, int]:
     """Calls `work` until the time has passed and returns the time taken and the sum of what it returned."""
     steps = 0
-    start = perf_counter()
+    start = clock()
     while True:
         steps += work()
-        elapsed = perf_counter() - start
+        elapsed = clock() - start
         if elapsed >= seconds:
             return elapsed, steps
 
 
-def _seconds_per_step(work: Callable[[], int]) -> float:
+def _seconds_per_step(work: Callable[[], int], clock: Clock) -> float:
     """Calls `work` once and returns the seconds that each of its env steps took."""
-    start = perf_counter()
+    start = clock()
     steps = work()
-    return (perf_counter() - start) / steps
+    return (clock() - start) / steps

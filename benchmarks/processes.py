@@ -22,10 +22,18 @@ EXIT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a script: its JSON line and when it arrived, or what went wrong."""
+    """What came of a script: its JSON line and the seconds until it arrived, or what went wrong.
+
+    Attributes:
+        line: What the script printed.
+        wall_seconds: From the start of the script.
+        cpu_seconds: Sum over the script and the processes that it started, also those that it has waited for.
+        error: What went wrong, or None.
+    """
 
     line: dict[str, Any] | None
     wall_seconds: float | None
+    cpu_seconds: float | None
     error: str | None
 
 
@@ -45,15 +53,15 @@ def run_script(command: Sequence[str], timeout: float, working_directory: Path) 
                 start_new_session=True,
             )
         except OSError as error:
-            return Outcome(None, None, f"could not be started: {error.strerror}")
+            return Outcome(None, None, None, f"could not be started: {error.strerror}")
         lines, reader = _start_reader(process)
         try:
             found = _await_line(lines, timeout)
             if found is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(EXIT_SECONDS)
-                line, arrival = found
-                return Outcome(line, arrival - start, None)
+                line, arrival, cpu_seconds = found
+                return Outcome(line, arrival - start, cpu_seconds, None)
             ended = process.poll()
         finally:
             kill_session(process.pid)
@@ -62,7 +70,7 @@ def run_script(command: Sequence[str], timeout: float, working_directory: Path) 
             if process.stdout is not None:
                 process.stdout.close()
         what = f"killed after {timeout:g} s" if ended is None else f"ended with status {ended} and no result"
-        return Outcome(None, None, f"{what}\n{_tail(stderr)}".strip())
+        return Outcome(None, None, None, f"{what}\n{_tail(stderr)}".strip())
 
 
 def kill_session(leader: int) -> None:
@@ -71,26 +79,34 @@ def kill_session(leader: int) -> None:
     Its process group is not enough: Ray gives each of its workers a group of its own. They stay in the
     session, which Linux shows in /proc; elsewhere only the group is killed.
     """
-    for pid in _members_of_session(leader):
+    for pid in _stat_fields_of_session(leader):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
-def _members_of_session(leader: int) -> list[int]:
-    """Returns the processes whose session id is `leader`, where /proc tells."""
-    members = []
+def _stat_fields_of_session(leader: int) -> dict[int, list[str]]:
+    """Returns the fields of /proc/PID/stat from the state on, by process, of those whose session id is `leader`."""
+    fields_by_pid = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             # After the name in brackets, which may hold anything: state, parent, group, session.
-            if int(stat.read_text().rpartition(")")[2].split()[3]) == leader:
-                members.append(int(stat.parent.name))
-    return members
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader:
+                fields_by_pid[int(stat.parent.name)] = fields
+    return fields_by_pid
 
 
-_Line = tuple[dict[str, Any], float] | None
-"""A JSON object and when it came, or None at the end of the output."""
+def _cpu_seconds_of_session(leader: int) -> float:
+    """Returns the CPU seconds so far of the processes of a session, and of their children that have ended."""
+    # utime, stime, cutime, cstime
+    ticks = sum(int(value) for fields in _stat_fields_of_session(leader).values() for value in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+_Line = tuple[dict[str, Any], float, float] | None
+"""A JSON object, when it came, and the CPU seconds of the session until then; or None at the end of the output."""
 
 
 def _start_reader(process: "subprocess.Popen[str]") -> tuple["queue.Queue[_Line]", threading.Thread]:
@@ -103,7 +119,7 @@ def _start_reader(process: "subprocess.Popen[str]") -> tuple["queue.Queue[_Line]
             with contextlib.suppress(ValueError):
                 parsed = json.loads(text)
                 if isinstance(parsed, dict):
-                    lines.put((parsed, arrival))
+                    lines.put((parsed, arrival, _cpu_seconds_of_session(process.pid)))
         process.wait()
         lines.put(None)
 
@@ -113,7 +129,7 @@ def _start_reader(process: "subprocess.Popen[str]") -> tuple["queue.Queue[_Line]
 
 
 def _await_line(lines: "queue.Queue[_Line]", timeout: float) -> _Line:
-    """Returns the first JSON object that the process prints and when it came, or None without one."""
+    """Returns the first JSON object that the process prints with its times, or None without one."""
     try:
         return lines.get(timeout=timeout)
     except queue.Empty:

@@ -40,6 +40,7 @@ class CaseResult:
 
     Attributes:
         date: When it was measured.
+        commit: What was measured, as `machine.measured_commit` says it.
         command: What was typed.
         quick: It was a trial of the machinery and not a measurement.
         machine: What it ran on.
@@ -47,6 +48,7 @@ class CaseResult:
     """
 
     date: str
+    commit: str
     command: str
     quick: bool
     machine: dict[str, str]
@@ -119,14 +121,16 @@ def render(results: dict[str, CaseResult]) -> str:
 _INTRODUCTION = (
     "Every run is a fresh process that measures one thing. The systems of a measure run one after the "
     "other, in an order that rotates from pair to pair; ratios are taken within a pair, and the table "
-    "quotes their median with a 95% bootstrap interval. A ratio above 1 says that Corral is faster, for "
+    "quotes their median with a 95% bootstrap interval. Seconds are CPU seconds where a row says so, and else wall "
+    "seconds. A ratio above 1 says that Corral is faster, for "
     "rates and for durations alike. A budget is met when the median reaches it. Every single run is in the "
     "JSON file next to this page, from which `python benchmarks/run.py --render-only` rebuilds it.",
     "",
     "To measure: install Corral with PyTorch and Ray in one environment, and PyTorch 2.13.0 and then "
     "`benchmarks/requirements-rivals.txt` in another, leave the machine otherwise idle, and run `python "
     "benchmarks/run.py --rivals-python PATH` from the root of the repository with Corral's interpreter, "
-    "where PATH is the interpreter of the other environment.",
+    "where PATH is the interpreter of the other environment. `make bench-quick` does so for the main measures, with "
+    "two pairs each, before an issue is closed. Each row names the commit that it was measured at.",
 )
 
 
@@ -192,7 +196,7 @@ def _own_verdict(case: Case, runs: Sequence[Run]) -> str:
 
 def _budget_table(results: dict[str, CaseResult]) -> list[str]:
     """Returns all budgets with what was measured, those not measured included."""
-    lines = ["| Measure | Against | Measured | Budget | Verdict |", "|---|---|---|---|---|"]
+    lines = ["| Measure | Against | Measured | Budget | Verdict | Commit |", "|---|---|---|---|---|---|"]
     for case in CASES:
         result = results.get(case.name)
         for row in rows(case, result.runs if result else []):
@@ -203,7 +207,8 @@ def _budget_table(results: dict[str, CaseResult]) -> list[str]:
             shown = row.median if itself else row.ratio
             quick = " (quick run)" if result and result.quick else ""
             measured, verdict = (shown, row.verdict + quick) if result else ("", "not measured")
-            lines.append(f"| {case.title} | {against} | {measured} | {row.budget} | {verdict} |")
+            commit = result.commit if result else ""
+            lines.append(f"| {case.title} | {against} | {measured} | {row.budget} | {verdict} | {commit} |")
     return lines
 
 
@@ -218,6 +223,12 @@ def _busy_text(runs: Sequence[Run]) -> str:
     )
 
 
+def _clock_text(runs: Sequence[Run]) -> str:
+    """Says which seconds the scripts measured, where they do."""
+    clocks = sorted({run.detail["clock"] for run in runs if "clock" in run.detail})
+    return f", in {' and '.join(clocks)} seconds," if clocks else ""
+
+
 def _section(case: Case, result: CaseResult, shown_machine: dict[str, str]) -> list[str]:
     """Returns the heading, the explanation, the table and the failures of a case."""
     pairs = len({run.pair for run in result.runs})
@@ -228,8 +239,8 @@ def _section(case: Case, result: CaseResult, shown_machine: dict[str, str]) -> l
         "",
         case.what,
         "",
-        f"Measured {result.date} in {pairs} pairs by `{result.command}`, "
-        f"which runs {scripts} with `{arguments}`. {_busy_text(result.runs)}",
+        f"Measured {result.date} in {pairs} pairs{_clock_text(result.runs)} at commit {result.commit} by "
+        f"`{result.command}`, which runs {scripts} with `{arguments}`. {_busy_text(result.runs)}",
         "",
         f"| System | Median {case.unit} (least to most) | Corral's speed relative to it [95% interval] "
         "| Budget | Verdict |",

@@ -7,6 +7,7 @@ than its default "sync" mode, a Python loop over single envs.
 """
 
 from collections.abc import Callable
+from time import perf_counter, process_time
 from typing import Any
 
 import measuring
@@ -145,7 +146,8 @@ def agents_ppo(options: Options) -> Fields:
 def _ppo(options: Options, num_env_runners: int) -> Fields:
     """Trained env steps per second of PPO with so many remote env runners; with 0, in this process."""
     ray_runtime.start()
-    return measuring.training_rate(measuring.trainer(_ppo_config(options, num_env_runners).build_algo()), options)
+    train = measuring.trainer(_ppo_config(options, num_env_runners).build_algo())
+    return measuring.training_rate(train, options, perf_counter if num_env_runners else process_time)
 
 
 def _ppo_config(options: Options, num_env_runners: int) -> Any:
@@ -181,7 +183,7 @@ def group_sampling(options: Options) -> Fields:
         assert len(parts) == 2, "an env runner has failed"
         return sum(len(episode) for episodes in parts for episode in episodes)
 
-    return measuring.sampling_rate(sample, options)
+    return measuring.sampling_rate(sample, options, perf_counter)
 
 
 def time_to_450(options: Options) -> Fields:

@@ -5,7 +5,8 @@ Run it with Corral's interpreter from the root of the repository:
     python benchmarks/run.py --rivals-python .venv-bench/bin/python
 
 The report (RESULTS.md) and every single run (results.json next to it) are written after each measure, so an
-interrupted run keeps what it has; `--only` replaces just the measures that it names.
+interrupted run keeps what it has; `--only` replaces just the measures that it names, and `--main` the main ones, with
+two pairs each (`make bench-quick`).
 """
 
 import argparse
@@ -18,13 +19,13 @@ from pathlib import Path
 
 import machine
 import report
-from cases import CAP_SECONDS, QUICK_CAP_SECONDS, RIVALS, SCRIPTS, Case, select
+from cases import MAIN, RIVALS, SCRIPTS, Case, select
 from processes import Outcome, run_script
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 LEAST_PAIRS = 5
-QUICK_PAIRS = 2
+FEW_PAIRS = 2
 
 
 def main() -> int:
@@ -36,10 +37,12 @@ def main() -> int:
         arguments.out.write_text(report.render(results))
         return 0
     description = machine.describe(sys.executable, arguments.rivals_python)
+    commit = machine.measured_commit(ROOT)
     failed = False
     for case in arguments.cases:
         result = report.CaseResult(
             date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            commit=commit,
             command=_shown_command(),
             quick=arguments.quick,
             machine=description,
@@ -60,7 +63,7 @@ def measure(case: Case, pairs: int, rivals_python: str, quick: bool) -> list[rep
             python = rivals_python if system in RIVALS else sys.executable
             command = [python, str(HERE / SCRIPTS[system]), *case.arguments(pair, quick)]
             busy = machine.busy_share()
-            run = to_run(case, pair, system, run_script(command, case.timeout, ROOT), quick)
+            run = to_run(case, pair, system, run_script(command, case.timeout, ROOT))
             run = dataclasses.replace(run, busy_before=busy)
             shown = "failed" if run.value is None else f"{run.value:,.{case.digits}f} {case.unit}"
             print(f"{case.name}: pair {pair + 1} of {pairs}, {system}: {shown}", file=sys.stderr, flush=True)
@@ -74,16 +77,15 @@ def rotated(systems: tuple[str, ...], by: int) -> tuple[str, ...]:
     return systems[start:] + systems[:start]
 
 
-def to_run(case: Case, pair: int, system: str, outcome: Outcome, quick: bool) -> report.Run:
-    """Takes a case's value out of what a script printed, or the wall clock where that is the value."""
+def to_run(case: Case, pair: int, system: str, outcome: Outcome) -> report.Run:
+    """Takes a case's value out of what a script printed, or its CPU seconds where they are the value."""
     line = outcome.line
     if line is None:
         return report.Run(pair, system, None, False, {}, outcome.error)
     if case.value is not None:
         return report.Run(pair, system, float(line[case.value]), False, line, None)
-    if line["reached"]:
-        return report.Run(pair, system, outcome.wall_seconds, False, line, None)
-    return report.Run(pair, system, QUICK_CAP_SECONDS if quick else CAP_SECONDS, True, line, None)
+    line |= {"clock": "CPU", "cpu_seconds": outcome.cpu_seconds, "wall_seconds": outcome.wall_seconds}
+    return report.Run(pair, system, outcome.cpu_seconds, not line["reached"], line, None)
 
 
 def _parse() -> argparse.Namespace:
@@ -91,13 +93,16 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measures Corral against its rivals.")
     rivals_python = ROOT / ".venv-bench" / "bin" / "python"
     parser.add_argument("--rivals-python", default=str(rivals_python), help="an interpreter with the rivals")
-    parser.add_argument("--pairs", type=int, help=f"at least {LEAST_PAIRS} (or {QUICK_PAIRS} with --quick)")
-    parser.add_argument("--only", help="comma-separated measures, such as sampling,ppo or sampling_64")
+    parser.add_argument("--pairs", type=int, help=f"at least {LEAST_PAIRS} (or {FEW_PAIRS} with --main or --quick)")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--main", action="store_const", dest="only", const=",".join(MAIN), help="the main measures")
+    chosen.add_argument("--only", help="comma-separated measures, such as sampling,ppo or sampling_64")
     parser.add_argument("--out", type=Path, help="the report; the raw results go next to it")
     parser.add_argument("--quick", action="store_true", help="short runs that try the machinery")
     parser.add_argument("--render-only", action="store_true", help="rebuild the report from the raw results")
     arguments = parser.parse_args()
-    least = QUICK_PAIRS if arguments.quick else LEAST_PAIRS
+    is_main = arguments.only == ",".join(MAIN)
+    least = FEW_PAIRS if arguments.quick or is_main else LEAST_PAIRS
     if arguments.pairs is None:
         arguments.pairs = least
     if arguments.pairs < least:

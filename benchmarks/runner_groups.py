@@ -34,7 +34,11 @@ def group_sampling(options: Options) -> Fields:
     config = corral_config.config(options, options.num_envs).env_runners(num_env_runners=2).engine(options.engine)
     with config.build() as algo:
         sample = _sampler(algo.env_runner_group, measuring.STEPS_PER_SAMPLE)
-        return measuring.sampling_rate(lambda: sum(rollout.num_env_steps for rollout in sample()), options)
+
+        def count() -> int:
+            return sum(rollout.num_env_steps for rollout in sample())
+
+        return measuring.sampling_rate(count, options, perf_counter)
 
 
 def group_ppo(options: Options) -> Fields:
@@ -42,7 +46,7 @@ def group_ppo(options: Options) -> Fields:
     _start_runtime(options.engine)
     config = corral_config.ppo_config(options).env_runners(num_env_runners=2).engine(options.engine)
     with config.build() as algo:
-        return measuring.training_rate(measuring.trainer(algo), options)
+        return measuring.training_rate(measuring.trainer(algo), options, perf_counter)
 
 
 def scaling(options: Options) -> Fields:
@@ -53,7 +57,7 @@ def scaling(options: Options) -> Fields:
             sample = _sampler(group, num_runners * SCALING_STEPS)
             return lambda: sum(rollout.num_env_steps for rollout in sample())
 
-        return measuring.relative_rate(counted(two, 2), counted(one, 1), options)
+        return measuring.relative_rate(counted(two, 2), counted(one, 1), options, perf_counter)
 
 
 def straggler(options: Options) -> Fields:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from statistics import median
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import measuring
@@ -57,9 +57,9 @@ def limit(options: Options) -> Fields:
                 torch.mm(left, right)
 
         shares, seconds = [], []
-        start = perf_counter()
+        start = process_time()
         with torch.no_grad():
-            while perf_counter() - start < options.seconds or len(shares) < TURNS:
+            while process_time() - start < options.seconds or len(shares) < TURNS:
                 whole, bare = _seconds(update), _seconds(multiply)
                 shares.append(bare / whole)
                 seconds.append(whole)
@@ -89,7 +89,7 @@ def _products() -> list[Any]:
 
 
 def _seconds(work: Callable[[], None]) -> float:
-    start = perf_counter()
+    start = process_time()
     for _ in range(CALLS_A_TURN):
         work()
-    return (perf_counter() - start) / CALLS_A_TURN
+    return (process_time() - start) / CALLS_A_TURN

@@ -1,6 +1,7 @@
 """Takes one measurement of Pong or HalfCheetah in this process and prints it as a JSON line (see `vector_envs.py`)."""
 
 import sys
+from time import perf_counter
 from typing import Any
 
 import measuring
@@ -44,14 +45,14 @@ def corral_sampling(env: str, form: str, options: Options) -> Fields:
     with corral_config(env, form, options).build() as algo:
         num_timesteps = STEPS_PER_ENV * options.num_envs
         return measuring.sampling_rate(
-            lambda: int(algo.env_runner.sample(num_timesteps=num_timesteps).num_env_steps), options
+            lambda: int(algo.env_runner.sample(num_timesteps=num_timesteps).num_env_steps), options, perf_counter
         )
 
 
 def corral_ppo(env: str, form: str, options: Options) -> Fields:
     """Trained env steps per second."""
     with corral_config(env, form, options).build() as algo:
-        return measuring.training_rate(measuring.trainer(algo), options)
+        return measuring.training_rate(measuring.trainer(algo), options, perf_counter)
 
 
 def sb3_model(env: str, form: str, options: Options) -> Any:
@@ -91,7 +92,7 @@ def sb3_sampling(env: str, form: str, options: Options) -> Fields:
         return STEPS_PER_ENV * options.num_envs
 
     try:
-        return measuring.sampling_rate(sample, options)
+        return measuring.sampling_rate(sample, options, perf_counter)
     finally:
         model.env.close()
 
@@ -105,7 +106,7 @@ def sb3_ppo(env: str, form: str, options: Options) -> Fields:
         return STEPS_PER_ENV * options.num_envs
 
     try:
-        return measuring.training_rate(train, options)
+        return measuring.training_rate(train, options, perf_counter)
     finally:
         model.env.close()
 

@@ -1,6 +1,9 @@
 """The machinery of `benchmarks/`: ratios, verdicts, and processes that are ended."""
 
+import dataclasses
 import json
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,16 +14,17 @@ import pytest
 
 import corral_config
 import defaults
+import machine
 import measuring
 import report
 import run
 import runner_groups
 import tuned
-from cases import CASES, SCRIPTS, select
+from cases import CASES, MAIN, SCRIPTS, select
 from corral.algorithms.tuned_settings import tuned_algorithms
 from corral.envs.vector import EnvContext
 from measuring import Options
-from processes import run_script
+from processes import Outcome, run_script
 from report import Run
 from statistics_of_pairs import bootstrap_interval, ratio_of_pairs, times_faster
 from timed_env import EPISODE_STEPS, TimedEnv
@@ -71,8 +75,61 @@ def test_floors_and_limits_of_our_own_value(name: str, value: float, verdict: st
 
 
 def test_results_survive_the_file() -> None:
-    result = report.CaseResult("date", "command", False, {}, [one(0, "corral", 1.0), one(0, "sb3", None)])
+    result = report.CaseResult("date", "abc1234", "command", False, {}, [one(0, "corral", 1.0), one(0, "sb3", None)])
     assert report.from_json(report.to_json({"ppo": result}))["ppo"].runs == result.runs
+
+
+def test_each_row_names_the_commit_and_the_clock_of_its_measurement() -> None:
+    cpu = Run(0, "corral", 1.0, False, {"clock": "CPU"}, None)
+    new = report.CaseResult("date", "abc1234", "command", False, {}, [cpu, one(0, "sb3", 1.0)])
+    old = report.CaseResult("date", "0ld0000 with changes", "command", False, {}, [one(0, "corral", 1.0)])
+    text = report.render({"dqn": new, "weight_sync": old})
+    assert "Measured date in 1 pairs, in CPU seconds, at commit abc1234 by" in text
+    assert "Measured date in 1 pairs at commit 0ld0000 with changes by" in text
+    assert "| < 15 ms | met | 0ld0000 with changes |" in text
+    assert "| SAC at equal hyperparameters | Stable-Baselines3 |  | >= 1.5x | not measured |  |" in text
+
+
+def test_a_commit_is_named_with_the_changes_to_what_is_measured(tmp_path: Path) -> None:
+    assert machine.measured_commit(tmp_path) == "unknown"  # as in an archive of the sources
+
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "src").mkdir()
+    source = tmp_path / "src" / "a.py"
+    source.write_text("1")
+    git("add", ".")
+    git("commit", "-m", "a")
+    commit = machine.measured_commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{7,}", commit)
+    (tmp_path / "RESULTS.md").write_text("1")
+    assert machine.measured_commit(tmp_path) == commit
+    source.write_text("2")
+    assert machine.measured_commit(tmp_path) == f"{commit} with changes"
+
+
+def test_the_main_measures_are_fifteen_and_take_two_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "--main"])
+    arguments = run._parse()
+    assert [case.name for case in arguments.cases] == [case.name for case in CASES if case.name in MAIN]
+    assert (len(arguments.cases), arguments.pairs, arguments.out.name) == (15, 2, "RESULTS.md")
+
+
+def test_cpu_seconds_count_the_processes_that_a_script_started(tmp_path: Path) -> None:
+    work = "import time\nwhile time.process_time() < 0.5: pass"
+    ended = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}])"
+    outcome = run_script([sys.executable, "-c", f"{ended}; print({{}})"], 60.0, tmp_path)
+    assert outcome.cpu_seconds is not None and outcome.cpu_seconds >= 0.5, outcome.error
+    assert run.to_run(case("time_to_450"), 0, "sb3", dataclasses.replace(outcome, line={"reached": False})) == Run(
+        0, "sb3", outcome.cpu_seconds, True, {"reached": False, **times_of(outcome)}, None
+    )
+
+
+def times_of(outcome: Outcome) -> dict[str, Any]:
+    return {"clock": "CPU", "cpu_seconds": outcome.cpu_seconds, "wall_seconds": outcome.wall_seconds}
 
 
 def test_selection_and_rotation() -> None:
@@ -111,15 +168,22 @@ def test_a_script_that_fails_says_how(tmp_path: Path) -> None:
 
 def test_the_report_shows_every_case() -> None:
     results = {
-        case.name: report.CaseResult("date", "command", False, {}, [one(0, system, 0.5) for system in case.systems])
+        case.name: report.CaseResult(
+            "date", "abc1234", "command", False, {}, [one(0, system, 0.5) for system in case.systems]
+        )
         for case in CASES
     }
     text = report.render(results)
     assert all(f"\n## {case.title}\n" in text for case in CASES)
-    assert "| One `log_value` | itself | 0.500 (0.500 to 0.500) | < 1 us/call | met |" in text
-    assert "| Two process runners against one | itself | 0.50 (0.50 to 0.50) | >= 1.8 times | missed |" in text
-    assert "| Start of two process runners | itself | 0.50 (0.50 to 0.50) | < 4 s | met |" in text
-    assert "| An `on_episode_step` that logs one value, 64 envs | RLlib | 1.00 [1.00, 1.00] | >= 10x | missed |" in text
+    assert "| One `log_value` | itself | 0.500 (0.500 to 0.500) | < 1 us/call | met | abc1234 |" in text
+    assert (
+        "| Two process runners against one | itself | 0.50 (0.50 to 0.50) | >= 1.8 times | missed | abc1234 |" in text
+    )
+    assert "| Start of two process runners | itself | 0.50 (0.50 to 0.50) | < 4 s | met | abc1234 |" in text
+    assert (
+        "| An `on_episode_step` that logs one value, 64 envs | RLlib | 1.00 [1.00, 1.00] | >= 10x | missed | abc1234 |"
+        in text
+    )
 
 
 def test_every_measure_is_known_to_its_scripts() -> None:
@@ -129,7 +193,7 @@ def test_every_measure_is_known_to_its_scripts() -> None:
     assert [case.name for case in select("sampling")] == ["sampling_1", "sampling_8", "sampling_64"]
 
 
-def test_relative_rate_compares_the_env_steps_of_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_rate_compares_the_env_steps_of_the_same_time() -> None:
     clock = 0.0
     calls: list[str] = []
 
@@ -142,8 +206,9 @@ def test_relative_rate_compares_the_env_steps_of_the_same_time(monkeypatch: pyte
 
         return sample
 
-    monkeypatch.setattr(measuring, "perf_counter", lambda: clock)
-    fields = measuring.relative_rate(sampler("two", 30), sampler("one", 20), Options(1, 20.0, 0, 0.0))
+    fields = measuring.relative_rate(
+        sampler("two", 30), sampler("one", 20), Options(1, 20.0, 0, 0.0), clock=lambda: clock
+    )
     assert fields["times"] == pytest.approx(1.5)
     assert fields["turns"] == 5  # of 4 seconds each
     assert calls[2:] == ["two", "one", "one", "two", "two", "one", "one", "two", "two", "one"]
