@@ -12,7 +12,7 @@ from several_agents import CONFIGS, Repeats, all_to_red, config_of, module_of, s
 
 from corral import Algorithm, AlgorithmConfig, Callback, DQNConfig, PPOConfig
 from corral.checkpoint import read_checkpoint, write_checkpoint
-from corral.errors import CheckpointError, ConfigError
+from corral.errors import CheckpointError, ConfigError, CorralError
 
 
 def green_to_new(agent_id: str, episode: Any, **_: Any) -> str:
@@ -66,7 +66,7 @@ def test_a_run_with_an_added_module_continues_exactly(base: type[AlgorithmConfig
 
 
 @pytest.mark.parametrize("base", [PPOConfig, DQNConfig])
-def test_a_checkpoint_of_other_modules_that_cannot_be_restored_changes_nothing(
+def test_modules_that_cannot_be_made_change_nothing_and_a_damaged_checkpoint_of_others_stops_the_algorithm(
     base: type[AlgorithmConfig], tmp_path: Path
 ) -> None:
     class Local(Repeats):
@@ -95,13 +95,14 @@ def test_a_checkpoint_of_other_modules_that_cannot_be_restored_changes_nothing(
             CheckpointError, match=r"policies\.local\.module_class .*Build the algorithm .*multi_agent\(policies="
         ):
             algo.restore_from_path(tmp_path / "local")
-        with pytest.raises(CheckpointError, match="learners/new"):
-            algo.restore_from_path(tmp_path / "wrong")
         assert algo.module_ids == other.module_ids == ["red", "blue", "rest"]
-        for _ in range(2):
-            mine, theirs = algo.train(), other.train()
-            np.testing.assert_equal(mine["restored"], theirs["restored"])
-            np.testing.assert_equal(mine["learners"], theirs["learners"])
+        mine, theirs = algo.train(), other.train()
+        np.testing.assert_equal(mine["restored"], theirs["restored"])
+        np.testing.assert_equal(mine["learners"], theirs["learners"])
+        with pytest.raises(CheckpointError, match=r"stopped and must be built again.*learners/new"):
+            algo.restore_from_path(tmp_path / "wrong")
+        with pytest.raises(CorralError, match="this algorithm was stopped"):
+            algo.train()
 
 
 class AddsInTurn(Callback):

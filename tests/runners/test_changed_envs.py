@@ -18,7 +18,7 @@ from corral.errors import EnvError
 from corral.metrics.timers import Timers
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
-from corral.runners.runner_state import get_runner_state, set_runner_state, undo_runner_state
+from corral.runners.runner_state import get_runner_state, set_runner_state
 from corral.testing import CountingEnv
 from handmade import MakeRunner
 
@@ -310,15 +310,13 @@ class Saved(SizedEnv):
 
 class TestState:
     @pytest.mark.parametrize("env", [Saved, SizedEnv])
-    def test_a_state_that_is_undone_leaves_the_tasks_of_before(self, make_runner: MakeRunner, env: Any) -> None:
+    def test_envs_that_restart_have_the_tasks_of_the_state_too(self, make_runner: MakeRunner, env: Any) -> None:
         runner, other = (make_runner(env, num_envs=2) for _ in range(2))
         for changed, task in ((runner, 1), (other, 5)):
             changed.set_tasks([task])
             changed.sample(num_timesteps=4)
         set_runner_state(runner, get_runner_state(other))
-        assert runner.foreach_env(lambda env: env.task) == [5, 5]
-        undo_runner_state(runner)
-        assert runner.foreach_env(lambda env: env.task) == [1, 1] == runner.host.get_tasks()
+        assert runner.foreach_env(lambda env: env.task) == [5, 5] == runner.host.get_tasks()
 
     def test_envs_that_continue_have_the_tasks_of_the_state(self, make_runner: MakeRunner) -> None:
         settings = {"env_reset_fn": lambda training_iteration: {"task": training_iteration}, "num_envs": 2}
@@ -332,8 +330,6 @@ class TestState:
         grow(runner)
         set_runner_state(other, get_runner_state(runner))
         assert other.foreach_env(lambda env: env.size) == [8, 8]
-        undo_runner_state(other)
-        assert other.foreach_env(lambda env: env.size) == [4, 4]
 
     def test_a_runner_that_is_down_keeps_its_tasks_and_its_number_of_episodes(self) -> None:
         with started("local", env_reset_fn=lambda: None) as group:
@@ -347,7 +343,6 @@ class TestState:
         for is_killed in (False, True):  # before it has told its state
             with started("local", env_reset_fn=lambda: None) as group:
                 group.set_state(state)
-                group.finish_set_state()
                 if is_killed:
                     kill(group, 1)
                     await_all(group)

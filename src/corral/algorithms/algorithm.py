@@ -17,13 +17,13 @@ import numpy as np
 
 from corral.algorithms.algorithm_state import (
     NOT_RESTORED,
-    all_or_nothing,
     get_algorithm_state,
+    restoring,
     set_algorithm_state,
 )
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.fitting import fit
-from corral.algorithms.module_changes import add_module, load_module_weights, modules_of, remove_module
+from corral.algorithms.module_changes import add_module, load_module_weights, remove_module, use_modules_of
 from corral.algorithms.own_run import OwnRun
 from corral.algorithms.pretrained import fitting_statistics, prepare_module
 from corral.algorithms.stopping import Criterion
@@ -183,7 +183,6 @@ class Algorithm(metaclass=_WithHints):
         self._stopped = False
         self._shown: BaseException | None = None  # the exception that on_exception saw
         self._restored: dict[str, Any] = dict(NOT_RESTORED)
-        self._restoring: list[Callable[[], None]] | None = None  # last steps of a restore that is under way
         self._large_arrays: Literal["copied", "shared", "left_out"] = "copied"
         self._running = False  # from on_algorithm_init to on_algorithm_stop
         self._callbacks = make_dispatcher(config)
@@ -833,12 +832,13 @@ class Algorithm(metaclass=_WithHints):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue where the algorithm of this state was; `result["restored"]` counts the envs that could not.
 
-        All parts are checked first. If anything fails after that, what was there is put back.
+        All parts are checked first, and a state that does not fit changes nothing. If setting one fails after that,
+        such as the `set_state` of an env, the algorithm stops: build it again.
 
         Raises:
-            CheckpointError: The state is damaged, or of other modules or another optimizer; nothing was changed.
+            CheckpointError: The state is damaged, or of other modules or another optimizer, or a part cannot be set.
         """
-        with all_or_nothing(self):
+        with restoring(self):
             set_algorithm_state(self, state)
 
     @contextmanager
@@ -875,13 +875,15 @@ class Algorithm(metaclass=_WithHints):
         removed; the classes and functions that the checkpoint names for this are imported.
 
         Raises:
-            CheckpointError: There is none, it is damaged, or it is of another algorithm, module or optimizer.
+            CheckpointError: There is none, it is damaged, or it is of another algorithm, module or optimizer. If it
+                says that a part was restored, the algorithm was stopped; otherwise nothing was changed.
         """
         self._restore(read_checkpoint(path))
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         state = algorithm_state(checkpoint, type(self))
-        with modules_of(self, checkpoint), all_or_nothing(self):  # also what a subclass restores in its own `set_state`
+        with restoring(self):  # also what a subclass restores in its own `set_state`
+            use_modules_of(self, checkpoint)
             self.set_state(state)
         self._callbacks.fire("on_checkpoint_loaded", algorithm=self)
 

@@ -1,9 +1,9 @@
-"""The whole state of an algorithm, and setting it: all of it, or nothing."""
+"""The whole state of an algorithm, and setting it once all of it was checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from corral.core.plain import check_parts
 from corral.core.seeding import check_global_rngs, check_rng, get_global_rngs, get_rng, set_global_rngs, set_rng
 from corral.core.tree import copy_nested
 from corral.errors import CheckpointError
-from corral.exploration.state import check_exploration_state, keep_exploration
+from corral.exploration.state import check_exploration_state
 from corral.metrics.logger import check_metrics_state
 
 if TYPE_CHECKING:
@@ -48,13 +48,46 @@ def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
     }
 
 
-def set_algorithm_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
-    """Check a state, then let an algorithm continue from it; call it within `all_or_nothing`."""
+@contextmanager
+def restoring(algorithm: Algorithm) -> Iterator[None]:
+    """Stop an algorithm if the block raises an exception after it has changed something; such blocks can be nested.
+
+    The block says that it changes something by another dict in `algorithm._restored`.
+
+    Raises:
+        CheckpointError: The block raised an exception.
+    """
+    before = algorithm._restored
+    try:
+        yield
+    except BaseException as error:
+        problem = "the state cannot be restored, and nothing was changed"
+        if algorithm._restored is not before and not algorithm._stopped:
+            algorithm.stop()
+            problem = "only a part of the state was restored, so the algorithm was stopped and must be built again"
+        elif isinstance(error, CheckpointError):
+            raise
+        if not isinstance(error, Exception):
+            raise
+        raise CheckpointError(f"{problem}: {type(error).__name__}: {error}") from error
+
+
+def set_algorithm_state(
+    algorithm: Algorithm, state: Mapping[str, Any], set_first: Sequence[Callable[[], None]] = ()
+) -> None:
+    """Check a state, then let an algorithm continue from it; call it within `restoring`.
+
+    Args:
+        algorithm: The algorithm.
+        state: State of `get_algorithm_state`.
+        set_first: Functions that set further parts after the checks. One that raises an exception changes nothing.
+    """
     _check_state(algorithm, state)
-    algorithm._restored = {
-        "training_iteration": state["attributes"]["training_iteration"],
-        **algorithm.env_runner_group.set_state(state["runners"]),
-    }
+    for set_part in set_first:
+        set_part()
+        algorithm._restored = dict(NOT_RESTORED)
+    algorithm._restored = {**NOT_RESTORED, "training_iteration": state["attributes"]["training_iteration"]}
+    algorithm._restored |= algorithm.env_runner_group.set_state(state["runners"])
     algorithm._evaluator.set_state(state.get("evaluation"))
     algorithm._callbacks.set_state(state["callbacks"])
     algorithm.learner_group.set_state(state["learners"])
@@ -68,6 +101,9 @@ def set_algorithm_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
     for module_id, policy in algorithm._policies.items():
         policy.set_state(_of_module(algorithm, state["policy"], module_id))
     set_global_rngs(state["rngs"])
+    algorithm.sync_weights()
+    algorithm.env_runner_group.take_costs()
+    algorithm.timers.take()
 
 
 def _check_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
@@ -139,71 +175,3 @@ def _set_attribute(algorithm: Algorithm, name: str, value: Any) -> None:
         set_rng(here, value)
     else:
         setattr(algorithm, name, copy_nested(value))
-
-
-@contextmanager
-def all_or_nothing(algorithm: Algorithm) -> Iterator[None]:
-    """Return to the state before if the block raises an exception; within another such block, leave that to it.
-
-    Raises:
-        CheckpointError: The block raised an exception; the state before is there again.
-    """
-    if algorithm._restoring is not None:
-        yield
-        return
-    last: list[Callable[[], None]] = []
-    algorithm._restoring = last
-    undo = _make_undo(algorithm)
-    try:
-        yield
-        for step in last:  # what cannot be undone comes at the end
-            step()
-    except BaseException as error:
-        undo()
-        if isinstance(error, CheckpointError) or not isinstance(error, Exception):
-            raise
-        raise CheckpointError(
-            f"the state cannot be restored, and nothing was changed: {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        algorithm._restoring = None
-    algorithm.env_runner_group.finish_set_state()
-    algorithm._evaluator.finish_set_state()
-    algorithm.sync_weights()
-    algorithm.env_runner_group.take_costs()
-    algorithm.timers.take()
-
-
-def _make_undo(algorithm: Algorithm) -> Callable[[], None]:
-    """Return a function that undoes `set_algorithm_state`."""
-    attributes = {name: _plain_attribute(getattr(algorithm, name)) for name in algorithm.STATE}
-    metrics, restored = dict(vars(algorithm.metrics)), algorithm._restored
-    learners, transforms = algorithm.learner_group.get_state(), algorithm.get_transform_states()
-    undo_explorations = [keep_exploration(exploration) for exploration in algorithm.explorations.values()]
-    policies = [(policy, policy.get_state()) for policy in algorithm._policies.values()]
-    callbacks, rngs = algorithm._callbacks.get_state(), get_global_rngs()
-
-    def undo() -> None:
-        vars(algorithm.metrics).update(metrics)
-        for name, value in attributes.items():
-            _set_attribute(algorithm, name, value)
-        algorithm._restored = restored
-        with ExitStack() as steps:  # all of them, from the last to the first, whatever one of them raises
-            steps.callback(set_global_rngs, rngs)
-            for policy, before in policies:
-                steps.callback(policy.set_state, before)
-            for undo_exploration in undo_explorations:
-                steps.callback(undo_exploration)
-            steps.callback(algorithm.set_transform_states, transforms)
-            steps.callback(algorithm.learner_group.set_state, learners)
-            steps.callback(algorithm._callbacks.set_state, callbacks)
-            steps.callback(algorithm._evaluator.undo_set_state)
-            steps.callback(algorithm.env_runner_group.undo_set_state)
-
-    return undo
-
-
-def restore_last(algorithm: Algorithm, step: Callable[[], None]) -> None:
-    """Let `all_or_nothing` make a step at its end: one that changes nothing if it fails, and cannot be undone."""
-    assert algorithm._restoring is not None
-    algorithm._restoring.append(step)

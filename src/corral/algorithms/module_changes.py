@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from corral.algorithms.algorithm_state import NOT_RESTORED
 from corral.algorithms.pretrained import Weights, check_weights, fitting_statistics, read_weights
 from corral.checkpoint import Checkpoint
 from corral.checkpoint.imports import check_imports
@@ -77,9 +77,8 @@ def remove_module(algorithm: Algorithm, module_id: str, changes: Mapping[str, An
     _use_modules(algorithm, changed)
 
 
-@contextmanager
-def modules_of(algorithm: Algorithm, checkpoint: Checkpoint) -> Iterator[None]:
-    """Let an algorithm have the modules of a checkpoint, such as a league's; if the block raises, its own ones again.
+def use_modules_of(algorithm: Algorithm, checkpoint: Checkpoint) -> None:
+    """Let an algorithm have the modules of a checkpoint, such as a league's, of which it then takes the state.
 
     Modules that the algorithm has keep its settings. Other modules have the settings of the checkpoint, whose
     `policy_mapping_fn` and `policies_to_train` apply then, if a file can hold them.
@@ -90,7 +89,6 @@ def modules_of(algorithm: Algorithm, checkpoint: Checkpoint) -> Iterator[None]:
     saved = checkpoint.config.get("multi_agent") or {}
     held = saved.get("policies") or {}
     if not algorithm.config.is_multi_agent or not held or held.keys() == set(algorithm.module_ids):
-        yield
         return
     try:
         changed = _config_with_modules(algorithm.config, checkpoint, saved)
@@ -102,15 +100,8 @@ def modules_of(algorithm: Algorithm, checkpoint: Checkpoint) -> Iterator[None]:
             f"ones cannot be made: {error} Build the algorithm with the modules of the checkpoint, "
             ".multi_agent(policies={...}), before it is restored."
         ) from error
-    before, state, restored = algorithm.config, algorithm.get_state(), algorithm._restored
-    try:
-        _use_modules(algorithm, changed)
-        yield
-    except BaseException:
-        _use_modules(algorithm, before)
-        algorithm.set_state(state)
-        algorithm._restored = restored
-        raise
+    algorithm._restored = dict(NOT_RESTORED)
+    _use_modules(algorithm, changed)
 
 
 def _config_with_modules(config: AlgorithmConfig, checkpoint: Checkpoint, saved: Mapping[str, Any]) -> AlgorithmConfig:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.algorithm_state import all_or_nothing, restore_last
+from corral.algorithms.algorithm_state import restoring, set_algorithm_state
 from corral.config.config import AlgorithmConfig
 from corral.core.action_masks import has_mask_key
 from corral.core.columns import describe
@@ -322,16 +322,13 @@ class OffPolicyAlgorithm(Algorithm):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; see `Algorithm.set_state`. If it includes no buffer, this buffer stays as it is."""
-        with all_or_nothing(self):
-            super().set_state(state)
-            if "replay_buffer" not in state:
-                return
-            saved = (
-                state["replay_buffer"] if self.config.is_multi_agent else {DEFAULT_MODULE_ID: state["replay_buffer"]}
-            )
-            for module_id, part in saved.items():  # last, because nobody has room for a copy of the old buffers
-                if module_id in self.replay_buffers:  # else it does not learn here
-                    restore_last(self, partial(self.replay_buffers[module_id].set_state, part))
+        with restoring(self):
+            saved = state.get("replay_buffer", {})
+            if not self.config.is_multi_agent and "replay_buffer" in state:
+                saved = {DEFAULT_MODULE_ID: saved}
+            buffers = self.replay_buffers  # a module that does not learn here has none
+            set_buffers = [partial(buffers[name].set_state, part) for name, part in saved.items() if name in buffers]
+            set_algorithm_state(self, state, set_buffers)
 
     def stop(self) -> None:
         """Close the envs, end all workers, and release the memory of the buffers."""

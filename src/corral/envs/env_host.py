@@ -118,9 +118,7 @@ class EnvHost:
         self._first_described: tuple[Any, Any, int] | None = None
         self._tasks: list[Any] | None = None  # last known tasks of the sub-envs
         self._num_episodes: list[int] | None = None  # last known; see `get_num_episodes`
-        self._replaced: VectorEnv[Any, Any, Any] | None = None  # see `set_state`
         self._restarting: list[dict[str, Any]] | None = None  # states of envs that restart at the next reset
-        self._undo: Callable[[], None] = lambda: None  # undoes the last `set_state`
         self.restarts = Restarts(self._timer, self._next_seed, self._announce_sub_env, sub_env_restarted)
 
     # Making.
@@ -138,7 +136,6 @@ class EnvHost:
         config = self._config
         self.name = env_name(config.env)
         # Seed of the first reset only; the next vector env gets another seed.
-        self._seeds_of_env = get_seeds(self._seeds)
         self._reset_seed: int | None = self._next_seed()
         self._restarting = None
         self._reset_fn, self._chooses_resets = config.env_reset_fn, config.chooses_resets
@@ -218,15 +215,8 @@ class EnvHost:
 
     def close(self) -> None:
         """Close the vector env, if there is one."""
-        self._close_replaced()
         if hasattr(self, "env"):
             self.env.close()
-
-    def _close_replaced(self) -> None:
-        """Close the vector env that a restored state replaced; nobody can undo this any more."""
-        if self._replaced is not None:
-            close_quietly(self._replaced)
-            self._replaced = None
 
     def _next_seed(self) -> int:
         return int(self._seeds.spawn(1)[0].generate_state(1)[0]) >> 1
@@ -253,7 +243,6 @@ class EnvHost:
             time_limit_s: Seconds after which they raise `SampleOverdue`, too. In a thread that cannot be interrupted
                 this has no effect.
         """
-        self._close_replaced()
         limits_sample = time_limit_s is not None and can_interrupt()
         if not limits_sample and self._timer.timeout_s == math.inf:
             yield
@@ -546,7 +535,7 @@ class EnvHost:
         for env in state["envs"] or ():
             check_env_state(env)
 
-    def set_state(self, state: Mapping[str, Any], resets_next: tuple[NDArray[np.bool_], NDArray[np.bool_]]) -> bool:
+    def set_state(self, state: Mapping[str, Any], resets_next: NDArray[np.bool_]) -> bool:
         """Continue from a state of `get_state`; return whether the envs continue their episodes.
 
         Envs that do not continue restart at the next reset, with their generators where they were. Until then nothing
@@ -554,42 +543,18 @@ class EnvHost:
 
         Args:
             state: The state.
-            resets_next: Bool `[N]` twice: the sub-envs that the next step only resets, by the state and until now.
+            resets_next: Bool `[N]`: the sub-envs that the next step only resets, by the state.
 
         Raises:
             EnvError: An env raised an exception in `reset`.
             Exception: Exception of `set_state` of an env.
         """
-        self._close_replaced()
         self.get_tasks()
-        before, restarts, seeds_before = dict(vars(self)), self.restarts.get_state(), get_seeds(self._seeds)
-        settings, env_config = self.changed_settings, state.get("env_config")
-        kept = {name: value for name, value in settings.items() if name != "env_config"}
-        is_replaced = self.change_settings(kept if env_config is None else {**kept, "env_config": dict(env_config)})
-        continuing, envs_before = False, None
-
-        def undo() -> None:
-            self.change_settings(settings)
-            if is_replaced and hasattr(self, "env"):
-                close_quietly(self.env)
-            vars(self).update(before)
-            self.restarts.set_state(restarts)
-            if is_replaced:
-                self._seeds = make_seeds(seeds_before)
-                return
-            if continuing and envs_before is None:  # they were not reset yet, and the same seeds make them again
-                self._seeds = make_seeds(self._seeds_of_env)
-                self.make()
-            self._give_tasks()
-            if continuing and envs_before is not None:
-                self._continue(envs_before, resets_next[1])
-
-        self._undo = undo
-        if is_replaced:
-            self._replaced = self.__dict__.pop("env", None)  # it stays open for `undo` until the next sample
+        env_config = state.get("env_config")
+        kept = {name: value for name, value in self.changed_settings.items() if name != "env_config"}
+        if self.change_settings(kept if env_config is None else {**kept, "env_config": dict(env_config)}):
             self.make()
         continuing = self.continues(state)
-        envs_before = self._known_env_states() if continuing and not is_replaced else None
         seeds, self.num_rows = make_seeds(state["seeds"]), int(state["num_rows"])
         self.restarts.set_state(state["restarts"])
         if state["tasks"] is not None:
@@ -604,28 +569,13 @@ class EnvHost:
             return False
         self._reset_seed = self._next_seed()
         self.reset()  # so that wrappers and processes are ready; everything that it changes is then set
-        self._continue(state["envs"], resets_next[0])
-        self._seeds = make_seeds(state["seeds"])  # envs that continue draw no seed
-        return True
-
-    def _known_env_states(self) -> list[dict[str, Any]] | None:
-        """Return the states of the envs, or `None` if envs that were not reset yet have none."""
-        try:
-            return self._env_states()
-        except Exception:
-            return None
-
-    def _continue(self, states: Sequence[Mapping[str, Any]], resets_next: NDArray[np.bool_]) -> None:
-        """Let the envs, which were just reset, continue from states."""
-        self._each(_set_env_state, states)
+        self._each(_set_env_state, state["envs"])
         if self._reset_fn is not None:  # the reset may have set other tasks
             self._give_tasks()
         if isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv)) and not self.is_same_step:
             self.env.resume(resets_next)
-
-    def undo(self) -> None:
-        """Return to the state before the last `set_state`, also if it raised."""
-        self._undo()
+        self._seeds = make_seeds(state["seeds"])  # envs that continue draw no seed
+        return True
 
 
 # Functions that are called in the process of a sub-env, which may be this one.

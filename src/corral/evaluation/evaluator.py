@@ -82,7 +82,6 @@ class Evaluator:
         self._shares_process = True  # whether runners are in the process of the algorithm
         self._rngs: dict[str, Any] | None = None  # global generators of such runners
         self._runner_states: Mapping[str, Any] | None = None  # restored before the runners were made
-        self._before: dict[str, Any] = {}  # attributes before the last `set_state`
         # A round that is played while an iteration trains.
         self._is_due = False
         self._training = threading.Event()
@@ -134,7 +133,6 @@ class Evaluator:
         if self._runner_states is not None:
             group.check_state(self._runner_states)
             group.set_state(self._runner_states)
-            group.finish_set_state()
             self._runner_states, self._rngs = None, restored_rngs  # as before making the envs, which may draw
         return group
 
@@ -569,10 +567,8 @@ class Evaluator:
         """Continue from a state that `check_state` accepted; `None`, as in older checkpoints, is the beginning.
 
         Raises:
-            Exception: What an env or a callback raised; call `undo_set_state`.
+            Exception: What an env or a callback raised; a part of the state may be set then.
         """
-        names = ("_metrics", "_latest", "_num_env_steps", "_rngs", "_runner_states")
-        self._before = {name: getattr(self, name) for name in names}
         self._metrics = _new_metrics()
         if state is None:
             self._latest, self._num_env_steps, self._rngs = None, 0, None
@@ -584,19 +580,6 @@ class Evaluator:
             self._runner_states = state["runners"]
         elif state["runners"] is not None:
             self.group.set_state(state["runners"])
-
-    def undo_set_state(self) -> None:
-        """Return to the state before the last `set_state`, if neither this nor `finish_set_state` was called since."""
-        if self._before and self.group is not None:
-            self.group.undo_set_state()
-        vars(self).update(self._before)
-        self._before = {}
-
-    def finish_set_state(self) -> None:
-        """Drop what is left from before `set_state`."""
-        self._before = {}
-        if self.group is not None:
-            self.group.finish_set_state()
 
     # Ending.
 

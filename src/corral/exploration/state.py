@@ -1,36 +1,16 @@
-"""Checks of the state of an exploration, and what it takes to undo a change of it."""
+"""Checks of the state of an exploration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from corral.core.tree import copy_nested
 from corral.errors import CheckpointError
-from corral.exploration.base import Delegating, Exploration
+from corral.exploration.base import Exploration
 from corral.exploration.build import make_exploration
-
-
-def _delegates(exploration: Exploration) -> Iterator[Exploration]:
-    yield exploration
-    if isinstance(exploration, Delegating):
-        yield from _delegates(exploration.sub)
-
-
-def keep_exploration(exploration: Exploration) -> Callable[[], None]:
-    """Return a function that undoes a later `set_state` of an exploration."""
-    parts = [(part, dict(vars(part))) for part in _delegates(exploration)]
-    state = copy_nested(exploration.get_state())
-
-    def undo() -> None:
-        for part, before in parts:
-            vars(part).update(before)
-        if state:
-            exploration.set_state(state)
-
-    return undo
 
 
 def check_exploration_state(exploration: Exploration, state: Mapping[str, Any]) -> None:

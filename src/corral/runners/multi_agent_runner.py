@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -210,18 +210,6 @@ class MultiAgentEnvRunner(EnvRunner):
                 for place in lanes.missing_places(state["lanes"][module_id]):
                     self._add_lanes(module_id, place, self._blocks[module_id].agents[place])
                 lanes.set_state(state["lanes"][module_id])
-
-    def keep_unfinished(self) -> Callable[[], None]:
-        """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
-        kept = [(lanes, dict(vars(lanes))) for lanes in self.lanes.values()]
-        undo_base = super().keep_unfinished()
-
-        def undo() -> None:
-            undo_base()
-            for lanes, attributes in kept:
-                vars(lanes).update(attributes)
-
-        return undo
 
     def _name_of(self, index: int) -> str | None:
         return list(self.lanes)[index] if index >= 0 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -132,13 +132,3 @@ class Remembered:
             self._memory.states = map_tree(set_lanes, self._memory.states, state["states"])
         if self._transforms is not None:
             self._transforms.continue_from(state["transforms"], lanes)
-
-    def note_state(self) -> Callable[[], None]:
-        """Return a function that undoes every `set_state` from now on."""
-        kept = [(part, dict(vars(part))) for part in (self._memory, self._transforms) if part is not None]
-
-        def undo() -> None:
-            for part, attributes in kept:
-                vars(part).update(attributes)
-
-        return undo

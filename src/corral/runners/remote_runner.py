@@ -310,11 +310,6 @@ class RemoteRunner:
         """What was counted over all workers in this place."""
         return {name: getattr(self, name) for name in COUNTS}
 
-    @property
-    def known(self) -> dict[str, Any]:
-        """The attributes that `continue_from` changes."""
-        return {**self.counts, "_counted": self._counted, "state": self.state}
-
     def continue_from(self, state: Mapping[str, Any]) -> None:
         """Continue the counts of a restored runner, whose worker has taken its state; see `get_runner_state`."""
         numbers = state["numbers"]

@@ -116,7 +116,6 @@ class EnvRunner:
         self.own_process = own_process
         if own_process:  # in the process of the algorithm, `build` did it
             seed_everything(int(process_seed.generate_state(1)[0]) >> 1)
-        self._undo: Callable[[], None] = lambda: None  # undoes the last `set_runner_state`
         self._rng = np.random.default_rng(noise_seed)
         self.host = EnvHost(
             config,
@@ -786,16 +785,6 @@ class EnvRunner:
         self._last_obs = map_tree(np.copy, state["obs"])
         self._remembered.set_state(state)
         self._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
-
-    def keep_unfinished(self) -> Callable[[], None]:
-        """Return a function that undoes `set_unfinished`, beyond what attributes of the runner say."""
-        undo_each = [actor.remembered.note_state() for actor in self.actors.values()]
-
-        def undo() -> None:
-            for undo_one in undo_each:
-                undo_one()
-
-        return undo
 
     def _get_exploration_state(self) -> dict[str, Any]:
         return self.exploration.get_state()

@@ -88,7 +88,6 @@ class EnvRunnerGroup:
         self._logged: list[tuple[int, Parts, dict[str, float]]] = []
         self._embedded_call: PendingSample | None = None  # of `ask`, until `take_replies`
         self._stopped = False
-        self._before: dict[str, Any] = {}  # attributes before the last `set_state`
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
         self._runners = {index: RemoteRunner(index, config, engine, limits) for index in indices}
         self._user_calls = UserCalls(self._runners, self._fail)
@@ -618,27 +617,12 @@ class EnvRunnerGroup:
             Numbers of envs that continue (`num_envs_continued`) and restart (`num_envs_restarted`).
 
         Raises:
-            Exception: What an env or a callback raised; call `undo_set_state`.
+            Exception: What an env or a callback raised; a part of the state may be set then.
         """
-        self._before = {name: getattr(self, name) for name in ("num_failures", "_num_env_steps")}
         continued = self._states.set(state["runners"])
         self.num_failures, self._num_env_steps = int(state["num_failures"]), int(state["num_env_steps"])
-        return continued
-
-    def undo_set_state(self) -> None:
-        """Return to the state before `set_state`, if it was called after the last `finish_set_state`.
-
-        A runner that cannot return is named in the log.
-        """
-        vars(self).update(self._before)
-        self._before = {}
-        self._states.undo_set()
-
-    def finish_set_state(self) -> None:
-        """Drop fragments and costs from before `set_state`, and let the next `sync_weights` send the weights."""
-        self._before = {}
         self._taken, self._logged, self._weights_version, self._part_names = [], [], -1, set()
-        self._states.finish_set()
+        return continued
 
     # User code.
 

@@ -26,7 +26,7 @@ from corral.core.seeding import (
 from corral.core.tree import copy_nested
 from corral.episodes.rollout import EpisodeCarry
 from corral.errors import CheckpointError
-from corral.exploration.state import check_exploration_state, keep_exploration
+from corral.exploration.state import check_exploration_state
 from corral.metrics.logger import check_metrics_state
 from corral.runners.episode_events import EPISODE_EVENTS
 
@@ -146,15 +146,13 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, i
         How many envs continue their episodes (`num_envs_continued`), and how many restart (`num_envs_restarted`).
 
     Raises:
-        Exception: What an env or a callback raised. `undo_runner_state` then returns to the state before.
+        Exception: What an env or a callback raised; a part of the state may be set then.
     """
-    runner._undo = _make_undo(runner)
     if runner.host.is_broken:
         runner.recover()
-    now_resetting = runner._resetting
     episodes, num_envs = state["episodes"], runner.num_envs
     resetting = np.zeros(num_envs, np.bool_) if episodes is None else np.array(episodes["resetting"])
-    are_continued = runner.host.set_state(state["env"], (resetting, now_resetting))
+    are_continued = runner.host.set_state(state["env"], resetting)
     for name, number in state["numbers"].items():
         setattr(runner, name, number)
     runner._id_prefix = state["id_prefix"]
@@ -173,38 +171,6 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, i
     if runner.own_process and state["rngs"] is not None:
         set_global_rngs(state["rngs"])
     return {"num_envs_continued": num_envs * are_continued, "num_envs_restarted": num_envs * (not are_continued)}
-
-
-def undo_runner_state(runner: EnvRunner) -> None:
-    """Return to the state before the last `set_runner_state`, if there was one since the last call."""
-    undo, runner._undo = runner._undo, lambda: None
-    undo()
-
-
-def _make_undo(runner: EnvRunner) -> Callable[[], None]:
-    """Return a function that undoes `set_runner_state`, which replaces attributes and changes no object of before."""
-    attributes = [(part, dict(vars(part))) for part in (runner, runner.metrics)]
-    undo_explorations = [keep_exploration(actor.exploration) for actor in runner.actors.values()]
-    actions = _of_actors(runner, lambda actor: actor.row_distribution.get_state())
-    noise = _of_actors(runner, lambda actor: actor.inference.get_noise())
-    callbacks, rngs, undo_unfinished = runner._callbacks.get_state(), get_global_rngs(), runner.keep_unfinished()
-
-    def undo() -> None:
-        runner.host.undo()
-        for part, before in attributes:
-            vars(part).update(before)
-        undo_unfinished()
-        runner._callbacks.set_state(callbacks)
-        for actor, part in _each_actor(runner, noise):
-            actor.inference.set_noise(part)
-        for undo_exploration in undo_explorations:
-            undo_exploration()
-        for actor, part in _each_actor(runner, actions):
-            actor.row_distribution.set_state(part)
-        if runner.own_process:
-            set_global_rngs(rngs)
-
-    return undo
 
 
 # Unfinished episodes.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
@@ -15,14 +14,11 @@ from corral.runners.runner_state import (
     get_runner_state,
     make_runner_state,
     set_runner_state,
-    undo_runner_state,
 )
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
     from corral.runners.runner import EnvRunner
-
-log = logging.getLogger("corral")
 
 
 class StatesOfRunners:
@@ -40,9 +36,6 @@ class StatesOfRunners:
         """Keep the runners, which the group still owns."""
         self._config, self._runners, self._local = config, runners, local
         self._spare: list[dict[str, Any]] = []  # states of a restored run, beyond the runners here
-        self._restored_envs: list[dict[str, Any]] = []  # what a restored state says of the envs of each runner
-        # Spare states and what was known of the engine's runners before the last `set`; `None` after `finish_set`.
-        self._before: tuple[list[dict[str, Any]], dict[int, dict[str, Any]]] | None = None
 
     def get(self, taken: Mapping[int, int]) -> list[dict[str, Any]]:
         """Return the states of all runners as copies of plain data; see `EnvRunnerGroup.get_state`.
@@ -99,41 +92,18 @@ class StatesOfRunners:
 
     def set(self, states: list[dict[str, Any]]) -> dict[str, int]:
         """Let the runners continue from states that `check` accepted; see `EnvRunnerGroup.set_state`."""
-        known = {index: runner.known for (index, runner), _ in zip(self._runners.items(), states, strict=False)}
-        self._before = self._spare, known
         restored = self._call_each(set_runner_state, states)
         self._spare = list(states[max(1, len(self._runners)) :])
-        self._restored_envs = [state["env"] for state in states]
         for runner, state in zip(self._runners.values(), states, strict=False):
             runner.continue_from(state)
-        names = ("num_envs_continued", "num_envs_restarted")
-        return {name: sum(found[name] for found in restored) for name in names}
-
-    def undo_set(self) -> None:
-        """Return to the states before `set`; a runner that cannot return is named in the log."""
-        if self._before is None:
-            return
-        (self._spare, known), self._before = self._before, None
-        for index, attributes in known.items():
-            vars(self._runners[index]).update(attributes)
-        if self._local is not None:
-            undo_runner_state(self._local)
-        remote = [self._runners[index] for index in known]
-        calls = [(runner, runner.handle.call(undo_runner_state)) for runner in remote if runner.ready]
-        for runner, call in calls:
-            if (error := call.exception()) is not None:
-                log.error("%s could not return to its state of before.", runner.name, exc_info=error)
-
-    def finish_set(self) -> None:
-        """Drop what was under way before `set`, and give runners beyond the states a state's tasks and `env_config`."""
-        self._before = None
         for runner in self._runners.values():
             runner.sampling, runner.weights_version, runner.syncs = None, -1, []
-        envs, self._restored_envs = self._restored_envs, []
-        for runner in [*self._runners.values()][len(envs) :] if envs else ():
-            saved = envs[(runner.index - 1) % len(envs)]
+        for runner in [*self._runners.values()][len(states) :] if states else ():
+            saved = states[(runner.index - 1) % len(states)]["env"]
             changed = {} if saved.get("env_config") is None else {"env_config": saved["env_config"]}
             runner.make_up_for(("set_state", {"state": {"environment": changed, "tasks": saved["tasks"]}}))
+        names = ("num_envs_continued", "num_envs_restarted")
+        return {name: sum(found[name] for found in restored) for name in names}
 
     def _call_each(self, function: Callable[..., Any], states: list[dict[str, Any]]) -> list[Any]:
         """Return `function(runner, its_state)` of every runner that has a state; all of them have answered.

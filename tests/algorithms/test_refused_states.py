@@ -1,4 +1,4 @@
-"""A state that does not fit is refused with one error, and the algorithm then trains as if nothing had been tried."""
+"""A state that does not fit changes nothing; one of which only a part can be set stops the algorithm."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from several_agents import config_of
 
-from corral import PPO, Callback
-from corral.errors import CheckpointError
-from exact_runs import Drift, differences, make_config, without_times
+from corral import PPO, Algorithm, Callback, DQNConfig
+from corral.errors import CheckpointError, CorralError
+from exact_runs import differences, make_config, without_times
 
 MODULE = "default_policy"
 Damage = Callable[[dict[str, Any]], Any]
@@ -77,8 +78,6 @@ def damages(state: dict[str, Any]) -> Iterator[tuple[str, Damage]]:
     yield "no generator of Python", drop("rngs", "python")
     yield "another generator", put("policy", "rng", "bit_generator", value="system")
     yield "seeds of a string", put(*runner, "env", "seeds", "entropy", value="abc")
-    yield "an env that cannot continue", put(*runner, "env", "envs", 1, "state", "place", value=np.zeros(5))
-    yield "an env without its state's parts", put(*runner, "env", "envs", 2, "state", value={})
     yield "a generator of an env", put(*runner, "env", "envs", 0, "np_random", "bit_generator", value="seed")
     yield "a wrapper without its steps", put(*runner, "env", "envs", 0, "wrappers", value=[["TimeLimit", {}]])
     yield "returns of another number of envs", put(*episodes, "returns", value=np.zeros(9))
@@ -166,17 +165,44 @@ def test_an_algorithm_that_evaluates_later_keeps_the_state_of_evaluation() -> No
         assert differences(without_times(other.get_state()), without_times(state)) == []
 
 
-def test_runners_that_took_a_state_return_to_theirs_when_another_one_cannot() -> None:
-    settings: dict[str, Any] = {"num_env_runners": 2, "engine_name": "local"}
-    with make_config("PPO", seed=8, **settings).build() as donor:
-        donor.train()
-        state = donor.get_state()
-    state["runners"]["runners"][1]["env"]["envs"][2]["state"] = {"place": None}
-    with make_config("PPO", **settings).build() as algo, make_config("PPO", **settings).build() as untouched:
-        for _ in range(2):
-            with pytest.raises(CheckpointError, match="nothing was changed: KeyError: 'episodes'"):
-                algo.set_state(state)
-            assert differences(*(without_times(each.train()) for each in (algo, untouched))) == []
+def assert_stops(algo: Algorithm, restore: Callable[[], None], error: str) -> None:
+    """Check that an algorithm says what to do when setting a state fails, and then neither trains nor has workers."""
+    with pytest.raises(CheckpointError, match=f"only a part of the state .* must be built again: .*{error}"):
+        restore()
+    with pytest.raises(CorralError, match="this algorithm was stopped"):
+        algo.train()
+    assert not algo.engine.running()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        put("runners", "runners", -1, "env", "envs", 1, "state", "place", value=np.zeros(5)),
+        put("runners", "runners", -1, "env", "envs", 2, "state", value={"place": None}),
+    ],
+    ids=["a value of another shape", "a part is missing"],
+)
+@pytest.mark.parametrize("settings", [{}, {"num_env_runners": 2, "engine_name": "process"}])
+def test_an_env_that_refuses_its_state_stops_the_algorithm(damage: Damage, settings: dict[str, Any]) -> None:
+    with make_config("PPO", **settings).build() as algo:
+        algo.train()
+        state = algo.get_state()
+        damage(state)
+        assert_stops(algo, lambda: algo.set_state(state), "")
+
+
+def test_the_first_damaged_buffer_changes_nothing_and_a_later_one_stops_the_algorithm() -> None:
+    with config_of(DQNConfig).build() as algo, config_of(DQNConfig).build() as untouched:
+        assert differences(*(without_times(each.train()) for each in (algo, untouched))) == []
+        for module_id in ("red", "blue"):
+            state = algo.get_state()
+            state["replay_buffer"][module_id]["columns"]["rewards"] = np.zeros(3)
+            if module_id == "blue":
+                assert_stops(algo, lambda damaged=state: algo.set_state(damaged), "a column has shape")  # type: ignore[misc]
+            else:
+                with pytest.raises(CheckpointError, match="a column has shape"):
+                    algo.set_state(state)
+                assert differences(*(without_times(each.train()) for each in (algo, untouched))) == []
 
 
 class Refusing(Callback):
@@ -194,12 +220,9 @@ class Refusing(Callback):
 
 
 @pytest.mark.parametrize("place", ["driver", "runner", "learner"])
-@pytest.mark.parametrize("env", [Drift, None])
-def test_a_callback_that_refuses_its_state_changes_nothing(place: str, env: Any) -> None:
-    config = make_config("PPO", callbacks_class=[Refusing], **({} if env is None else {"env": env}))
-    with config.build() as algo, config.build() as untouched:
+def test_a_callback_that_refuses_its_state_stops_the_algorithm(place: str) -> None:
+    with make_config("PPO", callbacks_class=[Refusing]).build() as algo:
         algo.train()
-        untouched.train()
         state = algo.get_state()
         holder = {
             "driver": state["callbacks"],
@@ -207,9 +230,7 @@ def test_a_callback_that_refuses_its_state_changes_nothing(place: str, env: Any)
             "learner": state["learners"]["by_learner"][0]["callbacks"],
         }[place]
         holder["callbacks"][0][1] = {"value": 2}
-        with pytest.raises(CheckpointError, match="no such value"):
-            algo.set_state(state)
-        assert differences(*(without_times(each.train()) for each in (algo, untouched))) == []
+        assert_stops(algo, lambda: algo.set_state(state), "no such value")
 
 
 class Extended(PPO):
@@ -222,11 +243,9 @@ class Extended(PPO):
         self.extra = state["extra"]
 
 
-def test_what_a_subclass_cannot_restore_changes_nothing(tmp_path: Any) -> None:
+def test_what_a_subclass_cannot_restore_stops_the_algorithm(tmp_path: Any) -> None:
     with Extended(make_config("PPO", seed=8)) as donor:
         donor.train()
         path = donor.save(tmp_path / "saved")  # without "extra"
-    with Extended(make_config("PPO")) as algo, PPO(make_config("PPO")) as untouched:
-        with pytest.raises(CheckpointError, match="KeyError: 'extra'"):
-            algo.restore_from_path(path)
-        assert differences(*(without_times(each.train()) for each in (algo, untouched))) == []
+    with Extended(make_config("PPO")) as algo:
+        assert_stops(algo, lambda: algo.restore_from_path(path), "KeyError: 'extra'")
