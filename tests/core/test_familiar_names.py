@@ -49,14 +49,19 @@ def keys_of(setting: str) -> set[str]:
 
 
 class TestTables:
-    @pytest.mark.parametrize("name", SETTINGS)
-    def test_every_setting_exists(self, name: str) -> None:
-        assert name not in {path.partition(".")[2] for path in PATHS}, "Corral has a setting of this name"
-        for path, note in SETTINGS[name]:
-            group, setting, key = [*path.split("."), "", ""][:3]
-            assert path or note
-            assert not path or f"{group}.{setting}" in PATHS
-            assert not key or key in keys_of(f"{group}.{setting}")
+    def test_every_setting_exists(self) -> None:
+        known = {path.partition(".")[2] for path in PATHS}
+        wrong = [f"{name}: Corral has a setting of this name" for name in SETTINGS if name in known]
+        for name, meanings in SETTINGS.items():
+            for path, note in meanings:
+                group, setting, key = [*path.split("."), "", ""][:3]
+                if not (path or note):
+                    wrong.append(f"{name}: neither a setting nor a note")
+                if path and f"{group}.{setting}" not in PATHS:
+                    wrong.append(f"{name}: there is no {path}")
+                elif key and key not in keys_of(f"{group}.{setting}"):
+                    wrong.append(f"{name}: {group}.{setting} has no key {key}")
+        assert wrong == []
 
     def test_every_method_event_and_argument_exists(self) -> None:
         def targets(table: Any) -> set[str]:
@@ -73,9 +78,8 @@ class TestTables:
         arguments = {argument for event in EVENTS.values() for argument in event.arguments}
         assert targets(EVENT_ARGUMENTS) <= arguments
 
-    @pytest.mark.parametrize(
-        ("name", "words"),
-        [
+    def test_a_hint_says_how_the_meaning_differs(self) -> None:
+        words_by_name = [
             ("n_steps", "all sub-envs together"),
             ("num_steps", "all sub-envs together"),
             ("train_batch_size", "divided by the number of learners"),
@@ -89,14 +93,12 @@ class TestTables:
             ("target_update_freq", "not in gradient steps"),
             ("num_envs", "of each runner"),
             ("min_train_timesteps_per_iteration", "not steps trained on"),
-        ],
-    )
-    def test_a_hint_says_how_the_meaning_differs(self, name: str, words: str) -> None:
-        assert words in str(PPOConfig.meaning_of(name))
+        ]
+        hints = [(name, words, str(PPOConfig.meaning_of(name))) for name, words in words_by_name]
+        assert [(name, hint) for name, words, hint in hints if words not in hint] == []
 
-    @pytest.mark.parametrize(
-        ("name", "setting"),
-        [
+    def test_settings_that_are_easily_confused_are_told_apart(self) -> None:
+        meant = {
             ("clip_range", "clip_param"),
             ("clip_coef", "clip_param"),
             ("clip_range_vf", "vf_clip_param"),
@@ -112,10 +114,8 @@ class TestTables:
             ("prioritized_replay_beta", "beta"),
             ("num_cpus_per_worker", "num_cpus_per_env_runner"),
             ("num_gpus_per_worker", "num_gpus_per_env_runner"),
-        ],
-    )
-    def test_settings_that_are_easily_confused_are_told_apart(self, name: str, setting: str) -> None:
-        assert SETTINGS[name][0][0].rpartition(".")[2] == setting
+        }
+        assert {(name, SETTINGS[name][0][0].rpartition(".")[2]) for name, _ in meant} == meant
 
     @pytest.mark.parametrize("library", ["RLlib", "Stable-Baselines3"])
     def test_the_names_that_scripts_use_most_are_known(self, library: str) -> None:
