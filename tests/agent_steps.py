@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,7 @@ class Played:
         return len(self.actions)
 
 
-def play(rng: np.random.Generator, num_steps: int = 12, *, ends: bool = True) -> Played:
+def play(rng: random.Random | np.random.Generator, num_steps: int = 12, *, ends: bool = True) -> Played:
     """Play at random: agents join late, wait for turns, get rewards without being observed, and die, also unobserved.
 
     Every observation and action is a different number, so that nothing can be mistaken for something else.

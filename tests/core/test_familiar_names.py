@@ -61,7 +61,7 @@ class TestTables:
                     wrong.append(f"{name}: there is no {path}")
                 elif key and key not in keys_of(f"{group}.{setting}"):
                     wrong.append(f"{name}: {group}.{setting} has no key {key}")
-        assert wrong == []
+        assert not wrong, "\n".join(wrong)
 
     def test_every_method_event_and_argument_exists(self) -> None:
         def targets(table: Any) -> set[str]:

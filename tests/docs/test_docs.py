@@ -104,13 +104,14 @@ def test_corral_lines_parse(capsys: pytest.CaptureFixture[str]) -> None:
                 message = capsys.readouterr().err
                 if end.code != 0:  # --help and --version end with 0
                     refused.append(f"{page_id(page)}: {line}: {message}")
-    assert refused == []
+    assert not refused, "\n".join(refused)
 
 
 def test_make_targets_exist() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     named = [(page_id(page), shlex.split(line, comments=True)[1]) for page in PAGES for line in commands(page, "make")]
-    assert [(page, target) for page, target in named if target not in targets] == []
+    unknown = [f"{page}: make {target}" for page, target in named if target not in targets]
+    assert not unknown, "\n".join(unknown)
 
 
 def test_commands_are_found() -> None:
@@ -128,7 +129,7 @@ def test_relative_links_resolve() -> None:
                 continue
             if not file.exists() or (anchor and anchor not in anchors(file)):
                 broken.append(f"{page_id(page)}: {target}")
-    assert broken == []
+    assert not broken, "\n".join(broken)
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import random
 
-import numpy as np
-import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from agent_steps import AGENTS, Played, build, module_of, play, reference, same
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from handmade import plain
 
-SEEDS = range(60)
+RANDOMS = st.randoms(use_true_random=False)  # which Hypothesis can make simpler
+LONG = [HealthCheck.too_slow, HealthCheck.data_too_large]
+fuzzed = settings(max_examples=60, deadline=None, suppress_health_check=LONG)
 
 
 def check(episode: MultiAgentEpisode, played: Played, stop: int | None = None) -> None:
@@ -56,9 +59,10 @@ def check(episode: MultiAgentEpisode, played: Played, stop: int | None = None) -
     assert episode.get_return() == total == sum(episode.get_module_returns().values())
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_step_by_step(seed: int) -> None:
-    played = play(np.random.default_rng(seed), ends=seed % 2 == 0)
+@fuzzed
+@given(rng=RANDOMS, ends=st.booleans())
+def test_step_by_step(rng: random.Random, ends: bool) -> None:
+    played = play(rng, ends=ends)
     episode = MultiAgentEpisode("e", agent_to_module_mapping_fn=module_of)
     episode.add_env_reset(played.observations[0], played.infos[0])
     check(episode, played, 0)
@@ -72,17 +76,17 @@ def test_step_by_step(seed: int) -> None:
     assert episode.get_return(include_hanging_rewards=True) == sum(rewards.values())
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_chunks_and_their_concatenation(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    played = play(rng, ends=bool(seed % 2))
+@fuzzed
+@given(rng=RANDOMS, ends=st.booleans())
+def test_chunks_and_their_concatenation(rng: random.Random, ends: bool) -> None:
+    played = play(rng, ends=ends)
     whole = build(played)
     chunk = build(played, 0, 0)
     chunks = [chunk]
     for t in range(len(played)):
         build(played, t, t + 1, chunks[-1])
         if rng.random() < 0.3 and not chunks[-1].is_done:
-            chunks.append(chunks[-1].cut(int(rng.integers(4))))
+            chunks.append(chunks[-1].cut(rng.randrange(4)))
     assert chunks[-1].get_agent_returns() == whole.get_agent_returns()
     assert sum(part.agent_steps() for part in chunks) == whole.agent_steps()
     assert sum(map(len, chunks)) == len(whole)
@@ -93,12 +97,12 @@ def test_chunks_and_their_concatenation(seed: int) -> None:
     assert same(joined.get_state(), whole.get_state())
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_slices(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    played = play(rng, ends=bool(seed % 2))
+@fuzzed
+@given(rng=RANDOMS, ends=st.booleans())
+def test_slices(rng: random.Random, ends: bool) -> None:
+    played = play(rng, ends=ends)
     whole = build(played)
-    at = sorted({0, len(whole), *rng.integers(len(whole) + 1, size=2).tolist()})
+    at = sorted({0, len(whole), *(rng.randrange(len(whole) + 1) for _ in range(2))})
     parts = [whole[start:stop] for start, stop in itertools.pairwise(at)]
     for part, start, stop in zip(parts, at, at[1:], strict=False):
         assert (part.env_t_started, part.env_t, len(part)) == (start, stop, stop - start)
@@ -121,10 +125,10 @@ def test_slices(seed: int) -> None:
     assert joined.get_terminateds() == whole.get_terminateds()
 
 
-@pytest.mark.parametrize("seed", SEEDS[:20])
-def test_built_from_lists(seed: int) -> None:
-    played = play(np.random.default_rng(seed), ends=False)
-    lookback = seed % 4
+@settings(fuzzed, max_examples=20)
+@given(rng=RANDOMS, lookback=st.integers(0, 3))
+def test_built_from_lists(rng: random.Random, lookback: int) -> None:
+    played = play(rng, ends=False)
     whole = build(played)
     episode = MultiAgentEpisode(
         observations=played.observations,
