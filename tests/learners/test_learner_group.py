@@ -582,6 +582,11 @@ def test_results_are_merged_by_what_they_are() -> None:
     }
 
 
+def test_the_extremes_of_learners_are_merged_as_extremes() -> None:
+    merged = merge_results([{"qf_min": -3.0, "qf_max": 1.0}, {"qf_min": -1.0, "qf_max": 4.0}], [10, 5])
+    assert merged == {"qf_min": -3.0, "qf_max": 4.0}
+
+
 @pytest.mark.parametrize(
     ("gpu_ids", "backend"),
     [([None, None], "gloo"), (["a", "b"], "nccl"), (["a", "a"], "gloo"), (["a", None], "gloo")],

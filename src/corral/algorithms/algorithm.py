@@ -49,6 +49,7 @@ from corral.learners.build import make_learner_group
 from corral.learners.losses import Loss, learner_metrics, own_loss
 from corral.learners.settings import LearningSpec
 from corral.metrics.logger import MetricsLogger
+from corral.metrics.reduction_settings import reduction_of_updates
 from corral.metrics.result import merge_nested, plain_numbers
 from corral.metrics.result_html import Result
 from corral.metrics.timers import Timers, timer_results
@@ -341,7 +342,7 @@ class Algorithm(metaclass=_WithHints):
             if self.config.is_multi_agent:  # a module may learn nothing at first, because no agent has it
                 names = (*names, *learner_metrics(*self.get_module(module_id).parameter_groups()))
             for name in dict.fromkeys(names):
-                self.metrics.log_reserved(("learners", module_id, name), [], reduce="mean")
+                self.metrics.log_reserved(("learners", module_id, name), [], reduce=reduction_of_updates(name))
 
     def add_module(
         self,
@@ -491,22 +492,24 @@ class Algorithm(metaclass=_WithHints):
 
     # Pieces of a training step.
 
-    def log_learner_results(self, results: Mapping[str, Mapping[str, Any]]) -> None:
-        """Log the results of an update, by module id; no other metric can have the names of the numbers among them."""
-        self.count_steps_trained(results)
-        for module_id, values in results.items():
-            for name, value in values.items():
-                key = ("learners", module_id, name)
-                if isinstance(value, (float, int)) or getattr(value, "ndim", None) == 0:
-                    self.metrics.log_reserved(key, [float(value)], reduce="mean")
-                else:  # from a callback, for instance an array
-                    self.metrics.log_dict({name: value}, key=key[:-1], reduce="mean")
+    def log_learner_results(self, *updates: Mapping[str, Mapping[str, Any]]) -> None:
+        """Log the results of updates, each by module id; no other metric can have the names of the numbers among them.
 
-    def count_steps_trained(self, results: Mapping[str, Mapping[str, Any]]) -> None:
-        """Count the rows of the gradient steps of an update, given its results by module id."""
-        for values in results.values():
-            if "num_gradient_steps" in values:
-                self._num_steps_trained += round(values["num_gradient_steps"] * values["module_train_batch_size_mean"])
+        Over the updates of an iteration, a number has its mean in the result, or its minimum or maximum if its name
+        ends with `_min` or `_max`.
+        """
+        self.count_steps_trained(*updates)
+        for results in updates:
+            for module_id, values in results.items():
+                self.metrics.log_update(("learners", module_id), values)
+
+    def count_steps_trained(self, *updates: Mapping[str, Mapping[str, Any]]) -> None:
+        """Count the rows of the gradient steps of updates, given the results of each by module id."""
+        for results in updates:
+            for values in results.values():
+                if "num_gradient_steps" in values:
+                    num_rows = values["num_gradient_steps"] * values["module_train_batch_size_mean"]
+                    self._num_steps_trained += round(num_rows)
 
     def _log_steps_trained(self) -> None:
         steps, self._num_steps_trained = self._num_steps_trained, 0

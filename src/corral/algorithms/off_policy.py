@@ -229,7 +229,8 @@ class OffPolicyAlgorithm(Algorithm):
         settings = UpdateSettings.from_config(config, lr=self.lr(config), timestep=self.num_env_steps_sampled_lifetime)
         buffer = self.replay_buffers[module_id]
         for _ in range(self._num_updates_due(module_id, num_env_steps)):
-            self.log_learner_results(results)
+            if results:
+                self.log_learner_results(results)
             with self.timers.time("replay"):
                 batch = self.prepare_batch(module_id, self._draw(module_id, config))
             with self.timers.time("learning"):

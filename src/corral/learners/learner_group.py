@@ -27,6 +27,7 @@ from corral.learners.losses import Batch, Loss
 from corral.learners.minibatches import num_learned, unit_bounds
 from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.metrics.logger import MetricsLogger, Parts, check_metrics_state
+from corral.metrics.reduction_settings import reduction_of_updates
 from corral.metrics.timers import Timers
 from corral.modules.layers import SharedLayers, share_layers
 from corral.modules.module import Module
@@ -554,7 +555,7 @@ def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[
 def merge_results(
     results: Sequence[Mapping[str, Any]], num_rows: Sequence[int], num_learned: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Merge what the learners report for one module: means over all rows, and concatenated columns.
+    """Merge what the learners report for one module: means over all rows, extremes, and concatenated columns.
 
     Args:
         results: Results of each learner; a name may be missing in some.
@@ -577,6 +578,8 @@ def merge_results(
             merged[name] = values[0]
         elif name in SUMMED_RESULTS:
             merged[name] = float(sum(values))
+        elif (reduce := reduction_of_updates(name)) != "mean":
+            merged[name] = float((np.fmin if reduce == "min" else np.fmax).reduce(values))
         else:
             merged[name] = float(np.average(values, weights=weights))
     return merged

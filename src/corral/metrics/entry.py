@@ -112,13 +112,9 @@ class Entry:
 
     def add(self, values: Sequence[Any]) -> None:
         """Add values of the right kind and shape, oldest first."""
-        if self.plain.issuperset(map(type, values)):
-            self.pending += values
-            if len(self.pending) >= FLUSH_AT:
-                self.flush()
-        else:
+        self.pending += values
+        if len(self.pending) >= FLUSH_AT or not self.plain.issuperset(map(type, values)):
             self.flush()
-            self._reduce(values)
 
     def has_news(self) -> bool:
         """Return whether values were added since the last `mark`."""
@@ -128,18 +124,18 @@ class Entry:
         """Reduce the values that wait."""
         if self.pending:
             values, self.pending = self.pending, []
-            self._reduce(as_floats(values) if self.plain is _NUMBERS_FOR_FLOATS else values)
-
-    def _reduce(self, values: Sequence[Any]) -> None:
-        self.is_new = True
-        self.reducer.add(values)
-        if self.rate is not None:
-            self.rate.add(values)
+            if self.plain is _NUMBERS_FOR_FLOATS:
+                values = as_floats(values)
+            self.is_new = True
+            self.reducer.add(values)
+            if self.rate is not None:
+                self.rate.add(values)
 
     def peek(self) -> Any:
         """Return the current result, in the shape of the values."""
         self.flush()
-        return self._shaped(self.reducer.peek())
+        result = self.reducer.peek()
+        return result if type(result) is float and not self.shape else self._shaped(result)
 
     def throughput(self, elapsed_s: float) -> Any:
         """Return the sum logged per second since the last reduce; NaN if no time has passed."""

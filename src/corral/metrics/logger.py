@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from corral.metrics.entry import FLUSH_AT, Entry, Part
 from corral.metrics.reducers import Values
-from corral.metrics.reduction_settings import MetricsError, Path, Reduction, Settings, make_reduction
+from corral.metrics.reduction_settings import (
+    MetricsError,
+    Path,
+    Reduction,
+    Settings,
+    make_reduction,
+    reduction_of_updates,
+)
 from corral.metrics.values import Key, as_path, as_value, call_site, default_reduce, fit
 
 __all__ = ["Key", "MetricsError", "MetricsLogger", "Parts"]
@@ -21,6 +28,7 @@ Parts = dict[Path, Part]
 """What `MetricsLogger.take` returns, by key: plain data that can be pickled."""
 
 _NOTHING_GIVEN = Settings()
+_NUMBERS = frozenset((float, int, bool))
 _MISSING = object()
 
 
@@ -69,6 +77,7 @@ class MetricsLogger:
         self._flat: dict[str, Entry] = {}  # by the names in files, which have a slash where a group ends
         self._names: dict[Path, Entry] = {}  # by all keys of a result: keys, and the keys of their throughputs
         self._groups: set[Path] = set()
+        self._updates: list[tuple[Path, dict[str, Any]]] = []  # that wait to be logged, each with its group
         self._period_start = self._clock()  # a period ends with a reduce
 
     # Logging.
@@ -161,17 +170,45 @@ class MetricsLogger:
             _check_reduction(entry, make_reduction(entry.path, given, "ema"), None)
         entry.add(values)
 
+    def log_update(self, group: Path, results: Mapping[str, Any]) -> None:
+        """Log what an update reports, under the library's own keys; its numbers wait, and are reduced together.
+
+        Over the updates, a number has its mean, or its minimum or maximum if the name ends with `_min` or `_max`.
+
+        Args:
+            group: Group of the keys.
+            results: Numbers by name. Arrays, which callbacks add, are logged under keys of the user.
+        """
+        numbers = dict(results)
+        if not _NUMBERS.issuperset(map(type, numbers.values())):
+            for name, value in results.items():
+                if isinstance(value, (float, int)) or getattr(value, "ndim", None) == 0:
+                    numbers[name] = float(value)
+                else:
+                    self.log_dict({name: numbers.pop(name)}, key=group, reduce="mean")
+        self._updates.append((group, numbers))
+        if len(self._updates) >= FLUSH_AT:
+            self._logged()
+
     def _reserve(self, path: Path, given: Settings) -> Entry:
         """Return the entry of one of the library's own keys, which a checkpoint may have brought back."""
         reduction, entry = make_reduction(path, given, "ema"), self._entries.get(path)
+        if entry is not None and entry.is_reserved and entry.reduction != reduction:
+            self._drop(entry)  # restored from a version, or with a config, that reduced it in another way
+            entry = None
         if entry is None:
             entry = self._add_entry(Entry(path, reduction, call_site(), given, is_reserved=True))
         elif not entry.is_reserved:
             raise _reserved_error(path, entry.site)
-        _check_reduction(entry, reduction, None)
         entry.given = given
         entry.set_shape(())
         return entry
+
+    def _drop(self, entry: Entry) -> None:
+        """Forget a key, whose name stays free for the same key with other settings."""
+        del self._entries[entry.path]
+        self._names = {path: other for path, other in self._names.items() if other is not entry}
+        self._flat = {name: other for name, other in self._flat.items() if other is not entry}
 
     def log_dict(self, values: Mapping[str, Any], *, key: Key = (), **settings: Any) -> None:
         """Log a (nested) dict of values under `key`, all with the same settings; see `log_value`."""
@@ -265,10 +302,10 @@ class MetricsLogger:
             key: A key, a group of keys for a nested dict of their results, or `None` for the results of all keys.
             default: Value to return for an unknown key.
         """
-        path = () if key is None else as_path(key)
+        entries, path = self._logged(), () if key is None else as_path(key)
         if entry := self._names.get(path):
             return entry.peek() if path == entry.path else entry.throughput(self._clock() - self._period_start)
-        nearby = [entry for entry in self._entries.values() if not path or entry.path[0] == path[0]]
+        nearby = [entry for entry in entries if not path or entry.path[0] == path[0]]
         found: Any = self._results(nearby, self._period_start)
         for name in path:
             found = found.get(name, _MISSING) if isinstance(found, dict) else _MISSING
@@ -280,6 +317,7 @@ class MetricsLogger:
         Keys with a window have them, such as `("env_runners", "episode_return_mean")`, and keys of some reductions
         (percentiles, item_series). The list is empty for other keys.
         """
+        self._logged()
         entry = self._names.get(as_path(key))
         if entry is None or not isinstance(entry.reducer, Values):
             return []
@@ -294,23 +332,38 @@ class MetricsLogger:
 
     def start_period(self) -> None:
         """Forget the values that count only for one iteration, as `reduce` does, without computing results."""
-        for entry in self._entries.values():
+        for entry in self._logged():
             entry.start_period()
         self._period_start = self._clock()
 
     def mark(self) -> None:
         """Set the time from which on `peek_new` counts values as new."""
-        for entry in self._entries.values():
+        for entry in self._logged():
             entry.flush()
             entry.is_new = False
 
     def peek_new(self) -> dict[str, Any]:
         """Return the results of those keys, as a nested dict, that received values since the last `mark`."""
-        return self._results([entry for entry in self._entries.values() if entry.has_news()], self._period_start)
+        return self._results([entry for entry in self._logged() if entry.has_news()], self._period_start)
 
     def peek_reserved(self) -> dict[str, Any]:
         """Return the results of the library's own keys, as a nested dict."""
-        return self._results([entry for entry in self._entries.values() if entry.is_reserved], self._period_start)
+        return self._results([entry for entry in self._logged() if entry.is_reserved], self._period_start)
+
+    def _logged(self) -> list[Entry]:
+        """Return all keys, after logging the numbers of the updates that wait, each key once."""
+        updates, self._updates = self._updates, []
+        columns: dict[Path, list[float]] = {}
+        for group, numbers in updates:
+            for name, number in numbers.items():
+                columns.setdefault((*group, name), []).append(number)
+        for path, values in columns.items():
+            entry = self._reserved_by_key.get(path)
+            if entry is None:
+                entry = self._reserve(path, Settings(reduction_of_updates(path[-1])))
+                self._reserved_by_key[path] = entry
+            entry.add(values)
+        return list(self._entries.values())
 
     def _results(self, entries: Sequence[Entry], since: float) -> dict[str, Any]:
         """Return the results of entries as a nested dict, with throughputs since a reading of the clock."""
@@ -332,7 +385,7 @@ class MetricsLogger:
 
         The logger that aggregates is the one that is reduced, so for `peek` here a `take` is what `reduce` is there.
         """
-        parts = {path: entry.take() for path, entry in self._entries.items()}
+        parts = {entry.path: entry.take() for entry in self._logged()}
         self.start_period()
         return parts
 
@@ -380,7 +433,7 @@ class MetricsLogger:
         return {
             # A duration, because the clock of another process may start at any time.
             "period_s": self._clock() - self._period_start,
-            "keys": [entry.get_state() for entry in self._entries.values()],
+            "keys": [entry.get_state() for entry in self._logged()],
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
