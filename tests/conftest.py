@@ -13,7 +13,7 @@ import pytest
 # Tests run side by side, a core for each: torch's threads would only wait for each other, half as long again as the
 # tests themselves take. It is read when torch is imported, here and in the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Ray's processes are nice by default, and would hardly get on beside the other tests.
+# Ray's processes are nice by default, and would get little CPU time next to the other tests.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 

@@ -21,7 +21,7 @@ FILES = sorted(SRC.rglob("*.py"))
 # room -> rooms and packages that it never imports
 ROOMS = tuple(f"corral.{path.name}" for path in sorted(SRC.iterdir()) if path.is_dir() and path.name != "__pycache__")
 FORBIDDEN = {
-    "algorithms": ("corral.engines", "ray"),  # but for the contract and the holder of an engine; see ALLOWED
+    "algorithms": ("corral.engines", "ray"),  # except the contract and the holder of an engine; see ALLOWED
     "curriculum": tuple(
         room
         for room in ROOMS

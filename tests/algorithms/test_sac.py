@@ -529,7 +529,7 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message
 
 
 class TwoInputs(SACModule):
-    """Networks of one's own."""
+    """Custom networks."""
 
     class MyCritic(nn.Module):
         def __init__(self, num_inputs: int) -> None:

@@ -279,7 +279,7 @@ def test_helpers_and_values_of_a_class_may_have_any_other_name() -> None:
 
 
 def test_an_iteration_whose_result_a_callback_refused_is_over() -> None:
-    """The numbers of the next result are those of the next iteration, as the count of iterations says."""
+    """The next result has the numbers of the next iteration, as the count of iterations says."""
     failures = iter([True])
 
     def fail_once() -> None:

@@ -1,4 +1,4 @@
-"""An algorithm goes on from its checkpoint as if it had never stopped, but for its envs."""
+"""An algorithm continues from its checkpoint as if it had never stopped; only its envs begin again."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_runners_and_actions_get_the_weights(num_env_runners: int, tmp_path: Pat
     settings: dict[str, Any] = {"num_env_runners": num_env_runners, "engine_name": "local"}
     obs = np.arange(4)
     with config(**settings).build() as algo:
-        path = algo.save(tmp_path / "untrained")  # of version 0, as that of the other one
+        path = algo.save(tmp_path / "untrained")  # of version 0, as the version of the other one
         untrained, actions = weights(algo), algo.compute_actions(obs, explore=False)
     with config(**settings, seed=1).build() as other:
         other.compute_actions(obs, explore=False)
@@ -315,7 +315,7 @@ def test_learners_of_an_engine(tmp_path: Path) -> None:
         algo.restore_from_path(path)
         assert same(weights(algo), before)
         assert step(algo) == metrics and same(weights(algo), after)
-        # One learner goes on from the state of two, and two from that of one.
+        # One learner continues from the state of two, and two continue from the state of one.
         with config(seed=1).build() as single:
             single.restore_from_path(path)
             assert same(weights(single), before)

@@ -47,7 +47,7 @@ ppo = (
 ppo.train()
 """
 
-# The page goes on from earlier code: these names are from there.
+# The page continues earlier code, which has these names.
 BEFORE_CHAINED = """
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback

@@ -90,7 +90,7 @@ Own().env_runners(num_workers=2)  # error: Unexpected keyword argument "num_work
 def test_setters_are_typed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    # The cache is that of `make check`, so that only the script is new.
+    # The cache is the one of `make check`, so that only the script is new.
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--no-pretty", str(script)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     found: dict[int, str] = {}

@@ -28,7 +28,7 @@ def in_workers(form: Form) -> InWorkers:
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """Give a name that no actor has; at the end its actor is removed, and those of names that begin with it."""
+    """Give a name that no actor has; at the end all actors are removed whose names begin with it."""
     unique = f"actor-{uuid.uuid4().hex[:8]}"
     yield unique
     for suffix in ("", "-2"):

@@ -63,7 +63,7 @@ def test_a_killed_client_costs_nobody_else_anything(name: str, tmp_path: Path) -
     os.kill(worker.pid, signal.SIGKILL)
     wait_until(lambda: not worker.alive())
     release.touch()
-    assert counter.call("inc") == 101  # the call that was under way went on to its end
+    assert counter.call("inc") == 101  # the call that was under way continued to its end
     survivor = make_engine("process").start(dict)
     assert survivor.call(lambda _: counter.call("inc")).result(30) == 102
     survivor.kill()

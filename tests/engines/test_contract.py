@@ -226,7 +226,7 @@ def test_an_exception_keeps_its_type_cause_and_traceback(start: Start) -> None:
     assert type(error.__cause__) is KeyError
     report = "".join(traceback.format_exception(error))
     assert "in explode" in report and "engine_workers.py" in report
-    assert result(handle.call("add")) == 1  # it goes on
+    assert result(handle.call("add")) == 1  # it continues
 
 
 @with_processes

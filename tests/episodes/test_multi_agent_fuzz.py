@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from agent_steps import AGENTS, Played, build, module_of, play, reference, same
@@ -63,6 +63,7 @@ def check(episode: MultiAgentEpisode, played: Played, stop: int | None = None) -
 @given(rng=RANDOMS, ends=st.booleans())
 def test_step_by_step(rng: random.Random, ends: bool) -> None:
     played = play(rng, ends=ends)
+    note(played)
     episode = MultiAgentEpisode("e", agent_to_module_mapping_fn=module_of)
     episode.add_env_reset(played.observations[0], played.infos[0])
     check(episode, played, 0)
@@ -80,6 +81,7 @@ def test_step_by_step(rng: random.Random, ends: bool) -> None:
 @given(rng=RANDOMS, ends=st.booleans())
 def test_chunks_and_their_concatenation(rng: random.Random, ends: bool) -> None:
     played = play(rng, ends=ends)
+    note(played)
     whole = build(played)
     chunk = build(played, 0, 0)
     chunks = [chunk]
@@ -101,6 +103,7 @@ def test_chunks_and_their_concatenation(rng: random.Random, ends: bool) -> None:
 @given(rng=RANDOMS, ends=st.booleans())
 def test_slices(rng: random.Random, ends: bool) -> None:
     played = play(rng, ends=ends)
+    note(played)
     whole = build(played)
     at = sorted({0, len(whole), *(rng.randrange(len(whole) + 1) for _ in range(2))})
     parts = [whole[start:stop] for start, stop in itertools.pairwise(at)]
@@ -129,6 +132,7 @@ def test_slices(rng: random.Random, ends: bool) -> None:
 @given(rng=RANDOMS, lookback=st.integers(0, 3))
 def test_built_from_lists(rng: random.Random, lookback: int) -> None:
     played = play(rng, ends=False)
+    note(played)
     whole = build(played)
     episode = MultiAgentEpisode(
         observations=played.observations,

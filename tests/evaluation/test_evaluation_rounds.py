@@ -236,7 +236,7 @@ class TestFaults:
             list(group.take_replies())
             assert time.perf_counter() - start < 2.0 + LATE_S
         assert played_by(play_in_time(group, 10.0, num_episodes=4)[0]) == {1: 2, 2: 2}
-        assert counted(group)["num_episodes"] == 8  # without those of its late answer
+        assert counted(group)["num_episodes"] == 8  # without the episodes of its late answer
         assert group.num_failures == num_failures
 
     @on("process", "ray")

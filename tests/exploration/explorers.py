@@ -35,7 +35,7 @@ class SamplingConfig(PPOConfig):
 
 
 class Sampling(PPO):
-    """Samples a batch an iteration, and learns nothing from it; `rollouts` are those of the last one."""
+    """Samples a batch per iteration, and learns nothing from it; `rollouts` is the last batch."""
 
     rollouts: list[Rollout]
 

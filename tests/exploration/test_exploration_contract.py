@@ -1,4 +1,4 @@
-"""What an exploration of one's own may count on: the timestep, the switch, state and metrics, and errors in time."""
+"""What a custom exploration may count on: the timestep, the switch, state and metrics, and errors in time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def box_config(kind: Any, **settings: Any) -> SamplingConfig:
     return config_of(kind, **settings).environment(env_config={"space": "box", "episode_length": 4})
 
 
-# Types of one's own.
+# Custom types.
 
 
 class AlwaysThird(Exploration):
@@ -115,7 +115,7 @@ def test_the_timestep_counts_env_steps_exactly(mode: str) -> None:
             before = algo.num_env_steps_sampled_lifetime
             algo.train()
             assert log_of(algo) == expected_log(algo.rollouts, before)  # type: ignore[attr-defined]
-        # A sample of the user's goes on from there, and does not count.
+        # A sample that the user takes continues from there, and does not count.
         algo.env_runner.sample(num_timesteps=6)  # type: ignore[union-attr]
         assert log_of(algo)[0] == algo.num_env_steps_sampled_lifetime
         before = algo.num_env_steps_sampled_lifetime

@@ -29,7 +29,7 @@ GAUSSIAN = {"random_timesteps": 0, "stddev": 0.2}
 DRIFTING = {"random_timesteps": 0, "ou_base_scale": 0.5}
 BY_NOISE = {
     "GaussianNoise": GAUSSIAN,
-    "PerWorkerGaussianNoise": GAUSSIAN,  # with one actor, that of the schedule
+    "PerWorkerGaussianNoise": GAUSSIAN,  # with one actor, the deviation of the schedule
     "OrnsteinUhlenbeckNoise": DRIFTING,
     "PerWorkerOrnsteinUhlenbeckNoise": DRIFTING,
 }

@@ -90,7 +90,7 @@ def steps_taken(record: Path) -> int:
 
 
 def pids(record: Path) -> set[int]:
-    """Return the processes in which there was an instance, but for this one."""
+    """Return the processes in which there was an instance, without this one."""
     return {int(file.name.partition("-")[0]) for file in record.glob("*.steps")} - {os.getpid()}
 
 

@@ -237,7 +237,7 @@ def update_target_with_actor(module: Any, groups: Collection[str]) -> None:
 
 
 def freeze(module: Module, names: Collection[str]) -> None:
-    """Freeze the parameters of these names and no others, but for targets, which never learn."""
+    """Freeze the parameters of these names and the targets, which never learn, and no others."""
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name not in names and not name.startswith("target_"))
 
@@ -374,7 +374,7 @@ def count_end(metrics_logger: Any, result: dict[str, Any], learner: Learner) -> 
 
 
 def ones_of_rank(gradients: dict[str, Tensor], learner: Learner) -> None:
-    """Make all gradients those of a number that differs between the learners: 1, 2, ..."""
+    """Make all gradients the gradients of a number that differs between the learners: 1, 2, ..."""
     assert learner.peers is not None
     for gradient in gradients.values():
         gradient.fill_(learner.peers.rank + 1.0)

@@ -1,4 +1,4 @@
-"""The learner's gradient steps, minibatches, clipping and errors; schedules and threads beside it."""
+"""The learner's gradient steps, minibatches, clipping and errors; its schedules and threads."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def test_nan_in_one_shard_ends_the_update_in_all_learners_and_names_one(build: B
     message = str(caught.value)
     assert message.startswith("learner 2: learners/m/total_loss is nan in epoch 0, minibatch 1 (mean_y=nan)")
     assert "learner 1" not in message
-    # The step before it was taken, and the driver knows; the learners are in step, and go on.
+    # The step before it was taken, and the driver knows; the learners are in step, and continue.
     update(single, next(union_steps(batch, 2, 2)), lr=0.1)
     for weights in [*group._call_all(weights_of), group.get_weights()]:
         assert_same_weights(weights, single.get_weights(), 1e-6, skip=("count",))

@@ -57,7 +57,7 @@ def make_config(form: str, optimizer: str = "adam") -> AlgorithmConfig:
 
 
 def own_parameters(module: Module) -> dict[str, Tensor]:
-    """Return copies of all parameters but those of targets, which follow the others."""
+    """Return copies of all parameters except the parameters of targets, which follow the others."""
     named = module.named_parameters()
     return {name: value.detach().clone() for name, value in named if not name.startswith("target_")}
 

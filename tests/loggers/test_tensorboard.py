@@ -126,7 +126,7 @@ def test_a_series_of_images_is_an_image_each_and_only_the_latest(tmp_path: Path)
 
 
 def counts_within(histogram: Any, low: float, high: float) -> float:
-    """Count what lies in bins that end above `low` and up to `high`."""
+    """Count what is in bins that end above `low` and up to `high`."""
     pairs = zip(histogram.bucket_limit, histogram.bucket, strict=True)
     return sum(count for limit, count in pairs if low < limit <= high)
 

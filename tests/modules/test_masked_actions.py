@@ -1,4 +1,4 @@
-"""Logits of `-inf` exclude actions: entropy, divergence and gradients are those of the actions that are left."""
+"""Logits of `-inf` exclude actions: entropy, divergence and gradients count the other actions alone."""
 
 from __future__ import annotations
 

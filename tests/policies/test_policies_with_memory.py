@@ -34,7 +34,7 @@ def make_policy(settings: dict[str, Any]) -> Policy:
 
 
 def played(policy: Policy) -> np.ndarray[Any, Any]:
-    """Return the actions `[T, B, ...]` of episodes that begin now, and those of the reference: `act` with states."""
+    """Return the actions `[T, B, ...]` of episodes that begin now, and the actions of `act` with states."""
     policy.reset()
     actions, states, expected = [], policy.initial_states(3), []
     for obs in OBS:

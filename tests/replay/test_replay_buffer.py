@@ -98,7 +98,7 @@ def test_runners_fill_it(make_runner: Any, mode: str, kind: type[ReplayBuffer]) 
     assert (batch["truncated"][ended] == (episode[ended] % 2 == 1)).all()
     assert (batch["terminated"][ended] == (episode[ended] % 2 == 0)).all()
     assert set(batch["next_obs"][ended, 1]) == {3, 4, 5}
-    assert (two | ended).mean() > 0.9  # but for the newest steps
+    assert (two | ended).mean() > 0.9  # all except the newest steps
 
 
 def test_failed_sub_envs_are_cut_out(make_runner: Any) -> None:

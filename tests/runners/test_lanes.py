@@ -39,7 +39,7 @@ def make(logs: dict[int, Log], mapping: Any = None, policies: Any = ("shared",),
 
 
 def played(rollouts: list[MultiAgentRollout]) -> Played:
-    """Return the steps of each agent in each sub-env over all rollouts, as they lie in the lanes."""
+    """Return the steps of each agent in each sub-env over all rollouts, as the lanes hold them."""
     found: Played = {}
     for rollout in rollouts:
         for part in rollout.modules.values():
@@ -50,7 +50,7 @@ def played(rollouts: list[MultiAgentRollout]) -> Played:
                     found.setdefault((env_index, agent), []).append(
                         (*map(float, step), float(part.obs[t + 1, lane, 0]))
                     )
-    # The steps of an agent that has had two modules lie in two rollouts. Its observations are increasing numbers.
+    # The steps of an agent that has had two modules are in two rollouts. Its observations are increasing numbers.
     return {key: sorted(steps) for key, steps in found.items()}
 
 
@@ -175,7 +175,7 @@ def test_a_mapping_may_use_lanes_that_no_trial_showed() -> None:
 @pytest.mark.parametrize("way", ["shared", "changing", "kinds"])
 @pytest.mark.parametrize("num_timesteps", [4, 31])
 def test_a_runner_continues_exactly_from_its_state(way: str, num_timesteps: int) -> None:
-    """Steps whose outcome is not known, agents that wait, and episodes with several modules go on in another runner."""
+    """Another runner continues steps whose outcome is not known, agents that wait, and episodes of several modules."""
     runner = make({}, **WAYS[way])
     for _ in range(4):
         runner.sample(num_timesteps=num_timesteps)
@@ -234,7 +234,7 @@ def test_rules_choose_the_actions_of_their_agents(explore: bool) -> None:
 
 
 def test_agents_keep_their_modules_when_an_idle_one_is_removed() -> None:
-    """The episodes go on, though the other modules then have other places in the list of modules."""
+    """The episodes continue, though the other modules then have other places in the list of modules."""
     logs: dict[int, Log] = {}
     mapping = {"a0": "one", "a1": "other", "a2": "other", "a3": "one"}
     policies = {"idle": {}, "one": {}, "other": {}}

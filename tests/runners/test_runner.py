@@ -256,7 +256,7 @@ class TestSampleByEpisodes:
         assert int((rollout.done & rollout.valid).sum()) == num_episodes
         assert rollout.num_env_steps == 3 * num_episodes
         assert rollout.rewards[rollout.valid].sum() == 6 * num_episodes
-        for n in range(num_envs):  # nothing but whole episodes
+        for n in range(num_envs):  # whole episodes only
             steps = rollout.obs[:-1][rollout.valid[:, n], n, 1]
             assert steps.tolist() == [0, 1, 2] * (len(steps) // 3)
 

@@ -100,7 +100,7 @@ def test_rewards_are_scaled_by_the_deviation_of_what_the_transforms_before_made_
         rollouts, returns, running = collect(algorithm), [], np.zeros(algorithm.config.num_envs_per_env_runner)
         for _ in range(2):
             algorithm.train()
-        for rollout in rollouts:  # episodes go on from one to the next
+        for rollout in rollouts:  # episodes continue from one to the next
             rewards = rollout.pipeline.transforms[0].transform_rewards(rollout.rewards)
             for t, n in np.argwhere(rollout.valid):
                 running[n] = 0.9 * running[n] + float(rewards[t, n])

@@ -92,7 +92,7 @@ def test_of_several_trials_one_is_killed_and_goes_on(lrs: list[float], tmp_path:
         assert history["iterations_since_restore"].tolist() == ([1, 2, 1, 2, 3] if doomed else [1, 2, 3, 4, 5])
         assert history["pid"].nunique() == (2 if doomed else 1)
         assert (str(history["pid"].iloc[-1]) == pid) == doomed
-        # Every step counts once: those of the iteration that was killed are not among them.
+        # Every step counts once: the steps of the iteration that was killed are not among them.
         sampled = history["env_runners/num_env_steps_sampled"].cumsum().tolist()
         assert history["num_env_steps_sampled_lifetime"].tolist() == sampled
         assert history["env_runners/num_env_steps_sampled_lifetime"].tolist() == sampled

@@ -119,7 +119,7 @@ def _config_with_modules(config: AlgorithmConfig, checkpoint: Checkpoint, saved:
     staying = config.policies.keys() & changes["policies"].keys()
     here, there = (_shared_among(shared, staying) for shared in (config.shared_layers, changes["shared_layers"]))
     if here != there:
-        raise ConfigError(f"shared_layers is {there} there and {here} here, for modules that are built already.")
+        raise ConfigError(f"shared_layers of built modules cannot change from {here} to {there} of the checkpoint.")
     present = plain(config.to_dict())["multi_agent"]
     for name in ("policy_mapping_fn", "policies_to_train"):
         if saved.get(name) == present[name]:

@@ -199,7 +199,8 @@ class OffPolicyAlgorithm(Algorithm):
         taken: dict[str, int] = {}
         for module_id in self.replay_buffers:
             num_steps = sum(rollout.num_env_steps for rollout in rollouts.get(module_id, []))
-            # As if the last update was earlier, by the steps that the module took beyond the env steps, or later.
+            # `target_network_update_freq` counts the module's steps, which may differ from the env steps: the last
+            # update is dated by the difference.
             marked = self._target_updated_at.get(module_id, 0)
             self._target_updated_at[module_id] = marked + num_env_steps - num_steps
             if num_steps:

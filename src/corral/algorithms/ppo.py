@@ -101,7 +101,7 @@ class PPOConfig(AlgorithmConfig):
             isinstance(self.clip_param, list) and not any(value for _, value in self.clip_param)
         ):
             raise ConfigError(
-                f"clip_param={self.clip_param} holds the policy where it is: give a positive number, such as 0.2."
+                f"clip_param={self.clip_param} keeps the policy from changing: give a positive number, such as 0.2."
             )
         if self.kl_target is not None and (not isinstance(self.kl_coeff, (int, float)) or self.kl_coeff == 0):
             raise ConfigError(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-# With the setting "auto": a call may take so many times as long as its slowest predecessor, per unit of work, ...
+# With the setting "auto", a call may take 10 times as long per unit of work as the slowest call before it.
 FACTOR = 10.0
-# ... and at least so many seconds, ...
+# A call may always take at least this long.
 LEAST_S = 300.0
-# ... or so many seconds if no worker has finished work of this kind yet, or if the amount of work is not known.
+# The limit if no worker has finished work of this kind yet, or if the amount of work is not known.
 UNKNOWN_S = 3600.0
 
 

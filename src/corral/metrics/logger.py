@@ -383,7 +383,8 @@ class MetricsLogger:
     def take(self) -> Parts:
         """Return the values logged since the last `take`, for `aggregate` in another process, and start a period.
 
-        The logger that aggregates is the one that is reduced, so for `peek` here a `take` is what `reduce` is there.
+        Only the logger that aggregates is reduced. In this logger, `take` begins a new period for `peek`, as `reduce`
+        does in the other one.
         """
         parts = {entry.path: entry.take() for entry in self._logged()}
         self.start_period()

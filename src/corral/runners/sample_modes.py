@@ -100,10 +100,10 @@ class Episodes(SampleMode):
 
 
 class BegunEpisodes(SampleMode):
-    """At least so many steps, and all episodes under way then to their ends; the envs were reset just before.
+    """At least `num_wanted` steps, and then every episode that has begun until its end; the envs are reset before.
 
-    A sub-env whose last such episode is over is stepped with the others, but counts no more: of the episodes that begin
-    there, only short ones would come to their end, and the returns would be the returns of short episodes.
+    A sub-env whose last such episode is over is still stepped with the others, but its steps do not count. Of the
+    episodes that begin there, only short ones would end in time, so the mean return would be too low or too high.
     """
 
     def num_rows_wanted(self, rollout: Rollout) -> int:
