@@ -14,8 +14,8 @@ from corral.checkpoint.imports import check_imports
 from corral.cli.experiment import parse_pair
 from corral.config.config import AlgorithmConfig
 from corral.config.modules import begin_mapping
-from corral.config.settings import EnvironmentSettings
 from corral.core.settings import parse_settings
+from corral.envs.config import EnvironmentSettings
 from corral.envs.vector import env_name
 from corral.errors import CheckpointError, ConfigError
 from corral.policies.agent_policies import AgentPolicies

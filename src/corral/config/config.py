@@ -16,28 +16,21 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
+from corral.callbacks.config import CallbacksSettings
+from corral.checkpoint.config import CheckpointingSettings
 from corral.config.display import display, display_html
-from corral.config.settings import (
-    GROUPS,
-    CallbacksSettings,
-    CheckpointingSettings,
-    DebuggingSettings,
-    EngineSettings,
-    EnvironmentSettings,
-    EnvRunnersSettings,
-    EvaluationSettings,
-    ExplorationSettings,
-    FaultToleranceSettings,
-    LearnersSettings,
-    MultiAgentSettings,
-    ReportingSettings,
-    RLModuleSettings,
-    TrainingSettings,
-)
+from corral.config.settings import GROUPS
+from corral.core.config import DebuggingSettings, EngineSettings, ExplorationSettings, FaultToleranceSettings
 from corral.core.familiar_names import ALIASES, CONFIG_METHODS, SETTINGS, attribute_error, meaning_of
 from corral.core.schedules import Schedule
 from corral.core.settings import check_names, check_setting
+from corral.envs.config import EnvironmentSettings
 from corral.errors import ConfigError, UnknownAttributeError, nearest
+from corral.evaluation.config import EvaluationSettings
+from corral.learners.config import LearnersSettings, TrainingSettings
+from corral.metrics.config import ReportingSettings
+from corral.modules.config import MultiAgentSettings, RLModuleSettings
+from corral.runners.config import EnvRunnersSettings
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm

@@ -9,16 +9,17 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corral.callbacks.dispatch import check_callbacks, events_with_sub_envs
-from corral.config.settings import EvaluationSettings, MultiAgentSettings
 from corral.core.settings import LARGEST_SEED, check_values, import_path, same_value
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
 from corral.envs.episode_resets import RESET_FN_ARGUMENTS, reset_fn_arguments
 from corral.envs.vector import resolve_env
 from corral.errors import ConfigError, MissingPackageError, nearest, nearest_name
+from corral.evaluation.config import EvaluationSettings
 from corral.exploration import check_exploration, exploration_class
 from corral.exploration.build import resolved
 from corral.loggers.named import check_loggers
+from corral.modules.config import MultiAgentSettings
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import ActorCritic, Module
 from corral.modules.q_module import QModule

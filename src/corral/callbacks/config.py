@@ -1,0 +1,24 @@
+"""The settings of callbacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from corral.core.settings import Importable
+
+
+@dataclass(kw_only=True)
+class CallbacksSettings:
+    """Settings of callbacks, which are functions that run at events; set by `.callbacks(...)`.
+
+    Attributes:
+        callbacks_class: `Callback` subclasses or instances, in order.
+        callback_functions: Lists of callables by event name, in order.
+        on_error: What happens when a callback raises: `"raise"` ends the run; `"log"` logs the exception, once per
+            event and callback, and counts it in `fault_tolerance/num_callback_errors`.
+    """
+
+    callbacks_class: list[Importable] = field(default_factory=list)
+    callback_functions: dict[str, list[Importable]] = field(default_factory=dict)
+    on_error: Literal["raise", "log"] = "raise"

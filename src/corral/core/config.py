@@ -1,0 +1,88 @@
+"""The groups of settings that several rooms read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from corral.core.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+@dataclass(kw_only=True)
+class ExplorationSettings:
+    """Settings of exploration; `.exploration(...)` also accepts `explore` of the group `env_runners`.
+
+    Attributes:
+        exploration_config: `type` (the name of a built-in type, an import path, or a `corral.Exploration` subclass) and
+            the settings of this type; without `type`, settings of the algorithm's default type.
+    """
+
+    exploration_config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class FaultToleranceSettings:
+    """Settings for failures of runners and envs.
+
+    A runner fails when it is killed, raises, or hangs longer than `env_step_timeout_s` or `worker_timeout_s`. The env
+    steps that the runner had not yet returned are lost, and counted. An exception in a callback is not a failure of the
+    runner: see `on_error`.
+
+    Attributes:
+        restart_failed_env_runners: Whether a failed runner of the engine is replaced. If both this setting and
+            `ignore_env_runner_failures` are False, a failure ends the run with the original exception.
+        ignore_env_runner_failures: Whether the run continues without failed runners that are not replaced, as long as
+            at least one runner is left.
+        max_num_env_runner_restarts: Largest number of replacements, over all runners of the group.
+        num_consecutive_env_runner_failures_tolerance: Number of failures of one runner in a row, without a fragment in
+            between, after which the runner is no longer replaced.
+        delay_between_env_runner_restarts_s: Seconds to wait before replacing a runner that failed twice in a row;
+            doubled with each further failure, up to a minute. After its first failure a runner is replaced at once.
+        restart_failed_sub_environments: Whether a sub-env that raises or hangs is recreated; otherwise its runner
+            fails. The unfinished episode of the sub-env ends and is not counted. Sub-envs of native vector envs cannot
+            be recreated.
+        env_step_timeout_s: Seconds that one `step` or `reset` of a vector env may take; `None` waits forever.
+        worker_timeout_s: Seconds that a runner or learner of the engine may take to answer one call, such as a request
+            for a fragment. A worker that takes longer hangs or is stopped: it is killed and counts as failed. `"auto"`
+            is ten times as long per env step as the slowest fragment or update so far, and at least 5 minutes; for the
+            first fragments and updates, and for other calls, it is an hour. `None` waits forever.
+    """
+
+    restart_failed_env_runners: bool = True
+    ignore_env_runner_failures: bool = False
+    max_num_env_runner_restarts: NonNegativeInt = 1000
+    num_consecutive_env_runner_failures_tolerance: PositiveInt = 5
+    delay_between_env_runner_restarts_s: NonNegativeFloat = 1.0
+    restart_failed_sub_environments: bool = False
+    env_step_timeout_s: PositiveFloat | None = None
+    worker_timeout_s: PositiveFloat | Literal["auto"] | None = "auto"
+
+
+@dataclass(kw_only=True)
+class DebuggingSettings:
+    """Settings of the seed and of logging.
+
+    Attributes:
+        seed: Seed of all random numbers; with `None`, `build()` chooses a seed and stores it in the config of the
+            algorithm. Building also seeds the global generators of Python, NumPy and torch, for envs and modules that
+            use them.
+        log_level: Level of the messages in `run.log`.
+    """
+
+    seed: NonNegativeInt | None = None
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+
+@dataclass(kw_only=True)
+class EngineSettings:
+    """Settings of the engine, which runs the runners and learners that are not embedded in the algorithm.
+
+    Attributes:
+        engine_name: `"local"` (in this process, one after another), `"process"` (processes on this machine), `"ray"`
+            (actors of a Ray cluster), or `"auto"`: Ray if it is initialised in this process or RAY_ADDRESS is set,
+            otherwise processes.
+        start_timeout_s: Seconds within which runners and learners must start.
+    """
+
+    engine_name: Literal["auto", "local", "process", "ray"] = "auto"
+    start_timeout_s: PositiveFloat = 120.0

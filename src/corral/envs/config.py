@@ -1,0 +1,52 @@
+"""The settings of the env."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from corral.core.settings import Importable
+
+
+@dataclass(kw_only=True)
+class EnvironmentSettings:
+    """Settings of the env.
+
+    Attributes:
+        env: A Gymnasium id, a class, a factory `fn(env_config)`, or an import path `"package.module:Name"`.
+        env_config: Settings of the env: keyword arguments for an id; for a class or factory, one `EnvContext` or
+            keyword arguments.
+        wrappers: Callables `fn(env) -> env`, applied to each sub-env; the first one is the innermost.
+        env_task_fn: Function `fn(train_results, task_settable_env, env_ctx)`, called for each sub-env, in its process,
+            after each iteration. It returns the task of the sub-env from the next reset on.
+        env_reset_fn: Function of any of `episode_index`, `env_index`, `worker_index`, `training_iteration` and
+            `env_context`, called before each reset of a sub-env, in its process. It returns a dict with any of `seed`,
+            `options` and `task`, or `None`. Sub-envs are then stepped one by one.
+        disable_env_checking: Whether to skip the check of spaces, reset and first step at the start.
+        action_masks: Where the masks of legal actions are, for Discrete and MultiDiscrete actions. True: in Dict
+            observations, under `action_mask`, if there is such a key. `"infos"`: in infos, under `action_mask`.
+            `"method"`: the method `action_masks()` of the env. False: there are none.
+        normalize_actions: Whether Box actions are in [-1, 1] in modules and episodes, and are mapped to finite bounds
+            for the env, after clipping. Otherwise they have the units of the env everywhere.
+        clip_actions: Whether Box actions that are not normalised are clipped to the bounds for the env.
+    """
+
+    env: Any = None
+    env_config: dict[str, Any] = field(default_factory=dict)
+    wrappers: list[Importable] = field(default_factory=list)
+    env_task_fn: Importable = None
+    env_reset_fn: Importable = None
+    disable_env_checking: bool = False
+    action_masks: bool | Literal["infos", "method"] = True
+    normalize_actions: bool = True
+    clip_actions: bool = False
+
+    @property
+    def all_wrappers(self) -> list[Any]:
+        """The wrappers of each sub-env: `wrappers`, and the one that puts action masks into observations."""
+        if not isinstance(self.action_masks, str):
+            return self.wrappers
+        from corral.envs.action_masks import ActionMasks
+
+        return [*self.wrappers, partial(ActionMasks, source=self.action_masks)]

@@ -1,0 +1,90 @@
+"""The settings of evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from corral.core.settings import Importable, NonNegativeInt, PositiveFloat, PositiveInt, same_value
+
+
+def _as_overrides(value: Any) -> Any:
+    """Return the settings in which a config differs from the defaults of its class; other values unchanged."""
+    if not isinstance(value, EvaluationSettings):  # every config is one
+        return value
+    default = type(value)()
+    changed = {f.name: getattr(value, f.name) for f in fields(value)}
+    return {name: found for name, found in changed.items() if not same_value(found, getattr(default, name))}
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, range) else value
+
+
+Overrides = Annotated[dict[str, Any], BeforeValidator(_as_overrides)]
+"""Settings by name; for a config, those that differ from the defaults of its class."""
+Seeds = Annotated[list[NonNegativeInt], BeforeValidator(_as_list)]
+"""A list of seeds, or a range."""
+
+
+@dataclass(kw_only=True)
+class EvaluationSettings:
+    """Settings of evaluation.
+
+    An evaluation round plays episodes with the current weights in runners of its own, and reports their statistics as
+    `result["evaluation"]`.
+
+    Attributes:
+        evaluation_interval: Iterations between two evaluation rounds: a round is played with the iterations for which
+            `(iteration + 1) % evaluation_interval == 0`, counted from 0. `None` plays rounds only when
+            `Algorithm.evaluate()` is called.
+        evaluation_duration: Episodes or env steps of a round, over all evaluation runners; see
+            `evaluation_duration_unit`. `"auto"` plays as long as training does, and at least one episode in each
+            sub-env; it needs `evaluation_parallel_to_training`.
+        evaluation_duration_unit: `"episodes"` plays exactly as many episodes, whatever the number of runners.
+            `"timesteps"` is rounded up to what the sub-envs of all runners divide.
+        evaluation_num_env_runners: Number of evaluation runners that the engine runs. With 0 one runner is embedded in
+            the algorithm, or if evaluation runs parallel to training, one runner has a process of this machine.
+        evaluation_parallel_to_training: Whether a round is played while an iteration trains. Its weights are then those
+            from before the iteration; otherwise the round comes after training, with the new weights.
+        evaluation_force_reset_envs_before_iteration: Whether a round of `"timesteps"` begins with a reset of all envs.
+            Otherwise it continues the episodes that the last round left unfinished, in which earlier weights played.
+            Rounds of `"episodes"` always begin with a reset.
+        evaluation_config: Settings that differ in evaluation runners, as `AlgorithmConfig.overrides` returns them, or a
+            config, whose settings count where they differ from the defaults of its class.
+        custom_evaluation_function: Function `(algorithm, env_runner_group)` that is called in place of a round. It
+            returns a dict of metrics, or `(metrics, env_steps, agent_steps)`.
+        evaluation_sample_timeout_s: Seconds that a whole round may take. Then the round ends with the episodes that are
+            complete, and the result says `truncated`. With `"auto"`, seconds that training waits for the round.
+        enable_async_evaluation: Whether episodes are given to the runners in small pieces, one per sub-env at a time,
+            to whichever runner is free. Otherwise each runner is given its whole share at once.
+        on_evaluation_failure: What happens if all evaluation runners are dead, or the embedded one raises: `"skip"`
+            skips the round and reports it, `"raise"` ends the run.
+        evaluation_seeds: Seeds with which the envs are reset for the episodes of each round, in order, for paired
+            comparison: a list or a range. A round then plays one episode for each seed. `None` draws new seeds.
+        evaluation_tasks: Tasks of the episodes: a list, which is played in turn and reported by task, or `"training"`
+            for the tasks of the training runners. `None` leaves each env the task that it was made with.
+        evaluation_num_videos: Number of episodes of each round that are recorded, the first ones: as mp4 files in the
+            directory of the run, and as small copies in `result["evaluation"]["videos"]`. Evaluation envs are made with
+            `render_mode="rgb_array"`, as a keyword argument or in their `env_config`.
+        in_evaluation: Whether runners with this config evaluate instead of sampling for training. Callbacks read this
+            setting as `env_runner.config.in_evaluation`; the code that makes evaluation runners sets it.
+    """
+
+    evaluation_interval: PositiveInt | None = None
+    evaluation_duration: PositiveInt | Literal["auto"] = 10
+    evaluation_duration_unit: Literal["episodes", "timesteps"] = "episodes"
+    evaluation_num_env_runners: NonNegativeInt = 0
+    evaluation_parallel_to_training: bool = False
+    evaluation_force_reset_envs_before_iteration: bool = True
+    evaluation_config: Overrides = field(default_factory=dict)
+    custom_evaluation_function: Importable = None
+    evaluation_sample_timeout_s: PositiveFloat = 120.0
+    enable_async_evaluation: bool = False
+    on_evaluation_failure: Literal["skip", "raise"] = "skip"
+    evaluation_seeds: Seeds | None = None
+    evaluation_tasks: list[Any] | Literal["training"] | None = None
+    evaluation_num_videos: NonNegativeInt = 0
+    in_evaluation: bool = False

@@ -1,0 +1,84 @@
+"""The settings of learning and of the learners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from corral.core.settings import (
+    Importable,
+    NonNegativeFloat,
+    NonNegativeInt,
+    NonNegativeSchedule,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
+
+
+@dataclass(kw_only=True)
+class TrainingSettings:
+    """Settings of learning. Algorithms add their own settings to this group.
+
+    Attributes:
+        lr: Learning rate, or a schedule over env steps.
+        gamma: Discount per step.
+        train_batch_size_per_learner: Number of env steps in the batch of one iteration, per learner.
+        minibatch_size: Number of env steps in the minibatch of one gradient step, or with several agents of steps
+            of the module; `None` means the whole batch.
+        num_epochs: Number of passes over each batch.
+        shuffle_batch_per_epoch: Whether each pass uses the batch in a new order.
+        grad_clip: Limit for the gradients; `None` means no clipping.
+        grad_clip_by: Quantity that is limited: `"global_norm"`, `"norm"` (of each parameter) or `"value"`.
+        loss: Function `(module, batch, coefficients, default_loss)` used in place of the algorithm's loss; `None` means
+            the algorithm's loss. It returns what to minimise, and what to report. `default_loss(module, batch,
+            coefficients)` returns the same of the algorithm's loss, and a dict of the tensors that this loss computed.
+        optimizer: `"adam"`, `"adamw"`, `"sgd"`, `"rmsprop"`, or a `torch.optim.Optimizer` class or its import path; or
+            one for each group of parameters of the module, `{"actor": "adam", "critic": "sgd"}`.
+        optimizer_config: Keyword arguments of the optimizer, except `lr`; if `optimizer` is given by group, also by
+            group, `{"critic": {"momentum": 0.9}}`.
+        lr_scheduler: Function that makes a torch learning-rate scheduler for an optimizer, such as
+            `functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100)`. It begins with `lr`, and steps after
+            each update of the module. `None` means no scheduler.
+    """
+
+    lr: NonNegativeSchedule = 3e-4
+    gamma: Probability = 0.99
+    train_batch_size_per_learner: PositiveInt = 4096
+    minibatch_size: PositiveInt | None = None
+    num_epochs: PositiveInt = 1
+    shuffle_batch_per_epoch: bool = True
+    grad_clip: PositiveFloat | None = None
+    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
+    loss: Importable = None
+    optimizer: Any = "adam"
+    optimizer_config: dict[str, Any] = field(default_factory=dict)
+    lr_scheduler: Importable = None
+
+
+@dataclass(kw_only=True)
+class LearnersSettings:
+    """Settings of the learners.
+
+    Attributes:
+        num_learners: Number of learners that the engine runs. Each has a copy of the modules and a part of each batch;
+            their gradients are averaged. 0 embeds one learner in the algorithm.
+        num_cpus_per_learner: CPUs that Ray reserves for each learner.
+        num_gpus_per_learner: GPUs that Ray reserves for each learner; in processes on this machine the learners share
+            the GPUs of the machine.
+        device: Torch device of the learners: `"auto"` (CUDA if available), or a device name.
+        num_threads: Number of threads of torch's ops and of NumPy's matrix products during `train()`; `"auto"` means
+            one thread for small nets, and the default of both libraries for others.
+        learner_class: A subclass of `corral.learners.learner.Learner`, or a function of the same arguments that returns
+            one; see docs/learners.md. `None` is `Learner`.
+        compile: Whether `torch.compile` compiles the loss, which makes updates of large networks faster. The first
+            updates take longer, up to a minute. A C++ compiler must be installed.
+    """
+
+    num_learners: NonNegativeInt = 0
+    num_cpus_per_learner: NonNegativeFloat = 1
+    num_gpus_per_learner: NonNegativeFloat = 0
+    device: str = "auto"
+    num_threads: PositiveInt | Literal["auto"] = "auto"
+    learner_class: Importable = None
+    compile: bool = False

@@ -1,0 +1,134 @@
+"""The settings of the network, and of the modules of several agents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from corral.core.familiar_names import ALIASES
+from corral.core.ids import ALL_MODULES
+from corral.core.settings import Importable, check_names, imported
+
+
+def _path_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+@dataclass(kw_only=True)
+class RLModuleSettings:
+    """Settings of the network.
+
+    Attributes:
+        module_class: A `corral.Module` subclass; `None` means the default module, which is built for the spaces.
+        model_config: Settings of the module; `corral.modules.module.ModelConfig` lists the settings of the default
+            module.
+        load_from: Weights that the module starts with: a checkpoint, a run, of which the best checkpoint is taken, or
+            a file of weights, `.safetensors`, `.pt` or `.pth`.
+        load_parts: Patterns of the names of the weights that are loaded, such as `policy_encoder.*`.
+        freeze_parts: Patterns of the names of the parameters that do not learn, such as `policy_encoder.*`;
+            `freeze` is another name of the setting.
+    """
+
+    module_class: Importable = None
+    model_config: dict[str, Any] = field(default_factory=dict)
+    load_from: Annotated[str | None, BeforeValidator(_path_text)] = None
+    load_parts: list[str] = field(default_factory=lambda: ["*"])
+    freeze_parts: list[str] = field(default_factory=list)
+
+
+_POLICY_SETTINGS = (*(each.name for each in fields(RLModuleSettings)), "observation_space", "action_space")
+
+
+def _policies(value: Any) -> Any:
+    """Return settings by module id from what a user may give: ids alone, or ids with settings or `None`."""
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} is one id: give a set or a dict of ids, such as {{{value!r}}}")
+    if not isinstance(value, (Mapping, Set, list, tuple)):
+        raise ValueError("give a set or a list of module ids, or a dict of settings by module id")
+    if not isinstance(value, Mapping):
+        value = dict.fromkeys(sorted(value, key=str) if isinstance(value, Set) else value)
+    found: dict[str, dict[str, Any]] = {}
+    for module_id, settings in value.items():
+        if not isinstance(module_id, str) or not module_id or "/" in module_id or module_id == ALL_MODULES:
+            raise ValueError(f"{module_id!r} is no module id: ids are strings without a slash, not {ALL_MODULES!r}")
+        if not isinstance(settings, Mapping | None):
+            raise ValueError(
+                f"policy {module_id!r} must have a dict with any of {', '.join(_POLICY_SETTINGS)}, or None, and has "
+                f"{settings!r:.80}"
+            )
+        own = {ALIASES["rl_module"].get(name, name): part for name, part in (settings or {}).items()}
+        check_names(f"policies: {module_id!r}", own, _POLICY_SETTINGS)
+        found[module_id] = {name: _policy_setting(name, part) for name, part in own.items()}
+    return found
+
+
+def _policy_setting(name: str, value: Any) -> Any:
+    """Return a setting of a module: a class that a string names, and a space that a file describes."""
+    if name == "module_class":
+        return imported(value)
+    if name == "load_from":
+        return _path_text(value)
+    if not (name.endswith("_space") and isinstance(value, dict)):  # a `Dict` space is a `Mapping` too
+        return value
+    from corral.core.space_descriptions import described_space  # here: it imports gymnasium
+
+    return described_space(value)
+
+
+def _to_train(value: Any) -> Any:
+    value = imported(value) if isinstance(value, str) and ":" in value else value
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} is one id: give a list of ids, such as [{value!r}]")
+    if not (value is None or callable(value) or isinstance(value, (Set, list, tuple))):
+        raise ValueError("give a list of module ids, or a function (module_id)")
+    return sorted(value, key=str) if isinstance(value, Set) else value
+
+
+def _sharing(value: Any) -> Any:
+    """Return lists of module ids by path from what a user may give: by path, the ids of one group or several groups."""
+    if not isinstance(value, Mapping):
+        raise ValueError('give a dict of module ids by the path of the layers, such as {"encoder": ["left", "right"]}')
+    found: dict[str, list[list[str]]] = {}
+    for path, given in value.items():
+        if not isinstance(path, str) or not path:
+            raise ValueError(f"{path!r} is no path of layers, such as 'encoder' or 'q.encoder'")
+        if not isinstance(given, (Set, list, tuple)):
+            raise ValueError(f"{path!r} must have a list of module ids, or a list of such lists, and has {given!r:.80}")
+        groups = [given] if all(isinstance(part, str) for part in given) else given
+        found[path] = [sorted(group) if isinstance(group, Set) else list(group) for group in groups]
+    return found
+
+
+@dataclass(kw_only=True)
+class MultiAgentSettings:
+    """Settings of several agents.
+
+    Attributes:
+        policies: The modules that choose actions: a set or list of module ids, or a dict of settings by module id, any
+            of `module_class`, `model_config`, `observation_space` and `action_space`. What is not given is as in the
+            whole config, and the spaces are the spaces of the agents. Empty if there is one agent.
+        policy_mapping_fn: Function `(agent_id, episode)` that returns the id of the module that chooses the actions of
+            an agent, called once in each episode, when the agent is first observed. It may also take `worker`, which
+            is the runner. `None` needs no function: with one module all agents share it; with several, each agent has
+            the module whose id is the agent's.
+        policies_to_train: Ids of the modules that learn, or a function `(module_id)` that says whether a module does.
+            `None` is all modules that have weights.
+        count_steps_by: What the batch sizes of training count: `"env_steps"`, in which several agents may act, or
+            `"agent_steps"`.
+        algorithm_config_overrides_per_module: Settings of `.training(...)` and `.exploration(...)`, and `transforms`,
+            that differ for a module, by module id, as in `{"main": {"lr": 1e-4}}`.
+        shared_layers: Layers that modules have in common: ids of modules by the path of the layers in the modules, as
+            in `{"encoder": ["left", "right"]}`, or several lists of ids for one path. The layers begin as in the module
+            that is built first, in the order of `policies`.
+    """
+
+    policies: Annotated[dict[str, dict[str, Any]], BeforeValidator(_policies)] = field(default_factory=dict)
+    policy_mapping_fn: Importable = None
+    policies_to_train: Annotated[Any, BeforeValidator(_to_train)] = None
+    count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
+    algorithm_config_overrides_per_module: dict[str, dict[str, Any]] = field(default_factory=dict)
+    shared_layers: Annotated[dict[str, list[list[str]]], BeforeValidator(_sharing)] = field(default_factory=dict)
