@@ -26,11 +26,11 @@ from corral.algorithms.fitting import fit
 from corral.algorithms.module_changes import add_module, load_module_weights, remove_module, use_modules_of
 from corral.algorithms.own_run import OwnRun
 from corral.algorithms.pretrained import fitting_statistics, prepare_module
+from corral.algorithms.resources import resources_of_workers
 from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
-from corral.config.modules import begin_mapping
 from corral.config.validation import optimizer_class, reconfigured, round_size, warn_of_mistakes
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
 from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
@@ -38,7 +38,6 @@ from corral.core.interrupts import interrupts_deferred
 from corral.core.schedules import has_ended_at_zero
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
-from corral.engines.base import resources_of_workers
 from corral.engines.lazy import LazyEngine
 from corral.episodes.lanes import count_agent_steps
 from corral.episodes.rollout import group_by_module
@@ -59,6 +58,7 @@ from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
 from corral.modules.threads import limit_threads, num_threads_for
 from corral.policies.agent_policies import AgentPolicies
+from corral.runners.mapping import begin_mapping
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from corral.core.config import SettingGroup
 from corral.core.settings import Importable
 
 
 @dataclass(kw_only=True)
-class CallbacksSettings:
+class CallbacksSettings(SettingGroup):
     """Settings of callbacks, which are functions that run at events; set by `.callbacks(...)`.
 
     Attributes:

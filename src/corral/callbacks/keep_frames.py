@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from corral.envs.videos import check_frame
 from corral.errors import EnvError
 
 FRAMES = "frames"
@@ -21,6 +20,8 @@ def keep_frames(*, episode: Any, sub_environment: Any) -> None:
     Raises:
         EnvError: The env does not render images.
     """
+    from corral.envs.videos import check_frame  # here: it imports gymnasium
+
     if (mode := getattr(sub_environment, "render_mode", None)) != "rgb_array":
         raise EnvError(
             f"keep_frames needs an env that renders images, and render_mode is {mode!r}: give it "

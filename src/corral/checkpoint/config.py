@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from corral.core.config import SettingGroup
 from corral.core.settings import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(kw_only=True)
-class CheckpointingSettings:
+class CheckpointingSettings(SettingGroup):
     """Settings of the checkpoints that `fit` and the command line keep in the directory of a run.
 
     Attributes:

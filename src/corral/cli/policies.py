@@ -13,7 +13,6 @@ from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
 from corral.checkpoint.imports import check_imports
 from corral.cli.experiment import parse_pair
 from corral.config.config import AlgorithmConfig
-from corral.config.modules import begin_mapping
 from corral.core.settings import parse_settings
 from corral.envs.config import EnvironmentSettings
 from corral.envs.vector import env_name
@@ -22,6 +21,7 @@ from corral.policies.agent_policies import AgentPolicies
 from corral.policies.evaluate import evaluate_policy
 from corral.policies.play import play_episodes
 from corral.policies.policy import Policy, checkpoint_policy
+from corral.runners.mapping import begin_mapping
 
 
 class Setup(NamedTuple):

@@ -16,21 +16,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from corral.callbacks.config import CallbacksSettings
 from corral.checkpoint.config import CheckpointingSettings
 from corral.config.display import display, display_html
 from corral.config.settings import GROUPS
-from corral.core.config import DebuggingSettings, EngineSettings, ExplorationSettings, FaultToleranceSettings
 from corral.core.familiar_names import ALIASES, CONFIG_METHODS, SETTINGS, attribute_error, meaning_of
-from corral.core.schedules import Schedule
 from corral.core.settings import check_names, check_setting
-from corral.envs.config import EnvironmentSettings
 from corral.errors import ConfigError, UnknownAttributeError, nearest
-from corral.evaluation.config import EvaluationSettings
-from corral.learners.config import LearnersSettings, TrainingSettings
-from corral.metrics.config import ReportingSettings
-from corral.modules.config import MultiAgentSettings, RLModuleSettings
-from corral.runners.config import EnvRunnersSettings
+from corral.evaluation.config import EvaluationConfig
+from corral.learners.config import LearnerConfig
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
@@ -48,30 +41,13 @@ if TYPE_CHECKING:
         ReportingArgs,
         RLModuleArgs,
     )
-    from corral.modules.module import Module
-    from corral.modules.spec import ModuleSpec
 
 # Settings that the setter of another group takes too.
 ALSO_IN = {"exploration": ("explore",)}
 
 
 @dataclass(kw_only=True)
-class AlgorithmConfig(
-    EngineSettings,
-    DebuggingSettings,
-    CheckpointingSettings,
-    ReportingSettings,
-    FaultToleranceSettings,
-    MultiAgentSettings,
-    EvaluationSettings,
-    CallbacksSettings,
-    LearnersSettings,
-    RLModuleSettings,
-    ExplorationSettings,
-    TrainingSettings,
-    EnvRunnersSettings,
-    EnvironmentSettings,
-):
+class AlgorithmConfig(CheckpointingSettings, EvaluationConfig, LearnerConfig):
     """All settings of an experiment.
 
     A setter changes only the settings that it receives and returns the config, so that calls chain. An unknown name, a
@@ -81,21 +57,6 @@ class AlgorithmConfig(
     A subclass with settings of its own is a dataclass too, with a type for each setting; the settings belong to
     `.training(...)`.
     """
-
-    DEFAULT_NUM_ENVS: typing.ClassVar[int] = 1
-    """Number of sub-envs N if `num_envs_per_env_runner` is `None` and the env does not give a number."""
-
-    ON_POLICY: typing.ClassVar[bool] = True
-    """Whether the algorithm learns only from actions of its current policy, and so from their log-likelihood."""
-
-    LR_GROUPS: typing.ClassVar[tuple[str, ...]] = ()
-    """Groups of parameters that have a learning rate of their own, in the setting `GROUP_lr`; `None` there is `lr`."""
-
-    LEARNS_SEQUENCES: typing.ClassVar[bool] = False
-    """Whether the algorithm can train modules with memory."""
-
-    DEFAULT_EXPLORATION: typing.ClassVar[dict[str, Any]] = {"type": "StochasticSampling"}
-    """The `exploration_config` used when the user gives none."""
 
     def __init_subclass__(cls) -> None:
         """Keep `__repr__`, which the decorator `dataclass` would replace in each subclass."""
@@ -276,21 +237,6 @@ class AlgorithmConfig(
             raise UnknownAttributeError(f"{type(self).__name__} has no setting {name!r}. {hint}")
         object.__setattr__(self, name, _checked(type(self), name, value))
 
-    @property
-    def is_frozen(self) -> bool:
-        """Whether `freeze()` was called."""
-        return "_frozen" in self.__dict__
-
-    @property
-    def _open_group(self) -> str | None:
-        """The group that can change although the config is frozen."""
-        return self.__dict__.get("_frozen")
-
-    def freeze(self, *, except_group: str | None = None) -> Self:
-        """Refuse all further changes, except to one group if it is given, and return the config."""
-        self.__dict__["_frozen"] = except_group
-        return self
-
     def copy(self, **changes: Any) -> Self:
         """Return an unfrozen copy, with settings changed by their plain names."""
         other = copy_module.copy(self)
@@ -421,86 +367,11 @@ class AlgorithmConfig(
                 raise ConfigError(f"config: {path!r}: {error}") from None
         return self._set(group, {name: value})
 
-    def for_evaluation(self) -> Self:
-        """Return a copy for evaluation runners: their number, the settings of `evaluation_config`, `in_evaluation`.
-
-        The tasks of training are not the tasks of evaluation: `env_task_fn` does not apply, and `env_reset_fn` only
-        with `evaluation_tasks="training"`, unless `evaluation_config` has one. `evaluation_duration_unit` takes the
-        place of `batch_mode`. With videos, the envs render images.
-        """
-        alone: dict[str, Any] = {"env_task_fn": None, "batch_mode": "truncate_episodes", "loggers": None}
-        if self.evaluation_tasks != "training":
-            alone["env_reset_fn"] = None
-        number = {"num_env_runners": self.evaluation_num_env_runners, "in_evaluation": True}
-        config = self.copy(**{**alone, **self.evaluation_config, **number})
-        if self.evaluation_num_videos:
-            config.env_config = {"render_mode": "rgb_array", **config.env_config}
-        return config
-
     def for_workers(self) -> Self:
         """Return what runners and learners are made from: loggers stay with the algorithm, and may hold open files."""
         return self if self.loggers is None else self.copy(loggers=None).freeze()
 
-    def for_runner(self) -> Self:
-        """Return a runner's own copy, in which only settings of the env can change; see `EnvRunner.make_env`."""
-        other = copy_module.copy(self)
-        other.__dict__["env_config"] = dict(self.env_config)
-        return other.freeze(except_group="environment")
-
-    @property
-    def chooses_resets(self) -> bool:
-        """Whether the arguments of each reset are chosen, so that sub-envs have the wrapper `EpisodeResets`."""
-        given = self.evaluation_seeds is not None or self.evaluation_tasks is not None or self.evaluation_num_videos
-        return self.env_reset_fn is not None or bool(self.in_evaluation and given)
-
     # Building.
-
-    @property
-    def default_exploration(self) -> dict[str, Any]:
-        """The `exploration_config` used when the user gives none; it may depend on other settings."""
-        return dict(self.DEFAULT_EXPLORATION)
-
-    def lrs_of_groups(self) -> dict[str, Schedule]:
-        """Return the learning rate of each group of `LR_GROUPS`: its own one, or `lr`."""
-        own = {group: getattr(self, f"{group}_lr") for group in self.LR_GROUPS}
-        return {group: self.lr if lr is None else lr for group, lr in own.items()}
-
-    @property
-    def algo_class(self) -> type[Algorithm]:
-        """The algorithm class that this config builds; the config class of each algorithm names it.
-
-        Raises:
-            ConfigError: This is an `AlgorithmConfig`, which belongs to no algorithm.
-        """
-        raise ConfigError("AlgorithmConfig describes no algorithm: use PPOConfig, or another algorithm's config.")
-
-    @property
-    def default_module_class(self) -> type[Module]:
-        """The module class for `module_class=None`; it names the settings of `model_config` too."""
-        from corral.modules.module import ActorCritic
-        from corral.modules.recurrent import RecurrentActorCritic
-
-        return RecurrentActorCritic if self.asks_for_memory else ActorCritic
-
-    @property
-    def asks_for_memory(self) -> bool:
-        """Whether `model_config` gives the default module an LSTM or a GRU."""
-        return bool(self.model_config.get("use_lstm") or self.model_config.get("use_gru"))
-
-    @property
-    def module_settings(self) -> dict[str, Any]:
-        """Settings of the algorithm that its modules need, which are added to `model_config`."""
-        return {}
-
-    @property
-    def algo_name(self) -> str:
-        """The name of the algorithm's class, such as `PPO`, for titles and run directories."""
-        return self.algo_class.__name__
-
-    @property
-    def total_train_batch_size(self) -> int:
-        """Env steps in the batch of one iteration, over all learners."""
-        return self.train_batch_size_per_learner * max(1, self.num_learners)
 
     def build(self) -> Algorithm:
         """Validate a copy of this config, freeze it, and build the algorithm.
@@ -509,88 +380,8 @@ class AlgorithmConfig(
             ConfigError: Settings contradict each other.
             EnvError: The env cannot be made, or does not match its spaces.
         """
-        return self.algo_class(self)
-
-    @property
-    def is_multi_agent(self) -> bool:
-        """Whether the env has several agents, whose modules are set with `.multi_agent(...)`."""
-        return bool(self.policies)
-
-    @property
-    def module_ids(self) -> list[str]:
-        """Ids of all modules."""
-        from corral.core.ids import DEFAULT_MODULE_ID
-
-        return list(self.policies) or [DEFAULT_MODULE_ID]
-
-    def for_module(self, module_id: str) -> Self:
-        """Return a frozen copy with the settings of one module in place of those that all modules have in common."""
-        given = self.policies.get(module_id, {})
-        of_module = self.group_fields()["rl_module"]
-        own = {name: given[name] for name in of_module if given.get(name) is not None}
-        return self.copy(**{**own, **self.algorithm_config_overrides_per_module.get(module_id, {})}).freeze()
-
-    def trains(self, module_id: str) -> bool:
-        """Return whether `policies_to_train` includes a module; a module without weights does not learn anyway.
-
-        Raises:
-            ConfigError: `policies_to_train` is a function, and it raised an error.
-        """
-        chosen = self.policies_to_train
-        if callable(chosen):
-            try:
-                return bool(chosen(module_id))
-            except Exception as error:
-                raise ConfigError(
-                    f"multi_agent: policies_to_train({module_id!r}) raised {type(error).__name__}: {error}"
-                ) from error
-        return chosen is None or module_id in chosen
-
-    def module_spec(self, observation_space: Any, action_space: Any) -> ModuleSpec:
-        """Return the spec of the module for these spaces; `spec.build()` makes a module."""
-        from corral.modules.spec import ModuleSpec
-        from corral.transforms.pipeline import Pipeline
-
-        return ModuleSpec(
-            self.module_class or self.default_module_class,
-            observation_space,
-            action_space,
-            {
-                **self.model_config,
-                **self.module_settings,
-                **({} if self.action_masks else {"action_masks": False}),
-                **self._action_settings(action_space),
-            },
-            self.seed or 0,
-            Pipeline.build(self.transforms, observation_space, action_space, gamma=self.gamma),
-        )
-
-    def _action_settings(self, action_space: Any) -> dict[str, Any]:
-        """Return the settings of a module that `normalize_actions` and `clip_actions` stand for."""
-        from gymnasium.spaces import Box
-
-        from corral.core.spaces import space_tree
-        from corral.core.tree import leaves
-
-        if self.normalize_actions or not any(isinstance(leaf, Box) for leaf in leaves(space_tree(action_space))):
-            return {}
-        return {"action_bounds": "clip_unscaled" if self.clip_actions else "none"}
-
-    def module_specs(
-        self, observation_space: Any, action_space: Any, known: Mapping[str, ModuleSpec] | None = None
-    ) -> dict[str, ModuleSpec]:
-        """Return the specs of all modules by module id, for the spaces of an env as its vector env has them.
-
-        Modules that no agent is mapped to have the spec in `known`, if there is one.
-
-        Raises:
-            ConfigError: The spaces of a module with several agents are not known, or not the spaces of its agents.
-        """
-        from corral.config.modules import specs_of_agents
-
-        if self.is_multi_agent:
-            return specs_of_agents(self, observation_space.seats, known or {})
-        return {self.module_ids[0]: self.module_spec(observation_space, action_space)}
+        algorithm: Algorithm = self.algo_class(self)
+        return algorithm
 
     def validate(self) -> None:
         """Refuse contradictions before anything starts.

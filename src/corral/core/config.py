@@ -3,13 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from corral.core.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from corral.errors import ConfigError
+
+
+class SettingGroup:
+    """Base of the groups of settings. A config is an instance of all groups, so a room takes it as its own group."""
+
+    ON_POLICY: ClassVar[bool] = True
+    """Whether the algorithm learns only from actions of its current policy, and so from their log-likelihood."""
+
+    @property
+    def algo_class(self) -> type[Any]:
+        """The algorithm class that a config builds; the config class of each algorithm names it.
+
+        Raises:
+            ConfigError: This is an `AlgorithmConfig`, which belongs to no algorithm.
+        """
+        raise ConfigError("AlgorithmConfig describes no algorithm: use PPOConfig, or another algorithm's config.")
+
+    @property
+    def algo_name(self) -> str:
+        """The name of the algorithm's class, such as `PPO`, for titles and run directories."""
+        return self.algo_class.__name__
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether `freeze()` was called."""
+        return "_frozen" in self.__dict__
+
+    @property
+    def _open_group(self) -> str | None:
+        """The group that can change although the config is frozen."""
+        return self.__dict__.get("_frozen")
+
+    def freeze(self, *, except_group: str | None = None) -> Self:
+        """Refuse all further changes, except to one group if it is given, and return the config."""
+        self.__dict__["_frozen"] = except_group
+        return self
+
+    def copy(self, **changes: Any) -> Self:
+        """Return an unfrozen copy, with settings changed by their plain names."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all settings by group; the dicts and lists are copies."""
+        raise NotImplementedError
 
 
 @dataclass(kw_only=True)
-class ExplorationSettings:
+class ExplorationSettings(SettingGroup):
     """Settings of exploration; `.exploration(...)` also accepts `explore` of the group `env_runners`.
 
     Attributes:
@@ -19,9 +64,17 @@ class ExplorationSettings:
 
     exploration_config: dict[str, Any] = field(default_factory=dict)
 
+    DEFAULT_EXPLORATION: ClassVar[dict[str, Any]] = {"type": "StochasticSampling"}
+    """The `exploration_config` used when the user gives none."""
+
+    @property
+    def default_exploration(self) -> dict[str, Any]:
+        """The `exploration_config` used when the user gives none; it may depend on other settings."""
+        return dict(self.DEFAULT_EXPLORATION)
+
 
 @dataclass(kw_only=True)
-class FaultToleranceSettings:
+class FaultToleranceSettings(SettingGroup):
     """Settings for failures of runners and envs.
 
     A runner fails when it is killed, raises, or hangs longer than `env_step_timeout_s` or `worker_timeout_s`. The env
@@ -59,7 +112,7 @@ class FaultToleranceSettings:
 
 
 @dataclass(kw_only=True)
-class DebuggingSettings:
+class DebuggingSettings(SettingGroup):
     """Settings of the seed and of logging.
 
     Attributes:
@@ -74,7 +127,7 @@ class DebuggingSettings:
 
 
 @dataclass(kw_only=True)
-class EngineSettings:
+class EngineSettings(SettingGroup):
     """Settings of the engine, which runs the runners and learners that are not embedded in the algorithm.
 
     Attributes:
@@ -86,3 +139,10 @@ class EngineSettings:
 
     engine_name: Literal["auto", "local", "process", "ray"] = "auto"
     start_timeout_s: PositiveFloat = 120.0
+
+
+class ExplorationConfig(DebuggingSettings, ExplorationSettings):
+    """What explorations read of a config."""
+
+    if TYPE_CHECKING:
+        num_threads: int | Literal["auto"]

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from corral.errors import ConfigError
-
-if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
 
 
 @dataclass(frozen=True)
@@ -26,32 +23,6 @@ class Resources:
     num_cpus: float = 1
     num_gpus: float = 0
     custom: Mapping[str, float] = field(default_factory=dict)
-
-
-def resources_of_runner(config: AlgorithmConfig) -> Resources:
-    """Return the resources that each env runner needs."""
-    return Resources(
-        config.num_cpus_per_env_runner, config.num_gpus_per_env_runner, config.custom_resources_per_env_runner
-    )
-
-
-def resources_of_learner(config: AlgorithmConfig) -> Resources:
-    """Return the resources that each learner needs."""
-    return Resources(config.num_cpus_per_learner, config.num_gpus_per_learner)
-
-
-def resources_of_workers(config: AlgorithmConfig) -> list[Resources]:
-    """Return the resources of each worker of an algorithm: its env runners, its learners, its evaluation runners.
-
-    Evaluation runners count if the config says when to evaluate.
-    """
-    evaluation = config.for_evaluation()
-    num_evaluation_runners = 0 if config.evaluation_interval is None else evaluation.num_env_runners
-    return [
-        *[resources_of_runner(config)] * config.num_env_runners,
-        *[resources_of_learner(config)] * config.num_learners,
-        *[resources_of_runner(evaluation)] * num_evaluation_runners,
-    ]
 
 
 @dataclass(frozen=True)

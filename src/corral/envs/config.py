@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from corral.core.config import EngineSettings, FaultToleranceSettings, SettingGroup
 from corral.core.settings import Importable
 
 
 @dataclass(kw_only=True)
-class EnvironmentSettings:
+class EnvironmentSettings(SettingGroup):
     """Settings of the env.
 
     Attributes:
@@ -50,3 +51,21 @@ class EnvironmentSettings:
         from corral.envs.action_masks import ActionMasks
 
         return [*self.wrappers, partial(ActionMasks, source=self.action_masks)]
+
+
+class HostConfig(EngineSettings, FaultToleranceSettings, EnvironmentSettings):
+    """What an `EnvHost` reads of a config."""
+
+    DEFAULT_NUM_ENVS: ClassVar[int] = 1
+    """Number of sub-envs N if `num_envs_per_env_runner` is `None` and the env does not give a number."""
+
+    if TYPE_CHECKING:
+        num_env_runners: int
+        num_envs_per_env_runner: int | None
+        vectorization: Literal["auto", "sync", "async"]
+        autoreset_mode: Literal["next_step", "same_step"]
+
+    @property
+    def chooses_resets(self) -> bool:
+        """Whether the arguments of each reset are chosen, so that sub-envs have the wrapper `EpisodeResets`."""
+        return self.env_reset_fn is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import math
 import time
@@ -20,6 +21,7 @@ from corral.core.seeding import get_global_rngs, get_seeds, make_seeds, set_glob
 from corral.core.spaces import module_observation_space, space_kinds, space_tree
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
+from corral.envs.config import EnvironmentSettings
 from corral.envs.env_state import check_env_state, continues, get_env_state, set_env_state, set_surroundings
 from corral.envs.episode_resets import (
     EpisodeReset,
@@ -49,9 +51,11 @@ from corral.envs.videos import Video
 from corral.errors import CheckpointError, ConfigError, EnvError, SampleError, SubEnvError
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
+    from corral.envs.config import HostConfig
 
 log = logging.getLogger("corral")
+
+_SETTINGS = tuple(field.name for field in dataclasses.fields(EnvironmentSettings))
 
 
 class EnvHost:
@@ -73,7 +77,7 @@ class EnvHost:
 
     def __init__(
         self,
-        config: AlgorithmConfig,
+        config: HostConfig,
         worker_index: int,
         seeds: np.random.SeedSequence,
         *,
@@ -432,7 +436,7 @@ class EnvHost:
     # Settings of the env that changed after the runner was built.
 
     def _settings(self) -> dict[str, Any]:
-        settings = {name: getattr(self._config, name) for name in self._config.group_fields()["environment"]}
+        settings = {name: getattr(self._config, name) for name in _SETTINGS}
         return {**settings, "env_config": dict(settings["env_config"])}
 
     @property
@@ -449,7 +453,8 @@ class EnvHost:
         """
         wanted = {**self._built_with, **changed}
         others = {name: value for name, value in wanted.items() if not is_same(value, self._settings()[name])}
-        self._config.environment(**others)
+        for name, value in others.items():
+            setattr(self._config, name, value)
         return bool(others)
 
     # State.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator
 
+from corral.core.config import SettingGroup
 from corral.core.settings import Importable, NonNegativeInt, PositiveFloat, PositiveInt, same_value
+from corral.runners.config import RunnerConfig
 
 
 def _as_overrides(value: Any) -> Any:
@@ -30,7 +32,7 @@ Seeds = Annotated[list[NonNegativeInt], BeforeValidator(_as_list)]
 
 
 @dataclass(kw_only=True)
-class EvaluationSettings:
+class EvaluationSettings(SettingGroup):
     """Settings of evaluation.
 
     An evaluation round plays episodes with the current weights in runners of its own, and reports their statistics as
@@ -88,3 +90,29 @@ class EvaluationSettings:
     evaluation_tasks: list[Any] | Literal["training"] | None = None
     evaluation_num_videos: NonNegativeInt = 0
     in_evaluation: bool = False
+
+
+class EvaluationConfig(RunnerConfig, EvaluationSettings):
+    """What evaluation reads of a config, and what its runners are made from."""
+
+    def for_evaluation(self) -> Self:
+        """Return a copy for evaluation runners: their number, the settings of `evaluation_config`, `in_evaluation`.
+
+        The tasks of training are not the tasks of evaluation: `env_task_fn` does not apply, and `env_reset_fn` only
+        with `evaluation_tasks="training"`, unless `evaluation_config` has one. `evaluation_duration_unit` takes the
+        place of `batch_mode`. With videos, the envs render images.
+        """
+        alone: dict[str, Any] = {"env_task_fn": None, "batch_mode": "truncate_episodes", "loggers": None}
+        if self.evaluation_tasks != "training":
+            alone["env_reset_fn"] = None
+        number = {"num_env_runners": self.evaluation_num_env_runners, "in_evaluation": True}
+        config = self.copy(**{**alone, **self.evaluation_config, **number})
+        if self.evaluation_num_videos:
+            config.env_config = {"render_mode": "rgb_array", **config.env_config}
+        return config
+
+    @property
+    def chooses_resets(self) -> bool:
+        """Whether the arguments of each reset are chosen, so that sub-envs have the wrapper `EpisodeResets`."""
+        given = self.evaluation_seeds is not None or self.evaluation_tasks is not None or self.evaluation_num_videos
+        return self.env_reset_fn is not None or bool(self.in_evaluation and given)

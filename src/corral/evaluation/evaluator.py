@@ -23,7 +23,6 @@ from corral.core.seeding import (
     seed_everything,
     set_global_rngs,
 )
-from corral.engines.base import resources_of_runner
 from corral.engines.lazy import LazyEngine
 from corral.envs.tasks import has_tasks
 from corral.envs.vector import env_name
@@ -40,7 +39,7 @@ from corral.runners.runner_group import EnvRunnerGroup
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
     from corral.callbacks.dispatch import Dispatcher
-    from corral.config.config import AlgorithmConfig
+    from corral.evaluation.config import EvaluationConfig
     from corral.modules.spec import ModuleSpec
 
 log = logging.getLogger("corral")
@@ -73,7 +72,8 @@ class Evaluator:
     def __init__(self, algorithm: Algorithm, callbacks: Dispatcher) -> None:
         """Store the algorithm, and the callbacks of its own events; no runner is started."""
         self._algorithm, self._callbacks = algorithm, callbacks
-        self._settings = self._config = algorithm.config
+        self._settings: EvaluationConfig = algorithm.config
+        self._config: EvaluationConfig = self._settings
         self.group: EnvRunnerGroup | None = None
         self._own_engine: LazyEngine | None = None
         self._metrics = _new_metrics()
@@ -113,7 +113,7 @@ class Evaluator:
             self._own_engine = engine
             weakref.finalize(self, engine.stop).atexit = False  # an algorithm may be dropped without stop()
         elif self._settings.evaluation_interval is None:  # else building the algorithm asked for them
-            engine.require([resources_of_runner(config)] * config.num_env_runners)
+            engine.require([config.runner_resources] * config.num_env_runners)
         self._config = config.freeze()
         restored_rngs = self._rngs
         self._shares_process = not config.num_env_runners or not engine.traits.own_process
@@ -136,7 +136,7 @@ class Evaluator:
             self._runner_states, self._rngs = None, restored_rngs  # as before making the envs, which may draw
         return group
 
-    def set_modules(self, config: AlgorithmConfig, module_specs: Mapping[str, ModuleSpec]) -> None:
+    def set_modules(self, config: EvaluationConfig, module_specs: Mapping[str, ModuleSpec]) -> None:
         """Use the modules of a config from the next round on."""
         self._settings = config
         if self.group is not None and module_specs.keys() != self.group.module_specs.keys():

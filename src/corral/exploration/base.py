@@ -15,7 +15,7 @@ from corral.core.tree import Tree
 from corral.modules.distributions import ActionDistribution, FloatArray, uniform_logits
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
+    from corral.core.config import ExplorationConfig
     from corral.episodes.rollout import Rollout
     from corral.modules.inference import Inference
     from corral.modules.module import Module
@@ -156,7 +156,7 @@ class Exploration:
         self,
         action_space: spaces.Space[Any],
         *,
-        policy_config: AlgorithmConfig,
+        policy_config: ExplorationConfig,
         model: Module,
         inference: Inference | None = None,
         num_workers: int = 0,

@@ -14,7 +14,7 @@ from corral.errors import ConfigError, nearest
 from corral.exploration.base import Exploration
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
+    from corral.core.config import ExplorationConfig
 
 # Module of each built-in type, by name; the module is imported when its type is used.
 BUILT_IN = {
@@ -94,7 +94,7 @@ def resolved(exploration_config: Mapping[str, Any], default: Mapping[str, Any]) 
     return dict(exploration_config) if "type" in exploration_config else {**default, **exploration_config}
 
 
-def check_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any] | None = None) -> None:
+def check_exploration(config: ExplorationConfig, action_space: spaces.Space[Any] | None = None) -> None:
     """Refuse an exploration that does not fit the algorithm, or the action space if the space is known.
 
     Raises:
@@ -128,7 +128,7 @@ def check_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any] |
         )
 
 
-def make_exploration(config: AlgorithmConfig, action_space: spaces.Space[Any], **given: Any) -> Exploration:
+def make_exploration(config: ExplorationConfig, action_space: spaces.Space[Any], **given: Any) -> Exploration:
     """Return the exploration of a config.
 
     Args:
@@ -159,7 +159,7 @@ def make_sub_exploration(exploration: Exploration, sub_config: Mapping[str, Any]
     )
 
 
-def _split(config: AlgorithmConfig) -> tuple[Any, dict[str, Any]]:
+def _split(config: ExplorationConfig) -> tuple[Any, dict[str, Any]]:
     settings = resolved(config.exploration_config, config.default_exploration)
     return settings.pop("type"), settings
 

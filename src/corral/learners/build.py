@@ -10,7 +10,7 @@ import numpy as np
 
 from corral.callbacks.dispatch import Dispatcher, make_dispatcher
 from corral.core.seeding import seed_everything
-from corral.engines.base import Engine, WorkerHandle, resources_of_learner
+from corral.engines.base import Engine, WorkerHandle
 from corral.engines.call_limits import CallLimits
 from corral.learners.distributed import LOOPBACK, Peers, learner_device
 from corral.learners.learner import Learner
@@ -21,11 +21,11 @@ from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
+    from corral.learners.config import LearnerConfig
 
 
 def make_learner_group(
-    config: AlgorithmConfig,
+    config: LearnerConfig,
     specs: Mapping[str, ModuleSpec],
     modules: Mapping[str, Module],
     learning: Mapping[str, LearningSpec],
@@ -65,15 +65,13 @@ def make_learner_group(
     )
 
 
-def start_learners(
-    engine: Engine, config: AlgorithmConfig, factories: Sequence[Callable[[], Any]]
-) -> list[WorkerHandle]:
+def start_learners(engine: Engine, config: LearnerConfig, factories: Sequence[Callable[[], Any]]) -> list[WorkerHandle]:
     """Start one worker per factory, named `learner 1`, `learner 2`, ...; all of them, or none.
 
     Raises:
         SerializationError: A factory holds something that cannot be pickled.
     """
-    resources = resources_of_learner(config)
+    resources = config.learner_resources
     handles: list[WorkerHandle] = []
     try:
         for index, factory in enumerate(factories, 1):
@@ -86,7 +84,7 @@ def start_learners(
 
 
 def _make_learner(
-    config: AlgorithmConfig,
+    config: LearnerConfig,
     modules: Mapping[str, Module],
     learning: Mapping[str, LearningSpec],
     seed: int,
@@ -106,7 +104,7 @@ def _make_learner(
 
 
 def _make_worker(
-    config: AlgorithmConfig,
+    config: LearnerConfig,
     specs: Mapping[str, ModuleSpec],
     learning: Mapping[str, LearningSpec],
     weights: Mapping[str, dict[str, Any]],

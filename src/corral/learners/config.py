@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from corral.callbacks.config import CallbacksSettings
+from corral.core.config import DebuggingSettings, EngineSettings, FaultToleranceSettings, SettingGroup
+from corral.core.schedules import Schedule
 from corral.core.settings import (
     Importable,
     NonNegativeFloat,
@@ -14,10 +17,12 @@ from corral.core.settings import (
     PositiveInt,
     Probability,
 )
+from corral.engines.base import Resources
+from corral.modules.config import MultiAgentSettings
 
 
 @dataclass(kw_only=True)
-class TrainingSettings:
+class TrainingSettings(SettingGroup):
     """Settings of learning. Algorithms add their own settings to this group.
 
     Attributes:
@@ -57,7 +62,7 @@ class TrainingSettings:
 
 
 @dataclass(kw_only=True)
-class LearnersSettings:
+class LearnersSettings(SettingGroup):
     """Settings of the learners.
 
     Attributes:
@@ -82,3 +87,36 @@ class LearnersSettings:
     num_threads: PositiveInt | Literal["auto"] = "auto"
     learner_class: Importable = None
     compile: bool = False
+
+
+class LearnerConfig(
+    EngineSettings,
+    FaultToleranceSettings,
+    DebuggingSettings,
+    MultiAgentSettings,
+    CallbacksSettings,
+    LearnersSettings,
+    TrainingSettings,
+):
+    """What learners read of a config."""
+
+    LR_GROUPS: ClassVar[tuple[str, ...]] = ()
+    """Groups of parameters that have a learning rate of their own, in the setting `GROUP_lr`; `None` there is `lr`."""
+
+    LEARNS_SEQUENCES: ClassVar[bool] = False
+    """Whether the algorithm can train modules with memory."""
+
+    def lrs_of_groups(self) -> dict[str, Schedule]:
+        """Return the learning rate of each group of `LR_GROUPS`: its own one, or `lr`."""
+        own = {group: getattr(self, f"{group}_lr") for group in self.LR_GROUPS}
+        return {group: self.lr if lr is None else lr for group, lr in own.items()}
+
+    @property
+    def total_train_batch_size(self) -> int:
+        """Env steps in the batch of one iteration, over all learners."""
+        return self.train_batch_size_per_learner * max(1, self.num_learners)
+
+    @property
+    def learner_resources(self) -> Resources:
+        """The resources that each learner needs."""
+        return Resources(self.num_cpus_per_learner, self.num_gpus_per_learner)

@@ -13,7 +13,7 @@ from corral.learners.losses import Loss
 from corral.modules.module import Module
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
+    from corral.learners.config import LearnerConfig
 
 Stop = Callable[[Mapping[str, float]], bool]
 """`stop(scalars)` returns whether the epochs of an update end, given the means that the latest epoch reported."""
@@ -81,9 +81,7 @@ class UpdateSettings:
     stop: Stop | None = None
 
     @classmethod
-    def from_config(
-        cls, config: AlgorithmConfig, *, lr: float | Mapping[str, float], **settings: Any
-    ) -> UpdateSettings:
+    def from_config(cls, config: LearnerConfig, *, lr: float | Mapping[str, float], **settings: Any) -> UpdateSettings:
         """Return the settings of a config, with this learning rate.
 
         Args:

@@ -27,7 +27,7 @@ from corral.metrics.summary import show_number
 from corral.metrics.timers import PARTS
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
+    from corral.runners.config import RunnerConfig
 
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 LINE_INTERVAL_S = 2.0
@@ -60,7 +60,7 @@ class Progress:
         reason: Why the run ended, for the last line.
     """
 
-    def __init__(self, config: AlgorithmConfig, stop: Mapping[str, Any], mode: Mode = "auto") -> None:
+    def __init__(self, config: RunnerConfig, stop: Mapping[str, Any], mode: Mode = "auto") -> None:
         """Store what is shown.
 
         Args:

@@ -31,7 +31,7 @@ from corral.metrics.result import evaluated_return
 from corral.metrics.result_html import Result
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
+    from corral.runners.config import RunnerConfig
 
 log = logging.getLogger("corral")
 yaml.SafeDumper.add_representer(Result, yaml.SafeDumper.represent_dict)  # as other dicts
@@ -61,7 +61,7 @@ class Run:
 
     def __init__(
         self,
-        config: AlgorithmConfig,
+        config: RunnerConfig,
         run_dir: str | Path | None,
         loggers: Sequence[Logger],
         *,
@@ -326,7 +326,7 @@ def _not_writable(path: Path, error: OSError) -> RunDirectoryError:
     return RunDirectoryError(f"the run directory {path} cannot be written: {error.strerror}; choose another directory.")
 
 
-def _new_run_dir(config: AlgorithmConfig) -> Path:
+def _new_run_dir(config: RunnerConfig) -> Path:
     """Create `runs/<algo>-<env>-<time>`, with a number at the end if another run has that name, and return its path."""
     base = run_name(config)
     for number in itertools.count(1):
@@ -337,7 +337,7 @@ def _new_run_dir(config: AlgorithmConfig) -> Path:
     raise AssertionError("the count does not end")
 
 
-def run_name(config: AlgorithmConfig) -> str:
+def run_name(config: RunnerConfig) -> str:
     """Return `<algo>-<env>-<time>` as a valid file name."""
     from corral.envs.vector import env_name  # here, so that importing a logger imports neither torch nor gymnasium
 

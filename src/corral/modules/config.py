@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator
 
+from corral.core.config import SettingGroup
 from corral.core.familiar_names import ALIASES
-from corral.core.ids import ALL_MODULES
+from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
 from corral.core.settings import Importable, check_names, imported
+from corral.errors import ConfigError
 
 
 def _path_text(value: Any) -> Any:
@@ -19,7 +21,7 @@ def _path_text(value: Any) -> Any:
 
 
 @dataclass(kw_only=True)
-class RLModuleSettings:
+class RLModuleSettings(SettingGroup):
     """Settings of the network.
 
     Attributes:
@@ -104,7 +106,7 @@ def _sharing(value: Any) -> Any:
 
 
 @dataclass(kw_only=True)
-class MultiAgentSettings:
+class MultiAgentSettings(SettingGroup):
     """Settings of several agents.
 
     Attributes:
@@ -132,3 +134,35 @@ class MultiAgentSettings:
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
     algorithm_config_overrides_per_module: dict[str, dict[str, Any]] = field(default_factory=dict)
     shared_layers: Annotated[dict[str, list[list[str]]], BeforeValidator(_sharing)] = field(default_factory=dict)
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """Whether the env has several agents, whose modules are set with `.multi_agent(...)`."""
+        return bool(self.policies)
+
+    @property
+    def module_ids(self) -> list[str]:
+        """Ids of all modules."""
+        return list(self.policies) or [DEFAULT_MODULE_ID]
+
+    def for_module(self, module_id: str) -> Self:
+        """Return a frozen copy with the settings of one module in place of those that all modules have in common."""
+        given = self.policies.get(module_id, {})
+        own = {each.name: given[each.name] for each in fields(RLModuleSettings) if given.get(each.name) is not None}
+        return self.copy(**{**own, **self.algorithm_config_overrides_per_module.get(module_id, {})}).freeze()
+
+    def trains(self, module_id: str) -> bool:
+        """Return whether `policies_to_train` includes a module; a module without weights does not learn anyway.
+
+        Raises:
+            ConfigError: `policies_to_train` is a function, and it raised an error.
+        """
+        chosen = self.policies_to_train
+        if callable(chosen):
+            try:
+                return bool(chosen(module_id))
+            except Exception as error:
+                raise ConfigError(
+                    f"multi_agent: policies_to_train({module_id!r}) raised {type(error).__name__}: {error}"
+                ) from error
+        return chosen is None or module_id in chosen

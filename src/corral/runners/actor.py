@@ -19,9 +19,9 @@ from corral.runners.remembered import Remembered
 from corral.transforms.rows import RowTransforms
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
     from corral.episodes.rollout import Rollout
     from corral.modules.spec import ModuleSpec
+    from corral.runners.config import RunnerConfig
 
 Choices = tuple[Any, NDArray[np.float32], Any]
 
@@ -45,7 +45,7 @@ class Actor:
 
     def __init__(
         self,
-        config: AlgorithmConfig,
+        config: RunnerConfig,
         spec: ModuleSpec,
         *,
         action_space: Any,
@@ -182,7 +182,7 @@ class Actor:
                 continues=rollout.continues,
             )
 
-    def make_exploration(self, config: AlgorithmConfig, num_rows: int) -> None:
+    def make_exploration(self, config: RunnerConfig, num_rows: int) -> None:
         """Make an exploration for `num_rows` observations at once, which continues from the state of the one before."""
         before = getattr(self, "exploration", None)
         self._no_outputs = np.zeros((num_rows, self.distribution.num_inputs), np.float32)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
+from corral.callbacks.config import CallbacksSettings
+from corral.core.config import ExplorationConfig, SettingGroup
 from corral.core.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from corral.engines.base import Resources
+from corral.envs.config import HostConfig
+from corral.metrics.config import ReportingSettings
+from corral.modules.config import MultiAgentSettings, RLModuleSettings
+
+if TYPE_CHECKING:
+    from corral.modules.module import Module
+    from corral.modules.spec import ModuleSpec
 
 
 def _transforms(value: Any) -> Any:
@@ -21,7 +33,7 @@ Transforms = Annotated[list[Any], BeforeValidator(_transforms)]
 
 
 @dataclass(kw_only=True)
-class EnvRunnersSettings:
+class EnvRunnersSettings(SettingGroup):
     """Settings of sampling.
 
     Attributes:
@@ -66,3 +78,96 @@ class EnvRunnersSettings:
     num_cpus_per_env_runner: NonNegativeFloat = 1
     num_gpus_per_env_runner: NonNegativeFloat = 0
     custom_resources_per_env_runner: dict[str, NonNegativeFloat] = field(default_factory=dict)
+
+
+class RunnerConfig(
+    HostConfig,
+    ExplorationConfig,
+    ReportingSettings,
+    MultiAgentSettings,
+    CallbacksSettings,
+    RLModuleSettings,
+    EnvRunnersSettings,
+):
+    """What runners read of a config, and what their modules are made from."""
+
+    if TYPE_CHECKING:
+        in_evaluation: bool
+        gamma: float
+
+    def for_runner(self) -> Self:
+        """Return a runner's own copy, in which only settings of the env can change; see `EnvRunner.make_env`."""
+        other = copy.copy(self)
+        other.__dict__["env_config"] = dict(self.env_config)
+        return other.freeze(except_group="environment")
+
+    @property
+    def default_module_class(self) -> type[Module]:
+        """The module class for `module_class=None`; it names the settings of `model_config` too."""
+        from corral.modules.module import ActorCritic
+        from corral.modules.recurrent import RecurrentActorCritic
+
+        return RecurrentActorCritic if self.asks_for_memory else ActorCritic
+
+    @property
+    def asks_for_memory(self) -> bool:
+        """Whether `model_config` gives the default module an LSTM or a GRU."""
+        return bool(self.model_config.get("use_lstm") or self.model_config.get("use_gru"))
+
+    @property
+    def module_settings(self) -> dict[str, Any]:
+        """Settings of the algorithm that its modules need, which are added to `model_config`."""
+        return {}
+
+    def module_spec(self, observation_space: Any, action_space: Any) -> ModuleSpec:
+        """Return the spec of the module for these spaces; `spec.build()` makes a module."""
+        from corral.modules.spec import ModuleSpec
+        from corral.transforms.pipeline import Pipeline
+
+        return ModuleSpec(
+            self.module_class or self.default_module_class,
+            observation_space,
+            action_space,
+            {
+                **self.model_config,
+                **self.module_settings,
+                **({} if self.action_masks else {"action_masks": False}),
+                **self._action_settings(action_space),
+            },
+            self.seed or 0,
+            Pipeline.build(self.transforms, observation_space, action_space, gamma=self.gamma),
+        )
+
+    def _action_settings(self, action_space: Any) -> dict[str, Any]:
+        """Return the settings of a module that `normalize_actions` and `clip_actions` stand for."""
+        from gymnasium.spaces import Box
+
+        from corral.core.spaces import space_tree
+        from corral.core.tree import leaves
+
+        if self.normalize_actions or not any(isinstance(leaf, Box) for leaf in leaves(space_tree(action_space))):
+            return {}
+        return {"action_bounds": "clip_unscaled" if self.clip_actions else "none"}
+
+    def module_specs(
+        self, observation_space: Any, action_space: Any, known: Mapping[str, ModuleSpec] | None = None
+    ) -> dict[str, ModuleSpec]:
+        """Return the specs of all modules by module id, for the spaces of an env as its vector env has them.
+
+        Modules that no agent is mapped to have the spec in `known`, if there is one.
+
+        Raises:
+            ConfigError: The spaces of a module with several agents are not known, or not the spaces of its agents.
+        """
+        from corral.runners.mapping import specs_of_agents
+
+        if self.is_multi_agent:
+            return specs_of_agents(self, observation_space.seats, known or {})
+        return {self.module_ids[0]: self.module_spec(observation_space, action_space)}
+
+    @property
+    def runner_resources(self) -> Resources:
+        """The resources that each runner needs."""
+        return Resources(
+            self.num_cpus_per_env_runner, self.num_gpus_per_env_runner, self.custom_resources_per_env_runner
+        )

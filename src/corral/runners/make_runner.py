@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from corral.runners.runner import EnvRunner
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
+    from corral.runners.config import RunnerConfig
 
 
-def make_runner(config: AlgorithmConfig, *args: Any, **settings: Any) -> EnvRunner:
+def make_runner(config: RunnerConfig, *args: Any, **settings: Any) -> EnvRunner:
     """Return the runner of a config; see `EnvRunner` for the arguments."""
     if not config.is_multi_agent:
         return EnvRunner(config, *args, **settings)

@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium.vector.utils import create_empty_array
 from numpy.typing import NDArray
 
-from corral.config.modules import agents_of_modules, block_of_module, make_mapping
 from corral.core.action_masks import NO_LEGAL_ACTION
 from corral.core.ids import AgentID
 from corral.core.plain import is_plain
@@ -27,14 +26,15 @@ from corral.errors import CheckpointError, ConfigError
 from corral.runners.actor import Actor
 from corral.runners.episode_events import EPISODE_EVENTS
 from corral.runners.lanes import Lanes
+from corral.runners.mapping import agents_of_modules, block_of_module, make_mapping
 from corral.runners.multi_agent_events import MultiAgentEvents
 from corral.runners.runner import EnvRunner, fill_logp
 from corral.runners.sample_modes import SampleMode, num_valid
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
     from corral.envs.seats import SeatBlock
     from corral.modules.spec import ModuleSpec
+    from corral.runners.config import RunnerConfig
 
 
 class MultiAgentEnvRunner(EnvRunner):
@@ -61,7 +61,7 @@ class MultiAgentEnvRunner(EnvRunner):
         self._seats = self.env.single_observation_space.seats  # type: ignore[attr-defined]
         self.actors, self.lanes = {}, {}
         self._blocks: dict[str, SeatBlock] = {}
-        self._configs: dict[str, AlgorithmConfig] = {}
+        self._configs: dict[str, RunnerConfig] = {}
         self._use_modules(module_specs)
         self._block_of_seat: list[SeatBlock] = [block for block in self._seats.blocks for _ in block.agents]
         self._actions: Any = create_empty_array(self.env.single_action_space, self.num_envs, np.zeros)

@@ -11,15 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from corral.engines import Engine, WorkerHandle
-from corral.engines.base import resources_of_runner
 from corral.engines.call_limits import CallLimits
 from corral.runners.make_runner import make_runner
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.worker_calls import UserCall, call_runner, repeat_calls, restore_runner, sample_and_report
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
     from corral.modules.spec import ModuleSpec
+    from corral.runners.config import RunnerConfig
 
 # The speed of a runner is a mean over its latest fragments; each fragment has half the weight of the next one.
 SPEED_COEFF = 0.5
@@ -178,7 +177,7 @@ class RemoteRunner:
     """
 
     index: int
-    config: AlgorithmConfig
+    config: RunnerConfig
     engine: Engine
     limits: CallLimits
     module_specs: Mapping[str, ModuleSpec] | None = None
@@ -238,7 +237,7 @@ class RemoteRunner:
         )
         self._counted = (0, 0, 0)
         self.weights_version = -1
-        self.handle = self.engine.start(factory, name=self.name, resources=resources_of_runner(config))
+        self.handle = self.engine.start(factory, name=self.name, resources=config.runner_resources)
         self.started_s = time.perf_counter()
 
     def begin_start(self) -> None:

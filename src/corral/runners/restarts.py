@@ -10,7 +10,7 @@ from corral.errors import CallbackError, ConfigError, SampleError, Serialization
 from corral.metrics.reduction_settings import MetricsError
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
+    from corral.runners.config import RunnerConfig
     from corral.runners.remote_runner import RemoteRunner
 
 log = logging.getLogger("corral")
@@ -27,7 +27,7 @@ def restart_delay_s(num_failures_in_row: int, delay_s: float) -> float:
 
 
 def note_failure(
-    runner: RemoteRunner, error: BaseException, config: AlgorithmConfig, num_restarts_of_all: int
+    runner: RemoteRunner, error: BaseException, config: RunnerConfig, num_restarts_of_all: int
 ) -> BaseException | None:
     """Decide what follows from a failure, and note it on the runner.
 
@@ -67,7 +67,7 @@ def note_failure(
     return error
 
 
-def _limit(runner: RemoteRunner, config: AlgorithmConfig, num_restarts_of_all: int) -> str | None:
+def _limit(runner: RemoteRunner, config: RunnerConfig, num_restarts_of_all: int) -> str | None:
     """Return the reason not to restart a failed runner, or `None` if it restarts."""
     if not config.restart_failed_env_runners:
         return "restart_failed_env_runners=False"

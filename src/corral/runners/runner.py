@@ -39,10 +39,10 @@ from corral.runners.sample_modes import SampleMode, make_mode, num_taken, num_va
 from corral.runners.trajectory_events import postprocess_trajectories
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
     from corral.envs.episode_resets import EpisodeReset
     from corral.envs.vector import EnvContext
     from corral.modules.spec import ModuleSpec
+    from corral.runners.config import RunnerConfig
 
 
 class EnvRunner:
@@ -70,7 +70,7 @@ class EnvRunner:
 
     def __init__(
         self,
-        config: AlgorithmConfig,
+        config: RunnerConfig,
         worker_index: int = 0,
         *,
         num_restarts: int = 0,

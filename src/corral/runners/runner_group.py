@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -19,6 +20,7 @@ from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError, CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
+from corral.modules.config import MultiAgentSettings
 from corral.runners.make_runner import make_runner
 from corral.runners.remote_runner import Costs, PendingSample, RemoteRunner
 from corral.runners.requests import SampleReply, SampleRequest
@@ -32,9 +34,9 @@ from corral.runners.worker_calls import call_directly, sample_and_report
 log = logging.getLogger("corral")
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
     from corral.engines import Engine
     from corral.modules.spec import ModuleSpec
+    from corral.runners.config import RunnerConfig
 
 # Seconds that a runner has to close its env when the run ends.
 CLOSE_S = 5.0
@@ -57,7 +59,7 @@ class EnvRunnerGroup:
     """
 
     def __init__(
-        self, config: AlgorithmConfig, engine: Engine, module_specs: Mapping[str, ModuleSpec] | None = None
+        self, config: RunnerConfig, engine: Engine, module_specs: Mapping[str, ModuleSpec] | None = None
     ) -> None:
         """Start the runners, all at once, and wait until they are ready.
 
@@ -133,7 +135,7 @@ class EnvRunnerGroup:
 
     # Modules.
 
-    def specs_with(self, config: AlgorithmConfig) -> dict[str, ModuleSpec]:
+    def specs_with(self, config: RunnerConfig) -> dict[str, ModuleSpec]:
         """Return the specs of the modules of a config with other modules: present specs, and specs of new modules.
 
         Raises:
@@ -142,7 +144,7 @@ class EnvRunnerGroup:
         found = config.module_specs(*self._spaces, self.module_specs)
         return {module_id: self.module_specs.get(module_id, spec) for module_id, spec in found.items()}
 
-    def set_modules(self, config: AlgorithmConfig, module_specs: Mapping[str, ModuleSpec]) -> None:
+    def set_modules(self, config: RunnerConfig, module_specs: Mapping[str, ModuleSpec]) -> None:
         """Let all runners and their replacements use other modules, and the mapping of a config, from the next sample.
 
         The weights of new modules come with the next `sync_weights`. See `MultiAgentEnvRunner.set_modules`.
@@ -151,7 +153,7 @@ class EnvRunnerGroup:
             config: Config whose settings of `multi_agent` apply; the other settings stay.
             module_specs: Specs of all modules, see `specs_with`.
         """
-        settings = {name: getattr(config, name) for name in config.group_fields()["multi_agent"]}
+        settings = {each.name: getattr(config, each.name) for each in dataclasses.fields(MultiAgentSettings)}
         self._config = self._config.copy(**settings).freeze()
         self.module_specs = dict(module_specs)
         arguments = {"settings": settings, "module_specs": self.module_specs}

@@ -31,8 +31,8 @@ from corral.metrics.logger import check_metrics_state
 from corral.runners.episode_events import EPISODE_EVENTS
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
     from corral.runners.actor import Actor
+    from corral.runners.config import RunnerConfig
     from corral.runners.runner import EnvRunner
 
 _NUMBERS = ("num_env_steps_sampled_lifetime", "num_env_steps_lost", "_timestep", "_last_num_rows", "_num_resets")
@@ -75,7 +75,7 @@ def _each_actor(runner: EnvRunner, parts: Any) -> Iterator[tuple[Actor, Any]]:
     return ((actor, by_module[module_id]) for module_id, actor in runner.actors.items() if module_id in by_module)
 
 
-def make_runner_state(config: AlgorithmConfig, worker_index: int, num_restarts: int, known: Mapping[str, Any]) -> Any:
+def make_runner_state(config: RunnerConfig, worker_index: int, num_restarts: int, known: Mapping[str, Any]) -> Any:
     """Return the state of a runner that could not tell its own: it continues as its replacement would.
 
     Args:

@@ -17,7 +17,7 @@ from corral.runners.runner_state import (
 )
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
+    from corral.runners.config import RunnerConfig
     from corral.runners.runner import EnvRunner
 
 
@@ -32,7 +32,7 @@ class StatesOfRunners:
         local: The embedded runner, or `None`.
     """
 
-    def __init__(self, config: AlgorithmConfig, runners: Mapping[int, RemoteRunner], local: EnvRunner | None) -> None:
+    def __init__(self, config: RunnerConfig, runners: Mapping[int, RemoteRunner], local: EnvRunner | None) -> None:
         """Keep the runners, which the group still owns."""
         self._config, self._runners, self._local = config, runners, local
         self._spare: list[dict[str, Any]] = []  # states of a restored run, beyond the runners here

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ray.tune import PlacementGroupFactory
 
+from corral.algorithms.resources import resources_of_workers
 from corral.config.config import AlgorithmConfig
-from corral.engines.base import TRAITS, resources_of_workers
+from corral.engines.base import TRAITS
 
 
 def resources(config: AlgorithmConfig) -> PlacementGroupFactory:

@@ -16,8 +16,8 @@ from corral.errors import ConfigError, nearest
 from corral.modules.spec import ModuleSpec
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
     from corral.envs.seats import SeatBlock, Seats
+    from corral.runners.config import RunnerConfig
 
 # How often the mapping is asked for each agent, to see which modules it may get: a mapping may draw among several, and
 # every process must find the same ones, in the same order, for their spaces and lanes.
@@ -25,7 +25,7 @@ NUM_TRIALS = 20
 
 
 def specs_of_agents(
-    config: AlgorithmConfig, seats: Seats, known: Mapping[str, ModuleSpec] = MappingProxyType({})
+    config: RunnerConfig, seats: Seats, known: Mapping[str, ModuleSpec] = MappingProxyType({})
 ) -> dict[str, ModuleSpec]:
     """Return the specs of all modules by module id.
 
@@ -58,7 +58,7 @@ def specs_of_agents(
     return specs
 
 
-def block_of_module(config: AlgorithmConfig, seats: Seats, module_id: str, agents: list[AgentID]) -> SeatBlock | None:
+def block_of_module(config: RunnerConfig, seats: Seats, module_id: str, agents: list[AgentID]) -> SeatBlock | None:
     """Return the block of seats with the agents of a module; `None` if no agent is known and there are several blocks.
 
     Raises:
@@ -91,7 +91,7 @@ def _fits(block: SeatBlock, given: Mapping[str, Any]) -> bool:
     return action_space is None or bool(action_space == block.action_space)
 
 
-def agents_of_modules(config: AlgorithmConfig, seats: Seats) -> dict[str, list[AgentID]]:
+def agents_of_modules(config: RunnerConfig, seats: Seats) -> dict[str, list[AgentID]]:
     """Return the agents that each module may act for, by module id, where trials of the mapping show them.
 
     Raises:
@@ -109,7 +109,7 @@ def agents_of_modules(config: AlgorithmConfig, seats: Seats) -> dict[str, list[A
     return found
 
 
-def make_mapping(config: AlgorithmConfig) -> Callable[[AgentID, Any, Any], str]:
+def make_mapping(config: RunnerConfig) -> Callable[[AgentID, Any, Any], str]:
     """Return the function `(agent_id, episode, worker)` that gives the module of an agent, checked at each call.
 
     The function that it returns raises a `ConfigError` if the setting raises, or returns what is no module.
@@ -143,7 +143,7 @@ def make_mapping(config: AlgorithmConfig) -> Callable[[AgentID, Any, Any], str]:
     return map_agent
 
 
-def begin_mapping(config: AlgorithmConfig) -> Callable[[], Callable[[AgentID], str]]:
+def begin_mapping(config: RunnerConfig) -> Callable[[], Callable[[AgentID], str]]:
     """Return the function that begins an episode outside of a runner, and gives the module of each of its agents.
 
     What it returns asks `policy_mapping_fn` once for each agent; see `make_mapping` for the errors.
