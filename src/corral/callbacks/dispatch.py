@@ -39,6 +39,7 @@ class Dispatcher:
 
     Attributes:
         num_errors: Number of exceptions so far that did not end the run, because of `on_error="log"`.
+        heard: Names of the events that have a subscriber; what fires often asks it instead of `fire`.
     """
 
     def __init__(
@@ -57,10 +58,11 @@ class Dispatcher:
             self._subscribers[name] = [
                 (function, accepted_arguments(function, event)) for function in [*methods, *functions.get(name, ())]
             ]
+        self.heard = frozenset(name for name, subscribers in self._subscribers.items() if subscribers)
 
     def subscribed(self, *events: str) -> bool:
         """Return whether any of these events has a subscriber; without names, whether any event has one."""
-        return any(self._subscribers[event] for event in events or EVENTS)
+        return not self.heard.isdisjoint(events or EVENTS)
 
     def wanted(self, event: str, argument: str) -> bool:
         """Return whether a subscriber of an event takes an argument, by name or through `**kwargs`."""

@@ -329,6 +329,7 @@ class Encoder(nn.Module):
             make_linear=partial(linear, config=config, part="fcnet"),
         )
         self.num_outputs = hiddens[-1] if hiddens else num_inputs
+        self._is_nested = isinstance(self._space, (dict, tuple))
 
     @property
     def is_flat(self) -> bool:
@@ -339,11 +340,12 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Tree) -> Tensor:
         """Encode a tree of tensors `[B, ...]` to `[B, num_outputs]`."""
+        if not self._is_nested:
+            return cast(Tensor, self.mlp(self.parts[0](obs)))
         # In the order of the space: the keys of a user's dict may come in any other.
         ordered = leaves(map_tree(lambda _, leaf: leaf, self._space, obs))
         parts = [part(leaf) for part, leaf in zip(self.parts, ordered, strict=True)]
-        features: Tensor = self.mlp(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
-        return features
+        return cast(Tensor, self.mlp(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
 
 
 class LogStdClamp(nn.Module):

@@ -19,7 +19,7 @@ from corral.replay.frames import MAX_FRAMES
 from corral.replay.layout import Layout
 from corral.replay.links import GridLinks, LaneLinks, lane_keys
 from corral.replay.observations import Arrays, Observations, StackedObservations, array_of
-from corral.replay.storage import Column, Storage, spans
+from corral.replay.storage import Column, Storage, put_rows, spans
 
 if TYPE_CHECKING:
     from corral.episodes.rollout import Rollout
@@ -220,8 +220,7 @@ class ReplayBuffer:
         where = spans(first, stop + self.frame_stack - 1, self._num_rows)
         self._clear(where, lanes)
         self._observations.put(rows, start, lanes)
-        for name, column in columns.items():
-            self._columns[name].put(start, lanes, column)
+        put_rows([(self._columns[name], column) for name, column in columns.items()], start, lanes)
         self._workers[block : block + 1] = [rollout.worker_index]
         self._written[block] = stop
         self._num_valid += int(np.count_nonzero(columns["valid"]))
@@ -294,15 +293,14 @@ class ReplayBuffer:
 
     def _checked(self, rollout: Rollout, layout: Layout) -> tuple[Arrays, dict[str, NDArray[Any]]]:
         """Return the leaves of the observations and the other columns to keep, after checking all of them."""
-        num_rows = rollout.num_rows
-        obs = layout.leaves(rollout.obs)
-        for path, leaf, spec in zip(layout.paths, obs, layout.obs, strict=True):
-            layout.check(path, leaf, num_rows + 1, spec)
-        columns = {name: rollout.columns[name] for name in _OWN}
-        layout.check("actions", columns["actions"], num_rows, layout.actions)
+        num_rows, given = rollout.num_rows, rollout.columns
+        obs = layout.leaves(given["obs"])
+        layout.check(zip(layout.paths, obs, layout.obs, strict=True), num_rows + 1)
+        columns = {name: given[name] for name in _OWN}
+        layout.check([("actions", columns["actions"], layout.actions)], num_rows)
         for name in _OWN[1:]:
             if columns[name].shape != (num_rows, layout.num_envs):
-                layout.check(name, columns[name], num_rows, (str(columns[name].dtype), ()))
+                layout.check([(name, columns[name], (str(columns[name].dtype), ()))], num_rows)
         states = _columns_of_states(rollout.states) if "states" in rollout else []
         taken = (*BATCH_COLUMNS, *SEQUENCE_COLUMNS, *(name for name, _ in states)) if states else BATCH_COLUMNS
         if clash := next(filter(taken.__contains__, rollout.added), None):
@@ -417,16 +415,22 @@ class ReplayBuffer:
             )
         assert self._observations is not None
         flat, weights = self._draw(batch_size, beta)
-        columns, as_learned = self._columns, reward_fn or (lambda rewards: rewards)
+        columns = self._columns
         if n_step == 1:
-            last, rewards = flat, as_learned(columns["rewards"].at(flat))
+            last, rewards = flat, columns["rewards"].at(flat)
+            if reward_fn is not None:
+                rewards = reward_fn(rewards)
             num_steps, discounts = np.ones(batch_size, np.int64), np.full(batch_size, gamma, np.float32)
         else:
             within = self._within_steps(n_step, batch_size)
             steps = self._links.window(flat, len(within))
             done = columns["terminated"].at(steps) | columns["truncated"].at(steps)
+            rewards = columns["rewards"].at(steps)
             rewards, num_steps, discounts = n_step_returns(
-                as_learned(columns["rewards"].at(steps)), columns["valid"].at(steps) & within, done, gamma=gamma
+                rewards if reward_fn is None else reward_fn(rewards),
+                columns["valid"].at(steps) & within,
+                done,
+                gamma=gamma,
             )
             last = steps[num_steps - 1, np.arange(batch_size)]
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -82,24 +83,24 @@ class Layout:
             return leaves[0]
         return map_tree(lambda index: leaves[index], self.tree)
 
-    def check(self, name: str, column: NDArray[Any], num_rows: int, spec: Spec) -> None:
-        """Check a column.
+    def check(self, columns: Iterable[tuple[str, NDArray[Any], Spec]], num_rows: int) -> None:
+        """Check columns.
 
         Args:
-            name: Name of the column, for the message.
-            column: The column.
-            num_rows: Number of rows that it must have.
-            spec: Spec of its entries.
+            columns: Name, array, and spec of the entries of each column.
+            num_rows: Number of rows that they must have.
 
         Raises:
-            ColumnError: Its shape or dtype differs; both are named.
+            ColumnError: The shape or dtype of a column differs; both are named.
         """
-        shape = (num_rows, self.num_envs, *spec[1])
-        if column.shape != shape or column.dtype != spec[0]:
-            raise ColumnError(
-                f"column {name!r} is {describe(column)}, but the replay buffer needs {spec[0]}{list(shape)}: all "
-                "rollouts must come from envs with the same spaces, and all runners must have the same number of envs."
-            )
+        for name, column, (dtype, entry) in columns:
+            shape = (num_rows, self.num_envs, *entry)
+            if column.shape != shape or column.dtype != dtype:
+                raise ColumnError(
+                    f"column {name!r} is {describe(column)}, but the replay buffer needs {dtype}{list(shape)}: all "
+                    "rollouts must come from envs with the same spaces, and all runners must have the same number of "
+                    "envs."
+                )
 
     def to_state(self) -> dict[str, Any]:
         """Return the layout as plain data. Keys of observations are in lists, as they need not be strings."""

@@ -15,7 +15,7 @@ from corral.errors import CheckpointError, ColumnError
 from corral.replay.frames import FrameStacks
 from corral.replay.layout import Layout
 from corral.replay.links import GridLinks
-from corral.replay.storage import Column, Storage
+from corral.replay.storage import Column, Storage, put_rows
 
 Arrays = list[NDArray[Any]]
 
@@ -88,11 +88,9 @@ class Observations:
         Raises:
             ColumnError: The observations do not fit the layout, or are not the stacks that were announced.
         """
-        return Rows(obs, list(final), self._stacked(final))
+        return Rows(obs, list(final), self._stacked(final) if final else [])
 
     def _stacked(self, final: dict[tuple[int, int], Tree]) -> Arrays:
-        if not final:
-            return []
         each = [self._layout.leaves(obs) for obs in final.values()]
         for leaves in each:
             for path, leaf, (dtype, shape) in zip(self._layout.paths, leaves, self._layout.obs, strict=True):
@@ -102,8 +100,7 @@ class Observations:
 
     def put(self, rows: Rows, start: int, lanes: slice) -> None:
         """Write observations into rows that have been cleared."""
-        for column, leaf in zip(self._columns, rows.leaves, strict=True):
-            column.put(start, lanes, leaf)
+        put_rows(zip(self._columns, rows.leaves, strict=True), start, lanes)
         if not rows.final_at:
             return
         if self._slots is None:
@@ -141,10 +138,8 @@ class Observations:
 
     def same(self, row: int, lanes: slice, obs: Arrays) -> bool:
         """Return whether a row holds the first of observations `[T + 1, N, ...]`."""
-        return all(
-            column.grid[row, lanes].tobytes() == leaf[0].tobytes()
-            for column, leaf in zip(self._columns, obs, strict=True)
-        )
+        held = [column.grid[row, lanes].tobytes() for column in self._columns]
+        return held == [leaf[0].tobytes() for leaf in obs]
 
     # Rollouts in, by lanes with clocks of their own.
 
@@ -160,8 +155,8 @@ class Observations:
 
     def put_lanes(self, rows: Rows, start: int, present: NDArray[np.bool_], positions: NDArray[np.int64]) -> None:
         """Write the rows of lanes that are present, bool `[M, L]`, at consecutive positions from `start` on."""
-        for column, leaf in zip(self._columns, rows.leaves, strict=True):
-            column.put(start, slice(0, 1), leaf[present][:, None])
+        flat = [leaf[present][:, None] for leaf in rows.leaves]
+        put_rows(zip(self._columns, flat, strict=True), start, slice(0, 1))
 
     def same_lanes(self, tails: NDArray[np.int64], obs: Arrays) -> NDArray[np.bool_]:
         """Return which rows, by position `[L]`, hold the first of observations `[T + 1, L, ...]`."""
@@ -299,9 +294,9 @@ class StackedObservations(Observations):
         """Write stacks into rows that have been cleared."""
         assert rows.ages is not None
         super().put(rows, start, lanes)
-        for column, frames in zip(self._columns, rows.history, strict=False):
-            column.put(start - len(frames), lanes, frames)
-        self._ages.put(start, lanes, rows.ages)
+        if rows.history:
+            put_rows(zip(self._columns, rows.history, strict=True), start - len(rows.history[0]), lanes)
+        put_rows([(self._ages, rows.ages)], start, lanes)
         self._frames.padding = rows.padding
 
     def same(self, row: int, lanes: slice, obs: Arrays) -> bool:
@@ -335,7 +330,7 @@ class StackedObservations(Observations):
         """Write the rows of lanes; see `Observations.put_lanes`."""
         assert rows.ages is not None
         super().put_lanes(rows, start, present, positions)
-        self._ages.put(start, slice(0, 1), rows.ages[present][:, None])
+        put_rows([(self._ages, rows.ages[present][:, None])], start, slice(0, 1))
         self._frames.padding = rows.padding
 
     def same_lanes(self, tails: NDArray[np.int64], obs: Arrays) -> NDArray[np.bool_]:

@@ -8,6 +8,8 @@ import mmap
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,30 +97,29 @@ class Column:
     Attributes:
         grid: Array of all entries, `[R, L, ...]`.
         flat: View of the array, `[R * L, ...]`.
+        at: Function that returns entries `[...]` by flat indices, which are taken modulo R * L.
     """
 
-    __slots__ = ("flat", "grid")
+    __slots__ = ("at", "flat", "grid")
 
     def __init__(self, grid: NDArray[Any]) -> None:
         """Store the array, which must be contiguous."""
         self.grid = grid
         self.flat = grid.reshape(-1, *grid.shape[2:])
+        self.at: Callable[[NDArray[np.int64]], NDArray[Any]] = partial(self.flat.take, axis=0, mode="wrap")
 
-    def put(self, start: int, lanes: slice, rows: NDArray[Any]) -> None:
-        """Write rows `[m, len(lanes), ...]`, m at most R, from row `start` modulo R on."""
-        size = len(self.grid)
-        start %= size
-        until_end = size - start
+
+def put_rows(columns: Iterable[tuple[Column, NDArray[Any]]], start: int, lanes: slice) -> None:
+    """Write rows `[m, len(lanes), ...]`, m at most R, to columns of R rows, from row `start` modulo R on."""
+    for column, rows in columns:
+        grid = column.grid
+        first = start % len(grid)
+        until_end = len(grid) - first
         if len(rows) <= until_end:
-            self.grid[start : start + len(rows), lanes] = rows
+            grid[first : first + len(rows), lanes] = rows
         else:
-            self.grid[start:, lanes] = rows[:until_end]
-            self.grid[: len(rows) - until_end, lanes] = rows[until_end:]
-
-    def at(self, flat: NDArray[np.int64]) -> NDArray[Any]:
-        """Return entries `[...]` by flat indices, which are taken modulo R * L."""
-        found: NDArray[Any] = self.flat.take(flat, 0, None, "wrap")
-        return found
+            grid[first:, lanes] = rows[:until_end]
+            grid[: len(rows) - until_end, lanes] = rows[until_end:]
 
 
 def spans(start: int, stop: int, size: int) -> list[slice]:
