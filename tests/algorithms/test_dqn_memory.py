@@ -15,7 +15,7 @@ from corral.algorithms.dqn import c51_loss, dqn_loss
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
 from corral.learners.learner_group import split_batches
-from corral.learners.minibatches import Cuts, num_learned
+from corral.learners.minibatches import Cuts
 from corral.modules.inference import Inference, Memory
 from corral.modules.recurrent_q_module import RecurrentQModule
 from corral.testing import CountingEnv, TMaze
@@ -153,10 +153,10 @@ def test_learners_count_the_steps_that_they_learn_from() -> None:
         assert 6 <= result["module_train_batch_size_mean"] <= 24  # six sequences of at most 4 steps
         module, drawn = algo.get_module(), algo._draw("default_policy", algo.config)
         shards = [shard["m"] for shard in split_batches({"m": drawn}, 2)]
-        cuts = [Cuts(shard, 1, None) for shard in shards]
+        cuts = [Cuts(shard) for shard in shards]
         sizes = [one.sizes(*one.draw()) for one in cuts]
         learned, numbers = list(module.q.parameters()), [int(shard["learns"].sum()) for shard in shards]
-        assert sizes == [[number] for number in numbers] and numbers == list(map(num_learned, shards))
+        assert sizes == [[number] for number in numbers] and numbers == [one.size for one in cuts]
         assert numbers[0] * len(shards[1]["learns"]) != numbers[1] * len(shards[0]["learns"])
 
         def gradient_of(batch: dict[str, Any]) -> Tensor:

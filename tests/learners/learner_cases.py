@@ -344,7 +344,7 @@ def weights_of(learner: Learner) -> Weights:
 
 
 def minibatches_of(learner: Learner) -> list[list[int]]:
-    loss = learner._losses["m"]
+    loss = learner._parts["m"].objectives["main"].loss
     assert isinstance(loss, Recorder)
     return loss.minibatches
 

@@ -87,7 +87,7 @@ class Reference:
 def test_steps_are_those_of_torch_through_all_changes(optimizer: str) -> None:
     module, reference = Net(), Reference(optimizer)
     learner, batch = make_learner(module, squares, *OPTIMIZERS[optimizer]), regression(9)
-    is_flat = learner._optimizers["m"].is_flat
+    is_flat = learner.optimizer("m").is_flat
     for frozen in (["frozen", "layers.0.weight"], ["layers.2.bias", "scale"], [], ["frozen"]):
         for either in (module, reference.module):
             freeze(either, [*frozen, "unused"])

@@ -123,7 +123,7 @@ def test_each_module_learns_with_its_own_loss_optimizer_and_settings() -> None:
     for name in ("opponent", "idle"):  # a module without settings does not learn, nor one without a batch
         assert torch.equal(weights_of(modules[name]), before[name])
     with pytest.raises(
-        ConfigError, match=r"module\(s\) \['opponent'\] have no loss and optimizer.*\['a', 'b', 'idle'\]"
+        ConfigError, match=r"module 'opponent' has no loss and optimizer.*\['a', 'b', 'idle'\]"
     ):
         learner.update({"opponent": rows(4)}, {"opponent": UpdateSettings(lr=0.1)})
     with pytest.raises(ConfigError, match=r"specs for modules \['c'\]"):

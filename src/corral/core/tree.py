@@ -39,6 +39,16 @@ def leaves(tree: Tree) -> list[Any]:
     return [leaf for _, leaf in named_leaves(tree)]
 
 
+def slice_rows(batch: dict[str, Tree], start: int, stop: int) -> dict[str, Tree]:
+    """Return the rows from `start` to `stop` of columns `[B, ...]` by name."""
+    return {
+        name: map_tree(lambda leaf: leaf[start:stop], column)
+        if isinstance(column, (dict, tuple))
+        else column[start:stop]
+        for name, column in batch.items()
+    }
+
+
 def copy_nested(value: Any) -> Any:
     """Return a copy of nested dicts, lists and tuples and of the arrays in them; other objects are kept as they are."""
     if isinstance(value, np.ndarray):

@@ -11,6 +11,7 @@ from torch import nn
 from corral.errors import ConfigError
 from corral.learners.optimizers import ModuleOptimizer, check_disjoint
 from corral.learners.settings import LearningSpec
+from corral.modules.module import Module
 
 
 def make_optimizer(groups: Mapping[str, list[nn.Parameter]], spec: LearningSpec) -> ModuleOptimizer | GroupOptimizers:
@@ -33,6 +34,17 @@ def make_optimizer(groups: Mapping[str, list[nn.Parameter]], spec: LearningSpec)
             for name, group in groups.items()
         }
     )
+
+
+def make_named_optimizer(name: str, module: Module, spec: LearningSpec) -> ModuleOptimizer:
+    """Return the optimizer of a further loss; all its parameters are one group, named like the loss.
+
+    Raises:
+        ConfigError: The optimizer refuses the parameters.
+    """
+    parameters = module.parameters() if spec.parameters is None else spec.parameters(module)
+    assert not isinstance(spec.optimizer_class, Mapping)
+    return ModuleOptimizer({name: parameters}, spec.optimizer_class, spec.optimizer_config, spec.lr_scheduler)
 
 
 class GroupOptimizers:

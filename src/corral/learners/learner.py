@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,18 +19,18 @@ from torch import Tensor, nn
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
 from corral.core.seeding import get_rng, set_rng
-from corral.core.tree import Tree, map_tree, num_rows
+from corral.core.tree import Tree, map_tree, num_rows, slice_rows
 from corral.errors import CallbackError, ColumnError, ConfigError, LossError
 from corral.learners.distributed import Peers
 from corral.learners.gradients import backward, clip_gradients, total_loss
-from corral.learners.group_optimizers import GroupOptimizers, make_optimizer
+from corral.learners.group_optimizers import GroupOptimizers, make_named_optimizer, make_optimizer
 from corral.learners.learner_state import check_learner_state, get_learner_state, set_learner_state
 from corral.learners.losses import Batch, Loss, call_loss, compile_loss
-from corral.learners.minibatches import Cuts, UpdateReport, loss_error, num_learned, shares_of_rows, unit_bounds
+from corral.learners.minibatches import Cuts, UpdateReport, loss_error, shares_of_rows
 from corral.learners.numpy_q_learning import fast_form
 from corral.learners.optimizers import ModuleOptimizer
-from corral.learners.settings import LearningSpec, Stop, UpdateSettings
-from corral.learners.sharing import group_sharing, shared_parameters, take_turns
+from corral.learners.settings import MAIN_LOSS, LearningSpec, Stop, UpdateSettings
+from corral.learners.sharing import group_sharing, parameters_of_several, shared_parameters, take_turns
 from corral.metrics.logger import MetricsLogger
 from corral.modules.distributions import module_action_space
 from corral.modules.inference import ActingWeights
@@ -37,8 +39,43 @@ from corral.modules.memory import module_inputs
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
 
+NO_CHANGE = contextlib.nullcontext()
 # Very large batches are evaluated in chunks of this many observations, to bound memory.
 EVALUATION_CHUNK = 8192
+
+
+@dataclass
+class Objective:
+    """A loss of a module with its optimizer.
+
+    Attributes:
+        loss: The loss, a pure function.
+        optimizer: Optimizer of the parameters that the loss moves.
+    """
+
+    loss: Loss
+    optimizer: ModuleOptimizer | GroupOptimizers
+
+
+@dataclass
+class LearnerPart:
+    """What a learner has for one module.
+
+    Attributes:
+        module: The module.
+        layers: Its layers, as they were when it came.
+        acting: Its weights that runners need.
+        num_threads: Intra-op threads for it; `None` is torch's choice.
+        objectives: What it learns, by name of the loss; empty if it does not learn.
+        is_shared: Whether another module has some of its parameters.
+    """
+
+    module: Module
+    layers: Layers
+    acting: ActingWeights
+    num_threads: int | None
+    objectives: dict[str, Objective] = field(default_factory=dict)
+    is_shared: bool = False
 
 
 class Learner:
@@ -85,11 +122,7 @@ class Learner:
         self.device = find_device(device)
         self.modules: dict[str, Module] = {}
         self._compile, self._num_threads_setting = compile, num_threads
-        self._losses: dict[str, Loss] = {}
-        self._optimizers: dict[str, ModuleOptimizer | GroupOptimizers] = {}
-        self._layers: dict[str, Layers] = {}
-        self._acting: dict[str, ActingWeights] = {}
-        self._num_threads: dict[str, int | None] = {}
+        self._parts: dict[str, LearnerPart] = {}
         self._shared: dict[str, set[nn.Parameter]] = {}
         for module_id, module in modules.items():
             self.add_module(module_id, module, specs.get(module_id))
@@ -102,12 +135,14 @@ class Learner:
     def add_module(self, module_id: str, module: Module, spec: LearningSpec | None) -> None:
         """Move a module to the device and keep it; without a spec it does not learn."""
         module = module.to(self.device)
+        threads = num_threads_for(module, self._num_threads_setting)
+        part = self._parts[module_id] = LearnerPart(module, Layers(module), ActingWeights(module), threads)
         if spec is not None:
-            self._optimizers[module_id] = self.make_optimizer(module_id, module, spec)
+            part.objectives[MAIN_LOSS] = Objective(spec.loss, self.make_optimizer(module_id, module, spec))
+            for name, other in spec.others.items():
+                part.objectives[name] = Objective(self._compiled(other.loss), make_named_optimizer(name, module, other))
             self.set_losses({module_id: spec.loss})
         self.modules[module_id] = module
-        self._layers[module_id], self._acting[module_id] = Layers(module), ActingWeights(module)
-        self._num_threads[module_id] = num_threads_for(module, self._num_threads_setting)
         self._find_shared()
 
     def make_optimizer(self, module_id: str, module: Module, spec: LearningSpec) -> ModuleOptimizer | GroupOptimizers:
@@ -124,48 +159,81 @@ class Learner:
         return make_optimizer(module.parameter_groups(), spec)
 
     def remove_module(self, module_id: str) -> None:
-        """Forget a module, with its loss and its optimizer."""
-        parts = (self.modules, self._losses, self._optimizers, self._layers, self._acting, self._num_threads)
-        for part in parts:
-            part.pop(module_id, None)
+        """Forget a module, with its losses and its optimizers."""
+        self.modules.pop(module_id, None)
+        self._parts.pop(module_id, None)
         self._find_shared()
 
     def _find_shared(self) -> None:
+        """Find the parameters that several modules or several optimizers of a module have; no vector joins these."""
         self._shared = shared_parameters(self.modules)
-        for module_id, optimizer in self._optimizers.items():
-            optimizer.keep_apart(self._shared.get(module_id, set()))
+        for module_id, part in self._parts.items():
+            part.is_shared = module_id in self._shared
+            apart = self._shared.get(module_id, set()) | parameters_of_several(
+                objective.optimizer.groups for objective in part.objectives.values()
+            )
+            for objective in part.objectives.values():
+                objective.optimizer.keep_apart(apart)
 
     def group_sharing(self, module_ids: Iterable[str]) -> list[list[str]]:
         """Return module ids in groups: modules of a group share parameters; see `corral.learners.sharing`."""
-        return group_sharing(module_ids, self._shared)
+        return group_sharing(module_ids, self._shared) if self._shared else [[module_id] for module_id in module_ids]
+
+    def optimizer(self, module_id: str, loss: str = MAIN_LOSS) -> ModuleOptimizer | GroupOptimizers:
+        """Return the optimizer of a loss of a module."""
+        return self._parts[module_id].objectives[loss].optimizer
 
     def torch_optimizer(self, module_id: str) -> torch.optim.Optimizer | None:
         """Return the optimizer of torch of a module; of several, the first."""
-        return self._optimizers[module_id].torch_optimizer
+        return self.optimizer(module_id).torch_optimizer
+
+    @property
+    def optimizers(self) -> dict[str, ModuleOptimizer | GroupOptimizers]:
+        """All optimizers, by module id, and for a named loss by `module_id/loss`."""
+        return {
+            module_id if name == MAIN_LOSS else f"{module_id}/{name}": objective.optimizer
+            for module_id, part in self._parts.items()
+            for name, objective in part.objectives.items()
+        }
 
     @property
     def learning_ids(self) -> list[str]:
         """Ids of the modules that have a loss and an optimizer."""
-        return list(self._optimizers)
+        return [module_id for module_id, part in self._parts.items() if part.objectives]
 
     def set_losses(self, losses: Mapping[str, Loss]) -> None:
-        """Use other losses from the next update on, by module id.
+        """Use other main losses from the next update on, by module id.
 
         Raises:
             ConfigError: A module does not learn.
         """
-        self._check_learns(losses)
-        self._losses |= {module_id: compile_loss(loss) if self._compile else loss for module_id, loss in losses.items()}
+        for module_id, loss in losses.items():
+            self._objective(module_id, MAIN_LOSS).loss = self._compiled(loss)
 
-    def _check_learns(self, by_module: Mapping[str, Any]) -> None:
-        if unknown := sorted(by_module.keys() - self._optimizers.keys()):
+    def _compiled(self, loss: Loss) -> Loss:
+        return compile_loss(loss) if self._compile else loss
+
+    def _objective(self, module_id: str, loss: str) -> Objective:
+        """Return a loss of a module with its optimizer.
+
+        Raises:
+            ConfigError: The module does not learn, or has no such loss.
+        """
+        part = self._parts.get(module_id)
+        if part is None or not part.objectives:
             raise ConfigError(
-                f"learner: module(s) {unknown} have no loss and optimizer, so they cannot learn; the modules that "
-                f"learn are {sorted(self._optimizers)}."
+                f"learner: module {module_id!r} has no loss and optimizer, so it cannot learn; the modules that learn "
+                f"are {sorted(self.learning_ids)}."
             )
+        if loss not in part.objectives:
+            raise ConfigError(
+                f"learner: module {module_id!r} has no loss {loss!r}; it has {sorted(part.objectives)}. Name it in "
+                "`LearningSpec.others`."
+            )
+        return part.objectives[loss]
 
     def _fire(self, event: str, module_id: str, **arguments: Any) -> None:
-        if not self.callbacks.subscribed(event):
+        if event not in self.callbacks.heard:
             return
         start = time.perf_counter()
         self.callbacks.fire(
@@ -202,22 +270,29 @@ class Learner:
             CallbackError: A callback raised, wrote an action outside the action space, or gave a result the name of a
                 number that the learner reports.
         """
-        self._check_learns(settings)
         results: dict[str, dict[str, Any]] = {}
-        for group in self.group_sharing(module_id for module_id in batches if module_id in settings):
+        for module_id in settings:
+            self._objective(module_id, settings[module_id].loss)
+        for group in self.group_sharing([module_id for module_id in batches if module_id in settings]):
             shown = {module_id: self._show_batch(module_id, batches[module_id]) for module_id in group}
-            with torch_threads(self._num_threads[group[0]]):
+            num_threads = self._parts[group[0]].num_threads
+            with NO_CHANGE if num_threads in (None, torch.get_num_threads()) else torch_threads(num_threads):
                 reports = self.update_group({module_id: batch for module_id, (batch, _) in shown.items()}, settings)
             for module_id, metrics in reports.items():
-                added = shown[module_id][1]
-                if taken := sorted(metrics.keys() & added.keys()):
-                    raise CallbackError(
-                        f"on_learn_on_batch: a callback added {', '.join(map(repr, taken))} to `result`, and learners/"
-                        f"{module_id} reports numbers of these names: choose other names."
-                    )
-                results[module_id] = metrics | added
-                self._fire("on_update_end", module_id, result=results[module_id])
+                results[module_id] = metrics
+                if self.callbacks.heard:
+                    self._add_results(module_id, metrics, shown[module_id][1])
+                    self._fire("on_update_end", module_id, result=metrics)
         return results
+
+    def _add_results(self, module_id: str, metrics: dict[str, Any], added: Mapping[str, Any]) -> None:
+        """Add what callbacks of `on_learn_on_batch` put into their `result`."""
+        if taken := sorted(metrics.keys() & added.keys()):
+            raise CallbackError(
+                f"on_learn_on_batch: a callback added {', '.join(map(repr, taken))} to `result`, and learners/"
+                f"{module_id} reports numbers of these names: choose other names."
+            )
+        metrics |= added
 
     def update_group(
         self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]
@@ -249,7 +324,7 @@ class Learner:
             CallbackError: A callback raised, or wrote an action outside the action space.
         """
         added: dict[str, Any] = {}
-        if self.callbacks.subscribed("on_learn_on_batch"):
+        if "on_learn_on_batch" in self.callbacks.heard:
             columns = Columns(batch, num_rows(batch))
             self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
             batch = columns.columns
@@ -264,35 +339,33 @@ class Learner:
         self, module_id: str, batch: Batch, settings: UpdateSettings
     ) -> Generator[None, None, dict[str, Any]]:
         """Take the gradient steps of one module, yield after each of them, and return what they reported."""
-        module, optimizer = self.modules[module_id], self._optimizers[module_id]
-        self._layers[module_id].check_same(f"module {module_id!r}")
+        part = self._parts[module_id]
+        module, optimizer = part.module, part.objectives[settings.loss].optimizer
+        part.layers.check_same(module_id)
         optimizer.sync()
-        size = num_learned(batch)
-        sizes, num_units = self._gather_sizes(module_id, size, len(unit_bounds(batch)) - 1)
+        cuts = Cuts(batch)
+        sizes, num_units = self._gather_sizes(module_id, cuts, optimizer)
         num_minibatches = max(1, round(min(sizes) / settings.minibatch_size)) if settings.minibatch_size else 1
         num_minibatches = min(num_minibatches, num_units)
+        cuts.cut(num_minibatches, self.rng if settings.shuffle else None)
         num_gradient_steps = settings.num_epochs * num_minibatches
         settings.check_groups(optimizer.groups, num_gradient_steps)
         optimizer.set_lr(settings.lr)
-        cuts = Cuts(batch, num_minibatches, self.rng if settings.shuffle else None)
-        peers = self.peers if "sequence_starts" in batch else None
-        report = UpdateReport(size, num_minibatches)
+        report = UpdateReport(cuts.size, num_minibatches)
         if not module.training:  # `values` leaves it in evaluation mode
             module.train()
-        compute_loss, batch = self._loss_and_columns(module_id, batch, num_gradient_steps)
+        compute_loss, batch = self._loss_and_columns(module_id, batch, settings.loss, num_gradient_steps)
         for epoch in range(settings.num_epochs):
             new_order, bounds = cuts.draw()
             order = None if new_order is None else torch.from_numpy(new_order).to(self.device)
-            weights = shares_of_rows(cuts.sizes(new_order, bounds), sizes, peers)  # of this learner
+            weights = self._shares(cuts, new_order, bounds, sizes, batch)
             rows = batch if order is None else map_tree(lambda column, rows=order: column.index_select(0, rows), batch)
             for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
-                minibatch = rows
-                if num_minibatches > 1:
-                    minibatch = map_tree(lambda column, a=start, b=stop: column[a:b], rows)
+                minibatch = rows if num_minibatches == 1 else slice_rows(rows, start, stop)
                 loss, reported = compute_loss(module, minibatch, settings.coefficients)
                 groups = settings.groups_at(report.num_steps + 1, optimizer.groups)
-                total = total_loss(loss, groups)
-                norms = self._compute_gradients(module_id, loss, total, groups, settings, weights[index])
+                total = total_loss(loss, groups) if isinstance(loss, Mapping) else loss
+                norms = self._compute_gradients(module_id, optimizer, loss, total, groups, settings, weights[index])
                 if not all(map(math.isfinite, norms.values())):
                     error = loss_error(module_id, epoch, index, total, reported, norms)
                     raise error if self.peers is None else self.peers.problems(error)
@@ -303,24 +376,26 @@ class Learner:
                         settings.after_step(module, groups)
                     optimizer.sync()  # it may have frozen parameters, or replaced parameters and gradients
                 yield
-                if module_id in self._shared:
+                if part.is_shared:
                     optimizer.sync()  # callbacks of another module's step may have done so with shared parameters
-            if settings.stop is not None and self._asks_to_stop(settings.stop, report.epoch_means(), size):
+            if settings.stop is not None and self._asks_to_stop(settings.stop, report.epoch_means(), cuts.size):
                 break
         if self.peers is not None:
             self.peers.copy_buffers(module)
-        lrs = {f"{name}_optimizer_learning_rate": lr for name, lr in optimizer.lrs().items()}
+        results = report.results()
+        for name, lr in optimizer.lrs().items():
+            results[f"{name}_optimizer_learning_rate"] = lr
         optimizer.end_update()
-        return {**report.results(), **lrs}
+        return results
 
-    def _gather_sizes(self, module_id: str, size: int, num_units: int) -> tuple[list[int], int]:
+    def _gather_sizes(self, module_id: str, cuts: Cuts, optimizer: ModuleOptimizer | GroupOptimizers) -> Any:
         """Return the sizes of the batches of all learners, and the smallest number of rows or sequences of one.
 
         The learners must have the same trainable parameters.
         """
         if self.peers is None:
-            return [size], num_units
-        sizes, units, fingerprints = self.peers.gather(size, num_units, self._optimizers[module_id].fingerprint)
+            return [cuts.size], cuts.num_units
+        sizes, units, fingerprints = self.peers.gather(cuts.size, cuts.num_units, optimizer.fingerprint)
         if len(set(fingerprints)) > 1:
             raise LossError(
                 f"learners/{module_id}: the learners have frozen different parameters. Change requires_grad in all of "
@@ -328,15 +403,21 @@ class Learner:
             )
         return sizes, min(units)
 
-    def _loss_and_columns(self, module_id: str, batch: Batch, num_gradient_steps: int) -> tuple[Any, Batch]:
+    def _shares(self, cuts: Cuts, order: Any, bounds: list[int], sizes: list[int], batch: Batch) -> list[float]:
+        """Return this learner's share of the rows of each minibatch of an epoch."""
+        if self.peers is None:
+            return [1.0] * cuts.num_parts
+        return shares_of_rows(cuts.sizes(order, bounds), sizes, self.peers if "sequence_starts" in batch else None)
+
+    def _loss_and_columns(self, module_id: str, batch: Batch, name: str, num_gradient_steps: int) -> tuple[Any, Batch]:
         """Return the form of the loss that suits this update, and the batch as arrays or tensors for this form."""
-        loss, optimizer = self._losses[module_id], self._optimizers[module_id].torch_optimizer
-        fast = None
+        objective = self._parts[module_id].objectives[name]
+        loss, optimizer = objective.loss, objective.optimizer.torch_optimizer
         if num_gradient_steps == 1 and optimizer is not None:
             fast = fast_form(loss, self.modules[module_id], optimizer, batch)
-        if fast is not None:
-            return fast, batch
-        return partial(call_loss, loss, module_id), map_tree(self._to_device, batch)
+            if fast is not None:
+                return fast, batch
+        return partial(call_loss, loss, module_id), self._to_device(batch)
 
     def _asks_to_stop(self, stop: Stop, means: Mapping[str, float], size: int) -> bool:
         """Return whether `stop` ends the epochs; with several learners, all of them get the first one's answer."""
@@ -346,20 +427,26 @@ class Learner:
         return bool(answers[0])
 
     def _compute_gradients(
-        self, module_id: str, loss: Any, total: Any, groups: Collection[str], settings: UpdateSettings, weight: float
+        self,
+        module_id: str,
+        optimizer: ModuleOptimizer | GroupOptimizers,
+        loss: Any,
+        total: Any,
+        groups: Collection[str],
+        settings: UpdateSettings,
+        weight: float,
     ) -> dict[str, float]:
         """Compute the gradients of groups of parameters, average them over all learners, and clip them.
 
         Returns:
             The norms of the gradients by group, before clipping; NaN if a loss or gradient is not finite.
         """
-        optimizer = self._optimizers[module_id]
         is_finite = math.isfinite(total.item())
         if is_finite and isinstance(total, Tensor):  # the form on arrays has computed the gradients already
             optimizer.zero_grad(groups)
             backward(loss, {name: optimizer.trainable[name] for name in groups}, module_id, len(optimizer.groups))
-        if is_finite and self.callbacks.subscribed("on_gradients"):
-            self._show_gradients(module_id, groups)
+        if is_finite and "on_gradients" in self.callbacks.heard:
+            self._show_gradients(module_id, optimizer, groups)
             optimizer.sync()  # the callback may have replaced gradients, or frozen parameters
         if self.peers is not None:
             steppable = [parameter for name in groups for parameter in optimizer.steppable[name]]
@@ -369,9 +456,10 @@ class Learner:
         clipped = optimizer.trainable if settings.grad_clip_by == "norm" else optimizer.steppable
         return {name: clip_gradients(clipped[name], settings.grad_clip, settings.grad_clip_by) for name in groups}
 
-    def _show_gradients(self, module_id: str, groups: Collection[str]) -> None:
+    def _show_gradients(
+        self, module_id: str, optimizer: ModuleOptimizer | GroupOptimizers, groups: Collection[str]
+    ) -> None:
         """Fire `on_gradients`; gradients that a callback replaced in the dict are copied to the parameters."""
-        optimizer = self._optimizers[module_id]
         moving = {id(p) for name in groups for p in optimizer.groups[name]}
         named = self.modules[module_id].named_parameters()
         gradients = {name: p.grad for name, p in named if p.grad is not None and id(p) in moving}
@@ -390,9 +478,18 @@ class Learner:
                 raise ColumnError(f"on_gradients: {name!r} must be a tensor {tuple(gradient.shape)}, and is {was}.")
             gradient.copy_(new)
 
-    def _to_device(self, column: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(column))
-        return tensor if self.device.type == "cpu" else tensor.to(self.device)
+    def _to_device(self, batch: Batch) -> Batch:
+        """Return columns as tensors on the device; on the CPU they share the memory of the arrays."""
+        columns: Batch = {}
+        for name, column in batch.items():
+            if isinstance(column, np.ndarray):
+                tensor = torch.from_numpy(np.ascontiguousarray(column))
+                columns[name] = tensor if self.device.type == "cpu" else tensor.to(self.device)
+            else:
+                nested = dict(column if isinstance(column, dict) else enumerate(column))
+                parts = self._to_device(nested)
+                columns[name] = parts if isinstance(column, dict) else tuple(parts.values())
+        return columns
 
     def values(self, module_id: str, obs: Tree, states: Tree = None) -> NDArray[np.float32]:
         """Return the module's state values, float32 `[B]`, for a tree of observations `[B, ...]`.
@@ -416,13 +513,12 @@ class Learner:
         self, module_id: str, evaluate: Callable[[Module, Batch], Tensor], batch: Batch
     ) -> NDArray[np.float32]:
         """Return what a function of a module and columns returns, in evaluation mode and without gradients."""
-        module, bounds, parts = self.modules[module_id].eval(), unit_bounds(batch), []
-        size = len(bounds) - 1
+        module, cuts, parts = self.modules[module_id].eval(), Cuts(batch), []
+        bounds, size = cuts.bounds, cuts.num_units
         units = max(1, EVALUATION_CHUNK * size // max(1, num_rows(batch)))  # rows, or sequences
-        with torch_threads(self._num_threads[module_id]), torch.inference_mode():
+        with torch_threads(self._parts[module_id].num_threads), torch.inference_mode():
             for unit in range(0, max(1, size), units):
-                start, stop = bounds[unit], bounds[min(unit + units, size)]
-                chunk = map_tree(lambda column, a=start, b=stop: self._to_device(column[a:b]), batch)
+                chunk = self._to_device(slice_rows(batch, int(bounds[unit]), int(bounds[min(unit + units, size)])))
                 parts.append(evaluate(module, chunk).cpu().numpy())
         return np.concatenate(parts)
 
@@ -439,9 +535,9 @@ class Learner:
         Raises:
             ConfigError: A layer or parameter was replaced.
         """
-        for module_id, layers in self._layers.items():
-            layers.check_same(f"module {module_id!r}")
-        return {module_id: self._acting[module_id].get() for module_id in self.modules}
+        for module_id, part in self._parts.items():
+            part.layers.check_same(module_id)
+        return {module_id: part.acting.get() for module_id, part in self._parts.items()}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
         """Copy weights into the modules, by module id and parameter name."""
@@ -451,15 +547,15 @@ class Learner:
 
     def get_state(self) -> dict[str, Any]:
         """Return a copy of `weights` and `optimizers`, which all learners have in common."""
-        return get_learner_state(self.modules, self._optimizers)
+        return get_learner_state(self.modules, self.optimizers)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Check that the learner can continue from a state, without changing anything; see `set_learner_state`."""
-        check_learner_state(self.modules, self._optimizers, state)
+        check_learner_state(self.modules, self.optimizers, state)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; see `set_learner_state`."""
-        set_learner_state(self.modules, self._optimizers, state)
+        set_learner_state(self.modules, self.optimizers, state)
 
     def get_own_state(self) -> dict[str, Any]:
         """Return a copy of what this learner does not have in common with others: `rng`, `callbacks` and `metrics`."""

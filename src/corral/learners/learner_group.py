@@ -24,7 +24,7 @@ from corral.errors import CheckpointError, CorralError, LossError, WorkerDiedErr
 from corral.learners.distributed import LostPeerError, backend_for, gpu_id
 from corral.learners.learner import Learner
 from corral.learners.losses import Batch, Loss
-from corral.learners.minibatches import num_learned, unit_bounds
+from corral.learners.minibatches import Cuts
 from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.metrics.logger import MetricsLogger, Parts, check_metrics_state
 from corral.metrics.reduction_settings import reduction_of_updates
@@ -157,7 +157,7 @@ class LearnerGroup:
             module_id: merge_results(
                 [results[module_id] for results, _ in answers],
                 [num_rows(shard[module_id]) for shard in shards],
-                [num_learned(shard[module_id]) for shard in shards],
+                [Cuts(shard[module_id]).size for shard in shards],
             )
             for module_id in batches
         }
@@ -536,7 +536,7 @@ def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[
     """
     shards: list[dict[str, Batch]] = [{} for _ in range(num_learners)]
     for module_id, batch in batches.items():
-        units = unit_bounds(batch)
+        units = Cuts(batch).bounds
         size = len(units) - 1
         if size < num_learners:
             unit = "sequence" if "sequence_starts" in batch else "row"

@@ -17,35 +17,14 @@ from corral.errors import LossError
 from corral.learners.distributed import Peers
 from corral.learners.losses import Batch
 
+EXTREMES = ("_min", "_max")
+"""Ends of the names of scalars whose values over several steps are merged as extremes."""
+
 
 def row_bounds(size: int, num_parts: int) -> list[int]:
     """Return the bounds of `num_parts` parts of about equal size in `size` rows: `num_parts + 1` row numbers."""
-    if num_parts == 1:
-        return [0, size]
     bounds: list[int] = np.linspace(0, size, num_parts + 1).astype(int).tolist()
     return bounds
-
-
-def unit_bounds(batch: Batch) -> range | NDArray[np.int64]:
-    """Return the bounds of what minibatches are made of: rows, or the sequences of a module with memory."""
-    if "sequence_starts" in batch:
-        return sequence_bounds(batch["sequence_starts"])
-    return range(num_rows(batch) + 1)
-
-
-def num_learned(batch: Batch) -> int:
-    """Return the number of rows of a batch that its loss is the mean over.
-
-    In sequences of a replay buffer these are the steps to learn from: not the burn-in, nor the observations after the
-    steps.
-    """
-    learns = _learns(batch)
-    return num_rows(batch) if learns is None else int(np.count_nonzero(learns))
-
-
-def _learns(batch: Batch) -> NDArray[np.bool_] | None:
-    learns: NDArray[np.bool_] | None = batch.get("learns") if "sequence_starts" in batch else None
-    return learns
 
 
 class Cuts:
@@ -55,33 +34,52 @@ class Cuts:
     equal numbers of sequences.
 
     Args:
-        batch: Columns `[B, ...]` as arrays.
+        batch: Columns `[B, ...]`, arrays or tensors.
+
+    Attributes:
+        bounds: Bounds of the units that stay together, which are rows, or the sequences of a module with memory:
+            `num_units + 1` row numbers.
+        num_units: Number of these units.
+        size: Number of rows that the loss is the mean over. In sequences of a replay buffer these are the steps to
+            learn from: not the burn-in, nor the observations after the steps.
         num_parts: Number of minibatches.
-        rng: Generator for shuffling; `None` takes the rows as they come.
     """
 
-    def __init__(self, batch: Batch, num_parts: int, rng: np.random.Generator | None) -> None:
-        """Keep the arguments."""
-        self._bounds, self._learns = unit_bounds(batch), _learns(batch)
-        self._parts = row_bounds(len(self._bounds) - 1, num_parts)
-        self._rng = rng if num_parts > 1 else None
+    def __init__(self, batch: Batch) -> None:
+        """Find the units; there is one minibatch until `cut` says otherwise."""
+        self.bounds: range | NDArray[np.int64]
+        self._learns: NDArray[np.bool_] | None = None
+        if "sequence_starts" in batch:
+            self.bounds, self._learns = sequence_bounds(batch["sequence_starts"]), batch.get("learns")
+            num_rows_in_batch = int(self.bounds[-1])
+        else:
+            num_rows_in_batch = num_rows(batch)
+            self.bounds = range(num_rows_in_batch + 1)
+        self.num_units = len(self.bounds) - 1
+        self.size = num_rows_in_batch if self._learns is None else int(np.count_nonzero(self._learns))
+        self.cut(1, None)
+
+    def cut(self, num_parts: int, rng: np.random.Generator | None) -> None:
+        """Set the number of minibatches and the generator for shuffling; `None` takes the rows as they come."""
+        self.num_parts, self._rng = num_parts, rng if num_parts > 1 else None
+        self._parts = row_bounds(self.num_units, num_parts) if num_parts > 1 else [0, self.num_units]
 
     def draw(self) -> tuple[NDArray[np.int64] | None, list[int]]:
         """Return the rows of the batch in the order of the next epoch, `None` for their own order, and the bounds.
 
         The bounds of the minibatches are `num_parts + 1` places in that order.
         """
-        bounds = self._bounds
+        bounds = self.bounds
         if self._rng is None:
             return None, [int(bounds[part]) for part in self._parts]
-        order = self._rng.permutation(len(bounds) - 1)
+        order = self._rng.permutation(self.num_units)
         if isinstance(bounds, range):
             return order, self._parts
         ends = np.append(0, np.cumsum(np.diff(bounds)[order]))
         return rows_of_sequences(bounds, order), ends[self._parts].tolist()
 
     def sizes(self, order: NDArray[np.int64] | None, bounds: Sequence[int]) -> list[int]:
-        """Return the size of each minibatch of an epoch, counted as `num_learned` counts; see `draw`."""
+        """Return the size of each minibatch of an epoch, counted as `size` counts; see `draw`."""
         ends = np.asarray(bounds)
         if self._learns is not None:
             ends = np.append(0, np.cumsum(self._learns if order is None else self._learns[order]))[ends]
@@ -108,20 +106,24 @@ def shares_of_rows(own: Sequence[int], sizes: Sequence[int], peers: Peers | None
 
 
 class UpdateReport:
-    """Collects what gradient steps report: scalars and norms, which are averaged, and columns by row."""
+    """Collects what gradient steps report: scalars and norms, which are averaged, and columns by row.
+
+    Args:
+        size: Size of the batch, as `Cuts.size` counts.
+        num_minibatches: Number of minibatches that it was cut into.
+
+    Attributes:
+        num_steps: Number of gradient steps so far.
+    """
 
     def __init__(self, size: int, num_minibatches: int) -> None:
-        """Keep the size of the batch, as `num_learned` counts, and the number of minibatches that it was cut into."""
+        """Start without steps."""
         self._size, self._num_minibatches = size, num_minibatches
+        self.num_steps = 0
         self._scalars: list[dict[str, Any]] = []
         self._norms: dict[str, list[float]] = {}
         self._columns: dict[str, list[Any]] = {}
         self._order: Tensor | None = None
-
-    @property
-    def num_steps(self) -> int:
-        """Number of gradient steps so far."""
-        return len(self._scalars)
 
     def add(self, loss: Any, reported: Mapping[str, Any], norms: Mapping[str, float], order: Tensor | None) -> None:
         """Add what one gradient step reported.
@@ -137,6 +139,7 @@ class UpdateReport:
             if not value.ndim:
                 scalars[name] = value
         self._scalars.append(scalars)
+        self.num_steps += 1
         for name, norm in norms.items():
             self._norms.setdefault(name, []).append(norm)
         if len(scalars) <= len(reported):
@@ -145,24 +148,24 @@ class UpdateReport:
             self._order = order
 
     def epoch_means(self) -> dict[str, float]:
-        """Return the means of the scalars over the latest epoch."""
-        return _means(self._scalars[-self._num_minibatches :])
+        """Return the scalars over the latest epoch, as `results` merges them."""
+        return _merged(self._scalars[-self._num_minibatches :])
 
     def results(self) -> dict[str, Any]:
-        """Return means of the scalars, and the columns of the latest epoch in the order of the batch."""
-        return {
-            **_means(self._scalars),
-            **{
-                f"gradients_{name}_optimizer_global_norm": sum(taken) / len(taken)
-                for name, taken in self._norms.items()
-            },
-            "module_train_batch_size_mean": self._size / self._num_minibatches,
-            "num_gradient_steps": float(self.num_steps),
-            "num_epochs": float(self.num_steps // self._num_minibatches),
-            **{name: self._column(parts[-self._num_minibatches :]) for name, parts in self._columns.items()},
-        }
+        """Return the scalars over all steps, and the columns of the latest epoch in the order of the batch.
 
-    def _column(self, parts: Sequence[Tensor]) -> Any:
+        A scalar whose name ends in `_min` or `_max` is the extreme over the steps, any other the mean.
+        """
+        found = _merged(self._scalars)
+        for name, taken in self._norms.items():
+            found[f"gradients_{name}_optimizer_global_norm"] = sum(taken) / len(taken)
+        found["module_train_batch_size_mean"] = self._size / self._num_minibatches
+        found["num_gradient_steps"] = float(self.num_steps)
+        found["num_epochs"] = float(self.num_steps // self._num_minibatches)
+        return found | {name: self._column(parts) for name, parts in self._columns.items()}
+
+    def _column(self, steps: Sequence[Tensor]) -> Any:
+        parts = steps[-self._num_minibatches :]
         column = parts[0] if len(parts) == 1 else torch.cat(list(parts))
         if not isinstance(column, Tensor):
             return column
@@ -171,22 +174,25 @@ class UpdateReport:
         return column.detach().cpu().numpy()
 
 
-def _means(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each scalar over the steps that reported it."""
+def _merged(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return each scalar over the steps that reported it: an extreme, or the mean."""
     first = steps[0]
     if len(steps) == 1:
         return {name: value.item() for name, value in first.items()}
     order = list(first)
-    if any(list(step) != order for step in steps):
-        names = dict.fromkeys(name for step in steps for name in step)
-        return {name: sum(taken) / len(taken) for name in names if (taken := _taken(steps, name))}
-    scalars = torch.stack([value for step in steps for value in step.values()])
-    means = scalars.reshape(len(steps), -1).mean(0).tolist()
-    return dict(zip(first, means, strict=True))
+    if all(list(step) == order for step in steps):
+        table = torch.stack([value for step in steps for value in step.values()]).reshape(len(steps), -1)
+        merged = dict(zip(order, table.mean(0).tolist(), strict=True))
+        extremes = [(index, name) for index, name in enumerate(order) if name.endswith(EXTREMES)]
+        return merged | {name: _over_steps(name, table[:, index].tolist()) for index, name in extremes}
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {name: _over_steps(name, [step[name].item() for step in steps if name in step]) for name in names}
 
 
-def _taken(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    return [step[name].item() for step in steps if name in step]
+def _over_steps(name: str, values: Sequence[float]) -> float:
+    if name.endswith(EXTREMES):
+        return min(values) if name.endswith(EXTREMES[0]) else max(values)
+    return sum(values) / len(values)
 
 
 def loss_error(

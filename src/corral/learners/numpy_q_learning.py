@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain, repeat
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -43,6 +44,14 @@ COLUMN_DTYPES = {
     "weights": np.dtype(np.float32),
 }
 
+# Read from the attributes of modules and parameters, without a Python function for each of them.
+_MODULES, _PARAMETERS = operator.itemgetter("_modules"), operator.itemgetter("_parameters")
+_HOOKS = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GRAD, _REQUIRES_GRAD = operator.attrgetter("grad"), operator.attrgetter("requires_grad")
+_BACKWARD_HOOKS = operator.attrgetter("_backward_hooks")
+_ACCUMULATE_HOOKS = operator.attrgetter("_post_accumulate_grad_hooks")
+OWN_METHODS = ("q_values", "draw_noise")  # of the module, which an instance may replace
+
 # Each multiplies a gradient behind an activation, in place, by the activation's derivative, which its output gives.
 _DERIVATIVES: dict[type[nn.Module], Callable[[FloatArray, FloatArray], Any]] = {
     nn.Tanh: lambda grad, output: np.multiply(grad, 1 - output * output, out=grad),
@@ -66,13 +75,12 @@ def fast_form(loss: Loss, module: Module, optimizer: torch.optim.Optimizer, batc
     is_known = (loss.func.__module__, loss.func.__qualname__) == LOSS and not hasattr(loss.func, "__wrapped__")
     if not is_known or not _columns_fit(module, batch) or torch.is_autocast_enabled("cpu"):
         return None
-    parts = _plain_parts(module)
-    if parts is None:
-        return None
     networks = _networks.get(module)
-    if networks is None or not networks.is_current(parts, optimizer):
-        networks = NumpyNetworks.of(module, parts, optimizer)
+    if networks is None or not networks.is_current(optimizer):
+        parts = _plain_parts(module)
+        networks = None if parts is None else NumpyNetworks.of(module, parts, optimizer)
         if networks is None:
+            _networks.pop(module, None)
             return None
         _networks[module] = networks
     return partial(dqn_loss_in_numpy, networks, **loss.keywords)
@@ -86,33 +94,20 @@ def _columns_fit(module: Module, batch: Batch) -> bool:
         column = batch[name]
         if not isinstance(column, np.ndarray) or column.shape != obs_shape or column.dtype not in OBS_DTYPES:
             return False
-    return all(batch[name].dtype == dtype and batch[name].shape == (size,) for name, dtype in COLUMN_DTYPES.items())
+    for name, dtype in COLUMN_DTYPES.items():
+        if batch[name].dtype != dtype or batch[name].shape != (size,):
+            return False
+    return True
 
 
 def _plain_parts(module: Module) -> list[nn.Module] | None:
-    """Return all parts of both networks, or `None` if one is not plain or somebody listens to its passes."""
-    attributes = vars(module)
-    has_global_hooks = any(getattr(torch_module, name) for name in GLOBAL_HOOKS)
-    if has_global_hooks or "q_values" in attributes or "draw_noise" in attributes:
-        return None
-    parts: list[nn.Module] = [attributes["_modules"]["q"], attributes["_modules"]["target_q"]]
-    for part in parts:  # the list grows on the way
+    """Return the module and all parts of both networks, or `None` if a part of them is not plain."""
+    found = [cast(nn.Module, module.q), cast(nn.Module, module.target_q)]
+    for part in found:  # the list grows on the way
         if type(part) not in PLAIN_PARTS:
             return None
-        attributes = vars(part)
-        if "forward" in attributes or _has_hooks(attributes):
-            return None
-        parts += attributes["_modules"].values()
-    return None if _has_hooks(vars(module)) else parts
-
-
-def _has_hooks(attributes: Mapping[str, Any]) -> bool:
-    return bool(
-        attributes["_forward_hooks"]
-        or attributes["_forward_pre_hooks"]
-        or attributes["_backward_hooks"]
-        or attributes["_backward_pre_hooks"]
-    )
+        found += vars(part)["_modules"].values()
+    return [module, *found]
 
 
 class NumpyNetworks:
@@ -129,14 +124,20 @@ class NumpyNetworks:
         """Take linear layers, each with the activation after it; see `of`."""
         self.layers, self.target_layers = _arrays(stack), _arrays(target_stack)
         self._activations = [activation for _, activation in stack]
-        self._parts = parts
-        self._owned = _owned_parameters(parts)
+        self._parts, self._types = parts, list(map(type, parts))
+        self._attributes = list(map(vars, parts))
+        self._linear = [vars(part) for part in parts if type(part) is nn.Linear]
+        self._children = list(map(id, chain.from_iterable(map(dict.values, map(_MODULES, self._attributes)))))
+        self._owned = list(chain.from_iterable(map(dict.values, map(_PARAMETERS, self._linear))))
         self._parameters = _layer_parameters(stack)
         self._gradients = [cast(Tensor, parameter.grad) for parameter in self._parameters]
         self._gradient_arrays = [gradient.numpy() for gradient in self._gradients]
-        self._addresses = [parameter.data_ptr() for parameter in self._owned]
         self._vectors = _stepped(optimizer)
         self._vector_gradients = [vector.grad for vector in self._vectors]
+        self._ids = list(
+            map(id, chain(self._owned, self._vectors, self._vector_gradients, self._gradients))
+        )  # all of these stay alive, so that no other object can get the same id
+        self._addresses = list(map(Tensor.data_ptr, self._owned))
 
     @classmethod
     def of(cls, module: QModule, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> NumpyNetworks | None:
@@ -150,7 +151,8 @@ class NumpyNetworks:
         stack, target_stack = _stack(module.q), _stack(module.target_q)
         if stack is None or target_stack is None:
             return None
-        parameters, owned = _layer_parameters(stack), _owned_parameters(parts)
+        parameters = _layer_parameters(stack)
+        owned = [p for part in parts if type(part) is nn.Linear for p in vars(part)["_parameters"].values()]
         if len({parameter.data_ptr() for parameter in owned}) < len(parameters) + len(_layer_parameters(target_stack)):
             return None  # layers share weights
         vectors = _stepped(optimizer)
@@ -159,23 +161,33 @@ class NumpyNetworks:
         if sum(vector.numel() for vector in vectors) != sum(parameter.numel() for parameter in parameters):
             return None  # `backward` would leave old gradients in what else the optimizer steps
         networks = cls(stack, target_stack, parts, optimizer)
-        return networks if networks.is_current(parts, optimizer) else None
+        return networks if networks.is_current(optimizer) else None
 
-    def is_current(self, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> bool:
-        """Say whether all parameters and gradients are still where they were, and autograd would do nothing else."""
-        vectors = _stepped(optimizer)
+    def is_current(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Say whether parts, parameters and gradients are still the same, and autograd would do nothing else.
+
+        It is asked at every update, so no Python function is called for each part.
+        """
+        attributes, vectors = self._attributes, _stepped(optimizer)
+        held = chain(
+            chain.from_iterable(map(dict.values, map(_PARAMETERS, self._linear))),
+            vectors,
+            map(_GRAD, vectors),
+            map(_GRAD, self._parameters),
+        )
         return (
-            _same(parts, self._parts)
-            and _same(_owned_parameters(parts), self._owned)
-            and _same(vectors, self._vectors)
-            and _same([vector.grad for vector in vectors], self._vector_gradients)
-            and _same([parameter.grad for parameter in self._parameters], self._gradients)
-            and all(parameter.requires_grad for parameter in self._parameters)
-            and [parameter.data_ptr() for parameter in self._owned] == self._addresses
-            and all(parameter.is_contiguous() for parameter in self._owned)
-            and not any(
-                parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in self._parameters
-            )
+            list(map(id, held)) == self._ids
+            and list(map(id, chain.from_iterable(map(dict.values, map(_MODULES, attributes))))) == self._children
+            and list(map(type, self._parts)) == self._types
+            and not any(map(any, map(_HOOKS, attributes)))
+            and not any(map(vars(torch_module).__getitem__, GLOBAL_HOOKS))
+            and not any(map(dict.keys(attributes[0]).__contains__, OWN_METHODS))
+            and not any(map(operator.contains, attributes, repeat("forward")))
+            and all(map(_REQUIRES_GRAD, self._parameters))
+            and list(map(Tensor.data_ptr, self._owned)) == self._addresses
+            and all(map(Tensor.is_contiguous, self._owned))
+            and not any(map(_BACKWARD_HOOKS, self._parameters))
+            and not any(map(_ACCUMULATE_HOOKS, self._parameters))
         )
 
     def backward(self, outputs: Sequence[FloatArray], grad: FloatArray) -> None:
@@ -218,10 +230,6 @@ def _layer_parameters(stack: Stack) -> list[nn.Parameter]:
     return [cast(nn.Parameter, parameter) for layer, _ in stack for parameter in (layer.weight, layer.bias)]
 
 
-def _owned_parameters(parts: Iterable[nn.Module]) -> list[Any]:
-    return [parameter for part in parts if type(part) is nn.Linear for parameter in part._parameters.values()]
-
-
 def _is_plain(parameter: nn.Parameter) -> bool:
     return type(parameter) is nn.Parameter and parameter.device.type == "cpu" and parameter.dtype == torch.float32
 
@@ -239,10 +247,6 @@ def _is_bound(parameter: nn.Parameter, vectors: Iterable[Tensor]) -> bool:
             if 0 <= offset < vector.nbytes and parameter.grad.data_ptr() - vector.grad.data_ptr() == offset:
                 return True
     return False
-
-
-def _same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(ones) == len(others) and all(map(operator.is_, ones, others))
 
 
 def dqn_loss_in_numpy(

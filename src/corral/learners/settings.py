@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import nn
 
 from corral.errors import ConfigError
 from corral.learners.losses import Loss
@@ -22,9 +23,16 @@ AfterStep = Callable[[Module, Collection[str]], None]
 """`after_step(module, groups)` changes what gradient steps do not change, such as target networks."""
 
 
+MAIN_LOSS = "main"
+"""Name of the loss that `LearningSpec.loss` is."""
+
+
 @dataclass(frozen=True)
 class LearningSpec:
     """The loss and the optimizer of one module, fixed when a learner is made.
+
+    A module may have further losses by name, each with its own optimizer, for an auxiliary phase or an auxiliary
+    task. `UpdateSettings.loss` says which loss an update minimises. Two optimizers may move the same parameters.
 
     Attributes:
         loss: The loss, a pure function.
@@ -34,12 +42,17 @@ class LearningSpec:
             optimizer for each group, by name of the group.
         lr_scheduler: Makes a scheduler of torch for an optimizer; it steps after each update of the module. `None` is
             none.
+        others: Further losses of the module by name.
+        parameters: Returns the parameters that a further loss moves, given the module; `None` is all of them. The main
+            loss moves `Module.parameter_groups`.
     """
 
     loss: Loss
     optimizer_class: type[torch.optim.Optimizer] | Mapping[str, type[torch.optim.Optimizer]] = torch.optim.Adam
     optimizer_config: Mapping[str, Any] = field(default_factory=dict)
     lr_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    others: Mapping[str, LearningSpec] = field(default_factory=dict)
+    parameters: Callable[[Module], Iterable[nn.Parameter]] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,7 @@ class UpdateSettings:
         timestep: Env steps that were sampled before this update, for learners and losses that ask for them.
         stop: Asked after each epoch with the means that the epoch reported: True ends the epochs of this update. With
             several learners the means are over the rows of all of them. `None` takes all epochs.
+        loss: Name of the loss that this update minimises, one of `LearningSpec.others`, or the main loss.
     """
 
     lr: float | Mapping[str, float]
@@ -79,6 +93,7 @@ class UpdateSettings:
     after_step: AfterStep | None = None
     timestep: int = 0
     stop: Stop | None = None
+    loss: str = MAIN_LOSS
 
     @classmethod
     def from_config(cls, config: LearnerConfig, *, lr: float | Mapping[str, float], **settings: Any) -> UpdateSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterable, Mapping
 from typing import TypeVar
 
@@ -26,6 +27,17 @@ def shared_parameters(modules: Mapping[str, nn.Module]) -> dict[str, set[nn.Para
     return shared
 
 
+def parameters_of_several(groups: Iterable[Mapping[str, Iterable[nn.Parameter]]]) -> set[nn.Parameter]:
+    """Return the parameters that are in the groups of more than one optimizer of a module."""
+    seen: set[nn.Parameter] = set()
+    several: set[nn.Parameter] = set()
+    for own in groups:
+        parameters = set(itertools.chain.from_iterable(own.values()))
+        several |= seen & parameters
+        seen |= parameters
+    return several
+
+
 def group_sharing(module_ids: Iterable[str], shared: Shared) -> list[list[str]]:
     """Return module ids in groups: modules that share parameters, directly or through others, are in one group.
 
@@ -36,8 +48,6 @@ def group_sharing(module_ids: Iterable[str], shared: Shared) -> list[list[str]]:
     Returns:
         The groups in the order of their first ids, each in the order of `module_ids`.
     """
-    if not shared:
-        return [[module_id] for module_id in module_ids]
     groups: list[list[str]] = []
     for module_id in module_ids:
         near = [group for group in groups if any(_share(module_id, other, shared) for other in group)]

@@ -32,25 +32,24 @@ class Layers:
             for held in (part._modules, part._parameters)
             if held or isinstance(part, CONTAINERS)  # to leave out what is empty halves the time of `check_same`
         ]
-        self._named, self._ids = _named(module), self._current_ids()
+        self._named = _named(module)
+        self._ids = list(map(id, chain.from_iterable(map(dict.values, self._held))))
         self._kinds = {name: _kind(part) for name, part in self._named.items()}
 
-    def _current_ids(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(dict.values, self._held))))
-
-    def check_same(self, where: str) -> None:
+    def check_same(self, module_id: str) -> None:
         """Check that the module still holds the same objects; cheap if it does.
 
         Args:
-            where: Where they were found, for the message.
+            module_id: Id of the module, for the message.
 
         Raises:
             ConfigError: A layer or parameter was replaced, added or removed.
         """
-        if self._current_ids() != self._ids:
+        if list(map(id, chain.from_iterable(map(dict.values, self._held)))) != self._ids:
             now = _named(self._module)
             names = {**self._named, **now}
-            self._refuse(where, [name for name in names if self._named.get(name) is not now.get(name)])
+            changed = [name for name in names if self._named.get(name) is not now.get(name)]
+            self._refuse(f"module {module_id!r}", changed)
 
     def check_alike(self, where: str) -> None:
         """Check that layers have the same names and classes, and parameters the same names, shapes and dtypes.

@@ -22,7 +22,7 @@ from corral.errors import ConfigError
 from corral.learners.learner import Learner as NativeLearner
 from corral.learners.learner import find_device
 from corral.learners.losses import Loss, own_loss
-from corral.learners.minibatches import Cuts, UpdateReport, loss_error, num_learned, unit_bounds
+from corral.learners.minibatches import Cuts, UpdateReport, loss_error
 from corral.learners.ready_optimizers import ready_optimizers
 
 _NATIVE_NAMES = {
@@ -99,7 +99,7 @@ class OwnLearner(NativeLearner):
 
     def step_optimizers(self) -> None:
         """Step all optimizers."""
-        for optimizer in self._optimizers.values():
+        for optimizer in self.optimizers.values():
             optimizer.step()
 
     # Updates.
@@ -162,11 +162,11 @@ class OwnLearner(NativeLearner):
             return super().update_group(batches, settings)
         view, first = self.view, settings[next(iter(batches))]
         for module_id in batches:
-            self._optimizers[module_id].set_lr(settings[module_id].lr)
+            self.optimizer(module_id).set_lr(settings[module_id].lr)
             self.modules[module_id].train()
             view._defaults[module_id] = _DefaultLoss(self, module_id, settings[module_id].coefficients)
         steps = _Minibatches(batches, first, self.rng, self._to_device)
-        reports = {name: UpdateReport(num_learned(batch), steps.num_minibatches) for name, batch in batches.items()}
+        reports = {name: UpdateReport(cuts.size, steps.num_minibatches) for name, cuts in steps.cuts.items()}
         for step, minibatches in enumerate(steps):
             self._place = divmod(step, steps.num_minibatches)
             view._norms.clear()
@@ -179,9 +179,9 @@ class OwnLearner(NativeLearner):
                 norms = {**view._norms.get(module_id, {}), **view._norms.get(ALL_MODULES, {})}
                 if module_id in reports:
                     reports[module_id].add(loss.detach(), reported, norms, None)
-        lrs = {name: self._optimizers[name].lrs() for name in batches}
+        lrs = {name: self.optimizer(name).lrs() for name in batches}
         for module_id in batches:
-            self._optimizers[module_id].end_update()
+            self.optimizer(module_id).end_update()
         return {
             name: {**report.results(), **{f"{key}_optimizer_learning_rate": lr for key, lr in lrs[name].items()}}
             for name, report in reports.items()
@@ -224,18 +224,21 @@ class _Minibatches:
         batches: Columns by module id.
         settings: Epochs and sizes.
         rng: Generator for shuffling.
-        to_device: Function from an array to a tensor.
+        to_device: Function from columns of arrays to columns of tensors.
     """
 
-    def __init__(self, batches: Mapping[str, Any], settings: Any, rng: Any, to_device: Callable[[Any], Tensor]) -> None:
+    def __init__(
+        self, batches: Mapping[str, Any], settings: Any, rng: Any, to_device: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> None:
         """Cut the batches."""
         self._settings = settings
-        units = min(len(unit_bounds(batch)) - 1 for batch in batches.values())
-        smallest, size = min(map(num_learned, batches.values())), settings.minibatch_size
+        self.cuts = {name: Cuts(batch) for name, batch in batches.items()}
+        units = min(cuts.num_units for cuts in self.cuts.values())
+        smallest, size = min(cuts.size for cuts in self.cuts.values()), settings.minibatch_size
         self.num_minibatches = min(units, max(1, round(smallest / size))) if size else 1
-        self._batches = {name: map_tree(to_device, batch) for name, batch in batches.items()}
-        rng = rng if settings.shuffle else None
-        self._cuts = {name: Cuts(batch, self.num_minibatches, rng) for name, batch in batches.items()}
+        self._batches = {name: to_device(dict(batch)) for name, batch in batches.items()}
+        for cuts in self.cuts.values():
+            cuts.cut(self.num_minibatches, rng if settings.shuffle else None)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for _ in range(self._settings.num_epochs):
@@ -244,7 +247,7 @@ class _Minibatches:
                 yield dict(zip(epoch, parts, strict=True))
 
     def _epoch(self, module_id: str) -> Iterator[NamedColumns]:
-        order, bounds = self._cuts[module_id].draw()
+        order, bounds = self.cuts[module_id].draw()
         rows = None if order is None else torch.from_numpy(order)
         batch = self._batches[module_id]
         if rows is not None:
