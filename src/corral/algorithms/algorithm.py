@@ -24,6 +24,7 @@ from corral.algorithms.algorithm_state import (
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.fitting import fit
 from corral.algorithms.module_changes import add_module, load_module_weights, remove_module, use_modules_of
+from corral.algorithms.module_record import ModuleRecord
 from corral.algorithms.own_run import OwnRun
 from corral.algorithms.pretrained import fitting_statistics, prepare_module
 from corral.algorithms.resources import resources_of_workers
@@ -166,6 +167,7 @@ class Algorithm(metaclass=_WithHints):
         config = config.copy()
         config.validate()
         warn_of_mistakes(config)  # not in `validate`, which the command line calls once more
+        self.records: dict[str, ModuleRecord] = {}
         if config.seed is None:
             config.seed = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
         self._use_config(config)
@@ -196,8 +198,6 @@ class Algorithm(metaclass=_WithHints):
             log.info("Engine: %s.", self.env_runner_group.engine_name)
             self.round_size = round_size(config, self.env_runner_group.num_envs)
             specs = self.env_runner_group.module_specs
-            self._policies: dict[str, DriverPolicy] = {}
-            self.explorations: dict[str, Exploration] = {}
             modules: dict[str, Module] = {}
             for module_id, spec in specs.items():
                 modules[module_id] = self.make_module(module_id, spec, modules)
@@ -251,26 +251,25 @@ class Algorithm(metaclass=_WithHints):
     @property
     def module_ids(self) -> list[str]:
         """Ids of all modules, those that do not learn included."""
-        return list(self._policies)
+        return list(self.records)
 
     def module_config(self, module_id: str) -> Any:
         """Return the frozen config of a module: with several agents, with the module's own settings in it."""
-        if not self.config.is_multi_agent:
-            return self.config
-        if module_id not in self._module_configs:
-            self._module_configs[module_id] = self.config.for_module(module_id)
-        return self._module_configs[module_id]
+        return self.records[module_id].config
+
+    def _config_of(self, module_id: str) -> Any:
+        return self.config.for_module(module_id) if self.config.is_multi_agent else self.config
 
     def trains(self, module_id: str) -> bool:
         """Return whether a module learns now: it has weights, and `policies_to_train` includes it."""
-        return module_id in self.learner_group.learning_ids and self.config.trains(module_id)
+        return self.records[module_id].has_weights and self.config.trains(module_id)
 
     def group_trained(self, rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
         """Return the rollouts of each module that learns and took steps, by module id."""
         grouped = group_by_module(rollouts)
         return {
             module_id: grouped[module_id]
-            for module_id in self._policies
+            for module_id in self.records
             if module_id in grouped
             and self.trains(module_id)
             and any(rollout.num_env_steps for rollout in grouped[module_id])
@@ -306,12 +305,10 @@ class Algorithm(metaclass=_WithHints):
         Raises:
             ConfigError: A method of the module returns what it must not, or the module lacks layers that it shares.
         """
-        config = self.module_config(module_id)
+        config = self._config_of(module_id)
         policy = DriverPolicy(config, module_id, spec, self.env_runner_group.num_envs)  # which checks the module
-        self._policies[module_id] = policy
-        if policy.exploration is not None:
-            self.explorations[module_id] = policy.exploration
         module = spec.build()
+        self.records[module_id] = ModuleRecord(module_id, config, policy, module)
         share_layers(module_id, module, others, self.config.shared_layers)
         if not isinstance(module, HeuristicModule):
             statistics = prepare_module(module, module_id, config)
@@ -433,10 +430,9 @@ class Algorithm(metaclass=_WithHints):
 
     def use_modules(self, config: AlgorithmConfig, specs: Mapping[str, ModuleSpec]) -> None:
         """Use a config with other modules in this process and in all runners; forget modules without a spec."""
+        for module_id in self.records.keys() - specs.keys():
+            del self.records[module_id]
         self._use_config(config)
-        for module_id in self._policies.keys() - specs.keys():
-            del self._policies[module_id]
-            self.explorations.pop(module_id, None)
         if specs.keys() != self.env_runner_group.module_specs.keys():
             self.env_runner_group.set_modules(self.config, specs)
         self._evaluator.set_modules(self.config, specs)
@@ -445,6 +441,12 @@ class Algorithm(metaclass=_WithHints):
     def exploration(self) -> Exploration:
         """Exploration of the only module; with several modules, see `explorations`."""
         return self.explorations[self.find_module_id()]
+
+    @property
+    def explorations(self) -> dict[str, Exploration]:
+        """Explorations of the algorithm by module id, for the modules that have a network."""
+        found = {module_id: record.policy.exploration for module_id, record in self.records.items()}
+        return {module_id: exploration for module_id, exploration in found.items() if exploration is not None}
 
     def _exploration_weights(self) -> Mapping[str, Any]:
         if not self.config.is_multi_agent:
@@ -459,7 +461,7 @@ class Algorithm(metaclass=_WithHints):
 
     def get_transform_states(self) -> dict[str, Mapping[str, State]]:
         """Return the statistics of transforms by module id, for the modules that have any."""
-        pipelines = {module_id: policy.pipeline for module_id, policy in self._policies.items()}
+        pipelines = {module_id: record.policy.pipeline for module_id, record in self.records.items()}
         return {name: each.state for name, each in pipelines.items() if each is not None and each.state}
 
     def set_transform_states(self, states: Mapping[str, Mapping[str, State]]) -> None:
@@ -469,10 +471,10 @@ class Algorithm(metaclass=_WithHints):
             CheckpointError: They are of other transforms, or of observations of another shape.
         """
         for module_id, state in states.items():
-            policy = self._policies.get(module_id)  # there is none if the module was removed
-            if policy is not None and policy.pipeline is not None:
-                policy.pipeline.check_state(state)
-                policy.pipeline = policy.pipeline.with_state(state)
+            record = self.records.get(module_id)  # there is none if the module was removed
+            if record is not None and record.policy.pipeline is not None:
+                record.policy.pipeline.check_state(state)
+                record.policy.pipeline = record.policy.pipeline.with_state(state)
 
     def merge_statistics(self, rollouts: Sequence[Rollout]) -> None:
         """Merge the statistics that rollouts carry into the statistics of the modules that learn, as `sample` does.
@@ -482,9 +484,11 @@ class Algorithm(metaclass=_WithHints):
         if not self.get_transform_states():
             return
         for module_id, parts in group_by_module(rollouts).items():
-            policy = self._policies.get(module_id)  # there is none if the module was removed
+            record = self.records.get(module_id)  # there is none if the module was removed
             measured = [part.measured for part in parts if part.measured]
-            if policy is not None and policy.pipeline is not None and measured and self.trains(module_id):
+            if record is not None and record.policy.pipeline is not None and measured and self.trains(module_id):
+                policy = record.policy
+                assert policy.pipeline is not None
                 policy.pipeline = policy.pipeline.merged(measured)
                 self._num_exploration_versions += 1  # though the learners took no step
                 for part in parts:
@@ -630,8 +634,8 @@ class Algorithm(metaclass=_WithHints):
     def _warn_of_ended_lr(self) -> None:
         """Warn once of a module whose learning rates have all fallen to 0: it would learn nothing, without a sign."""
         steps = self.num_env_steps_sampled_lifetime
-        for module_id in self._policies:
-            config = self.module_config(module_id)
+        for module_id, record in self.records.items():
+            config = record.config
             # A temperature alone is not learning.
             lrs = [lr for group, lr in config.lrs_of_groups().items() if group != "alpha"] or [config.lr]
             has_ended = all(has_ended_at_zero(lr, steps) for lr in lrs)
@@ -756,7 +760,8 @@ class Algorithm(metaclass=_WithHints):
     def _use_config(self, config: AlgorithmConfig) -> None:
         """Freeze a config and use it from now on; all results share one dict of its settings."""
         self.config = config.freeze()
-        self._module_configs: dict[str, AlgorithmConfig] = {}
+        for module_id, record in self.records.items():
+            record.config = self._config_of(module_id)
         self._warned_of_lr: set[str] = set()
         self._config_dict = config.to_dict()
 
@@ -941,7 +946,7 @@ class Algorithm(metaclass=_WithHints):
                 no state was given, or the reverse.
         """
         module_id = self.find_module_id(module_id, policy_id)
-        policy, explore = self._policies[module_id], self.config.explore if explore is None else explore
+        policy, explore = self.records[module_id].policy, self.config.explore if explore is None else explore
         if policy.has_memory != (state is not None):
             missing = "has memory: give state=, which begins an episode as acting_policy().initial_states(B)"
             raise ConfigError(
@@ -976,7 +981,7 @@ class Algorithm(metaclass=_WithHints):
             The action; for a policy with memory, a pair of the action and the next state.
         """
         module_id = self.find_module_id(module_id, policy_id)
-        self._policies[module_id].check_obs(obs)
+        self.records[module_id].policy.check_obs(obs)
         batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
         if state is None:
             actions = self.compute_actions(batch, explore=explore, module_id=module_id)
@@ -991,7 +996,7 @@ class Algorithm(metaclass=_WithHints):
         Raises:
             ConfigError: There is no such module, or there are several and none was named.
         """
-        return self._policies[self.find_module_id(module_id)]
+        return self.records[self.find_module_id(module_id)].policy
 
     def agent_policies(self) -> AgentPolicies:
         """Return the policies of several agents with their mapping, which choose actions as `compute_actions` does."""
@@ -999,9 +1004,9 @@ class Algorithm(metaclass=_WithHints):
             module_id: SimpleNamespace(
                 observation_space=spec.observation_space,
                 action_space=spec.action_space,
-                has_memory=self._policies[module_id].has_memory,
-                initial_states=self._policies[module_id].initial_states,
-                continued=self._policies[module_id].continued,
+                has_memory=self.records[module_id].policy.has_memory,
+                initial_states=self.records[module_id].policy.initial_states,
+                continued=self.records[module_id].policy.continued,
                 act=partial(self._act, module_id),
             )
             for module_id, spec in self.env_runner_group.module_specs.items()

@@ -42,7 +42,7 @@ def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
             algorithm, {name: copy_nested(part.get_state()) for name, part in algorithm.explorations.items()}
         ),
         "runners": group,
-        "policy": _joined(algorithm, {name: policy.get_state() for name, policy in algorithm._policies.items()}),
+        "policy": _joined(algorithm, {name: record.policy.get_state() for name, record in algorithm.records.items()}),
         "callbacks": algorithm._callbacks.get_state(),
         "rngs": get_global_rngs(),
     }
@@ -98,8 +98,8 @@ def set_algorithm_state(
     for module_id, exploration in algorithm.explorations.items():
         if saved := _of_module(algorithm, state["exploration"], module_id):
             exploration.set_state(copy_nested(saved))
-    for module_id, policy in algorithm._policies.items():
-        policy.set_state(_of_module(algorithm, state["policy"], module_id))
+    for module_id, record in algorithm.records.items():
+        record.policy.set_state(_of_module(algorithm, state["policy"], module_id))
     set_global_rngs(state["rngs"])
     algorithm.sync_weights()
     algorithm.env_runner_group.take_costs()
@@ -116,8 +116,8 @@ def _check_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
     check_metrics_state(state["metrics"])
     for module_id, exploration in algorithm.explorations.items():
         check_exploration_state(exploration, _of_module(algorithm, state["exploration"], module_id))
-    for module_id, policy in algorithm._policies.items():
-        policy.check_state(_of_module(algorithm, state["policy"], module_id))
+    for module_id, record in algorithm.records.items():
+        record.policy.check_state(_of_module(algorithm, state["policy"], module_id))
     int(state["callbacks"]["num_errors"])
     check_global_rngs(state["rngs"])
     algorithm.env_runner_group.check_state(state["runners"])
@@ -127,8 +127,8 @@ def _check_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
 def _check_transforms(algorithm: Algorithm, saved: Mapping[str, Any]) -> None:
     """Check the statistics of all modules that have transforms with statistics, here or in a state."""
     for module_id in dict.fromkeys((*algorithm.get_transform_states(), *saved)):
-        if module_id in algorithm._policies:  # else it was removed
-            pipeline, state = algorithm._policies[module_id].pipeline, saved.get(module_id, {})
+        if module_id in algorithm.records:  # else it was removed
+            pipeline, state = algorithm.records[module_id].policy.pipeline, saved.get(module_id, {})
             if pipeline is None:
                 raise CheckpointError(
                     f"transforms: the state has statistics of {list(state)} for module {module_id!r}, which has no "
