@@ -64,7 +64,7 @@ def test_the_loss_and_its_gradient_are_those_of_sequences_unrolled_one_by_one(
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))
-        batch = to_tensors(algo._draw("default_policy", algo.config))
+        batch = to_tensors(algo._draw("default_policy"))
         assert bool(burn_in) == bool(batch["burns_in"].any())
         lengths = torch.bincount(batch["sequence_starts"].cumsum(0) - 1, weights=batch["learns"].double())
         assert lengths.max() == 4 and len(lengths) == 6  # of max_seq_len=4 and a batch of 24 steps
@@ -96,7 +96,7 @@ def test_one_atom_more_than_enough_gives_a_loss_on_the_same_steps() -> None:
     with make_config(model_config=LSTM, **options).build() as algo:
         result = algo.train()["learners"]["default_policy"]
         assert np.isfinite(result["total_loss"])
-        batch = to_tensors(algo._draw("default_policy", algo.config))
+        batch = to_tensors(algo._draw("default_policy"))
         _, reported = c51_loss(algo.get_module(), batch, {}, double_q=True)
         assert (reported["td_error"][~batch["learns"]] == 0).all() and (reported["td_error"][batch["learns"]] > 0).all()
 
@@ -122,7 +122,7 @@ class WithoutEncoder(RecurrentQModule):
 def test_networks_of_other_forms_learn_or_are_refused() -> None:
     with make_config(model_config=GRU, module_class=LearnsItsInitialState, burn_in_len=2).build() as algo:
         assert np.isfinite(algo.train()["learners"]["default_policy"]["total_loss"])
-        batch = algo._draw("default_policy", algo.config)
+        batch = algo._draw("default_policy")
         firsts = batch["sequence_starts"] & (batch["obs"][:, 1] == 0)
         assert firsts.any() and (batch["states"]["h"][firsts] == 0.25).all() and not batch["burns_in"][firsts].any()
     with pytest.raises(ConfigError, match=r"make_network\(\) returned Linear without encoder, streams, head"):
@@ -151,7 +151,7 @@ def test_learners_count_the_steps_that_they_learn_from() -> None:
     with make_config(model_config=LSTM, burn_in_len=3).build() as algo:
         result = algo.train()["learners"]["default_policy"]
         assert 6 <= result["module_train_batch_size_mean"] <= 24  # six sequences of at most 4 steps
-        module, drawn = algo.get_module(), algo._draw("default_policy", algo.config)
+        module, drawn = algo.get_module(), algo._draw("default_policy")
         shards = [shard["m"] for shard in split_batches({"m": drawn}, 2)]
         cuts = [Cuts(shard) for shard in shards]
         sizes = [one.sizes(*one.draw()) for one in cuts]

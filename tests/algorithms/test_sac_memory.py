@@ -37,7 +37,7 @@ def make_config(env: Any, **settings: Any) -> SACConfig:
 
 
 def batch_of(algo: Any) -> dict[str, Any]:
-    drawn = algo._draw("default_policy", algo.config)
+    drawn = algo._draw("default_policy")
     batch = algo.prepare_batch("default_policy", drawn)
     return {name: map_tree(lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf)), batch[name]) for name in batch}
 

@@ -122,9 +122,7 @@ def test_each_module_learns_with_its_own_loss_optimizer_and_settings() -> None:
     torch.testing.assert_close(weights_of(modules["b"]), before["b"] + 0.1 * (1 + 1.5 + 1.75 + 1.875))
     for name in ("opponent", "idle"):  # a module without settings does not learn, nor one without a batch
         assert torch.equal(weights_of(modules[name]), before[name])
-    with pytest.raises(
-        ConfigError, match=r"module 'opponent' has no loss and optimizer.*\['a', 'b', 'idle'\]"
-    ):
+    with pytest.raises(ConfigError, match=r"module 'opponent' has no loss and optimizer.*\['a', 'b', 'idle'\]"):
         learner.update({"opponent": rows(4)}, {"opponent": UpdateSettings(lr=0.1)})
     with pytest.raises(ConfigError, match=r"specs for modules \['c'\]"):
         Learner({"a": Linear()}, {"c": LearningSpec(scaled)})

@@ -129,7 +129,7 @@ def test_sequences_of_a_replay_buffer_keep_to_masks_and_transforms(
             with torch.no_grad():
                 outputs = module.policy(obs, states)[0].numpy()
             np.testing.assert_allclose(outputs, rollout.valid_rows(rollout.dist_inputs), rtol=1e-4, atol=1e-5)
-        drawn = algorithm._draw("default_policy", algorithm.config)
+        drawn = algorithm._draw("default_policy")
         assert np.abs(drawn["rewards"][drawn["learns"]]).max() <= 1.0 and drawn["num_steps"].max() == 2
         tensors = {name: map_tree(lambda leaf: torch.from_numpy(leaf.copy()), drawn[name]) for name in drawn}
         illegal = tensors["obs"]["action_mask"] == 0

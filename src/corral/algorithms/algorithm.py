@@ -9,6 +9,7 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -210,10 +211,9 @@ class Algorithm(metaclass=_WithHints):
             }
             self.learner_group = make_learner_group(config.for_workers(), specs, modules, learning, self.engine)
             self.weight_providers: dict[str, Callable[[], Mapping[str, Any]]] = {
-                "modules": self.learner_group.get_acting_weights,
-                "exploration": self._exploration_weights,
-                "transforms": self.get_transform_states,
+                "modules": self.learner_group.get_acting_weights
             }
+            self._resolve_modules()
             self.setup()  # which may add a part to the weights
             self.sync_weights()
             self._evaluator = Evaluator(self, self._callbacks)
@@ -262,6 +262,8 @@ class Algorithm(metaclass=_WithHints):
 
     def trains(self, module_id: str) -> bool:
         """Return whether a module learns now: it has weights, and `policies_to_train` includes it."""
+        if self.config.policies_to_train is None:
+            return self.records[module_id].has_weights
         return self.records[module_id].has_weights and self.config.trains(module_id)
 
     def group_trained(self, rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
@@ -270,9 +272,7 @@ class Algorithm(metaclass=_WithHints):
         return {
             module_id: grouped[module_id]
             for module_id in self.records
-            if module_id in grouped
-            and self.trains(module_id)
-            and any(rollout.num_env_steps for rollout in grouped[module_id])
+            if module_id in grouped and self.trains(module_id) and any(map(_num_env_steps, grouped[module_id]))
         }
 
     def find_module_id(self, module_id: str | None = None, policy_id: str | None = None) -> str:
@@ -325,6 +325,17 @@ class Algorithm(metaclass=_WithHints):
         config = self.module_config(module_id)
         optimizer = optimizer_class(config.optimizer)
         return LearningSpec(self.loss_of(module_id), optimizer, config.optimizer_config, config.lr_scheduler)
+
+    def _resolve_modules(self) -> None:
+        """Note what the modules of now need in each iteration: explorations that learn, and parts of the weights."""
+        explorations = self.explorations
+        self._learning_explorations = {
+            module_id: each for module_id, each in explorations.items() if overrides_method(each, "learn")
+        }
+        if any(overrides_method(each, "get_weights") for each in explorations.values()):
+            self.weight_providers["exploration"] = self._exploration_weights
+        if self.get_transform_states():
+            self.weight_providers["transforms"] = self.get_transform_states
 
     def loss_of(self, module_id: str) -> Loss:
         """Return the loss of a module: the setting `loss`, or what `make_loss` returns."""
@@ -435,6 +446,7 @@ class Algorithm(metaclass=_WithHints):
         self._use_config(config)
         if specs.keys() != self.env_runner_group.module_specs.keys():
             self.env_runner_group.set_modules(self.config, specs)
+        self._resolve_modules()
         self._evaluator.set_modules(self.config, specs)
 
     @property
@@ -481,8 +493,6 @@ class Algorithm(metaclass=_WithHints):
 
         Rewards are seen by learning alone, so the rollouts get the merged statistics for them.
         """
-        if not self.get_transform_states():
-            return
         for module_id, parts in group_by_module(rollouts).items():
             record = self.records.get(module_id)  # there is none if the module was removed
             measured = [part.measured for part in parts if part.measured]
@@ -541,9 +551,10 @@ class Algorithm(metaclass=_WithHints):
             self.num_env_steps_sampled_lifetime += num_env_steps  # also if an exception ends the next round
             left -= count_agent_steps(arrived) if by_agent else num_env_steps
             rollouts += arrived
-        self.merge_statistics(rollouts)
-        if learning := {name: each for name, each in self.explorations.items() if overrides_method(each, "learn")}:
-            self._let_explorations_learn(learning, group_by_module(rollouts))
+        if "transforms" in self.weight_providers:
+            self.merge_statistics(rollouts)
+        if self._learning_explorations:
+            self._let_explorations_learn(group_by_module(rollouts))
         return rollouts
 
     def _env_steps_for(self, num_agent_steps: int, rollouts: Sequence[Rollout]) -> int:
@@ -553,16 +564,14 @@ class Algorithm(metaclass=_WithHints):
             agents_per_step = steps / sum(rollout.num_env_steps for rollout in rollouts)
         return max(1, int(num_agent_steps / agents_per_step))
 
-    def _let_explorations_learn(
-        self, explorations: Mapping[str, Exploration], rollouts: Mapping[str, list[Rollout]]
-    ) -> None:
+    def _let_explorations_learn(self, rollouts: Mapping[str, list[Rollout]]) -> None:
         """Let explorations learn from the rollouts of their modules, and send their weights if they have any."""
-        for module_id, exploration in explorations.items():
+        for module_id, exploration in self._learning_explorations.items():
             with self.timers.time("exploring"):
                 learned = exploration.learn(rollouts.get(module_id, []), timestep=self.num_env_steps_sampled_lifetime)
             key = ("exploration", module_id) if self.config.is_multi_agent else ("exploration",)
             self.metrics.log_dict(learned, key=key, reduce="mean")
-        if any(overrides_method(exploration, "get_weights") for exploration in explorations.values()):
+        if any(overrides_method(each, "get_weights") for each in self._learning_explorations.values()):
             self._num_exploration_versions += 1  # though the learners took no step
             self.sync_weights()
 
@@ -1069,6 +1078,9 @@ class Algorithm(metaclass=_WithHints):
             self.own_run.close(error)
         finally:
             self.stop()
+
+
+_num_env_steps = attrgetter("num_env_steps")
 
 
 def _end_dropped(engine: LazyEngine) -> None:

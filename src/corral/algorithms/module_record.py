@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from corral.algorithms.driver_policy import DriverPolicy
@@ -19,14 +19,15 @@ class ModuleRecord:
         config: Its frozen config; with several agents, with the module's own settings in it.
         policy: The policy of this process, with the exploration, and the pipeline of transforms.
         module: The module in the learner of this process.
+        has_weights: Whether the module can learn: it is no heuristic.
     """
 
     module_id: str
     config: Any
     policy: DriverPolicy
     module: Module
+    has_weights: bool = field(init=False)
 
-    @property
-    def has_weights(self) -> bool:
-        """Whether the module can learn: it is no heuristic."""
-        return not isinstance(self.module, HeuristicModule)
+    def __post_init__(self) -> None:
+        """Resolve what does not change."""
+        self.has_weights = not isinstance(self.module, HeuristicModule)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from corral.algorithms.algorithm import Algorithm
@@ -34,6 +35,8 @@ from corral.transforms.temporal import FrameStack
 from corral.transforms.transform import TemporalTransform
 
 log = logging.getLogger("corral")
+
+_num_env_steps = attrgetter("num_env_steps")
 
 AUTO_STORE_BYTES = 256_000_000
 """Size below which `store_buffer_in_checkpoints="auto"` stores a replay buffer."""
@@ -198,7 +201,7 @@ class OffPolicyAlgorithm(Algorithm):
                 self.replay_buffers[module_id].add([part.for_replay() for part in parts])
         taken: dict[str, int] = {}
         for module_id in self.replay_buffers:
-            num_steps = sum(rollout.num_env_steps for rollout in rollouts.get(module_id, []))
+            num_steps = sum(map(_num_env_steps, rollouts.get(module_id, [])))
             # `target_network_update_freq` counts the module's steps, which may differ from the env steps: the last
             # update is dated by the difference.
             marked = self._target_updated_at.get(module_id, 0)
@@ -226,37 +229,39 @@ class OffPolicyAlgorithm(Algorithm):
             The results of the last update by module id, without columns; empty if no update was due. The results of
             the other updates are logged.
         """
-        config, results = self.module_config(module_id), dict[str, dict[str, Any]]()
+        config, buffer, seconds = self.records[module_id].config, self.replay_buffers[module_id], self.timers.seconds
         settings = UpdateSettings.from_config(config, lr=self.lr(config), timestep=self.num_env_steps_sampled_lifetime)
-        buffer = self.replay_buffers[module_id]
-        for _ in range(self._num_updates_due(module_id, num_env_steps)):
+        results: dict[str, dict[str, Any]] = {}
+        for _ in range(self._num_updates_due(config, module_id, num_env_steps)):
             if results:
                 self.log_learner_results(results)
-            with self.timers.time("replay"):
-                batch = self.prepare_batch(module_id, self._draw(module_id, config))
-            with self.timers.time("learning"):
-                results = {module_id: self.update_module(module_id, batch, settings)}
-            td_error = results[module_id].pop("td_error", None)
-            td_errors = _checked_td_errors(module_id, td_error, len(batch["indices"]))
+            start_s = time.perf_counter()
+            batch = self.prepare_batch(module_id, self._draw(module_id))
+            drawn_s = time.perf_counter()
+            seconds["replay"] += drawn_s - start_s
+            result = self.update_module(module_id, batch, settings)
+            learned_s = time.perf_counter()
+            seconds["learning"] += learned_s - drawn_s
+            td_errors = result.pop("td_error", None)
+            if not isinstance(td_errors, np.ndarray) or td_errors.shape != batch["indices"].shape:
+                raise _wrong_td_errors(module_id, td_errors, len(batch["indices"]))
             if isinstance(buffer, PrioritizedReplayBuffer):
-                with self.timers.time("replay"):
-                    buffer.update_priorities(batch["indices"], np.abs(td_errors))
+                buffer.update_priorities(batch["indices"], np.abs(td_errors))
+                seconds["replay"] += time.perf_counter() - learned_s
             learned = td_errors[batch["learns"]] if "sequence_starts" in batch else td_errors
-            results[module_id]["td_error_mean"] = float(np.mean(learned))
+            result["td_error_mean"] = float(learned.mean())
+            results = {module_id: result}
             yield
         return results
 
-    def _draw(self, module_id: str, config: OffPolicyConfig) -> Batch:
+    def _draw(self, module_id: str) -> Batch:
         """Return transitions from the buffer, or sequences if the module has memory, as the module sees them."""
-        buffer, module, pipeline = (
-            self.replay_buffers[module_id],
-            self.get_module(module_id),
-            self.get_pipeline(module_id),
-        )
+        record, buffer = self.records[module_id], self.replay_buffers[module_id]
+        config = record.config
+        module, pipeline, size = record.module, record.policy.pipeline, config.total_train_batch_size
         form: dict[str, Any] = {"n_step": config.n_step, "gamma": config.gamma}
         if pipeline is not None:
             form["reward_fn"] = pipeline.rewards
-        size = config.total_train_batch_size
         if module.has_memory():
             batch = buffer.sample_sequences(
                 max(1, config.num_learners, size // module.max_seq_len),
@@ -266,14 +271,15 @@ class OffPolicyAlgorithm(Algorithm):
                 **form,
             )
         else:
-            beta = schedule_value(self._replay_configs[module_id].beta, self.num_env_steps_sampled_lifetime)
+            beta = self._replay_configs[module_id].beta
+            if not isinstance(beta, float):
+                beta = schedule_value(beta, self.num_env_steps_sampled_lifetime)
             batch = buffer.sample(size, beta=beta, **form)
         if pipeline is not None:
             batch |= {name: pipeline.from_stored(batch[name]) for name in ("obs", "next_obs") if name in batch}
         return batch
 
-    def _num_updates_due(self, module_id: str, num_env_steps: int) -> int:
-        config = self.module_config(module_id)
+    def _num_updates_due(self, config: OffPolicyConfig, module_id: str, num_env_steps: int) -> int:
         # Not steps held: rows that only reset a sub-env take room in the ring, so it may never hold so many.
         buffer = self.replay_buffers[module_id]
         if not len(buffer) or buffer.num_env_steps_added < config.num_steps_sampled_before_learning_starts:
@@ -288,7 +294,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def update_target_if_due(self, module_id: str) -> None:
         """Move the targets of a module if `target_network_update_freq` env steps were sampled since the last time."""
-        steps, config = self.num_env_steps_sampled_lifetime, self.module_config(module_id)
+        steps, config = self.num_env_steps_sampled_lifetime, self.records[module_id].config
         if steps - self._target_updated_at.get(module_id, 0) >= config.target_network_update_freq:
             self._target_updated_at[module_id] = steps
             self.learner_group.foreach_module(module_id, _update_target, config.tau)
@@ -372,18 +378,12 @@ def _with_frames(config: ReplayConfig, pipeline: Pipeline | None) -> ReplayConfi
     return config
 
 
-def _checked_td_errors(module_id: str, td_errors: Any, size: int) -> NDArray[Any]:
-    """Return what a loss reported as `td_error`, if it has one number for each of `size` transitions.
-
-    Raises:
-        LossError: It was not reported, or has another shape.
-    """
-    if isinstance(td_errors, np.ndarray) and td_errors.shape == (size,):
-        return td_errors
+def _wrong_td_errors(module_id: str, td_errors: Any, size: int) -> LossError:
+    """Return the error for a loss that did not report one `td_error` for each of `size` transitions."""
     given = "none" if td_errors is None else "one number"
     if isinstance(td_errors, np.ndarray):
         given = describe(td_errors)
-    raise LossError(
+    return LossError(
         f"learners/{module_id}: the loss must report the column 'td_error', float32[{size}], which holds the "
         f"error of each transition for the priorities of the replay buffer, and it reported {given}: return (loss, "
         '{"td_error": errors.detach(), ...}).'

@@ -137,7 +137,7 @@ class SAC(OffPolicyAlgorithm):
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Add the columns `noise` and `next_noise`, float32 `[B, d]`, that pick the policy's actions."""
-        distribution = self.get_module(module_id).distribution
+        distribution = self.records[module_id].module.distribution
         noise = distribution.noise(self._noise_rng, (2, len(batch["rewards"])))
         return {**batch, "noise": noise[0], "next_noise": noise[1]}
 

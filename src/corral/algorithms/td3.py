@@ -154,14 +154,14 @@ class TD3(OffPolicyAlgorithm):
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Add the column `next_noise`, float32 `[B, d]`: standard normal noise for the targets' actions."""
-        module: Any = self.get_module(module_id)
+        module: Any = self.records[module_id].module
         shape = (len(batch["rewards"]), module.num_action_dims)
         return {**batch, "next_noise": self._noise_rng.standard_normal(shape, dtype=np.float32)}
 
     def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
         """Take one update of the critics; every `policy_delay` updates, also of the actor and of the targets."""
         self._num_updates[module_id] = count = self._num_updates.get(module_id, 0) + 1
-        moves_actor = count % self.module_config(module_id).policy_delay == 0
+        moves_actor = count % self.records[module_id].config.policy_delay == 0
         settings = replace(
             settings,
             groups=("actor", "critic") if moves_actor else ("critic",),

@@ -101,10 +101,10 @@ def _columns_fit(module: Module, batch: Batch) -> bool:
 
 
 def _plain_parts(module: Module) -> list[nn.Module] | None:
-    """Return the module and all parts of both networks, or `None` if a part of them is not plain."""
+    """Return the module and all parts of both networks, or `None` if one is not plain or has hooks."""
     found = [cast(nn.Module, module.q), cast(nn.Module, module.target_q)]
     for part in found:  # the list grows on the way
-        if type(part) not in PLAIN_PARTS:
+        if type(part) not in PLAIN_PARTS or any(_HOOKS(vars(part))):
             return None
         found += vars(part)["_modules"].values()
     return [module, *found]
