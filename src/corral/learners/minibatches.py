@@ -16,9 +16,7 @@ from corral.core.tree import num_rows
 from corral.errors import LossError
 from corral.learners.distributed import Peers
 from corral.learners.losses import Batch
-
-EXTREMES = ("_min", "_max")
-"""Ends of the names of scalars whose values over several steps are merged as extremes."""
+from corral.metrics.reduction_settings import reduction_of_updates
 
 
 def row_bounds(size: int, num_parts: int) -> list[int]:
@@ -183,16 +181,17 @@ def _merged(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if all(list(step) == order for step in steps):
         table = torch.stack([value for step in steps for value in step.values()]).reshape(len(steps), -1)
         merged = dict(zip(order, table.mean(0).tolist(), strict=True))
-        extremes = [(index, name) for index, name in enumerate(order) if name.endswith(EXTREMES)]
+        extremes = [(index, name) for index, name in enumerate(order) if reduction_of_updates(name) != "mean"]
         return merged | {name: _over_steps(name, table[:, index].tolist()) for index, name in extremes}
     names = dict.fromkeys(name for step in steps for name in step)
     return {name: _over_steps(name, [step[name].item() for step in steps if name in step]) for name in names}
 
 
 def _over_steps(name: str, values: Sequence[float]) -> float:
-    if name.endswith(EXTREMES):
-        return min(values) if name.endswith(EXTREMES[0]) else max(values)
-    return sum(values) / len(values)
+    reduction = reduction_of_updates(name)
+    if reduction == "mean":
+        return sum(values) / len(values)
+    return min(values) if reduction == "min" else max(values)
 
 
 def loss_error(
