@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -14,10 +15,12 @@ from corral.core.config import ExplorationConfig, SettingGroup
 from corral.core.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from corral.engines.base import Resources
 from corral.envs.config import HostConfig
+from corral.errors import ConfigError
 from corral.metrics.config import ReportingSettings
 from corral.modules.config import MultiAgentSettings, RLModuleSettings
 
 if TYPE_CHECKING:
+    from corral.envs.seats import Seats
     from corral.modules.module import Module
     from corral.modules.spec import ModuleSpec
 
@@ -159,11 +162,34 @@ class RunnerConfig(
         Raises:
             ConfigError: The spaces of a module with several agents are not known, or not the spaces of its agents.
         """
-        from corral.runners.mapping import specs_of_agents
-
         if self.is_multi_agent:
-            return specs_of_agents(self, observation_space.seats, known or {})
+            return self._specs_of_agents(observation_space.seats, known or {})
         return {self.module_ids[0]: self.module_spec(observation_space, action_space)}
+
+    def _specs_of_agents(self, seats: Seats, known: Mapping[str, ModuleSpec]) -> dict[str, ModuleSpec]:
+        from corral.core.seeding import module_seed
+        from corral.core.spaces import module_observation_space
+        from corral.runners.mapping import NUM_TRIALS, agents_of_modules, block_of_module
+
+        specs = {}
+        for module_id, agents in agents_of_modules(self, seats).items():
+            given = self.policies[module_id]
+            block = block_of_module(self, seats, module_id, agents)
+            observation_space = given.get("observation_space", None if block is None else block.observation_space)
+            action_space = given.get("action_space", None if block is None else block.action_space)
+            if (observation_space is None or action_space is None) and module_id in known:
+                specs[module_id] = known[module_id]
+                continue
+            if observation_space is None or action_space is None:
+                raise ConfigError(
+                    f"multi_agent: no agent was mapped to module {module_id!r} in {NUM_TRIALS} trials, and the agents "
+                    f"have several kinds of spaces: give its spaces, policies={{{module_id!r}: {{'observation_space': "
+                    "..., 'action_space': ...}}."
+                )
+            spec = self.for_module(module_id).module_spec(module_observation_space(observation_space), action_space)
+            seed = module_seed(self.seed, module_id)  # else modules begin alike
+            specs[module_id] = dataclasses.replace(spec, seed=seed)
+        return specs
 
     @property
     def runner_resources(self) -> Resources:

@@ -1,64 +1,29 @@
-"""Which agents each module acts for, and what the modules are built from."""
+"""Which agents each module acts for."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from corral.core.ids import AgentID
-from corral.core.seeding import get_global_rngs, module_seed, set_global_rngs
+from corral.core.seeding import get_global_rngs, set_global_rngs
 from corral.core.spaces import module_observation_space, space_kinds
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.errors import ConfigError, nearest
-from corral.modules.spec import ModuleSpec
 
 if TYPE_CHECKING:
     from corral.envs.seats import SeatBlock, Seats
-    from corral.runners.config import RunnerConfig
+    from corral.modules.config import MultiAgentSettings
 
 # How often the mapping is asked for each agent, to see which modules it may get: a mapping may draw among several, and
 # every process must find the same ones, in the same order, for their spaces and lanes.
 NUM_TRIALS = 20
 
 
-def specs_of_agents(
-    config: RunnerConfig, seats: Seats, known: Mapping[str, ModuleSpec] = MappingProxyType({})
-) -> dict[str, ModuleSpec]:
-    """Return the specs of all modules by module id.
-
-    Args:
-        config: Config with the modules and the mapping.
-        seats: Seats of the agents.
-        known: Specs that modules have already, for modules that no agent is mapped to.
-
-    Raises:
-        ConfigError: The spaces of a module are not known, or its agents have other spaces.
-    """
-    specs = {}
-    for module_id, agents in agents_of_modules(config, seats).items():
-        own = config.for_module(module_id)
-        given = config.policies[module_id]
-        block = block_of_module(config, seats, module_id, agents)
-        observation_space = given.get("observation_space", None if block is None else block.observation_space)
-        action_space = given.get("action_space", None if block is None else block.action_space)
-        if (observation_space is None or action_space is None) and module_id in known:
-            specs[module_id] = known[module_id]
-            continue
-        if observation_space is None or action_space is None:
-            raise ConfigError(
-                f"multi_agent: no agent was mapped to module {module_id!r} in {NUM_TRIALS} trials, and the agents have "
-                f"several kinds of spaces: give its spaces, policies={{{module_id!r}: {{'observation_space': ..., "
-                "'action_space': ...}}."
-            )
-        spec = own.module_spec(module_observation_space(observation_space), action_space)
-        specs[module_id] = replace(spec, seed=module_seed(config.seed, module_id))  # else modules begin alike
-    return specs
-
-
-def block_of_module(config: RunnerConfig, seats: Seats, module_id: str, agents: list[AgentID]) -> SeatBlock | None:
+def block_of_module(
+    config: MultiAgentSettings, seats: Seats, module_id: str, agents: list[AgentID]
+) -> SeatBlock | None:
     """Return the block of seats with the agents of a module; `None` if no agent is known and there are several blocks.
 
     Raises:
@@ -91,7 +56,7 @@ def _fits(block: SeatBlock, given: Mapping[str, Any]) -> bool:
     return action_space is None or bool(action_space == block.action_space)
 
 
-def agents_of_modules(config: RunnerConfig, seats: Seats) -> dict[str, list[AgentID]]:
+def agents_of_modules(config: MultiAgentSettings, seats: Seats) -> dict[str, list[AgentID]]:
     """Return the agents that each module may act for, by module id, where trials of the mapping show them.
 
     Raises:
@@ -109,7 +74,7 @@ def agents_of_modules(config: RunnerConfig, seats: Seats) -> dict[str, list[Agen
     return found
 
 
-def make_mapping(config: RunnerConfig) -> Callable[[AgentID, Any, Any], str]:
+def make_mapping(config: MultiAgentSettings) -> Callable[[AgentID, Any, Any], str]:
     """Return the function `(agent_id, episode, worker)` that gives the module of an agent, checked at each call.
 
     The function that it returns raises a `ConfigError` if the setting raises, or returns what is no module.
@@ -143,7 +108,7 @@ def make_mapping(config: RunnerConfig) -> Callable[[AgentID, Any, Any], str]:
     return map_agent
 
 
-def begin_mapping(config: RunnerConfig) -> Callable[[], Callable[[AgentID], str]]:
+def begin_mapping(config: MultiAgentSettings) -> Callable[[], Callable[[AgentID], str]]:
     """Return the function that begins an episode outside of a runner, and gives the module of each of its agents.
 
     What it returns asks `policy_mapping_fn` once for each agent; see `make_mapping` for the errors.
