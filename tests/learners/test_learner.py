@@ -248,7 +248,7 @@ def test_the_settings_of_an_update_are_those_of_the_config() -> None:
 )
 def test_clipping(limit: float | None, by: str, one: list[float], other: list[float]) -> None:
     module = Two()
-    norm = clip_gradients(list(module.parameters()), limit, by)
+    norm = clip_gradients({"all": list(module.parameters())}, ["all"], limit, by)["all"]
     assert norm == pytest.approx(13)  # before clipping
     assert module.one.grad is not None and module.other.grad is not None
     np.testing.assert_allclose(module.one.grad, one, rtol=1e-5)
@@ -259,7 +259,7 @@ def test_clipping(limit: float | None, by: str, one: list[float], other: list[fl
 def test_the_norm_of_one_gradient_that_is_not_contiguous() -> None:
     parameter = nn.Parameter(torch.ones(2, 3).t())
     parameter.grad = torch.full((2, 3), 2.0).t()
-    assert clip_gradients([parameter], 1.0, "global_norm") == pytest.approx(math.sqrt(24))
+    assert clip_gradients({"all": [parameter]}, ["all"], 1.0, "global_norm")["all"] == pytest.approx(math.sqrt(24))
     np.testing.assert_allclose(parameter.grad, np.full((3, 2), 2 / math.sqrt(24)), rtol=1e-6)
 
 
@@ -406,4 +406,5 @@ def test_the_norm_of_several_gradients_is_the_norm_of_all_their_entries(num_para
     parameters = [nn.Parameter(torch.zeros(1)) for _ in range(num_parameters)]
     for parameter in parameters:
         parameter.grad = torch.full((1,), 2.0)
-    assert clip_gradients(parameters, None, "global_norm") == pytest.approx(2 * math.sqrt(num_parameters))
+    norms = clip_gradients({"all": parameters}, ["all"], None, "global_norm")
+    assert norms == pytest.approx({"all": 2 * math.sqrt(num_parameters)})

@@ -196,9 +196,10 @@ class OffPolicyAlgorithm(Algorithm):
         num_env_steps = self.num_env_steps_sampled_lifetime - num_before
         if rollouts.keys() - self.replay_buffers.keys():  # `policies_to_train` is a function, and changed its mind
             self.setup_modules()
-        with self.timers.time("replay"):
-            for module_id, parts in rollouts.items():
-                self.replay_buffers[module_id].add([part.for_replay() for part in parts])
+        start_s = time.perf_counter()
+        for module_id, parts in rollouts.items():
+            self.replay_buffers[module_id].add([part.for_replay() for part in parts])
+        self.timers.seconds["replay"] += time.perf_counter() - start_s
         taken: dict[str, int] = {}
         for module_id in self.replay_buffers:
             num_steps = sum(map(_num_env_steps, rollouts.get(module_id, [])))
@@ -209,7 +210,8 @@ class OffPolicyAlgorithm(Algorithm):
             if num_steps:
                 taken[module_id] = num_steps
         results: dict[str, dict[str, Any]] = {}
-        for group in self.learner_group.group_sharing(taken):
+        groups = self.learner_group.group_sharing(taken) if len(taken) > 1 else [list(taken)]
+        for group in groups:
             learning = {module_id: self.learn(module_id, taken[module_id]) for module_id in group}
             for learned in take_turns(learning).values():
                 results |= learned

@@ -66,26 +66,34 @@ def backward(
         loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None, by: str) -> float:
-    """Clip gradients in place, and return their global norm before clipping.
+def clip_gradients(
+    groups: Mapping[str, Sequence[nn.Parameter]], names: Collection[str], limit: float | None, by: str
+) -> dict[str, float]:
+    """Clip the gradients of groups of parameters in place, and return the norm of each group before clipping.
 
     Args:
-        parameters: Parameters with gradients.
+        groups: Parameters with gradients, by group.
+        names: Names of the groups to clip.
         limit: Largest norm or absolute value; `None` clips nothing.
         by: `"global_norm"`, `"norm"` or `"value"`; see `UpdateSettings`.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if len(gradients) == 1:  # one vector: the dot product takes a third of the time of `norm`
-        flat = gradients[0] if gradients[0].ndim == 1 else gradients[0].reshape(-1)
-        norm = math.sqrt(torch.dot(flat, flat).item())
-    else:
-        norm = nn.utils.get_total_norm(gradients).item()
-    if limit is not None and by == "global_norm" and norm > limit:
-        for gradient in gradients:
-            gradient.mul_(limit / norm)
-    if limit is not None and by == "norm":
-        for parameter in parameters:
-            nn.utils.clip_grad_norm_(parameter, limit)
-    if limit is not None and by == "value":
-        nn.utils.clip_grad_value_(parameters, limit)
-    return norm
+    norms: dict[str, float] = {}
+    for name in names:
+        parameters = groups[name]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if len(gradients) == 1:  # one vector: the dot product takes a third of the time of `norm`
+            flat = gradients[0] if gradients[0].ndim == 1 else gradients[0].reshape(-1)
+            norm = norms[name] = math.sqrt(torch.dot(flat, flat).item())
+        else:
+            norm = norms[name] = nn.utils.get_total_norm(gradients).item()
+        if limit is None:
+            continue
+        if by == "norm":
+            for parameter in parameters:
+                nn.utils.clip_grad_norm_(parameter, limit)
+        elif by == "value":
+            nn.utils.clip_grad_value_(parameters, limit)
+        elif norm > limit:
+            for gradient in gradients:
+                gradient.mul_(limit / norm)
+    return norms

@@ -343,13 +343,11 @@ class Learner:
         module, optimizer = part.module, part.objectives[settings.loss].optimizer
         part.layers.check_same(module_id)
         optimizer.sync()
-        cuts = Cuts(batch)
-        sizes, num_units = self._gather_sizes(module_id, cuts, optimizer)
-        num_minibatches = max(1, round(min(sizes) / settings.minibatch_size)) if settings.minibatch_size else 1
-        num_minibatches = min(num_minibatches, num_units)
-        cuts.cut(num_minibatches, self.rng if settings.shuffle else None)
+        cuts, sizes = self._cut(module_id, batch, settings)
+        num_minibatches = cuts.num_parts
         num_gradient_steps = settings.num_epochs * num_minibatches
         settings.check_groups(optimizer.groups, num_gradient_steps)
+        moves_all = settings.groups is None and not settings.every
         optimizer.set_lr(settings.lr)
         report = UpdateReport(cuts.size, num_minibatches)
         if not module.training:  # `values` leaves it in evaluation mode
@@ -358,14 +356,16 @@ class Learner:
         for epoch in range(settings.num_epochs):
             new_order, bounds = cuts.draw()
             order = None if new_order is None else torch.from_numpy(new_order).to(self.device)
-            weights = self._shares(cuts, new_order, bounds, sizes, batch)
+            shares = None if self.peers is None else self._shares(cuts, new_order, bounds, sizes, batch)
             rows = batch if order is None else map_tree(lambda column, rows=order: column.index_select(0, rows), batch)
             for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
                 minibatch = rows if num_minibatches == 1 else slice_rows(rows, start, stop)
                 loss, reported = compute_loss(module, minibatch, settings.coefficients)
-                groups = settings.groups_at(report.num_steps + 1, optimizer.groups)
+                groups = optimizer.groups if moves_all else settings.groups_at(report.num_steps + 1, optimizer.groups)
                 total = total_loss(loss, groups) if isinstance(loss, Mapping) else loss
-                norms = self._compute_gradients(module_id, optimizer, loss, total, groups, settings, weights[index])
+                norms = self._compute_gradients(
+                    module_id, optimizer, loss, total, groups, settings, None if shares is None else shares[index]
+                )
                 if not all(map(math.isfinite, norms.values())):
                     error = loss_error(module_id, epoch, index, total, reported, norms)
                     raise error if self.peers is None else self.peers.problems(error)
@@ -388,25 +388,30 @@ class Learner:
         optimizer.end_update()
         return results
 
-    def _gather_sizes(self, module_id: str, cuts: Cuts, optimizer: ModuleOptimizer | GroupOptimizers) -> Any:
-        """Return the sizes of the batches of all learners, and the smallest number of rows or sequences of one.
+    def _cut(self, module_id: str, batch: Batch, settings: UpdateSettings) -> tuple[Cuts, list[int]]:
+        """Return how a batch is cut into minibatches, and the sizes of the batches of all learners.
 
-        The learners must have the same trainable parameters.
+        All learners take as many gradient steps, and must have the same trainable parameters.
         """
-        if self.peers is None:
-            return [cuts.size], cuts.num_units
-        sizes, units, fingerprints = self.peers.gather(cuts.size, cuts.num_units, optimizer.fingerprint)
-        if len(set(fingerprints)) > 1:
-            raise LossError(
-                f"learners/{module_id}: the learners have frozen different parameters. Change requires_grad in all of "
-                "them, with learner_group.foreach_module or in a callback that runs in every learner."
-            )
-        return sizes, min(units)
+        cuts = Cuts(batch)
+        sizes, num_units = [cuts.size], cuts.num_units
+        if self.peers is not None:
+            fingerprint = self.optimizer(module_id, settings.loss).fingerprint
+            sizes, units, fingerprints = self.peers.gather(cuts.size, num_units, fingerprint)
+            if len(set(fingerprints)) > 1:
+                raise LossError(
+                    f"learners/{module_id}: the learners have frozen different parameters. Change requires_grad in all "
+                    "of them, with learner_group.foreach_module or in a callback that runs in every learner."
+                )
+            num_units = min(units)
+        if settings.minibatch_size:
+            num_minibatches = min(num_units, max(1, round(min(sizes) / settings.minibatch_size)))
+            if num_minibatches > 1:
+                cuts.cut(num_minibatches, self.rng if settings.shuffle else None)
+        return cuts, sizes
 
     def _shares(self, cuts: Cuts, order: Any, bounds: list[int], sizes: list[int], batch: Batch) -> list[float]:
         """Return this learner's share of the rows of each minibatch of an epoch."""
-        if self.peers is None:
-            return [1.0] * cuts.num_parts
         return shares_of_rows(cuts.sizes(order, bounds), sizes, self.peers if "sequence_starts" in batch else None)
 
     def _loss_and_columns(self, module_id: str, batch: Batch, name: str, num_gradient_steps: int) -> tuple[Any, Batch]:
@@ -434,7 +439,7 @@ class Learner:
         total: Any,
         groups: Collection[str],
         settings: UpdateSettings,
-        weight: float,
+        share: float | None,
     ) -> dict[str, float]:
         """Compute the gradients of groups of parameters, average them over all learners, and clip them.
 
@@ -448,13 +453,13 @@ class Learner:
         if is_finite and "on_gradients" in self.callbacks.heard:
             self._show_gradients(module_id, optimizer, groups)
             optimizer.sync()  # the callback may have replaced gradients, or frozen parameters
-        if self.peers is not None:
+        if self.peers is not None and share is not None:
             steppable = [parameter for name in groups for parameter in optimizer.steppable[name]]
-            is_finite = self.peers.average(steppable, weight, not is_finite)
+            is_finite = self.peers.average(steppable, share, not is_finite)
         if not is_finite:
             return dict.fromkeys(groups or optimizer.groups, math.nan)
         clipped = optimizer.trainable if settings.grad_clip_by == "norm" else optimizer.steppable
-        return {name: clip_gradients(clipped[name], settings.grad_clip, settings.grad_clip_by) for name in groups}
+        return clip_gradients(clipped, groups, settings.grad_clip, settings.grad_clip_by)
 
     def _show_gradients(
         self, module_id: str, optimizer: ModuleOptimizer | GroupOptimizers, groups: Collection[str]

@@ -55,12 +55,13 @@ class Cuts:
             self.bounds = range(num_rows_in_batch + 1)
         self.num_units = len(self.bounds) - 1
         self.size = num_rows_in_batch if self._learns is None else int(np.count_nonzero(self._learns))
-        self.cut(1, None)
+        self.num_parts, self._parts = 1, [0, self.num_units]
+        self._rng: np.random.Generator | None = None
 
     def cut(self, num_parts: int, rng: np.random.Generator | None) -> None:
         """Set the number of minibatches and the generator for shuffling; `None` takes the rows as they come."""
-        self.num_parts, self._rng = num_parts, rng if num_parts > 1 else None
-        self._parts = row_bounds(self.num_units, num_parts) if num_parts > 1 else [0, self.num_units]
+        self.num_parts, self._rng = num_parts, rng
+        self._parts = row_bounds(self.num_units, num_parts)
 
     def draw(self) -> tuple[NDArray[np.int64] | None, list[int]]:
         """Return the rows of the batch in the order of the next epoch, `None` for their own order, and the bounds.

@@ -249,9 +249,8 @@ class Learner:
             for holder, gradient in zip(holders, gradients.values(), strict=True):
                 holder.grad = gradient
             if holders:
-                self._norms.setdefault(module_id, {})[name] = clip_gradients(
-                    holders, config.grad_clip, config.grad_clip_by
-                )
+                norms = clip_gradients({name: holders}, [name], config.grad_clip, config.grad_clip_by)
+                self._norms.setdefault(module_id, {}).update(norms)
             clipped = zip(gradients, holders, strict=True)
             found |= {reference: holder.grad for reference, holder in clipped if holder.grad is not None}
         return found

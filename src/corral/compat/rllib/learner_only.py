@@ -104,7 +104,7 @@ class LearnerOnly:
         )
         optimizer.zero_grad()
         loss.backward()
-        clip_gradients(list(module.parameters()), config.grad_clip, config.grad_clip_by)
+        clip_gradients({"": list(module.parameters())}, [""], config.grad_clip, config.grad_clip_by)
         optimizer.step()
         return float(loss.detach())
 
