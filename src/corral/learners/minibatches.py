@@ -60,7 +60,7 @@ class Cuts:
 
     def cut(self, num_parts: int, rng: np.random.Generator | None) -> None:
         """Set the number of minibatches and the generator for shuffling; `None` takes the rows as they come."""
-        self.num_parts, self._rng = num_parts, rng
+        self.num_parts, self._rng = num_parts, rng if num_parts > 1 else None
         self._parts = row_bounds(self.num_units, num_parts)
 
     def draw(self) -> tuple[NDArray[np.int64] | None, list[int]]:
