@@ -79,12 +79,31 @@ def test_no_user_logs_under_the_name_of_such_a_number() -> None:
 
 def test_an_own_key_of_an_older_version_continues_with_the_reduction_of_this_one() -> None:
     old = MetricsLogger()
-    old.log_reserved((*GROUP, "qf_min"), [], reduce="mean")
+    old.log_reserved({(*GROUP, "qf_min"): []})
     logger = MetricsLogger()
     logger.set_state(old.get_state())
     logger.log_update(GROUP, {"qf_min": 2.0})
     logger.log_update(GROUP, {"qf_min": -1.0})
     assert logger.peek((*GROUP, "qf_min")) == -1
+
+
+@pytest.mark.parametrize("item", [["a"], []])
+def test_a_sum_and_an_item_of_an_older_version_continue(item: list[str]) -> None:
+    new = MetricsLogger()
+    new.log_value("steps", 2, reduce="lifetime_sum")
+    new.log_value("task", "b", reduce="item")
+    state = new.get_state()
+    steps, task = state["keys"]
+    steps["reducer"] = {"_all": [5.0], "_new": [1.0]}
+    task["reducer"] = {"_item": item, "_is_new": bool(item)}
+    logger, driver = MetricsLogger(), MetricsLogger()
+    logger.set_state(state)
+    assert logger.peek("steps") == 5
+    assert logger.peek("task", None) == (item[0] if item else pytest.approx(float("nan"), nan_ok=True))
+    driver.aggregate([logger.take()])
+    assert driver.peek("steps") == 1
+    logger.log_value("steps", 2, reduce="lifetime_sum")
+    assert logger.peek("steps") == 7
 
 
 class _Records(Callback):

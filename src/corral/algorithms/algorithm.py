@@ -350,7 +350,7 @@ class Algorithm(metaclass=_WithHints):
             if self.config.is_multi_agent:  # a module may learn nothing at first, because no agent has it
                 names = (*names, *learner_metrics(*self.get_module(module_id).parameter_groups()))
             for name in dict.fromkeys(names):
-                self.metrics.log_reserved(("learners", module_id, name), [], reduce=reduction_of_updates(name))
+                self.metrics.log_reserved({("learners", module_id, name): []}, reduction_of_updates(name))
 
     def add_module(
         self,
@@ -529,8 +529,8 @@ class Algorithm(metaclass=_WithHints):
         steps, self._num_steps_trained = self._num_steps_trained, 0
         units = ("module",) if self.config.is_multi_agent else ("env", "module")
         for name in [f"num_{unit}_steps_trained" for unit in units]:
-            self.metrics.log_reserved(("learners", ALL_MODULES, name), [steps], reduce="sum")
-            self.metrics.log_reserved(("learners", ALL_MODULES, f"{name}_lifetime"), [steps], reduce="lifetime_sum")
+            self.metrics.log_reserved({("learners", ALL_MODULES, name): [steps]}, "sum")
+            self.metrics.log_reserved({("learners", ALL_MODULES, f"{name}_lifetime"): [steps]}, "lifetime_sum")
 
     def sample(self, num_timesteps: int) -> list[Rollout]:
         """Sample at least `num_timesteps` env steps, in rounds of the fragment length if one is set.

@@ -617,7 +617,7 @@ def _new_metrics() -> MetricsLogger:
     metrics = MetricsLogger()
     for name in (*summarize_episodes([], []), "episode_returns", "episode_lens"):
         if not name.endswith(("_mean", "_min", "_max")):  # runners reserve these
-            metrics.log_reserved(("env_runners", name), [], reduce="mean")
+            metrics.log_reserved({("env_runners", name): []})
     return metrics
 
 

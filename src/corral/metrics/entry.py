@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from corral.metrics.reducers import NAN, Reducer, make_reducer, make_sum
+from corral.metrics.reducers import NAN, Reducer, Total, make_reducer
 from corral.metrics.reduction_settings import ELEMENTWISE, MetricsError, Path, Reduction, Settings
 from corral.metrics.values import as_floats
 
@@ -73,7 +73,7 @@ class Entry:
         self.path, self.reduction, self.site, self.given = path, reduction, site, given
         self.is_reserved = is_reserved
         self.reducer: Reducer = make_reducer(reduction)
-        self.rate = make_sum() if reduction.with_throughput else None
+        self.rate = Total() if reduction.with_throughput else None
         self.shape: tuple[int, ...] | None = None
         self.plain: frozenset[type] = frozenset()
         if reduction.name not in ELEMENTWISE:
@@ -133,7 +133,8 @@ class Entry:
 
     def peek(self) -> Any:
         """Return the current result, in the shape of the values."""
-        self.flush()
+        if self.pending:
+            self.flush()
         result = self.reducer.peek()
         return result if type(result) is float and not self.shape else self._shaped(result)
 
@@ -151,13 +152,6 @@ class Entry:
             return [value.copy() if isinstance(value, np.ndarray) else value for value in result]
         # Without values, a result is one NaN or 0.
         return np.full(self.shape, result) if self.shape else result
-
-    def start_period(self) -> None:
-        """Forget the values that count only until a reduce."""
-        if self.reduction.clear_on_reduce:
-            self.reducer.clear()
-        if self.rate is not None:
-            self.rate.clear()
 
     def take(self) -> Part:
         """Return the values added since the last `take`."""

@@ -157,18 +157,26 @@ class MetricsLogger:
         else:
             entry.add(many)
 
-    def log_reserved(self, key: Key, values: Sequence[float], **settings: Any) -> None:
-        """Log numbers under one of the library's own keys, which `log_value` then refuses; otherwise as `log_values`.
+    def log_reserved(
+        self, values: Mapping[Any, Sequence[float]], reduce: str = "mean", window: int | None = None
+    ) -> None:
+        """Log numbers under the library's own keys, which `log_value` then refuses, all with the same settings.
+
+        Args:
+            values: Numbers by key, oldest first; an empty sequence only adds the key.
+            reduce: One of the reductions of numbers; see the class.
+            window: Number of latest values to reduce.
 
         Raises:
-            MetricsError: User code has logged the key, or the key has other settings.
+            MetricsError: User code has logged a key.
         """
-        entry, given = self._reserved_by_key.get(key), Settings(**settings)
-        if entry is None:
-            entry = self._reserved_by_key[key] = self._reserve(as_path(key), given)
-        elif given != entry.given:
-            _check_reduction(entry, make_reduction(entry.path, given, "ema"), None)
-        entry.add(values)
+        for key, numbers in values.items():
+            entry = self._reserved_by_key.get(key)
+            if entry is None:
+                entry = self._reserved_by_key[key] = self._reserve(as_path(key), Settings(reduce, window))
+            entry.pending += numbers  # which `flush` makes floats
+            if len(entry.pending) >= FLUSH_AT:
+                entry.flush()
 
     def log_update(self, group: Path, results: Mapping[str, Any]) -> None:
         """Log what an update reports, under the library's own keys; its numbers wait, and are reduced together.
@@ -319,7 +327,7 @@ class MetricsLogger:
         """
         self._logged()
         entry = self._names.get(as_path(key))
-        if entry is None or not isinstance(entry.reducer, Values):
+        if entry is None or entry.reduction.name == "item" or not isinstance(entry.reducer, Values):
             return []
         entry.flush()
         return entry.reducer.peek_values()
@@ -333,7 +341,10 @@ class MetricsLogger:
     def start_period(self) -> None:
         """Forget the values that count only for one iteration, as `reduce` does, without computing results."""
         for entry in self._logged():
-            entry.start_period()
+            if entry.reduction.clear_on_reduce:
+                entry.reducer.clear()
+            if entry.rate is not None:
+                entry.rate.clear()
         self._period_start = self._clock()
 
     def mark(self) -> None:
@@ -358,11 +369,9 @@ class MetricsLogger:
             for name, number in numbers.items():
                 columns.setdefault((*group, name), []).append(number)
         for path, values in columns.items():
-            entry = self._reserved_by_key.get(path)
-            if entry is None:
-                entry = self._reserve(path, Settings(reduction_of_updates(path[-1])))
-                self._reserved_by_key[path] = entry
-            entry.add(values)
+            if path not in self._reserved_by_key:
+                self._reserved_by_key[path] = self._reserve(path, Settings(reduction_of_updates(path[-1])))
+            self._reserved_by_key[path].pending += values
         return list(self._entries.values())
 
     def _results(self, entries: Sequence[Entry], since: float) -> dict[str, Any]:

@@ -22,12 +22,11 @@ arrays, and is NaN only if there is nothing else (a sum is 0). In a window, a Na
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +38,7 @@ NAN = float("nan")
 Number = float | NDArray[Any]
 
 
-def _total(values: Sequence[Any]) -> tuple[Number, Number]:
+def _total(values: Sequence[Any]) -> tuple[Number, Any]:
     """Return the sum of numbers or of arrays, and how many they are, without NaN."""
     if len(values) and isinstance(values[0], np.ndarray):
         known = ~np.isnan(values)
@@ -51,61 +50,35 @@ def _total(values: Sequence[Any]) -> tuple[Number, Number]:
         return float(sum(values)), len(values)
 
 
-def _quotient(total: Any, count: Any) -> Any:
+def _sum(values: Sequence[Any]) -> Number:
+    return _total(values)[0]
+
+
+def _mean(values: Sequence[Any]) -> Number:
+    return _quotient(*_total(values))
+
+
+def _quotient(total: Number, count: Any) -> Number:
     """Return a mean, which is NaN where nothing was counted."""
     if isinstance(count, np.ndarray):
         return np.divide(total, count, out=np.full(count.shape, NAN, np.float64), where=count > 0)
     return total / count if count else NAN
 
 
+def _extreme(pick: np.ufunc, values: Sequence[Any]) -> Number:
+    """Return the smallest or the largest value, for `np.fmin` or `np.fmax`, which skip NaN."""
+    best = pick.reduce(np.asarray(values, np.float64), axis=0, initial=NAN)
+    return best if isinstance(best, np.ndarray) else float(best)
+
+
+def _latest(values: Sequence[Any]) -> Any:
+    return values[-1] if values else NAN
+
+
 def _percentiles(percents: Sequence[float], values: Sequence[float]) -> dict[str, float]:
     values = [value for value in values if value == value]
     found = np.percentile(values, percents) if values else [NAN] * len(percents)
     return {f"p{percent:g}": float(value) for percent, value in zip(percents, found, strict=True)}
-
-
-class _Folding(NamedTuple):
-    """A reduction that folds values into a few numbers, so that it needs no list of them.
-
-    Attributes:
-        empty: The numbers without values.
-        of: Function that returns the numbers of values.
-        join: Functions that join each of the numbers with the same number of other values.
-        result: Function of the numbers that returns the result.
-    """
-
-    empty: tuple[Number, ...]
-    of: Callable[[Sequence[Any]], tuple[Number, ...]]
-    join: tuple[Callable[[Any, Any], Any], ...]
-    result: Callable[..., Number]
-
-
-def _extreme(pick: np.ufunc) -> _Folding:
-    """Return the folding of the smallest or the largest value, for `np.fmin` or `np.fmax`, which skip NaN."""
-
-    def number(best: Any) -> Number:
-        return best if isinstance(best, np.ndarray) else float(best)
-
-    return _Folding(
-        (NAN,),
-        lambda values: (number(pick.reduce(np.asarray(values, np.float64), axis=0, initial=NAN)),),
-        (lambda one, other: number(pick(one, other)),),
-        lambda best: best,
-    )
-
-
-_FOLDINGS = {
-    "mean": _Folding((0.0, 0), _total, (operator.add, operator.add), _quotient),
-    "min": _extreme(np.fmin),
-    "max": _extreme(np.fmax),
-    "sum": _Folding((0.0,), lambda values: _total(values)[:1], (operator.add,), lambda total: total),
-}
-
-
-def _summary(name: str, values: Sequence[Any]) -> Number:
-    """Return a statistic of the values of a window."""
-    folding = _FOLDINGS[name]
-    return folding.result(*folding.of(values))
 
 
 class Reducer(ABC):
@@ -150,7 +123,7 @@ class Reducer(ABC):
             old, value = getattr(self, name), state[name]
             if isinstance(old, deque):
                 value = deque(value, maxlen=old.maxlen)
-            setattr(self, name, list(value) if isinstance(value, list) else value)
+            setattr(self, name, type(old)(value) if isinstance(old, (list, tuple)) else value)
 
 
 class Values(Reducer):
@@ -180,15 +153,12 @@ class Values(Reducer):
 
     def clear(self) -> None:
         self._values.clear()
-        self._forget_new()
-
-    def _forget_new(self) -> None:
-        self._new.clear()
-        self._num_new = 0
+        self.take()
 
     def take(self) -> tuple[int, list[Any]]:
         part = (self._num_new, list(self._new))
-        self._forget_new()
+        self._new.clear()
+        self._num_new = 0
         return part
 
     def aggregate(self, parts: Sequence[tuple[int, list[Any]]]) -> None:
@@ -201,36 +171,80 @@ class Values(Reducer):
         self.add([value for _, value in sorted(timed, key=lambda pair: pair[0])])
         self._num_new += sum(number for number, _ in parts) - len(timed)
 
+    def set_state(self, state: dict[str, Any]) -> None:
+        if "_item" in state:  # the latest value, as an older version saved it
+            item, is_new = state["_item"], state["_is_new"]
+            state = {"_values": item, "_new": item if is_new else [], "_num_new": int(is_new)}
+        super().set_state(state)
 
-class Fold(Reducer):
-    """Folds values into a few numbers, as a mean does into a total and a count."""
+
+class Total(Reducer):
+    """Adds values up, to their sum or their mean."""
 
     STATE = ("_all", "_new")
 
-    def __init__(self, folding: _Folding) -> None:
+    def __init__(self, *, is_mean: bool = False) -> None:
         """Start empty."""
-        self._folding = folding
-        self._all = self._new = folding.empty
+        self._is_mean = is_mean
+        self._all: tuple[Number, Any] = (0.0, 0)  # total and number of values
+        self._new: tuple[Number, Any] = (0.0, 0)
 
     def add(self, values: Sequence[Any]) -> None:
-        self.aggregate([self._folding.of(values)])
+        self.aggregate([_total(values)])
 
     def peek(self) -> Number:
-        return self._folding.result(*self._all)
+        total, count = self._all
+        return _quotient(total, count) if self._is_mean else total
 
     def clear(self) -> None:
-        self._all = self._new = self._folding.empty
+        self._all = self._new = (0.0, 0)
 
-    def take(self) -> tuple[Number, ...]:
-        part, self._new = self._new, self._folding.empty
+    def take(self) -> tuple[Any, Any]:
+        part, self._new = self._new, (0.0, 0)
         return part
 
-    def aggregate(self, parts: Sequence[Sequence[Number]]) -> None:
-        for part in parts:
-            self._all, self._new = self._joined(self._all, part), self._joined(self._new, part)
+    def aggregate(self, parts: Sequence[tuple[Any, Any]]) -> None:
+        for total, count in parts:
+            self._all = (self._all[0] + total, self._all[1] + count)
+            self._new = (self._new[0] + total, self._new[1] + count)
 
-    def _joined(self, one: Sequence[Number], other: Sequence[Number]) -> tuple[Number, ...]:
-        return tuple(join(*both) for join, *both in zip(self._folding.join, one, other, strict=True))
+    def set_state(self, state: dict[str, Any]) -> None:
+        # A sum that an older version saved has no number of values.
+        super().set_state({name: (*state[name], 0)[:2] for name in self.STATE})
+
+
+class Extreme(Reducer):
+    """Smallest or largest value."""
+
+    STATE = ("_all", "_new")
+
+    def __init__(self, pick: np.ufunc) -> None:
+        """Start empty; `pick` is `np.fmin` or `np.fmax`."""
+        self._pick = pick
+        self._all: tuple[Number] = (NAN,)
+        self._new: tuple[Number] = (NAN,)
+
+    def add(self, values: Sequence[Any]) -> None:
+        self.aggregate([(_extreme(self._pick, values),)])
+
+    def peek(self) -> Number:
+        return self._all[0]
+
+    def clear(self) -> None:
+        self._all = self._new = (NAN,)
+
+    def take(self) -> tuple[Number]:
+        part, self._new = self._new, (NAN,)
+        return part
+
+    def aggregate(self, parts: Sequence[tuple[Number]]) -> None:
+        # Without values, a part is one NaN, also for arrays.
+        for (best,) in parts:
+            self._all, self._new = (self._picked(self._all[0], best),), (self._picked(self._new[0], best),)
+
+    def _picked(self, one: Number, other: Number) -> Number:
+        best: Any = self._pick(one, other)
+        return best if isinstance(best, np.ndarray) else float(best)
 
 
 def _choose(condition: Any, one: Any, other: Any) -> Any:
@@ -298,35 +312,6 @@ class Ema(Reducer):
             self._apply(*part)
 
 
-class Item(Reducer):
-    """Latest value, of any kind."""
-
-    STATE = ("_item", "_is_new")
-
-    def __init__(self) -> None:
-        """Start without a value."""
-        self._item: list[Any] = []  # none or one
-        self._is_new = False
-
-    def add(self, values: Sequence[Any]) -> None:
-        self._item, self._is_new = [values[-1]], True
-
-    def peek(self) -> Any:
-        return self._item[0] if self._item else NAN
-
-    def clear(self) -> None:
-        self._item, self._is_new = [], False
-
-    def take(self) -> list[Any]:
-        part = self._item if self._is_new else []
-        self._is_new = False
-        return part
-
-    def aggregate(self, parts: Sequence[list[Any]]) -> None:
-        if items := [item for part in parts for item in part]:
-            self.add(items)
-
-
 def make_reducer(reduction: Reduction) -> Reducer:
     """Return an empty reducer for the settings of a key."""
     name, window = reduction.name, reduction.window
@@ -335,14 +320,19 @@ def make_reducer(reduction: Reduction) -> Reducer:
     if name == "item_series":
         return Values(window, list)
     if name == "item":
-        return Item()
+        return Values(1, _latest)
     if window is not None:
-        return Values(window, partial(_summary, name))
+        return Values(window, _OF_WINDOWS[name])
     if name == "ema":
         return Ema(reduction.ema_coeff or DEFAULT_EMA_COEFF)
-    return Fold(_FOLDINGS[name]) if name in _FOLDINGS else make_sum()
+    if name in ("min", "max"):
+        return Extreme(np.fmin if name == "min" else np.fmax)
+    return Total(is_mean=name == "mean")
 
 
-def make_sum() -> Reducer:
-    """Return an empty sum."""
-    return Fold(_FOLDINGS["sum"])
+_OF_WINDOWS: dict[str, Callable[[Sequence[Any]], Number]] = {
+    "mean": _mean,
+    "min": partial(_extreme, np.fmin),
+    "max": partial(_extreme, np.fmax),
+    "sum": _sum,
+}

@@ -125,8 +125,7 @@ class MultiAgentEnvRunner(EnvRunner):
         self._module_of = np.array([index_of.get(name, -1) for name in names])[kept]  # -1 is the last name, None
         for lanes in self.lanes.values():
             lanes.name_episodes(self._carry.id_prefix)
-        for name in self._exploration_metrics():
-            self.metrics.log_reserved(name, [], reduce="mean", window=1)
+        self.metrics.log_reserved(dict.fromkeys(self._exploration_metrics(), ()), window=1)
         self._log_agent_counts({}, dict.fromkeys(map(str, self._seats.agents), 0))
         self._log_agent_returns([])
 
@@ -466,10 +465,9 @@ class MultiAgentEnvRunner(EnvRunner):
         counts: dict[tuple[str, ...], int] = {("num_agent_steps_sampled",): sum(steps.values())}
         counts |= {("num_module_steps_sampled", module_id): steps.get(module_id, 0) for module_id in self.lanes}
         counts |= {("num_agent_steps_sampled_by_agent", agent): count for agent, count in of_agents.items()}
-        for key, count in counts.items():
-            self.metrics.log_reserved(key, [count], reduce="sum")
-            lifetime = (f"{key[0]}_lifetime", *key[1:])
-            self.metrics.log_reserved(lifetime, [count], reduce="lifetime_sum")
+        self.metrics.log_reserved({key: [count] for key, count in counts.items()}, "sum")
+        lifetime = {(f"{key[0]}_lifetime", *key[1:]): [count] for key, count in counts.items()}
+        self.metrics.log_reserved(lifetime, "lifetime_sum")
 
     def _log_agent_returns(self, ended: Iterable[tuple[int, int, NDArray[np.float64], NDArray[np.int64]]]) -> None:
         """Log the returns of agents and modules in the episodes that ended; a module's is the sum over its agents."""
@@ -484,5 +482,5 @@ class MultiAgentEnvRunner(EnvRunner):
         # In evaluation of the episodes of a round, as all other returns.
         window = None if self.config.in_evaluation else self.config.metrics_num_episodes_for_smoothing
         for kind, found in (("agent", of_agents), ("module", of_modules)):
-            for name, values in found.items():
-                self.metrics.log_reserved((f"{kind}_episode_return_mean", name), values, reduce="mean", window=window)
+            by_key = {(f"{kind}_episode_return_mean", name): values for name, values in found.items()}
+            self.metrics.log_reserved(by_key, window=window)

@@ -153,8 +153,8 @@ class EnvRunner:
         self._make_actors(module_specs)
         actors = list(self.actors.values())
         self._num_threads = num_threads_for(actors[0].module, self.config.num_threads)
-        for name in self._exploration_metrics():  # now, so that user code cannot take the names
-            self.metrics.log_reserved(name, [], reduce="mean", window=1)
+        # Now, so that user code cannot take the names.
+        self.metrics.log_reserved(dict.fromkeys(self._exploration_metrics(), ()), window=1)
         self.weight_receivers["modules"] = self._set_module_weights
         self.weight_receivers["exploration"] = self._set_exploration_weights
         self.weight_receivers["transforms"] = self._set_transform_states
@@ -589,8 +589,8 @@ class EnvRunner:
         num_episodes = len(self.last_statistics.returns)
         if num_episodes:
             self._log_episodes(self.last_statistics)
-        for name, value in self._exploration_metrics().items():
-            self.metrics.log_reserved(name, [value], reduce="mean", window=1)
+        if numbers := self._exploration_metrics():
+            self.metrics.log_reserved({name: [value] for name, value in numbers.items()}, window=1)
         self.timers.seconds["storage"] += time.perf_counter() - tic
         return num_episodes
 
@@ -616,18 +616,19 @@ class EnvRunner:
     def _log_counts(self, num_env_steps: int, num_episodes: int) -> None:
         """Count the steps and the episodes of a rollout, or with negative numbers, of a rollout that was lost."""
         self.num_env_steps_sampled_lifetime += num_env_steps
-        for name, count in (("num_episodes", num_episodes), ("num_env_steps_sampled", num_env_steps)):
-            self.metrics.log_reserved(name, [count], reduce="sum")
-            self.metrics.log_reserved(f"{name}_lifetime", [count], reduce="lifetime_sum")
+        episodes, steps = [num_episodes], [num_env_steps]
+        self.metrics.log_reserved({"num_episodes": episodes, "num_env_steps_sampled": steps}, "sum")
+        lifetime = {"num_episodes_lifetime": episodes, "num_env_steps_sampled_lifetime": steps}
+        self.metrics.log_reserved(lifetime, "lifetime_sum")
 
     def _log_episodes(self, statistics: EpisodeStatistics) -> None:
         """Log the returns, lengths and durations of the episodes that ended."""
         window = self.config.metrics_num_episodes_for_smoothing
         for name, values in (("return", statistics.returns.tolist()), ("len", statistics.lengths.tolist())):
             for reduce in ("mean", "min", "max"):
-                self.metrics.log_reserved(f"episode_{name}_{reduce}", values, reduce=reduce, window=window)
+                self.metrics.log_reserved({f"episode_{name}_{reduce}": values}, reduce, window)
         durations_s = statistics.durations_s.tolist()
-        self.metrics.log_reserved("episode_duration_sec_mean", durations_s, reduce="mean", window=window)
+        self.metrics.log_reserved({"episode_duration_sec_mean": durations_s}, window=window)
 
     # Checks, state and metrics.
 

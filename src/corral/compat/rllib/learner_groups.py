@@ -136,7 +136,7 @@ def _learn(learner: Any, data: Any, updates: Mapping[str, UpdateSettings], is_ba
     for module_id, numbers in results.items():
         for name, value in numbers.items():
             if isinstance(value, (int, float)):
-                logger.log_reserved((module_id, name), [float(value)], reduce="mean")
+                logger.log_reserved({(module_id, name): [float(value)]})
     return results, logger.take()
 
 
