@@ -168,12 +168,14 @@ class MetricsLogger:
             window: Number of latest values to reduce.
 
         Raises:
-            MetricsError: User code has logged a key.
+            MetricsError: User code has logged a key, or a key has other settings.
         """
         for key, numbers in values.items():
             entry = self._reserved_by_key.get(key)
             if entry is None:
                 entry = self._reserved_by_key[key] = self._reserve(as_path(key), Settings(reduce, window))
+            elif (entry.reduction.name, entry.reduction.window) != (reduce, window):
+                _check_reduction(entry, make_reduction(entry.path, Settings(reduce, window), "ema"), None)
             entry.pending += numbers  # which `flush` makes floats
             if len(entry.pending) >= FLUSH_AT:
                 entry.flush()
