@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import weakref
 from abc import ABCMeta, abstractmethod
@@ -37,7 +38,7 @@ from corral.config.validation import optimizer_class, reconfigured, round_size, 
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
 from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
 from corral.core.interrupts import interrupts_deferred
-from corral.core.schedules import has_ended_at_zero
+from corral.core.schedules import Schedule, has_ended_at_zero
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
 from corral.engines.lazy import LazyEngine
@@ -326,8 +327,18 @@ class Algorithm(metaclass=_WithHints):
         optimizer = optimizer_class(config.optimizer)
         return LearningSpec(self.loss_of(module_id), optimizer, config.optimizer_config, config.lr_scheduler)
 
+    def _find_ending_lrs(self) -> None:
+        """Note the learning rates of the modules of which all end at 0."""
+        self._ending_lrs: dict[str, list[Schedule]] = {}
+        for module_id, record in self.records.items():
+            # A temperature alone is not learning.
+            lrs = [lr for group, lr in record.config.lrs_of_groups().items() if group != "alpha"] or [record.config.lr]
+            if all(has_ended_at_zero(lr, math.inf) for lr in lrs):
+                self._ending_lrs[module_id] = lrs
+
     def _resolve_modules(self) -> None:
         """Note what the modules of now need in each iteration: explorations that learn, and parts of the weights."""
+        self._find_ending_lrs()
         explorations = self.explorations
         self._learning_explorations = {
             module_id: each for module_id, each in explorations.items() if overrides_method(each, "learn")
@@ -527,7 +538,7 @@ class Algorithm(metaclass=_WithHints):
 
     def _log_steps_trained(self) -> None:
         steps, self._num_steps_trained = self._num_steps_trained, 0
-        units = ("module",) if self.config.is_multi_agent else ("env", "module")
+        units = ("module",) if self.config.policies else ("env", "module")
         for name in [f"num_{unit}_steps_trained" for unit in units]:
             self.metrics.log_reserved({("learners", ALL_MODULES, name): [steps]}, "sum")
             self.metrics.log_reserved({("learners", ALL_MODULES, f"{name}_lifetime"): [steps]}, "lifetime_sum")
@@ -538,7 +549,7 @@ class Algorithm(metaclass=_WithHints):
         With `count_steps_by="agent_steps"` it samples at least so many agent steps.
         """
         rollouts: list[Rollout] = []
-        left, by_agent = num_timesteps, self.config.is_multi_agent and self.config.count_steps_by == "agent_steps"
+        left, by_agent = num_timesteps, self.config.count_steps_by == "agent_steps" and self.config.is_multi_agent
         while left > 0:
             request = SampleRequest(
                 num_timesteps=self.round_size or (self._env_steps_for(left, rollouts) if by_agent else left),
@@ -612,7 +623,8 @@ class Algorithm(metaclass=_WithHints):
         self._check_running()
         with self.exceptions_shown(), limit_threads(self._num_threads):
             self.own_run.open()
-            self._warn_of_ended_lr()
+            if self._ending_lrs:
+                self._warn_of_ended_lr()
             start = time.perf_counter()
             with self._evaluator.during_training():
                 self._repeat_training_step(start)
@@ -643,13 +655,9 @@ class Algorithm(metaclass=_WithHints):
     def _warn_of_ended_lr(self) -> None:
         """Warn once of a module whose learning rates have all fallen to 0: it would learn nothing, without a sign."""
         steps = self.num_env_steps_sampled_lifetime
-        for module_id, record in self.records.items():
-            config = record.config
-            # A temperature alone is not learning.
-            lrs = [lr for group, lr in config.lrs_of_groups().items() if group != "alpha"] or [config.lr]
-            has_ended = all(has_ended_at_zero(lr, steps) for lr in lrs)
-            if has_ended and module_id not in self._warned_of_lr and self.trains(module_id):
-                self._warned_of_lr.add(module_id)
+        for module_id, lrs in list(self._ending_lrs.items()):
+            if all(has_ended_at_zero(lr, steps) for lr in lrs) and self.trains(module_id):
+                del self._ending_lrs[module_id]
                 log.warning(
                     "Module %r learns nothing from here on, after %s env steps: its learning rate has fallen to 0, "
                     "where its schedule ends. Stop the run there, or give a longer schedule.",
@@ -771,7 +779,7 @@ class Algorithm(metaclass=_WithHints):
         self.config = config.freeze()
         for module_id, record in self.records.items():
             record.config = self._config_of(module_id)
-        self._warned_of_lr: set[str] = set()
+        self._find_ending_lrs()
         self._config_dict = config.to_dict()
 
     def fit(
