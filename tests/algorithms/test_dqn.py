@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import small_configs
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -236,31 +237,12 @@ def test_each_loss_draws_new_noise_for_both_networks(num_atoms: int) -> None:
         assert other == name or not torch.equal(noise, noises[0][other]), name
 
 
-def small_config(env: Any = IdentityEnv, **training: Any) -> DQNConfig:
-    """Return the config of a run of seconds."""
-    settings = {
-        "num_steps_sampled_before_learning_starts": 64,
-        "train_batch_size_per_learner": 32,
-        "n_step": 1,
-        "lr": 5e-3,
-        "gamma": 0.5,
-        "target_network_update_freq": 100,
-        **training,
-    }
-    return (
-        DQNConfig()
-        .environment(env, env_config={"episode_length": 8})
-        .rl_module(model_config={"fcnet_hiddens": [16, 16]})
-        .training(**settings)
-        .exploration(exploration_config={"epsilon_timesteps": 500})
-        .reporting(min_sample_timesteps_per_iteration=100)
-        .debugging(seed=0)
-    )
+def small_config(env: Any = IdentityEnv, **training: Any) -> Any:
+    return small_configs.small_config("DQN", **training).environment(env)
 
 
 PRIORITIZED = {"replay_buffer_config": {"type": "prioritized", "capacity": 2000}}
 FORMS: dict[str, dict[str, Any]] = {
-    "defaults": {},
     "single": {"double_q": False},
     "dueling": {"dueling": True},
     "noisy": {"noisy": True, "training_intensity": 32, "lr": 1e-3},
@@ -400,23 +382,6 @@ class TestRing:
             lrs = [algo.training_step().get("default_policy", {}) for _ in range(12)]
             assert [lr["default_optimizer_learning_rate"] for lr in lrs[1:]] == 9 * [1e-2] + 2 * [1e-3]
         assert all((weight == 1).all() for weight in weights[:9]) and not (weights[9] == 1).all()
-
-    def test_the_result_has_its_keys_before_anything_is_learned(self) -> None:
-        config = self.config().training(num_steps_sampled_before_learning_starts=250)
-        with config.build() as algo:
-            first, *_, last = [algo.train() for _ in range(4)]
-        learned = last["learners"][DEFAULT_MODULE_ID]
-        assert first["learners"][DEFAULT_MODULE_ID].keys() == learned.keys() == set(DQN.METRICS)
-        assert all(np.isnan(value) for value in first["learners"][DEFAULT_MODULE_ID].values())
-        assert all(np.isfinite(value) for value in learned.values())
-
-    def test_results_repeat_with_the_seed(self) -> None:
-        def losses(seed: int) -> list[float]:
-            config = small_config(**PRIORITIZED, noisy=True).debugging(seed=seed)
-            with config.build() as algo:
-                return [algo.train()["learners"][DEFAULT_MODULE_ID]["total_loss"] for _ in range(3)]
-
-        assert losses(3) == losses(3) != losses(4)
 
     @pytest.mark.parametrize("num_env_runners", [2])
     def test_runners_of_an_engine_fill_one_buffer(self, num_env_runners: int) -> None:
@@ -561,27 +526,6 @@ class TestEvents:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize(
-        ("settings", "message"),
-        [
-            ({"replay_buffer_config": {"capacity": 63}}, "capacity=63 is less than train_batch_size_per_learner"),
-            ({"replay_buffer_config": {"kapacity": 16}}, "unknown setting 'kapacity'"),
-            ({"replay_buffer_config": {"alpha": 0.5}}, "alpha=0.5 contradicts type='uniform'"),
-            ({"training_intensity": 0}, "training_intensity=0 must be positive or None"),
-            ({"tau": 0}, r"tau=0 must be in \(0, 1\]"),
-            ({"n_step": 0}, "n_step=0 must be at least 1"),
-            ({"n_step": (5, 2)}, r"n_step=\(5, 2\): the first number must not be larger than the second"),
-            ({"n_step": [0, 2]}, r"n_step=\[0, 2\]: 0 must be at least 1"),
-            ({"target_network_update_freq": -1}, "target_network_update_freq=-1 must be at least 0"),
-            ({"num_atoms": 0}, "num_atoms=0 must be at least 1"),
-            ({"num_atoms": 5, "v_min": 3.0, "v_max": 3.0}, "v_min=3.0 must be below v_max=3.0"),
-            ({"sigma0": -1.0}, "sigma0=-1.0 must be at least 0"),
-        ],
-    )
-    def test_it_is_refused_before_anything_starts(self, settings: dict[str, Any], message: str) -> None:
-        with pytest.raises(ConfigError, match=message):
-            DQNConfig().environment("CartPole-v1").training(**settings).build()
-
     def test_box_actions_are_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"EpsilonGreedy takes .*|Q-values need Discrete actions"):
             DQNConfig().environment("Pendulum-v1").build()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from small_configs import small_config
 from torch import Tensor, nn
 
 from corral import SACConfig
@@ -22,7 +24,6 @@ from corral.modules.distributions import SquashedGaussian
 from corral.modules.inference import Inference
 from corral.modules.networks import LogStdClamp
 from corral.modules.sac_module import SACModule
-from corral.testing import IdentityEnv
 
 OBS = spaces.Box(-1, 1, (3,), np.float32)
 BOX = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 1], np.float32))
@@ -310,48 +311,13 @@ def test_what_the_clamp_cuts_off_has_no_gradient() -> None:
     np.testing.assert_array_equal(inputs.grad, [[1, 2, 3, 4], [5, 6, 0, 0]])
 
 
-def quick(space: Any = "box", **training: Any) -> SACConfig:
-    return (
-        SACConfig()
-        .environment(IdentityEnv, env_config={"space": space})
-        .rl_module(model_config={"fcnet_hiddens": [32, 32]})
-        .training(
-            gamma=0.0,
-            lr=3e-3,
-            train_batch_size_per_learner=64,
-            num_steps_sampled_before_learning_starts=100,
-            replay_buffer_config={"capacity": 10_000},
-        )
-        .training(**training)
-        .reporting(min_sample_timesteps_per_iteration=50)
-        .debugging(seed=1)
-    )
+quick = partial(small_config, "SAC")
 
 
 def greedy_return(algorithm: Algorithm, num_episodes: int) -> float:
     assert algorithm.env_runner is not None
     rollout = algorithm.env_runner.sample(num_episodes=num_episodes, explore=False)
     return float(rollout.rewards[rollout.valid].sum()) / num_episodes
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        "box",
-        "discrete",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("box_uneven", "discrete_from_minus_2")),
-    ],
-)
-def test_identity_is_solved(space: str) -> None:
-    config = quick(space, lr=5e-3, initial_alpha=0.03, train_batch_size_per_learner=128)
-    with config.build() as algorithm:
-        best = greedy_return(algorithm, 10)
-        assert best < 12  # of 16
-        while best < 15 and algorithm.num_env_steps_sampled_lifetime < 3000:
-            for _ in range(4):
-                algorithm.train()
-            best = greedy_return(algorithm, 10)
-    assert best >= 15
 
 
 def learner_metrics_of(result: dict[str, Any]) -> dict[str, float]:
@@ -376,28 +342,12 @@ def test_there_are_as_many_critics_as_the_config_says(space: str, settings: dict
         assert module.q_values(obs, actions).shape[:2] == (num_critics, 5)
 
 
-def test_keys_are_there_before_learning_starts_and_actions_are_even_until_then() -> None:
+def test_actions_are_even_until_learning_starts() -> None:
     with quick().build() as algorithm:
-        first, _, third = (learner_metrics_of(algorithm.train()) for _ in range(3))
+        for _ in range(2):
+            algorithm.train()
         actions = np.tanh(algorithm.local_replay_buffer.sample(64)["actions"])
-    assert sorted(first) == sorted(third) == sorted(algorithm.METRICS)
-    assert np.isnan(list(first.values())).all()
-    assert np.isfinite(list(third.values())).all()
-    assert third["td_error_mean"] > 0
     assert actions.std() == pytest.approx(1 / math.sqrt(3), abs=0.12)
-    assert third["total_loss"] == pytest.approx(
-        third["critic_loss"] + third["actor_loss"] + third["alpha_loss"], abs=1e-4
-    )
-
-
-@pytest.mark.parametrize("space", ["box", "discrete"])
-def test_same_seed_same_results(space: str) -> None:
-    def results(seed: int) -> list[dict[str, float]]:
-        with quick(space).debugging(seed=seed).build() as algorithm:
-            return [learner_metrics_of(algorithm.train()) for _ in range(3)][2:]
-
-    assert results(7) == results(7)
-    assert results(7) != results(8)
 
 
 def test_a_state_holds_all_that_updates_go_on_from() -> None:
@@ -438,21 +388,6 @@ def test_checkpoints_hold_it_all(tmp_path: Any) -> None:
                 np.testing.assert_array_equal(restored.get_module().state_dict()[name], value)
 
 
-@pytest.mark.slow
-def test_learners_together_take_the_steps_of_one() -> None:
-    def weights(num_learners: int) -> dict[str, Any]:
-        config = quick(train_batch_size_per_learner=64 // max(1, num_learners))
-        with config.learners(num_learners=num_learners).engine("process").build() as algorithm:
-            for _ in range(3):
-                algorithm.train()
-            found = {name: value.numpy().copy() for name, value in algorithm.get_module().state_dict().items()}
-            return found
-
-    one, two = weights(0), weights(2)
-    for name, value in one.items():
-        np.testing.assert_allclose(two[name], value, rtol=1e-2, atol=1e-3, err_msg=name)
-
-
 def test_actions_now_and_next_are_drawn_with_independent_normal_noise() -> None:
     columns: list[Any] = []
 
@@ -475,6 +410,8 @@ def test_errors_become_priorities() -> None:
         batch = algorithm.local_replay_buffer.sample(64, beta=1.0)  # type: ignore[attr-defined]
     assert len(np.unique(batch["weights"])) > 10
     assert metrics["td_error_mean"] > 0
+    losses = metrics["critic_loss"] + metrics["actor_loss"] + metrics["alpha_loss"]
+    assert metrics["total_loss"] == pytest.approx(losses, abs=1e-4)
 
 
 def test_the_buffer_is_as_large_as_the_papers_unless_the_config_says() -> None:
@@ -512,20 +449,6 @@ def test_action_spaces_that_do_not_fit_are_refused(space: spaces.Space[Any]) -> 
     if isinstance(space, spaces.MultiDiscrete):
         with pytest.raises(ConfigError, match="Discrete actions, or a Box"):
             quick("multi_discrete").build()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"initial_alpha": 0.0}, "initial_alpha=0.0 must be positive"),
-        ({"actor_lr": -1.0}, "actor_lr"),
-        ({"alpha_lr": [(10, 1e-3)]}, "alpha_lr=.*: the first step"),
-        ({"replay_buffer_config": {"capacity": 10}}, "capacity=10 is less than"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        quick(**settings).validate()
 
 
 class TwoInputs(SACModule):

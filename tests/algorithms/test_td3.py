@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from small_configs import small_config
 from torch import Tensor, nn
 
 from corral import DDPGConfig, TD3Config, make_multi_agent
@@ -182,40 +183,8 @@ def test_runners_compute_the_actor_in_numpy_and_alike() -> None:
     np.testing.assert_array_equal(module.value(torch.from_numpy(obs)).detach(), values.amin(0).detach())
 
 
-def quick(cls: type[TD3Config] = TD3Config, **training: Any) -> TD3Config:
-    return (
-        cls()
-        .environment(IdentityEnv, env_config={"space": "box"})
-        .rl_module(model_config={"fcnet_hiddens": [32, 32]})
-        .training(
-            gamma=0.0,
-            lr=5e-3,
-            train_batch_size_per_learner=64,
-            num_steps_sampled_before_learning_starts=100,
-            replay_buffer_config={"capacity": 10_000},
-        )
-        .training(**training)
-        .reporting(min_sample_timesteps_per_iteration=50)
-        .debugging(seed=1)
-    )
-
-
-def greedy_return(algorithm: Algorithm, num_episodes: int) -> float:
-    assert algorithm.env_runner is not None
-    rollout = algorithm.env_runner.sample(num_episodes=num_episodes, explore=False)
-    return float(rollout.rewards[rollout.valid].sum()) / num_episodes
-
-
-@pytest.mark.parametrize("cls", [TD3Config, pytest.param(DDPGConfig, marks=pytest.mark.slow)])
-def test_identity_is_solved(cls: type[TD3Config]) -> None:
-    with quick(cls).build() as algorithm:
-        best = greedy_return(algorithm, 10)
-        assert best < 12  # of 16
-        while best < 15 and algorithm.num_env_steps_sampled_lifetime < 3000:
-            for _ in range(4):
-                algorithm.train()
-            best = greedy_return(algorithm, 10)
-    assert best >= 15
+def quick(cls: type[TD3Config] = TD3Config, **training: Any) -> Any:
+    return small_config("DDPG" if cls is DDPGConfig else "TD3", **training)
 
 
 def learner_metrics_of(result: dict[str, Any]) -> dict[str, float]:
@@ -258,24 +227,12 @@ def test_targets_wait_for_target_network_update_freq() -> None:
         assert not same(first, weights_of(module.target_actor))
 
 
-def test_keys_are_there_before_learning_starts_and_actions_are_even_until_then() -> None:
+def test_actions_are_even_until_learning_starts() -> None:
     with quick().build() as algorithm:
-        first, _, third = (learner_metrics_of(algorithm.train()) for _ in range(3))
-        actions = algorithm.local_replay_buffer.sample(100)["actions"]  # type: ignore[attr-defined]
-    assert sorted(first) == sorted(third) == sorted(algorithm.METRICS)
-    assert np.isnan(list(first.values())).all()
-    assert np.isfinite(list(third.values())).all()
+        for _ in range(2):
+            algorithm.train()
+        actions = algorithm.local_replay_buffer.sample(100)["actions"]
     assert np.abs(actions).max() <= 1 and actions.std() == pytest.approx(0.55, abs=0.12)
-
-
-@pytest.mark.parametrize("cls", [TD3Config, DDPGConfig])
-def test_same_seed_same_results(cls: type[TD3Config]) -> None:
-    def results(seed: int) -> list[dict[str, float]]:
-        with quick(cls, num_steps_sampled_before_learning_starts=32).debugging(seed=seed).build() as algorithm:
-            return [learner_metrics_of(algorithm.train()) for _ in range(2)]
-
-    assert results(7) == results(7)
-    assert results(7) != results(8)
 
 
 def test_ddpg_is_td3_with_other_settings(tmp_path: Any) -> None:
@@ -321,20 +278,6 @@ def test_a_frozen_actor_stays() -> None:
         for _ in range(3):
             algorithm.train()
         assert same(before, weights_of(module.actor)) and not same(critics, weights_of(module.q))
-
-
-@pytest.mark.slow
-def test_learners_together_take_the_steps_of_one() -> None:
-    def weights(num_learners: int) -> dict[str, Any]:
-        config = quick(train_batch_size_per_learner=64 // max(1, num_learners))
-        with config.learners(num_learners=num_learners).engine("process").build() as algorithm:
-            for _ in range(3):
-                algorithm.train()
-            return {name: value.numpy().copy() for name, value in algorithm.get_module().state_dict().items()}
-
-    one, two = weights(0), weights(2)
-    for name, value in one.items():
-        np.testing.assert_allclose(two[name], value, rtol=1e-2, atol=1e-3, err_msg=name)
 
 
 @pytest.mark.parametrize("engine", ["local", pytest.param("process", marks=pytest.mark.slow)])
@@ -436,21 +379,6 @@ def test_action_spaces_that_do_not_fit_are_refused(space: spaces.Space[Any]) -> 
     if isinstance(space, spaces.Discrete):
         with pytest.raises(ConfigError, match="TD3 and DDPG take a Box"):
             quick().environment(IdentityEnv, env_config={"space": "discrete"}).build()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"policy_delay": 0}, "policy_delay=0 must be"),
-        ({"target_noise": -0.1}, "target_noise=-0.1"),
-        ({"target_noise_clip": -1.0}, "target_noise_clip"),
-        ({"actor_lr": -1.0}, "actor_lr"),
-        ({"replay_buffer_config": {"capacity": 10}}, "capacity=10 is less than"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        quick(**settings).validate()
 
 
 def test_images_and_dicts_are_observations_too() -> None:

@@ -1,0 +1,44 @@
+"""The small configs of all algorithms: they learn `IdentityEnv` within some seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corral.algorithms.registry import config_class
+from corral.testing import IdentityEnv
+
+OFF_POLICY: dict[str, Any] = {
+    "gamma": 0.0,
+    "lr": 5e-3,
+    "train_batch_size_per_learner": 64,
+    "num_steps_sampled_before_learning_starts": 100,
+    "replay_buffer_config": {"capacity": 10_000},
+}
+TRAINING: dict[str, dict[str, Any]] = {
+    "PPO": {"gamma": 0.0, "lr": 3e-3, "train_batch_size_per_learner": 256, "minibatch_size": 128},
+    "DQN": {
+        "num_steps_sampled_before_learning_starts": 64,
+        "train_batch_size_per_learner": 32,
+        "n_step": 1,
+        "lr": 5e-3,
+        "gamma": 0.5,
+        "target_network_update_freq": 100,
+    },
+    "SAC": {**OFF_POLICY, "lr": 3e-3},
+    "TD3": OFF_POLICY,
+    "DDPG": OFF_POLICY,
+}
+
+
+def small_config(algo: str, space: Any = None, **training: Any) -> Any:
+    """Return the config of a run of seconds; `space` names the action space of the env."""
+    config: Any = config_class(algo)().training(**{**TRAINING[algo], **training})
+    if space is None:
+        space = "discrete" if algo in ("PPO", "DQN") else "box"
+    config.environment(IdentityEnv, env_config={"space": space}).debugging(seed=1)
+    if algo == "DQN":
+        config.environment(env_config={"space": space, "episode_length": 8}).debugging(seed=0)
+        config.exploration(exploration_config={"epsilon_timesteps": 500})
+    if algo != "PPO":
+        config.reporting(min_sample_timesteps_per_iteration=100 if algo == "DQN" else 50)
+    return config.rl_module(model_config={"fcnet_hiddens": [16, 16] if algo == "DQN" else [32, 32]})

@@ -1,0 +1,150 @@
+"""What every algorithm does: it solves an env, repeats with its seed, learns alike with learners, refuses settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from small_configs import TRAINING, small_config
+
+from corral import Algorithm
+from corral.algorithms.registry import ALGORITHMS
+from corral.errors import ConfigError
+from exact_runs import differences, without_times
+
+FORMS = [("PPO", "discrete"), ("DQN", "discrete"), ("SAC", "box"), ("SAC", "discrete"), ("TD3", "box"), ("DDPG", "box")]
+SLOW_FORMS = [("SAC", "box_uneven"), ("SAC", "discrete_from_minus_2"), ("DDPG", "box")]
+# Settings that make it learn faster.
+SOLVES: dict[str, dict[str, Any]] = {"SAC": {"lr": 5e-3, "initial_alpha": 0.03, "train_batch_size_per_learner": 128}}
+
+
+PRIORITIZED = {"replay_buffer_config": {"type": "prioritized", "capacity": 2000}}
+
+
+def test_every_algorithm_is_held_to_the_contract() -> None:
+    assert {algo for algo, _ in FORMS} == TRAINING.keys() == ALGORITHMS.keys()
+
+
+def share_of_best_return(algorithm: Algorithm) -> float:
+    """Return the mean reward of greedy steps; 1 is the best."""
+    assert algorithm.env_runner is not None
+    rollout = algorithm.env_runner.sample(num_episodes=10, explore=False)
+    return float(rollout.rewards[rollout.valid].mean())
+
+
+@pytest.mark.parametrize(
+    ("algo", "space"),
+    [
+        *(form for form in FORMS if form not in SLOW_FORMS),
+        *(pytest.param(*form, marks=pytest.mark.slow) for form in SLOW_FORMS),
+    ],
+)
+def test_it_solves_the_identity_env(algo: str, space: str) -> None:
+    with small_config(algo, space, **SOLVES.get(algo, {})).build() as algorithm:
+        best = share_of_best_return(algorithm)
+        assert best < 0.75
+        while best < 15 / 16 and algorithm.num_env_steps_sampled_lifetime < 3000:
+            for _ in range(4):
+                algorithm.train()
+            best = share_of_best_return(algorithm)
+    assert best >= 15 / 16
+
+
+@pytest.mark.parametrize(("algo", "space"), FORMS)
+def test_the_same_seed_gives_the_same_results(algo: str, space: str) -> None:
+    settings = {} if algo == "PPO" else {"num_steps_sampled_before_learning_starts": 32}
+    config = small_config(algo, space, **settings, **(PRIORITIZED | {"noisy": True} if algo == "DQN" else {}))
+
+    def results(seed: int) -> list[Any]:
+        with config.copy().debugging(seed=seed).build() as algorithm:
+            return [without_times(algorithm.train()) for _ in range(2)]
+
+    first, again, other = (results(seed) for seed in (7, 7, 8))
+    assert differences(first, again) == []
+    assert any("/learners/" in place for place in differences(first, other))
+
+
+@pytest.mark.parametrize(("algo", "space"), FORMS)
+def test_the_result_has_its_keys_before_anything_is_learned(algo: str, space: str) -> None:
+    with small_config(algo, space).build() as algorithm:
+        first, *_, last = (algorithm.train()["learners"]["default_policy"] for _ in range(3))
+        assert sorted(first) == sorted(last)
+        if algo != "PPO":  # which learns in each iteration
+            assert sorted(first) == sorted(algorithm.METRICS)
+            starts = algorithm.config.num_steps_sampled_before_learning_starts
+            has_learned = algorithm.config.min_sample_timesteps_per_iteration >= starts
+            assert has_learned or np.isnan(list(first.values())).all()
+    assert np.isfinite(list(last.values())).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["SAC", "TD3"])  # DQN has a test of its own with a smaller tolerance
+def test_learners_together_take_the_steps_of_one(algo: str) -> None:
+    def weights(num_learners: int) -> dict[str, Any]:
+        config = small_config(algo)
+        size = config.train_batch_size_per_learner // max(1, num_learners)
+        config.training(train_batch_size_per_learner=size)
+        with config.learners(num_learners=num_learners).engine("process").build() as algorithm:
+            for _ in range(3):
+                algorithm.train()
+            return {name: value.numpy().copy() for name, value in algorithm.get_module().state_dict().items()}
+
+    one, two = weights(0), weights(2)
+    for name, value in one.items():
+        np.testing.assert_allclose(two[name], value, rtol=1e-2, atol=1e-3, err_msg=name)
+
+
+OFF_POLICY: list[tuple[dict[str, Any], str]] = [
+    ({"replay_buffer_config": {"capacity": 10}}, "capacity=10 is less than train_batch_size_per_learner"),
+    ({"replay_buffer_config": {"kapacity": 16}}, "unknown setting 'kapacity'"),
+    ({"replay_buffer_config": {"alpha": 0.5}}, "alpha=0.5 contradicts type='uniform'"),
+    ({"training_intensity": 0}, "training_intensity=0 must be positive or None"),
+    ({"tau": 0}, "tau=0 must be in (0, 1]"),
+    ({"n_step": 0}, "n_step=0 must be at least 1"),
+    ({"n_step": (5, 2)}, "n_step=(5, 2): the first number must not be larger than the second"),
+    ({"n_step": [0, 2]}, "n_step=[0, 2]: 0 must be at least 1"),
+    ({"target_network_update_freq": -1}, "target_network_update_freq=-1 must be at least 0"),
+]
+OF_ACTOR = [({"actor_lr": -1.0}, "actor_lr")]
+OF_TD3 = [
+    ({"policy_delay": 0}, "policy_delay=0 must be"),
+    ({"target_noise": -0.1}, "target_noise=-0.1"),
+    ({"target_noise_clip": -1.0}, "target_noise_clip"),
+]
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "PPO": [
+        ({"clip_param": 0.0}, "clip_param=0.0"),
+        ({"kl_target": 0.01}, "kl_target=0.01"),
+        ({"kl_band": 2}, "kl_target, which is None"),
+        ({"target_kl": 0.0}, "target_kl"),
+    ],
+    "DQN": [
+        *OFF_POLICY,
+        ({"num_atoms": 0}, "num_atoms=0 must be at least 1"),
+        ({"num_atoms": 5, "v_min": 3.0, "v_max": 3.0}, "v_min=3.0 must be below v_max=3.0"),
+        ({"sigma0": -1.0}, "sigma0=-1.0 must be at least 0"),
+    ],
+    "SAC": [
+        *OFF_POLICY,
+        *OF_ACTOR,
+        ({"initial_alpha": 0.0}, "initial_alpha=0.0 must be positive"),
+        ({"alpha_lr": [(10, 1e-3)]}, "the first step"),
+    ],
+    "TD3": [*OFF_POLICY, *OF_ACTOR, *OF_TD3],
+    "DDPG": [*OFF_POLICY, *OF_ACTOR, *OF_TD3],
+}
+
+
+@pytest.mark.parametrize("algo", TRAINING)
+def test_settings_that_cannot_work_are_refused_before_anything_starts(algo: str) -> None:
+    wrong = []
+    for settings, message in REFUSED[algo]:
+        try:
+            small_config(algo, **settings).build().stop()
+        except ConfigError as error:
+            if message not in str(error):
+                wrong.append(f"{settings}: {error}")
+        else:
+            wrong.append(f"{settings}: not refused")
+    assert not wrong, "\n".join(wrong)
