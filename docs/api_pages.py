@@ -60,7 +60,8 @@ TOPICS = {
     "learners": (
         "Learners",
         "What takes gradient steps.",
-        "learners.learner.Learner learners.learner_group.LearnerGroup learners.build.make_learner_group "
+        "learners.learner.Learner learners.learner_group.LearnerGroup learners.learner_group.PendingUpdate "
+        "learners.build.make_learner_group "
         "learners.settings.LearningSpec learners.settings.UpdateSettings learners.ready_optimizers.ready_optimizers",
     ),
     "returns": (

@@ -14,8 +14,8 @@ from corral import DQNConfig, load_policy
 from corral.algorithms.dqn import c51_loss, dqn_loss
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
-from corral.learners.learner_group import split_batches
 from corral.learners.minibatches import Cuts
+from corral.learners.remote_learners import split_batches
 from corral.modules.inference import Inference, Memory
 from corral.modules.recurrent_q_module import RecurrentQModule
 from corral.testing import CountingEnv, TMaze

@@ -510,7 +510,7 @@ def test_steps_of_a_fragment_that_is_under_way_are_lost(tmp_path: Path) -> None:
     with config.build() as algo:
         algo.train()
         algo.env_runner_group.sample_async(SampleRequest(num_timesteps=30))
-        in_flight = algo.env_runner_group.num_env_steps_in_flight
+        in_flight = algo.env_runner_group.fault_results()["num_env_steps_in_flight"]
         state = algo.get_state()
     assert in_flight >= 30
     with config.build() as algo:

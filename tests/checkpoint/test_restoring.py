@@ -255,7 +255,7 @@ def test_settings_of_the_optimizer_that_are_given_hold(tmp_path: Path) -> None:
         path = algo.save(tmp_path / "checkpoint")
     with config(optimizer="adamw", optimizer_config={"weight_decay": 0.25}).build() as other:
         other.restore_from_path(path)
-        optimizer = other.learner_group._learner.torch_optimizer(DEFAULT_MODULE_ID)
+        optimizer = other.learner_group.learner_here.torch_optimizer(DEFAULT_MODULE_ID)
         assert optimizer.param_groups[0]["weight_decay"] == 0.25
 
 

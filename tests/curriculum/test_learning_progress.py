@@ -91,7 +91,7 @@ def test_an_episode_that_follows_a_failure_belongs_to_its_own_task() -> None:
         for _ in range(8):
             for name, found in algo.train()["env_runners"]["by_task"].items():
                 assert found["num_episodes"] == 0 or found["episode_return_mean"] == 3 * int(name)
-        assert algo.env_runner_group.num_sub_environment_restarts > 8
+        assert algo.env_runner_group.counts.num_sub_env_restarts > 8
 
 
 def test_tasks_may_be_arrays() -> None:

@@ -203,7 +203,7 @@ def test_a_sub_env_that_fails_wholly_keeps_its_last_known_task(vectorization: st
     with made.env_runners(vectorization=vectorization).build() as algo:  # type: ignore[arg-type]
         algo.env_runner_group.foreach_env_runner("set_tasks", kwargs={"tasks": [7, 8]})
         algo.train()
-        assert algo.env_runner_group.num_sub_environment_restarts >= 2
+        assert algo.env_runner_group.counts.num_sub_env_restarts >= 2
         assert levels(algo) == [[7, 8]]
 
 

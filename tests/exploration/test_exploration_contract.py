@@ -176,7 +176,7 @@ def test_a_runner_that_takes_the_place_of_a_dead_one_knows_the_timestep(engine: 
         assert before == 60
         algo.train()
         [log] = algo.env_runner_group.foreach_env_runner(lambda runner: runner.exploration.log)
-        assert runner.num_restarts == 1
+        assert runner.counts.num_restarts == 1
         assert log[0] == (60, True)
         assert len(log) == 3 * 30 / 6 - 2  # as many rows as 30 steps of 3 envs took it, and none of the dead one's
 

@@ -75,8 +75,8 @@ def test_a_run_survives_hundreds_of_faults_and_counts_every_step_once(engine: st
             sampled += int(result["env_runners"]["num_env_steps_sampled"])
             if len(faults(record)) >= num_faults // 4 * (len(levels) + 1):
                 levels.append(level())
-        lost, health = algo.env_runner_group.num_env_steps_lost, result["fault_tolerance"]
-        in_flight = sum(runner.sampling is not None for runner in algo.env_runner_group._runners.values()) * FRAGMENT
+        lost, health = algo.env_runner_group.counts.num_env_steps_lost, result["fault_tolerance"]
+        in_flight = sum(len(runner.requests) for runner in algo.env_runner_group._runners.values()) * FRAGMENT
         taken = steps_taken(record)
     kinds = Counter(faults(record))
     assert set(kinds) <= set(RATES[engine]) and (num_faults < 200 or len(kinds) == len(RATES[engine]))

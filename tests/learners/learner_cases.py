@@ -203,7 +203,7 @@ def td3_training_step(group: LearnerGroup, batch: Batch, number: int) -> dict[st
 
 def td3_update_at_once(group: LearnerGroup, batch: Batch, num_steps: int) -> dict[str, Any]:
     """Take several gradient steps of the critic, and half as many of the actor and the targets, in one update."""
-    size = len(batch["rewards"]) // num_steps // max(1, len(group._workers))
+    size = len(batch["rewards"]) // num_steps // group.num_learners
     settings = {"minibatch_size": size, "shuffle": False, "every": {"actor": 2}}
     return update(group, batch, lr=0.01, after_step=update_target_with_actor, **settings)
 

@@ -58,8 +58,10 @@ from corral.errors import CallbackError, CorralError, LossError, WorkerDiedError
 from corral.learners.build import start_learners
 from corral.learners.distributed import backend_for, own_address
 from corral.learners.learner import Learner
-from corral.learners.learner_group import LearnerGroup, _apply, merge_results, split_batches
+from corral.learners.learner_group import LearnerGroup
 from corral.learners.losses import Batch
+from corral.learners.remote_learners import RemoteLearnerGroup, _apply, merge_results, split_batches
+from corral.learners.settings import UpdateSettings
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
 
@@ -80,20 +82,20 @@ def workers() -> Iterator[list[WorkerHandle]]:
         handle.kill()
 
 
-Build = Callable[[MakeLearner], LearnerGroup]
+Build = Callable[[MakeLearner], RemoteLearnerGroup]
 
 
 @pytest.fixture
 def build(workers: list[WorkerHandle]) -> Build:
     """Give a group of new learners in processes that are there, or are started if a test ended them."""
 
-    def group_of(make: MakeLearner) -> LearnerGroup:
+    def group_of(make: MakeLearner) -> RemoteLearnerGroup:
         workers[:] = [worker for worker in workers if worker.alive()]
         workers.extend(start([partial(make, 0)] * (make.num_learners - len(workers))))
         used = workers[: make.num_learners]
         for future in [worker.call(rebuild, make, rank) for rank, worker in enumerate(used)]:
             future.result()
-        return LearnerGroup(make(), used, host="127.0.0.1")
+        return RemoteLearnerGroup(make(), used, host="127.0.0.1")
 
     return group_of
 
@@ -176,7 +178,7 @@ def test_all_learners_and_the_driver_have_the_same_weights_and_buffers(build: Bu
 def test_weights_can_be_given_to_all_learners(build: Build) -> None:
     group = build(MakeLearner(2))
     update(group, regression(8), lr=0.1)
-    kept = weights_of(group._learner)
+    kept = weights_of(group.learner_here)
     update(group, regression(8), lr=0.1)
     group.set_weights(kept)
     assert group.weights_version == 3
@@ -233,7 +235,7 @@ def test_callbacks_of_several_learners_take_the_time_of_the_slowest_and_once(bui
 def test_changed_gradients_give_the_same_weights_in_all_learners(build: Build) -> None:
     settings = {"optimizer_class": torch.optim.SGD, "callbacks": {"on_gradients": [ones_of_rank]}}
     group = build(MakeLearner(2, **settings))
-    before = weights_of(group._learner)
+    before = weights_of(group.learner_here)
     results = update(group, regression(4), lr=0.5)
     first, second = group._call_all(weights_of)
     assert_same_weights(first, second, 0)
@@ -270,7 +272,7 @@ def test_nan_in_one_shard_ends_the_update_in_all_learners_and_names_one(build: B
 
 def test_a_gradient_that_is_not_finite_in_one_learner_is_named(build: Build) -> None:
     group = build(MakeLearner(3, roots))
-    before, batch = weights_of(group._learner), regression(9)
+    before, batch = weights_of(group.learner_here), regression(9)
     batch["y"][4] = 7
     with pytest.raises(LossError, match=r"^learner 2: .*gradient norm=nan") as caught:
         update(group, batch, lr=0.1)
@@ -355,7 +357,7 @@ def test_what_is_frozen_moves_in_no_learner(build: Build, algorithm: str, optimi
     names = [name for name, _ in group.get_module("m").named_parameters() if not name.startswith("target_")]
     for frozen in ([], names[::2], names[1:], []):
         group.foreach_module("m", freeze, frozen)
-        before = weights_of(group._learner)["m"]
+        before = weights_of(group.learner_here)["m"]
         for _ in range(3):
             update(group, algorithm_batch(algorithm), lr=0.01, coefficients=PPO_COEFFICIENTS)
         for weights in [*group._call_all(weights_of), group.get_weights()]:
@@ -511,7 +513,7 @@ def test_one_learner_of_the_engine_needs_no_peers_and_leaves_no_process(build: B
 @pytest.mark.parametrize("num_epochs", [1, 3])
 def test_the_time_limit_of_an_update_follows_the_rows_and_epochs_of_earlier_updates(num_epochs: int) -> None:
     limits, make = CallLimits("auto"), MakeLearner(1)
-    group = LearnerGroup(make(), [LocalEngine().start(partial(make, 0))], limits=limits)
+    group = RemoteLearnerGroup(make(), [LocalEngine().start(partial(make, 0))], limits=limits)
     start_s = time.monotonic()
     update(group, regression(500), lr=0.01, num_epochs=num_epochs)
     elapsed_s = time.monotonic() - start_s
@@ -522,14 +524,14 @@ def test_the_time_limit_of_an_update_follows_the_rows_and_epochs_of_earlier_upda
 def test_learners_that_do_not_start_in_time() -> None:
     workers = start([partial(time.sleep, 1000)])
     with pytest.raises(CorralError, match=r"learner 1 did not start within start_timeout_s=0.5. No room."):
-        LearnerGroup(MakeLearner(1)(), workers, start_timeout_s=0.5, describe_available=lambda: "No room.")
+        RemoteLearnerGroup(MakeLearner(1)(), workers, start_timeout_s=0.5, describe_available=lambda: "No room.")
     assert not workers[0].alive()
 
 
 def test_what_a_learner_raises_at_its_start_comes_through() -> None:
     workers = start([partial(divmod, 1, 0), partial(time.sleep, 1000)])
     with pytest.raises(ZeroDivisionError):
-        LearnerGroup(MakeLearner(2)(), workers)
+        RemoteLearnerGroup(MakeLearner(2)(), workers)
     assert not any(worker.alive() for worker in workers)
 
 
@@ -543,7 +545,7 @@ def test_the_embedded_learner_is_the_learner() -> None:
     assert update(group, batch, **settings) == update(single, batch, **settings)
     assert_same_weights(group.get_weights(), single.get_weights(), 0)
     group.stop()
-    assert isinstance(group._learner, Learner)
+    assert isinstance(group.learner_here, Learner)
     update(group, batch, lr=0.1)
 
 
@@ -600,3 +602,34 @@ def test_own_address_is_one_of_this_host() -> None:
 
     with socket.socket() as server:
         server.bind((own_address(), 0))  # an address of another host cannot be bound
+
+
+def test_an_update_of_the_embedded_learner_is_there_when_it_was_asked_for() -> None:
+    make, batch = MakeLearner(0), regression(20)
+    group, single = LearnerGroup(make()), make()
+    settings = UpdateSettings(lr=0.1, minibatch_size=5)
+    pending = group.update_async({"m": batch}, {"m": settings})
+    assert pending.done()
+    assert (pending.result(), group.weights_version) == (single.update({"m": batch}, {"m": settings}), 1)
+    failing = group.update_async({"m": {name: column[:0] for name, column in batch.items()}}, {"m": settings})
+    with pytest.raises(LossError, match="the batch is empty"):
+        failing.result()
+
+
+@pytest.mark.parametrize("num_learners", [1, 2])
+def test_updates_that_are_received_later_are_the_same_updates(build: Build, num_learners: int) -> None:
+    group, single = build(MakeLearner(num_learners)), MakeLearner(0)()
+    settings = {"m": UpdateSettings(lr=0.1, shuffle=False)}
+    batches = [{"m": regression(size)} for size in (8, 12)]
+    before = weights_of(group.learner_here)
+    pending = [group.update_async(batch, settings) for batch in batches]
+    skip = ("count",)  # a buffer, which counts the rows of one learner
+    for version, (update_, batch) in enumerate(zip(pending, batches, strict=True), start=1):
+        assert group.weights_version == version - 1
+        assert_same_weights(group.get_weights(), before, 1e-5, skip=skip)  # nobody waits for the update
+        results = update_.result()
+        wanted = single.update(batch, settings)
+        assert results["m"]["total_loss"] == pytest.approx(wanted["m"]["total_loss"], abs=1e-5)
+        before = {"m": {name: value.copy() for name, value in single.get_weights()["m"].items()}}
+        assert_same_weights(group.get_weights(), before, 1e-5, skip=skip)
+    assert group.weights_version == 2 and all(update_.done() for update_ in pending)

@@ -264,7 +264,7 @@ class TestLateRunners:
             metrics = MetricsLogger()
             group.collect_metrics(metrics, Timers())
             assert metrics.peek()["env_runners"]["num_env_steps_sampled"] == len(numbers)
-            assert group.num_env_steps_lost == 0
+            assert group.counts.num_env_steps_lost == 0
 
     @pytest.mark.slow
     def test_a_runner_that_stands_still_stops_holding_up_the_others(self, engine: str, gate: Path) -> None:

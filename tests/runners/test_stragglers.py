@@ -76,7 +76,7 @@ def test_what_a_slow_runner_costs_adds_up_until_it_is_fast_again(
 def test_patience_is_used_up_once() -> None:
     group = runners(0.01, math.nan)
     pending: Future[Any] = Future()
-    group[1].sampling = PendingSample(pending, asked_s=100.0, request=SampleRequest(num_timesteps=10))
+    group[1].requests.append(PendingSample(pending, asked_s=100.0, request=SampleRequest(num_timesteps=10)))
     assert patience_ends_s(group[1], group, 3.0) == pytest.approx(100.0 + 0.3 + PATIENCE_S)
     group[1].excess_wait_s = 0.2
     assert patience_ends_s(group[1], group, 3.0) == pytest.approx(100.0 + 0.3 + PATIENCE_S - 0.2)

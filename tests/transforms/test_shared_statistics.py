@@ -14,6 +14,7 @@ from tests.exact_runs import make_config
 from corral import Algorithm, ClipRewards, NormalizeObservations, NormalizeRewards, PPOConfig, Transform, load_policy
 from corral.core.tree import leaves
 from corral.errors import CheckpointError
+from corral.runners.requests import SampleRequest
 from corral.transforms.moments import mean_and_variance
 
 BOTH = [NormalizeObservations(), NormalizeRewards()]
@@ -48,6 +49,22 @@ def test_statistics_equal_those_of_all_steps(settings: dict[str, Any], autoreset
         np.testing.assert_allclose(mean, steps.mean(0), rtol=1e-9)
         np.testing.assert_allclose(variance, steps.var(0), rtol=1e-9)
         assert float(moments(algorithm)["count"]) == len(steps) == algorithm.num_env_steps_sampled_lifetime
+
+
+@pytest.mark.parametrize("num_env_runners", [0, 2])
+def test_rollouts_that_are_asked_for_and_received_change_the_statistics_as_sampled_ones(num_env_runners: int) -> None:
+    config = make_config("PPO", transforms=BOTH, num_env_runners=num_env_runners, engine_name="local")
+    num_parts = max(1, num_env_runners)
+    with config.build() as sampling, config.build() as receiving:
+        group = receiving.env_runner_group
+        for part in (60, 90):
+            sampling.sample(part)
+            request = SampleRequest(num_timesteps=part // num_parts, timestep=receiving.num_env_steps_sampled_lifetime)
+            assert group.sample_async(request) == num_parts
+            receiving.receive(group.fetch_samples())
+        assert receiving.num_env_steps_sampled_lifetime == sampling.num_env_steps_sampled_lifetime
+        for one, other in zip(leaves(moments(receiving)), leaves(moments(sampling)), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_learning_sees_exactly_what_the_module_saw() -> None:

@@ -8,7 +8,7 @@ import time
 import weakref
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -115,6 +115,7 @@ class Algorithm(metaclass=_WithHints):
         env_runner_group: Group of the runners.
         eval_env_runner_group: Group of the evaluation runners, or `None`.
         learner_group: Group of the learners.
+        callback_parts: Parts that count exceptions in callbacks, as `num_callback_errors`.
         explorations: Explorations by module id; a module without a network has none.
         weight_providers: Functions that return the parts of the weights that runners need; runners have a receiver for
             each part in `EnvRunner.weight_receivers`.
@@ -217,9 +218,14 @@ class Algorithm(metaclass=_WithHints):
             self._resolve_modules()
             self.setup()  # which may add a part to the weights
             self.sync_weights()
+            self.callback_parts: list[Any] = [self, self.env_runner_group, self.learner_group]
             self._evaluator = Evaluator(self, self._callbacks)
+            self._during_training: Callable[[], AbstractContextManager[None]] = nullcontext
+            self._finishers: list[Callable[[dict[str, Any]], None]] = []  # called with the result of an iteration
             if config.evaluation_interval is not None:
                 self._evaluator.build()
+                self._during_training = self._evaluator.during_training
+                self._finishers.append(self._evaluator.finish)
             self.reserve_metrics()
             self._log_steps_trained()
             self._callbacks.fire("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
@@ -562,11 +568,23 @@ class Algorithm(metaclass=_WithHints):
             self.num_env_steps_sampled_lifetime += num_env_steps  # also if an exception ends the next round
             left -= count_agent_steps(arrived) if by_agent else num_env_steps
             rollouts += arrived
+        self._hand_over(rollouts)
+        return rollouts
+
+    def receive(self, rollouts: Sequence[Rollout]) -> None:
+        """Count the env steps of rollouts, and let statistics of transforms and explorations learn from them.
+
+        For a training step that asks for rollouts with `env_runner_group.sample_async`, and receives them with
+        `fetch_samples`; `sample` does all of it.
+        """
+        self.num_env_steps_sampled_lifetime += sum(rollout.num_env_steps for rollout in rollouts)
+        self._hand_over(rollouts)
+
+    def _hand_over(self, rollouts: Sequence[Rollout]) -> None:
         if "transforms" in self.weight_providers:
             self.merge_statistics(rollouts)
         if self._learning_explorations:
             self._let_explorations_learn(group_by_module(rollouts))
-        return rollouts
 
     def _env_steps_for(self, num_agent_steps: int, rollouts: Sequence[Rollout]) -> int:
         """Return the env steps that take about so many agent steps, but not more, judging by rollouts so far."""
@@ -588,8 +606,9 @@ class Algorithm(metaclass=_WithHints):
 
     def sync_weights(self) -> None:
         """Give the runners the parts of the weights from every provider, if the version or the set of parts changed."""
-        with self.timers.time("syncing"):
-            self.env_runner_group.sync_weights(*self.get_weight_parts())
+        start = time.perf_counter()
+        self.env_runner_group.sync_weights(*self.get_weight_parts())
+        self.timers.seconds["syncing"] += time.perf_counter() - start
 
     def get_weight_parts(self) -> tuple[dict[str, Mapping[str, Any]], int]:
         """Return the parts of the weights that runners need, by name of the provider, and their version."""
@@ -626,7 +645,7 @@ class Algorithm(metaclass=_WithHints):
             if self._ending_lrs:
                 self._warn_of_ended_lr()
             start = time.perf_counter()
-            with self._evaluator.during_training():
+            with self._during_training():
                 self._repeat_training_step(start)
             self._log_steps_trained()
             self.env_runner_group.collect_metrics(self.metrics, self.timers)
@@ -636,7 +655,8 @@ class Algorithm(metaclass=_WithHints):
                 with interrupts_deferred():  # an iteration that is counted has its result
                     self.training_iteration += 1
                     self._latest_result = result
-                self._evaluator.finish(result)
+                for finish in self._finishers:
+                    finish(result)
                 if self.config.env_task_fn is not None:
                     with self.timers.time("callbacks"):
                         self.env_runner_group.choose_tasks(result)
@@ -747,10 +767,9 @@ class Algorithm(metaclass=_WithHints):
 
     def _set_costs(self, result: dict[str, Any], iteration_s: float) -> None:
         """Put times and callback errors into a result; callbacks of `on_train_result` add to both."""
-        parts = (self, self.env_runner_group, self._evaluator, self.learner_group)
         timers, bottleneck = timer_results(self.timers.seconds, iteration_s)
         costs = {
-            "fault_tolerance": {"num_callback_errors": sum(part.num_callback_errors for part in parts)},
+            "fault_tolerance": {"num_callback_errors": sum(part.num_callback_errors for part in self.callback_parts)},
             "timers": timers,
             "bottleneck": bottleneck,
             "time_total_s": self._time_total_s + iteration_s,

@@ -106,6 +106,8 @@ class Evaluator:
         """
         if self.group is not None:
             return self.group
+        if self not in self._algorithm.callback_parts:
+            self._algorithm.callback_parts.append(self)
         config, engine = self._settings.for_evaluation(), self._algorithm.engine
         if self._in_parallel and not config.num_env_runners and engine.traits.own_process:
             # An env that holds Python's global lock would stop training, so the only runner has its own process.
@@ -355,9 +357,8 @@ class Evaluator:
                 f"custom_evaluation_function={function!r} returned {found!r:.80}: it must return a dict of metrics, or "
                 "(metrics, env_steps, agent_steps)."
             )
-        if group.local_env_runner is None:
-            logged = group.foreach_env_runner("get_metrics", timeout_seconds=GRACE_S)
-            self._metrics.aggregate([parts for parts, _, _ in logged], key="env_runners")
+        logged = group.foreach_env_runner("get_metrics", local_env_runner=False, timeout_seconds=GRACE_S)
+        self._metrics.aggregate([parts for parts, _, _ in logged], key="env_runners")
         return Round(num_env_steps=int(steps[0])), dict(metrics)
 
     def _failed(self, error: Exception) -> tuple[Round, dict[str, Any]]:

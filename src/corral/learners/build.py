@@ -14,7 +14,8 @@ from corral.engines.base import Engine, WorkerHandle
 from corral.engines.call_limits import CallLimits
 from corral.learners.distributed import LOOPBACK, Peers, learner_device
 from corral.learners.learner import Learner
-from corral.learners.learner_group import LearnerGroup, build_copy, frozen_parameters
+from corral.learners.learner_group import LearnerGroup
+from corral.learners.remote_learners import RemoteLearnerGroup, build_copy, frozen_parameters
 from corral.learners.settings import LearningSpec
 from corral.modules.layers import share_layers
 from corral.modules.module import Module
@@ -55,7 +56,7 @@ def make_learner_group(
     factories = [
         partial(_make_worker, config, specs, learning, weights, frozen, rank) for rank in range(config.num_learners)
     ]
-    return LearnerGroup(
+    return RemoteLearnerGroup(
         copy,
         start_learners(engine, config, factories),
         host=LOOPBACK if engine.traits.is_on_one_machine else None,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from corral.engines import Engine, WorkerHandle
 from corral.engines.call_limits import CallLimits
+from corral.errors import WorkerDiedError
 from corral.runners.make_runner import make_runner
-from corral.runners.requests import SampleReply, SampleRequest
+from corral.runners.requests import SampleReply, SampleRequest, WorkerCounts
 from corral.runners.worker_calls import UserCall, call_runner, repeat_calls, restore_runner, sample_and_report
 
 if TYPE_CHECKING:
@@ -22,9 +24,6 @@ if TYPE_CHECKING:
 
 # The speed of a runner is a mean over its latest fragments; each fragment has half the weight of the next one.
 SPEED_COEFF = 0.5
-
-COUNTS = ("num_restarts", "num_callback_errors", "num_sub_env_restarts", "num_env_steps_lost")
-"""Numbers that count over all workers in the place of a runner."""
 
 
 @dataclass
@@ -156,7 +155,7 @@ class RemoteRunner:
         limits: Time limits of calls, shared by all runners of the group.
         module_specs: Specs of its modules; `None` until the driver has made the specs and calls `make_modules`.
         handle: Handle of the worker.
-        sampling: Call for a fragment that the runner has not answered yet, if any.
+        requests: Calls for fragments that were not received yet, the oldest first.
         syncs: Calls that sent weights to it.
         starting: Future that is done when the runner is ready, while it starts or restarts; otherwise `None`.
         started_s: Clock reading when it last began to start or restart.
@@ -164,16 +163,12 @@ class RemoteRunner:
         failure: Exception because of which the runner cannot be used, if any.
         restart_at_s: Clock reading when it may be restarted; `None` if it will not be.
         num_failures_in_row: Failures since its last fragment.
-        num_restarts: Restarts so far, in place or in a new worker.
+        counts: What was counted over all workers in this place.
         state: State from which a replacement continues; see `EnvRunner.get_state`.
         weights_version: Version of the weights that were sent to it last.
         costs: Costs since they were last taken.
         seconds_per_step: Seconds per env step while it samples; NaN before its first fragment.
         excess_wait_s: Seconds that the others waited because it is slow, since it was last as fast as they are.
-        num_callback_errors: Exceptions in callbacks that were logged, over all workers in this place.
-        num_sub_env_restarts: Sub-envs that were restarted, over all workers in this place.
-        num_env_steps_lost: Env steps that were taken and never arrived, over all workers in this place. A worker that
-            died counts with the env steps of its request, and with none if the request was for episodes.
     """
 
     index: int
@@ -182,7 +177,7 @@ class RemoteRunner:
     limits: CallLimits
     module_specs: Mapping[str, ModuleSpec] | None = None
     handle: WorkerHandle = field(init=False)
-    sampling: PendingSample | None = None
+    requests: deque[PendingSample] = field(default_factory=deque)
     starting: Future[Any] | None = None
     started_s: float = 0.0
     syncs: list[PendingCall] = field(default_factory=list)
@@ -191,22 +186,24 @@ class RemoteRunner:
     missed: list[UserCall] = field(default_factory=list)
     _num_repeated: int = 0  # of these, in the restart that is under way
     num_failures_in_row: int = 0
-    num_restarts: int = 0
+    counts: WorkerCounts = field(default_factory=WorkerCounts)
+    _counted: WorkerCounts = field(default_factory=WorkerCounts)  # of these, by the current worker
     state: dict[str, Any] = field(default_factory=dict)
     _state_asked_s: float = -math.inf
     weights_version: int = -1
     costs: Costs = field(default_factory=Costs)
     seconds_per_step: float = float("nan")
     excess_wait_s: float = 0.0
-    num_callback_errors: int = 0
-    num_sub_env_restarts: int = 0
-    num_env_steps_lost: int = 0
-    _counted: tuple[int, int, int] = (0, 0, 0)  # the last three, of the current worker
 
     @property
     def name(self) -> str:
         """Name in messages."""
         return f"{'evaluation' if self.config.in_evaluation else 'env'} runner {self.index}"
+
+    @property
+    def sampling(self) -> PendingSample | None:
+        """The oldest call for a fragment that was not received yet, if any."""
+        return self.requests[0] if self.requests else None
 
     @property
     def ready(self) -> bool:
@@ -230,12 +227,12 @@ class RemoteRunner:
             make_runner,
             config,
             self.index,
-            num_restarts=self.num_restarts,
+            num_restarts=self.counts.num_restarts,
             own_process=self.engine.traits.own_process,
             module_specs=self.module_specs,
             makes_modules=self.module_specs is not None,
         )
-        self._counted = (0, 0, 0)
+        self._counted = WorkerCounts()
         self.weights_version = -1
         self.handle = self.engine.start(factory, name=self.name, resources=config.runner_resources)
         self.started_s = time.perf_counter()
@@ -252,11 +249,11 @@ class RemoteRunner:
 
     def begin_restart(self, weights: Any, version: int) -> None:
         """Restart the runner: in its worker after a first failure that the worker survived, else in a new worker."""
-        in_place = self.handle.alive() and self.num_failures_in_row == 1
-        self.num_restarts += 1
+        in_place = self.handle.alive() and self.num_failures_in_row <= 1  # 0 if another fragment has arrived since
+        self.counts += WorkerCounts(num_restarts=1)
         self.restart_at_s = None
         if not in_place:
-            self.handle.kill()
+            self.end()
             self.start()
         self.started_s = time.perf_counter()
         self.syncs = []
@@ -296,27 +293,37 @@ class RemoteRunner:
         except BaseException as error:  # an interrupt, while a runner of the local engine samples in this process
             self.count_lost(getattr(error, "num_env_steps_lost", 0))
             raise
-        self.sampling = PendingSample(future, start, request=request, timeout_s=limit_s)
+        self.requests.append(PendingSample(future, start, request=request, timeout_s=limit_s))
 
     def count_lost(self, num_env_steps: int) -> None:
         """Count steps that were taken and will not arrive; the next reply of the same worker includes them."""
-        self.num_env_steps_lost += num_env_steps
-        num_errors, num_restarts, num_lost = self._counted
-        self._counted = num_errors, num_restarts, num_lost + num_env_steps
+        lost = WorkerCounts(num_env_steps_lost=num_env_steps)
+        self.counts, self._counted = self.counts + lost, self._counted + lost
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """What was counted over all workers in this place."""
-        return {name: getattr(self, name) for name in COUNTS}
+    def forget_requests(self, error: BaseException, call: PendingSample | None) -> None:
+        """Forget the call for a fragment that failed, and all others if the worker died; count what was taken for them.
+
+        Another fragment of a worker that lives still arrives.
+        """
+        if call is not None:
+            self.requests.remove(call)
+            self.count_lost(getattr(error, "num_env_steps_lost", call.num_env_steps))
+        if isinstance(error, WorkerDiedError):
+            if call is None and self.requests:  # the later ones have not begun
+                self.count_lost(self.requests[0].num_env_steps)
+            self.requests.clear()
+
+    def end(self) -> None:
+        """End the worker, and forget its requests."""
+        self.handle.kill()
+        self.forget_requests(WorkerDiedError(f"{self.name} was ended."), None)
 
     def continue_from(self, state: Mapping[str, Any]) -> None:
         """Continue the counts of a restored runner, whose worker has taken its state; see `get_runner_state`."""
         numbers = state["numbers"]
         errors, restarts = state["callbacks"]["num_errors"], state["env"]["restarts"]["num_restarts"]
-        self._counted = (errors, restarts, numbers["num_env_steps_lost"])
-        known = dict(zip(COUNTS, (0, *self._counted), strict=True)) | state.get("counts", {})
-        for name in COUNTS:
-            setattr(self, name, known[name])
+        self._counted = WorkerCounts(0, errors, restarts, numbers["num_env_steps_lost"])
+        self.counts = replace(self._counted, **state.get("counts", {}))
         steps = numbers["num_env_steps_sampled_lifetime"]
         self.state = {"exploration": state["exploration"], "num_env_steps_sampled_lifetime": steps}
         if state["env"].get("env_config") is not None:
@@ -360,7 +367,7 @@ class RemoteRunner:
         Raises:
             Exception: Exception that the runner raised instead.
         """
-        self.sampling = None
+        self.requests.remove(call)
         reply: SampleReply = call.future.result()
         rollout, costs, now = reply.rollout, self.costs, time.perf_counter()
         self.num_failures_in_row = 0
@@ -376,11 +383,7 @@ class RemoteRunner:
             new = reply.sample_s / rollout.num_env_steps
             old = self.seconds_per_step
             self.seconds_per_step = new if old != old else SPEED_COEFF * new + (1 - SPEED_COEFF) * old
-        counted = reply.num_callback_errors, reply.num_sub_env_restarts, reply.num_env_steps_lost
-        self.num_callback_errors += counted[0] - self._counted[0]
-        self.num_sub_env_restarts += counted[1] - self._counted[1]
-        self.num_env_steps_lost += counted[2] - self._counted[2]
-        self._counted = counted
+        self.counts, self._counted = self.counts + reply.counts - self._counted, reply.counts
         return reply
 
     def take_costs(self) -> Costs:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class SampleRequest:
         """Refuse a request that makes no sense."""
         if (self.num_timesteps is None) == (self.num_episodes is None):
             raise SampleError("a request for samples takes exactly one of num_timesteps and num_episodes.")
-        if self.num_wanted < 0:
+        if (self.num_timesteps or self.num_episodes or 0) < 0:
             raise SampleError(
                 f"a request for samples: num_timesteps and num_episodes cannot be negative, got {self.num_wanted}."
             )
@@ -108,6 +109,38 @@ class SampleRequest:
 
 
 @dataclass(frozen=True)
+class WorkerCounts:
+    """What is counted over the lifetime of a runner, or in sum over several runners.
+
+    Attributes:
+        num_restarts: Restarts, in place or in a new worker.
+        num_callback_errors: Exceptions in callbacks that were logged.
+        num_sub_env_restarts: Sub-envs that were restarted.
+        num_env_steps_lost: Env steps that were taken and are in no rollout: steps of rollouts that an exception ended,
+            and if whole episodes were asked for, steps of other episodes. A worker that died counts with the env steps
+            of its request, and with none if the request was for episodes.
+    """
+
+    num_restarts: int = 0
+    num_callback_errors: int = 0
+    num_sub_env_restarts: int = 0
+    num_env_steps_lost: int = 0
+
+    @classmethod
+    def of(cls, runner: EnvRunner) -> WorkerCounts:
+        """Return what a runner has counted in its lifetime."""
+        return cls(0, runner.num_callback_errors, runner.num_sub_env_restarts, runner.num_env_steps_lost)
+
+    def __add__(self, other: WorkerCounts) -> WorkerCounts:
+        """Return the sums of both, field by field."""
+        return WorkerCounts(*map(operator.add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: WorkerCounts) -> WorkerCounts:
+        """Return the differences, field by field."""
+        return WorkerCounts(*map(operator.sub, astuple(self), astuple(other)))
+
+
+@dataclass(frozen=True)
 class SampleReply:
     """A fragment, and what there is to say about it; one answer, so that steps and their metrics arrive together.
 
@@ -115,9 +148,7 @@ class SampleReply:
         rollout: The fragment, or what the `digest` of the request made of it.
         metrics: What the runner logged since its last reply.
         seconds: Seconds of the runner's timers since its last reply, by part.
-        num_callback_errors: Exceptions in callbacks that were logged, in this runner's lifetime.
-        num_sub_env_restarts: Sub-envs that were restarted, in this runner's lifetime.
-        num_env_steps_lost: Env steps that were taken and are in no fragment, in this runner's lifetime.
+        counts: What this runner has counted in its lifetime.
         state: State from which a replacement of the runner continues; see `EnvRunner.get_state`.
         sample_s: Seconds that sampling took.
         idle_s: Seconds that the runner had waited for the request.
@@ -126,9 +157,7 @@ class SampleReply:
     rollout: Any
     metrics: Parts
     seconds: dict[str, float]
-    num_callback_errors: int
-    num_sub_env_restarts: int
-    num_env_steps_lost: int
+    counts: WorkerCounts
     state: dict[str, Any]
     sample_s: float
     idle_s: float

@@ -40,7 +40,7 @@ def note_failure(
     Returns:
         The exception that ends the run, or `None` if the run continues.
     """
-    runner.sampling = runner.starting = None
+    runner.starting = None
     if isinstance(error, NOT_FAULTS):
         return error
     runner.failure = error
@@ -54,7 +54,7 @@ def note_failure(
         runner.restart_at_s = time.perf_counter() + delay_s
         log.warning("%s failed, and restarts in %.1f s: %s", runner.name, delay_s, describe(error))
         return None
-    runner.handle.kill()
+    runner.end()
     if config.ignore_env_runner_failures:
         log.error(
             "%s failed, and is not restarted (%s): the run continues without it. %s",

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,13 @@ from corral.metrics.timers import Timers
 from corral.modules.config import MultiAgentSettings
 from corral.runners.make_runner import make_runner
 from corral.runners.remote_runner import Costs, PendingSample, RemoteRunner
-from corral.runners.requests import SampleReply, SampleRequest
+from corral.runners.requests import SampleReply, SampleRequest, WorkerCounts
 from corral.runners.restarts import NOT_FAULTS, note_failure
 from corral.runners.runner import EnvRunner
 from corral.runners.states_of_runners import StatesOfRunners
 from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
 from corral.runners.user_calls import UserCalls
-from corral.runners.worker_calls import call_directly, sample_and_report
+from corral.runners.worker_calls import UserCall, call_directly, sample_and_report
 
 log = logging.getLogger("corral")
 
@@ -41,12 +42,14 @@ if TYPE_CHECKING:
 # Seconds that a runner has to close its env when the run ends.
 CLOSE_S = 5.0
 
+_NO_COSTS = Costs().result()
+
 
 class EnvRunnerGroup:
     """Samples from the runners, gives all of them the same weights, and restarts them when they fail.
 
-    With `num_env_runners=0` there is one embedded runner. Otherwise the engine runs the runners 1, 2, ..., and there is
-    no embedded runner.
+    The engine runs the runners 1, 2, .... With `num_env_runners=0` it is an `EmbeddedRunnerGroup`, which has one runner
+    in this process.
 
     Attributes:
         local_env_runner: The embedded runner, or `None`.
@@ -57,6 +60,10 @@ class EnvRunnerGroup:
         on_recreated: Function that is called with the indices of runners that were restarted, before they sample.
         num_failures: Failures of runners so far.
     """
+
+    def __new__(cls, config: RunnerConfig, *args: Any, **settings: Any) -> EnvRunnerGroup:
+        """Make the kind of group that the config asks for."""
+        return object.__new__(cls if config.num_env_runners else EmbeddedRunnerGroup)
 
     def __init__(
         self, config: RunnerConfig, engine: Engine, module_specs: Mapping[str, ModuleSpec] | None = None
@@ -88,36 +95,30 @@ class EnvRunnerGroup:
         self._taken: list[tuple[int, Rollout]] = []  # fragments that no call has returned yet, by index of the runner
         # What came with fragments: index of the runner, metrics and seconds.
         self._logged: list[tuple[int, Parts, dict[str, float]]] = []
-        self._embedded_call: PendingSample | None = None  # of `ask`, until `take_replies`
         self._stopped = False
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
         self._runners = {index: RemoteRunner(index, config, engine, limits) for index in indices}
         self._user_calls = UserCalls(self._runners, self._fail)
+        self._start(module_specs)
+        self._states = StatesOfRunners(config, self._runners, self.local_env_runner)
+
+    def _start(self, module_specs: Mapping[str, ModuleSpec] | None) -> None:
+        """Start all runners of the engine at once, and wait; a failure at the very start ends the run."""
+        runners = self._runners.values()
         try:
-            if not self._runners:
-                self.local_env_runner = make_runner(config, makes_modules=False)
-                self._describe(self.local_env_runner.describe_env(), module_specs)
-                self.local_env_runner.make_modules(self.module_specs)
-            else:
-                self._start_runners(module_specs)
+            for runner in runners:
+                runner.begin_start()
+            deadline_s = time.perf_counter() + self._config.start_timeout_s
+            descriptions = [self._await_start(runner, deadline_s) for runner in runners]
+            self._describe(descriptions[0], module_specs)
+            for runner in runners:
+                runner.begin_make_modules(self.module_specs)
+            for runner in runners:
+                self._await_start(runner, deadline_s)
+                runner.starting = None
         except BaseException:
             self.stop()
             raise
-        self._states = StatesOfRunners(config, self._runners, self.local_env_runner)
-
-    def _start_runners(self, module_specs: Mapping[str, ModuleSpec] | None) -> None:
-        """Start all runners of the engine at once, and wait; a failure at the very start ends the run."""
-        runners = self._runners.values()
-        for runner in runners:
-            runner.begin_start()
-        deadline_s = time.perf_counter() + self._config.start_timeout_s
-        descriptions = [self._await_start(runner, deadline_s) for runner in runners]
-        self._describe(descriptions[0], module_specs)
-        for runner in runners:
-            runner.begin_make_modules(self.module_specs)
-        for runner in runners:
-            self._await_start(runner, deadline_s)
-            runner.starting = None
 
     def _describe(self, description: tuple[Any, Any, int], module_specs: Mapping[str, ModuleSpec] | None) -> None:
         """Note what `EnvRunner.describe_env` returned, and make the spec of the module from it if there is none yet.
@@ -157,11 +158,14 @@ class EnvRunnerGroup:
         self._config = self._config.copy(**settings).freeze()
         self.module_specs = dict(module_specs)
         arguments = {"settings": settings, "module_specs": self.module_specs}
-        if self.local_env_runner is not None:
-            call_directly(self.local_env_runner, "set_modules", arguments)
         for runner in self._runners.values():
             runner.config, runner.module_specs = self._config, self.module_specs
-            runner.make_up_for(("set_modules", arguments))
+        self._make_up_for(("set_modules", arguments))
+
+    def _make_up_for(self, call: UserCall) -> None:
+        """Make a call in all runners; a runner that is not ready makes it later."""
+        for runner in self._runners.values():
+            runner.make_up_for(call)
 
     def _await_start(self, runner: RemoteRunner, deadline_s: float) -> Any:
         """Return the result of a step of a runner's start, or raise if it takes too long."""
@@ -186,7 +190,7 @@ class EnvRunnerGroup:
     @property
     def worker_indices(self) -> list[int]:
         """Indices of all runners; 0 is the embedded runner."""
-        return [0] if self.local_env_runner is not None else [*self._runners]
+        return [*self._runners]
 
     @property
     def num_healthy_remote_workers(self) -> int:
@@ -201,57 +205,41 @@ class EnvRunnerGroup:
     @property
     def num_remote_worker_restarts(self) -> int:
         """Restarts of runners of the engine so far, in place or in a new worker."""
-        return sum(runner.num_restarts for runner in self._runners.values())
+        return self.counts.num_restarts
 
     @property
-    def num_sub_environment_restarts(self) -> int:
-        """Restarts of sub-envs so far, where known: a runner of the engine reports them with its fragments."""
-        if self.local_env_runner is not None:
-            return self.local_env_runner.num_sub_env_restarts
-        return sum(runner.num_sub_env_restarts for runner in self._runners.values())
+    def counts(self) -> WorkerCounts:
+        """What all runners have counted so far, where known: a runner of the engine reports it with its fragments."""
+        return sum((runner.counts for runner in self._runners.values()), WorkerCounts())
 
     @property
     def num_callback_errors(self) -> int:
         """Exceptions so far that `on_error="log"` kept from ending the run, where known."""
-        if self.local_env_runner is not None:
-            return self.local_env_runner.num_callback_errors
-        return sum(runner.num_callback_errors for runner in self._runners.values())
-
-    @property
-    def num_env_steps_lost(self) -> int:
-        """Env steps so far that were taken and are in no rollout.
-
-        These are the steps of fragments that an exception ended, and if whole episodes were asked for, the steps of
-        other episodes. A runner that died counts with the env steps of its request, and with none if the request was
-        for episodes.
-        """
-        if self.local_env_runner is not None:
-            return self.local_env_runner.num_env_steps_lost
-        return sum(runner.num_env_steps_lost for runner in self._runners.values())
-
-    @property
-    def num_env_steps_in_flight(self) -> int:
-        """Env steps of fragments that this group has not returned yet.
-
-        A fragment that has not arrived counts with the env steps of its request, and with none if the request was for
-        episodes.
-        """
-        calls = [runner.sampling for runner in self._runners.values() if runner.sampling is not None]
-        return sum(rollout.num_env_steps for _, rollout in self._taken) + sum(call.num_env_steps for call in calls)
+        return self.counts.num_callback_errors
 
     def fault_results(self) -> dict[str, int]:
-        """Return the numbers about runners that the result shows under `fault_tolerance`."""
+        """Return the numbers about runners that the result shows under `fault_tolerance`.
+
+        A fragment that this group has not returned yet is in flight. One that has not arrived counts with the env steps
+        of its request, and with none if the request was for episodes.
+        """
+        counts = self.counts
+        taken = sum(rollout.num_env_steps for _, rollout in self._taken)
         return {
-            "num_healthy_workers": self.num_healthy_remote_workers,
-            "num_remote_worker_restarts": self.num_remote_worker_restarts,
+            "num_healthy_workers": sum(runner.is_healthy for runner in self._runners.values()),
+            "num_remote_worker_restarts": counts.num_restarts,
             "num_env_runner_failures": self.num_failures,
-            "num_sub_environment_restarts": self.num_sub_environment_restarts,
-            "num_env_steps_lost": self.num_env_steps_lost,
-            "num_env_steps_in_flight": self.num_env_steps_in_flight,
+            "num_sub_environment_restarts": counts.num_sub_env_restarts,
+            "num_env_steps_lost": counts.num_env_steps_lost,
+            "num_env_steps_in_flight": taken + sum(call.num_env_steps for call in self._pending()),
         }
 
-    def _fail(self, runner: RemoteRunner, error: BaseException) -> None:
-        """Count a failure, and plan a restart unless the failure ends the run.
+    def _pending(self) -> Iterable[PendingSample]:
+        """Return the calls for fragments that were not received yet."""
+        return [call for runner in self._runners.values() for call in runner.requests]
+
+    def _fail(self, runner: RemoteRunner, error: BaseException, call: PendingSample | None = None) -> None:
+        """Count a failure, of a call for a fragment if one is given, and plan a restart unless it ends the run.
 
         A fault of an evaluation runner never does: the round reports it, and what follows is a setting of evaluation.
 
@@ -259,8 +247,7 @@ class EnvRunnerGroup:
             Exception: The failure, if it ends the run.
         """
         self.num_failures += 1
-        if runner.sampling is not None:
-            runner.count_lost(getattr(error, "num_env_steps_lost", runner.sampling.num_env_steps))
+        runner.forget_requests(error, call)
         problem = note_failure(runner, error, self._config, self.num_remote_worker_restarts)
         if self._config.in_evaluation and not isinstance(error, NOT_FAULTS):
             return
@@ -295,7 +282,7 @@ class EnvRunnerGroup:
     def _continue_restart(self, runner: RemoteRunner) -> bool:
         """Take the next step of restarting a runner, if it failed; return whether it became ready."""
         now = time.perf_counter()
-        if runner.ready and runner.sampling is None and not runner.handle.alive():
+        if runner.ready and not runner.requests and not runner.handle.alive():
             self._fail(runner, runner.handle.call("ping").exception() or WorkerDiedError(f"{runner.name} died."))
         if runner.restart_at_s is not None and now >= runner.restart_at_s:
             runner.begin_restart(self._weights, self._weights_version)
@@ -308,7 +295,7 @@ class EnvRunnerGroup:
                 return False
             return runner.end_restart()
         if now - runner.started_s > self._config.start_timeout_s:
-            runner.handle.kill()
+            runner.end()
             limit = f"start_timeout_s={self._config.start_timeout_s}"
             self._fail(runner, WorkerDiedError(f"{runner.name} was not ready again within {limit}."))
         return False
@@ -330,17 +317,12 @@ class EnvRunnerGroup:
             CorralError: The group was stopped.
             Exception: What a runner raised, unless the settings of fault tolerance let the run continue.
         """
-        self._check_running()
-        if self.local_env_runner is not None:
-            with forks_end_here():
-                rollout = self.local_env_runner.collect(request)
-            return [rollout if request.with_infos else rollout.without_infos()]
         timestep = self._timestep_of(request)
         self.restore_runners()
         self._take_arrived()
         missing = request.num_wanted - sum(request.num_in(rollout) for _, rollout in self._taken)
         for runner, wanted in shares(max(0, missing), self._idle(), exactly=request.num_episodes is not None):
-            self._ask(runner, request.part(wanted, timestep))
+            self.ask(runner.index, request.part(wanted, timestep))
         with (timers or Timers()).time("waiting"):
             deadline_s = time.perf_counter() + self._config.sample_timeout_s
             if not self._taken and not any(runner.ready for runner in self._runners.values()):
@@ -355,26 +337,34 @@ class EnvRunnerGroup:
         self._report_late()
         return self._return_taken()
 
-    def sample_async(self, request: SampleRequest) -> int:
-        """Ask each runner of the engine that has nothing to do for a fragment, and return how many were asked.
+    def sample_async(self, request: SampleRequest, *, max_requests: int = 1) -> int:
+        """Ask each runner that holds fewer than `max_requests` for fragments, and return how many were asked for.
 
         Args:
-            request: What each of them samples. Without a `timestep`, the group counts: the steps of all fragments that
-                it has received, and those that other runners are at.
+            request: What each fragment is. Without a `timestep`, the group counts: the steps of all fragments that it
+                has received, and those that runners are at.
+            max_requests: Requests that a runner holds at most. With 2, a runner begins the next fragment as soon as it
+                has delivered one, whatever this process is doing, with the weights that it had been sent when it was
+                asked. The embedded runner and runners of the local engine sample when they are asked.
+
+        Raises:
+            CorralError: The group was stopped.
         """
         self.restore_runners()
-        timestep, idle = self._timestep_of(request), self._idle()
-        for runner in idle:
-            self._ask(runner, request.part(request.num_wanted, timestep))
-        return sum(runner.sampling is not None for runner in idle)
+        num_asked = 0
+        for num_held in range(max_requests):
+            timestep = self._timestep_of(request)
+            for index in self._holding(num_held):
+                self.ask(index, request.part(request.num_wanted, timestep))
+                num_asked += 1
+        return num_asked
 
     def _timestep_of(self, request: SampleRequest) -> int:
         """Return the env steps at which a request is made, and count on from there if the request says so itself."""
         if request.timestep is not None:
             self._num_env_steps = request.timestep
             return request.timestep
-        calls = [runner.sampling for runner in self._runners.values() if runner.sampling is not None]
-        return self._num_env_steps + sum(call.request.num_timesteps or 0 for call in calls)
+        return self._num_env_steps + sum(call.request.num_timesteps or 0 for call in self._pending())
 
     def fetch_samples(self, timeout_seconds: float = 0.0) -> list[Rollout]:
         """Return the fragments that have arrived; if there is none, wait up to `timeout_seconds` for one.
@@ -382,18 +372,16 @@ class EnvRunnerGroup:
         Raises:
             Exception: As `sample` does.
         """
-        futures = [runner.sampling.future for runner in self._runners.values() if runner.sampling is not None]
-        wait([] if self._taken else futures, timeout_seconds, FIRST_COMPLETED)
+        wait([] if self._taken else [call.future for call in self._pending()], timeout_seconds, FIRST_COMPLETED)
         self._take_arrived()
         return self._return_taken()
 
     def _idle(self) -> list[RemoteRunner]:
-        return [runner for runner in self._runners.values() if runner.ready and runner.sampling is None]
+        return [self._runners[index] for index in self._holding(0)]
 
-    def _ask(self, runner: RemoteRunner, request: SampleRequest, timeout_s: float | None = None) -> None:
-        if runner.weights_version != self._weights_version:
-            self._send_weights(runner)
-        runner.ask(request, timeout_s)
+    def _holding(self, num_requests: int) -> list[int]:
+        """Return the indices of the runners that can be asked, and hold so many requests."""
+        return [i for i, runner in self._runners.items() if runner.ready and len(runner.requests) == num_requests]
 
     def _return_taken(self) -> list[Rollout]:
         """Return the fragments that were received, in the order of the runners' indices."""
@@ -405,20 +393,24 @@ class EnvRunnerGroup:
         for index, call, reply in self.take_replies():
             if isinstance(reply, BaseException) or call.request.digest is not None:
                 continue  # it failed, or the reply is too late for the evaluation round that wanted it
-            self._taken.append((index, reply.rollout))
-            self.keep_metrics(index, reply)
-            self._num_env_steps += reply.rollout.num_env_steps
+            self._keep(index, reply)
             factor = None if call.request.num_timesteps is None else self._straggler_factor
             add_excess_wait(self._runners[index], self._runners.values(), factor, reply.rollout.num_env_steps)
+
+    def _keep(self, index: int, reply: SampleReply) -> None:
+        """Keep a fragment until a call returns it."""
+        self._taken.append((index, reply.rollout))
+        self.keep_metrics(index, reply)
+        self._num_env_steps += reply.rollout.num_env_steps
 
     # Requests to one runner, which has the index 0 if it is the embedded runner.
 
     def idle_runners(self) -> list[int]:
         """Return the indices of the runners that `ask` can be called with now."""
-        return [0] if self.local_env_runner is not None else [runner.index for runner in self._idle()]
+        return self._holding(0)
 
     def ask(self, index: int, request: SampleRequest, timeout_s: float | None = None) -> PendingSample:
-        """Ask one idle runner for samples, and return the call, whose answer `take_replies` returns.
+        """Ask one runner for samples, and return the call, whose answer `take_replies` returns.
 
         The embedded runner and runners of the local engine have answered when this method returns.
 
@@ -428,19 +420,11 @@ class EnvRunnerGroup:
             timeout_s: Seconds after which a runner in its own process counts as hung, is ended and replaced;
                 `worker_timeout_s` applies, too.
         """
-        if self.local_env_runner is None:
-            self._ask(self._runners[index], request, timeout_s)
-            call = self._runners[index].sampling
-            assert call is not None
-            return call
-        call = PendingSample(Future(), time.perf_counter(), request=request)
-        try:
-            with forks_end_here():
-                call.future.set_result(sample_and_report(self.local_env_runner, request))
-        except Exception as error:  # and not an interrupt, which is meant for this process
-            call.future.set_exception(error)
-        self._embedded_call = call
-        return call
+        runner = self._runners[index]
+        if runner.weights_version != self._weights_version:
+            self._send_weights(runner)
+        runner.ask(request, timeout_s)
+        return runner.requests[-1]
 
     def take_replies(self) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
         """Receive the replies that are there, and yield them with the runner's index and the call.
@@ -451,21 +435,13 @@ class EnvRunnerGroup:
         Raises:
             Exception: What a runner raised, if it ends the run.
         """
-        if (embedded := self._embedded_call) is not None:
-            self._embedded_call = None
-            error = embedded.future.exception()
-            if isinstance(error, NOT_FAULTS):
-                raise error
-            yield 0, embedded, error or embedded.future.result()
         for runner in self._runners.values():
-            call = runner.sampling
-            if call is None or not call.future.done():
-                continue
-            if error := call.future.exception() or runner.sync_error():
-                self._fail(runner, error)
-                yield runner.index, call, error
-            else:
-                yield runner.index, call, runner.take(call, self._weights_version)
+            while (call := runner.sampling) is not None and call.future.done():
+                if error := call.future.exception() or runner.sync_error():
+                    self._fail(runner, error, call)
+                    yield runner.index, call, error
+                else:
+                    yield runner.index, call, runner.take(call, self._weights_version)
 
     def keep_metrics(self, index: int, reply: SampleReply) -> None:
         """Let `collect_metrics` collect what came with a reply."""
@@ -542,9 +518,6 @@ class EnvRunnerGroup:
             for runner in self._runners.values():
                 runner.weights_version = -1  # the same version has another part now, which busy runners need too
         self._weights_version, self._part_names = version, set(parts)
-        if self.local_env_runner is not None:
-            self.local_env_runner.set_weight_parts(parts, version)
-            return
         self._weights = self._engine.share(parts)
         self._weights_bytes = sum(leaf.nbytes for leaf in leaves(dict(parts))) if self._engine.traits.own_process else 0
         for runner in self._idle():
@@ -559,9 +532,6 @@ class EnvRunnerGroup:
         The metrics of a runner of the engine arrive with its fragments.
         """
         with interrupts_deferred():  # else metrics that a runner gave away could be nowhere
-            if self.local_env_runner is not None:
-                parts, seconds, _ = self.local_env_runner.get_metrics()
-                self._logged.append((0, parts, seconds))
             collected, self._logged = self._logged, []
             for parts_of_round in _rounds([(index, parts) for index, parts, _ in collected]):
                 metrics.aggregate(parts_of_round, key="env_runners")
@@ -572,7 +542,7 @@ class EnvRunnerGroup:
         """Return the costs of the runners since the last call, in total and for each of the engine's runners."""
         costs = {runner.index: runner.take_costs() for runner in self._runners.values()}
         runners = {
-            str(index): {"num_restarts": self._runners[index].num_restarts, **part.result()}
+            str(index): {"num_restarts": self._runners[index].counts.num_restarts, **part.result()}
             for index, part in costs.items()
         }
         return {"weights_version": self._weights_version, **sum(costs.values(), Costs()).result(), "by_runner": runners}
@@ -589,11 +559,11 @@ class EnvRunnerGroup:
         Raises:
             CheckpointError: An env or a callback returned a state that is not plain data.
         """
-        taken: dict[int, int] = {}
+        held: Counter[int] = Counter()
         for index, rollout in self._taken:
-            taken[index] = taken.get(index, 0) + rollout.num_env_steps
+            held[index] += rollout.num_env_steps
         return {
-            "runners": self._states.get(taken),
+            "runners": self._states.get(held),
             "num_failures": self.num_failures,
             "num_env_steps": self._num_env_steps,
         }
@@ -654,17 +624,13 @@ class EnvRunnerGroup:
             SerializationError: `fn` cannot be pickled.
             Exception: Exception that the function raised.
         """
-        results = []
-        if local_env_runner and self.local_env_runner is not None:
-            results.append(call_directly(self.local_env_runner, fn, kwargs or {}))
         calls = self._user_calls.begin(fn, kwargs, remote_worker_ids)
         wait([call.future for call in calls], timeout_seconds)
         done = [call for call in calls if call.future.done()]
         if len(done) < len(calls):
             names = ", ".join(call.runner.name for call in calls if call not in done)
             log.warning("foreach_env_runner: no result within %s s from %s.", timeout_seconds, names)
-        results += [result for _, result in self._user_calls.take_results(done)]
-        return results
+        return [result for _, result in self._user_calls.take_results(done)]
 
     def foreach_env(self, fn: Callable[[Any], Any], **selection: Any) -> list[list[Any]]:
         """Call `fn(env)` on every sub-env of the runners, in its process; see `foreach_env_runner` for the arguments.
@@ -701,8 +667,6 @@ class EnvRunnerGroup:
 
     def known_tasks(self) -> list[Any]:
         """Return the tasks of all sub-envs, as runners of the engine last reported them; no runner is waited for."""
-        if self.local_env_runner is not None:
-            return self.local_env_runner.host.get_tasks() or []
         return [task for runner in self._runners.values() for task in runner.state.get("tasks") or ()]
 
     def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
@@ -713,16 +677,11 @@ class EnvRunnerGroup:
         Raises:
             CallbackError: `env_task_fn` raised an exception, now or in a runner that was busy the last time.
         """
-        if self.local_env_runner is not None:
-            self.local_env_runner.choose_tasks(train_results)
-        else:
-            self._user_calls.choose_tasks(train_results)
+        self._user_calls.choose_tasks(train_results)
 
     def stop(self) -> None:
         """Close all envs and end all workers, also if Ctrl-C interrupts it. Nothing can be sampled afterwards."""
         self._stopped = True
-        if self.local_env_runner is not None:
-            self.local_env_runner.stop()
         runners = [runner for runner in self._runners.values() if hasattr(runner, "handle")]
         try:
             closing = [runner.handle.call("stop") for runner in runners if runner.handle.alive() and runner.ready]
@@ -738,6 +697,119 @@ class EnvRunnerGroup:
             with interrupts_deferred():
                 for runner in runners:
                     runner.handle.kill()
+
+
+class EmbeddedRunnerGroup(EnvRunnerGroup):
+    """The group of one runner in this process, which answers at once, and whose exceptions are raised to the caller."""
+
+    local_env_runner: EnvRunner
+
+    def _start(self, module_specs: Mapping[str, ModuleSpec] | None) -> None:
+        self._answered: list[PendingSample] = []  # calls of `ask` whose replies were not taken yet
+        self.local_env_runner = make_runner(self._config, makes_modules=False)
+        try:
+            self._describe(self.local_env_runner.describe_env(), module_specs)
+            self.local_env_runner.make_modules(self.module_specs)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _make_up_for(self, call: UserCall) -> None:
+        call_directly(self.local_env_runner, *call)
+
+    @property
+    def worker_indices(self) -> list[int]:
+        """The index of the embedded runner."""
+        return [0]
+
+    @property
+    def counts(self) -> WorkerCounts:
+        """What the runner has counted so far."""
+        return WorkerCounts.of(self.local_env_runner)
+
+    def sample(self, request: SampleRequest, timers: Timers | None = None) -> list[Rollout]:
+        """Sample what a request asks for, and return it as one rollout."""
+        if self._stopped:
+            self._check_running()
+        with forks_end_here():
+            rollout = self.local_env_runner.collect(request)
+        return [rollout if request.with_infos else rollout.without_infos()]
+
+    def sample_async(self, request: SampleRequest, *, max_requests: int = 1) -> int:
+        """Sample until `fetch_samples` has so many fragments to return; see `EnvRunnerGroup.sample_async`."""
+        self._check_running()
+        num_asked = max(0, max_requests - len(self._taken))
+        for _ in range(num_asked):
+            with forks_end_here():
+                part = request.part(request.num_wanted, self._timestep_of(request))
+                self._keep(0, sample_and_report(self.local_env_runner, part))
+        return num_asked
+
+    def idle_runners(self) -> list[int]:
+        """Return the index of the runner, which is never busy."""
+        return [0]
+
+    def ask(self, index: int, request: SampleRequest, timeout_s: float | None = None) -> PendingSample:
+        """Let the runner sample, and return the call, which has been answered."""
+        call = PendingSample(Future(), time.perf_counter(), request=request)
+        try:
+            with forks_end_here():
+                call.future.set_result(sample_and_report(self.local_env_runner, request))
+        except Exception as error:  # and not an interrupt, which is meant for this process
+            call.future.set_exception(error)
+        self._answered.append(call)
+        return call
+
+    def take_replies(self) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
+        """Receive the replies that were not taken yet; see `EnvRunnerGroup.take_replies`."""
+        while self._answered:
+            call = self._answered.pop(0)
+            error = call.future.exception()
+            if isinstance(error, NOT_FAULTS):
+                raise error
+            yield 0, call, error or call.future.result()
+
+    def sync_weights(self, parts: Mapping[str, Mapping[str, Any]], version: int) -> None:
+        """Give the runner new weights, if their version or the set of parts changed since the last call."""
+        if version != self._weights_version or parts.keys() != self._part_names:
+            self._weights_version, self._part_names = version, set(parts)
+            self.local_env_runner.set_weight_parts(parts, version)
+
+    def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
+        """Collect what the runner logged since the last call; see `EnvRunnerGroup.collect_metrics`."""
+        with interrupts_deferred():
+            parts, seconds, _ = self.local_env_runner.get_metrics()
+            self._logged.append((0, parts, seconds))
+            super().collect_metrics(metrics, timers)
+
+    def take_costs(self) -> dict[str, Any]:
+        """Return the costs of runners of an engine, of which there are none."""
+        return {"weights_version": self._weights_version, **_NO_COSTS, "by_runner": {}}
+
+    def foreach_env_runner(
+        self,
+        fn: str | Callable[..., Any],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        local_env_runner: bool = True,
+        **selection: Any,
+    ) -> list[Any]:
+        """Call a method by name, or `fn(env_runner)`, on the runner; see `EnvRunnerGroup.foreach_env_runner`."""
+        found = [call_directly(self.local_env_runner, fn, kwargs or {})] if local_env_runner else []
+        return found + super().foreach_env_runner(fn, kwargs=kwargs, **selection)
+
+    def known_tasks(self) -> list[Any]:
+        """Return the tasks of all sub-envs."""
+        return self.local_env_runner.host.get_tasks() or []
+
+    def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
+        """Let the runner call the setting `env_task_fn` for its sub-envs; see `EnvRunner.choose_tasks`."""
+        self.local_env_runner.choose_tasks(train_results)
+
+    def stop(self) -> None:
+        """Close the envs. Nothing can be sampled afterwards."""
+        self._stopped = True
+        self.local_env_runner.stop()
 
 
 def _check_spaces(here: ModuleSpec, spec: ModuleSpec, env: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from corral.engines.call_limits import CallLimits
 from corral.errors import CheckpointError
-from corral.runners.remote_runner import COUNTS, RemoteRunner
+from corral.runners.remote_runner import RemoteRunner
+from corral.runners.requests import WorkerCounts
 from corral.runners.runner_state import (
     check_runner_state,
     get_runner_state,
@@ -37,17 +39,19 @@ class StatesOfRunners:
         self._config, self._runners, self._local = config, runners, local
         self._spare: list[dict[str, Any]] = []  # states of a restored run, beyond the runners here
 
-    def get(self, taken: Mapping[int, int]) -> list[dict[str, Any]]:
+    def get(self, lost: Mapping[int, int]) -> list[dict[str, Any]]:
         """Return the states of all runners as copies of plain data; see `EnvRunnerGroup.get_state`.
 
         Args:
-            taken: Env steps that arrived from each runner, by index, and that no call has returned yet.
+            lost: Env steps of each runner, by index, that it is past and that no call has returned yet.
 
         Raises:
             CheckpointError: An env or a callback returned a state that is not plain data.
         """
         if self._local is not None:
-            return [get_runner_state(self._local), *self._spare]
+            state = get_runner_state(self._local)
+            state["numbers"]["num_env_steps_lost"] += lost.get(0, 0)
+            return [state, *self._spare]
         runners = self._runners.values()
         calls = [
             runner.handle.call(get_runner_state, timeout_s=self._limit_s) if self._can_answer(runner) else None
@@ -55,7 +59,7 @@ class StatesOfRunners:
         ]
         wait([call for call in calls if call is not None], self._config.sample_timeout_s)
         pairs = zip(runners, calls, strict=True)
-        return [*(self._state_of(runner, call, taken.get(runner.index, 0)) for runner, call in pairs), *self._spare]
+        return [*(self._state_of(runner, call, lost.get(runner.index, 0)) for runner, call in pairs), *self._spare]
 
     @property
     def _limit_s(self) -> float | None:
@@ -65,13 +69,13 @@ class StatesOfRunners:
         is_busy = runner.sampling is not None and not runner.sampling.future.done()
         return runner.ready and not (self._config.in_evaluation and is_busy)
 
-    def _state_of(self, runner: RemoteRunner, call: Future[Any] | None, num_taken: int) -> dict[str, Any]:
+    def _state_of(self, runner: RemoteRunner, call: Future[Any] | None, num_lost: int) -> dict[str, Any]:
         """Return the state of a runner of the engine, with what its place has counted."""
         error = call.exception() if call is not None and call.done() else None
         if isinstance(error, CheckpointError):
             raise error
-        counts = runner.counts
-        counts["num_env_steps_lost"] += num_taken + (0 if runner.sampling is None else runner.sampling.num_env_steps)
+        num_lost += sum(call.num_env_steps for call in runner.requests)
+        counts = asdict(runner.counts + WorkerCounts(num_env_steps_lost=num_lost))
         if call is None or not call.done() or error is not None:
             counts["num_restarts"] += 1
             made = make_runner_state(self._config, runner.index, counts["num_restarts"], runner.state)
@@ -86,7 +90,7 @@ class StatesOfRunners:
         """
         for state in states:
             counts = state.get("counts", {})
-            if not all(type(counts.get(name, 0)) is int for name in COUNTS):
+            if counts.keys() - asdict(WorkerCounts()).keys() or {int} != {int, *map(type, counts.values())}:
                 raise CheckpointError(f"the counts of a runner are {counts!r:.80}, and not integers.")
         self._call_each(check_runner_state, states)
 
@@ -97,7 +101,8 @@ class StatesOfRunners:
         for runner, state in zip(self._runners.values(), states, strict=False):
             runner.continue_from(state)
         for runner in self._runners.values():
-            runner.sampling, runner.weights_version, runner.syncs = None, -1, []
+            runner.requests.clear()
+            runner.weights_version, runner.syncs = -1, []
         for runner in [*self._runners.values()][len(states) :] if states else ():
             saved = states[(runner.index - 1) % len(states)]["env"]
             changed = {} if saved.get("env_config") is None else {"env_config": saved["env_config"]}

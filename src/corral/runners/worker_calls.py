@@ -8,7 +8,7 @@ from typing import Any
 
 from corral.core.plain import is_same
 from corral.core.tree import copy_nested
-from corral.runners.requests import SampleReply, SampleRequest
+from corral.runners.requests import SampleReply, SampleRequest, WorkerCounts
 from corral.runners.runner import EnvRunner
 
 
@@ -20,16 +20,14 @@ def sample_and_report(runner: EnvRunner, request: SampleRequest) -> SampleReply:
         samples = request.digest(runner, rollout)
     else:
         samples = rollout if request.with_infos else rollout.without_infos()
-    metrics, seconds, num_callback_errors = runner.get_metrics()
+    metrics, seconds, _ = runner.get_metrics()
     end = time.perf_counter()
     idle_s, runner.idle_since = start - runner.idle_since, end
     return SampleReply(
         samples,
         metrics,
         seconds,
-        num_callback_errors,
-        runner.num_sub_env_restarts,
-        runner.num_env_steps_lost,
+        WorkerCounts.of(runner),
         runner.get_state(),
         sample_s=end - start,
         idle_s=idle_s,
