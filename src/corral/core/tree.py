@@ -36,7 +36,7 @@ def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def leaves(tree: Tree) -> list[Any]:
     """Return the leaves of a tree, in the order of `named_leaves`."""
-    return [leaf for _, leaf in named_leaves(tree)]
+    return [leaf for _, leaf in named_leaves(tree)] if isinstance(tree, (dict, tuple)) else [tree]
 
 
 def slice_rows(batch: dict[str, Tree], start: int, stop: int) -> dict[str, Tree]:

@@ -210,9 +210,10 @@ def bad_obs(rollout: Rollout, space: Tree, start: int, stop: int) -> list[tuple[
         stop: Row after the last one to check.
     """
     found = []
-    for (path, column), leaf_space in zip(named_leaves(rollout.obs, "observation"), leaves(space), strict=True):
-        if bad_values(leaf_space, column[start:stop], path) is None:
+    for index, (column, leaf_space) in enumerate(zip(leaves(rollout.obs), leaves(space), strict=True)):
+        if bad_values(leaf_space, column[start:stop], "") is None:
             continue
+        path = list(named_leaves(rollout.obs, "observation"))[index][0]
         for t, i in np.ndindex(stop - start, rollout.num_envs):
             if problem := bad_values(leaf_space, column[start + t, i][None], path):
                 found.append((max(0, start + t - 1), i, problem))
@@ -248,23 +249,18 @@ def first_bad_value(
 
 
 def write_row(columns: Tree, row: int, obs: Tree) -> None:
-    """Write the observations of a vector env, a tree of `[N, ...]`, to a row of columns; see `copy_row`."""
-    if isinstance(columns, np.ndarray):
-        copy_row(columns[row], obs)
-    else:
-        map_tree(lambda column, value: copy_row(column[row], value), columns, obs)
-
-
-def copy_row(row: NDArray[Any], value: Any) -> None:
-    """Write the observations of a vector env to a row of a column.
+    """Write the observations of a vector env, a tree of `[N, ...]`, to a row of columns, a tree of `[T, N, ...]`.
 
     Raises:
         ValueError: The shapes differ; NumPy alone would broadcast a smaller array over the row.
         TypeError: The cast to the dtype of the row would lose more than precision.
     """
-    if np.shape(value) != row.shape:
-        raise ValueError(f"observation must have shape {row.shape}, got {np.shape(value)}")
-    np.copyto(row, value, casting="same_kind")
+    if not isinstance(columns, np.ndarray):
+        map_tree(lambda column, value: write_row(column, row, value), columns, obs)
+        return
+    if np.shape(obs) != columns.shape[1:]:
+        raise ValueError(f"observation must have shape {columns.shape[1:]}, got {np.shape(obs)}")
+    np.copyto(columns[row], obs, casting="same_kind")
 
 
 def _fits_integer(array: NDArray[Any], dtype: Any) -> bool:

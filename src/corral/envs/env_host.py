@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,7 @@ class EnvHost:
         observation_space: Space of the observations of one sub-env, as modules get them: floats are float32.
         space: The same space as a tree of spaces without `Dict` and `Tuple`.
         is_same_step: Whether the vector env resets a sub-env in the step that ends its episode.
+        asks_iteration: Whether `env_reset_fn` may ask the sub-envs for the number of finished iterations.
         num_rows: Number of rows stepped before the current sample, over the lifetime of the host.
         restarts: Restarts of sub-envs.
     """
@@ -161,7 +162,7 @@ class EnvHost:
         )
         self.num_envs = self.env.num_envs
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
-        self._iteration = 0  # finished iterations that the sub-envs know of
+        self.asks_iteration, self._iteration = self._reset_fn is not None, 0  # iterations that the sub-envs know of
         self._infos_are_by_env = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv, MaskedResets))
         self.observation_space = module_observation_space(self.env.single_observation_space)
         self.space: Tree = space_tree(self.observation_space)
@@ -239,8 +240,7 @@ class EnvHost:
 
     # Stepping.
 
-    @contextmanager
-    def sampling(self, time_limit_s: float | None = None) -> Iterator[None]:
+    def sampling(self, time_limit_s: float | None = None) -> AbstractContextManager[None]:
         """Limit `reset` and `step` inside the `with` block to `env_step_timeout_s`, if this setting is set.
 
         Args:
@@ -248,9 +248,10 @@ class EnvHost:
                 this has no effect.
         """
         limits_sample = time_limit_s is not None and can_interrupt()
-        if not limits_sample and self._timer.timeout_s == math.inf:
-            yield
-            return
+        return nullcontext() if self._timer.timeout_s == math.inf and not limits_sample else self._timed(time_limit_s)
+
+    @contextmanager
+    def _timed(self, time_limit_s: float | None) -> Iterator[None]:
         if time_limit_s is not None:
             self._timer.sample_deadline_s = time.monotonic() + time_limit_s
         self._is_timed = True
@@ -298,8 +299,8 @@ class EnvHost:
         return found
 
     def note_iteration(self, training_iteration: int | None) -> None:
-        """Tell the sub-envs how many iterations the algorithm has finished, where `env_reset_fn` may ask for it."""
-        if self._reset_fn is not None and training_iteration not in (None, self._iteration):
+        """Tell the sub-envs, if `asks_iteration`, how many iterations the algorithm has finished."""
+        if training_iteration not in (None, self._iteration):
             self._foreach_lane(note_iteration, [training_iteration] * self.num_envs)
             self._iteration = training_iteration
 

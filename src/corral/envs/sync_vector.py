@@ -51,13 +51,17 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         """Make the sub-envs."""
         super().__init__(env_fns, autoreset_mode=autoreset_mode)
         self._make, self._restarts = make, restarts
-        self._make_obs = map_tree(
+        make_obs: Tree = map_tree(
             lambda space: partial(np.empty, (self.num_envs, *space.shape), space.dtype),
             space_tree(self.single_observation_space),
         )
+        self._empty_obs: Callable[[], Tree] = make_obs
+        if not isinstance(make_obs, partial):
+            self._empty_obs = lambda: map_tree(lambda make: make(), make_obs)
         self._seats: Tree = None  # what all seated envs write to
         if isinstance(self.single_observation_space, SeatsSpace):
-            self._seats = self._empty_obs()
+            self._seats = seats = self._empty_obs()
+            self._empty_obs = lambda: seats
             for i in range(self.num_envs):
                 self._place(i)
 
@@ -174,9 +178,6 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         self._write(obs, i, env_obs)
         restarts.restarted(failure)
         return info
-
-    def _empty_obs(self) -> Tree:
-        return map_tree(lambda make: make(), self._make_obs) if self._seats is None else self._seats
 
     def _write(self, columns: Tree, i: int, obs: Tree) -> None:
         """Write the observation of one sub-env to the batch; NumPy alone would broadcast a wrong shape."""

@@ -16,7 +16,7 @@ from corral.core.tree import Tree, map_tree
 from corral.episodes.episode import SingleAgentEpisode
 from corral.episodes.infos import NotSent, check_sent, stacked, value_at
 from corral.episodes.notes import Notes
-from corral.episodes.step_columns import STANDARD_COLUMNS, ColumnAttribute, StepColumns
+from corral.episodes.step_columns import STANDARD_COLUMNS, StepColumns, column_attribute
 from corral.errors import ColumnError
 
 if TYPE_CHECKING:
@@ -74,14 +74,14 @@ class Rollout(StepColumns):
             changed `valid`.
     """
 
-    terminated = ColumnAttribute()
-    truncated = ColumnAttribute()
-    valid = ColumnAttribute()
-    dist_inputs = ColumnAttribute()
-    logp = ColumnAttribute()
-    row_times_s = ColumnAttribute()
-    states = ColumnAttribute()
-    stored = ColumnAttribute()
+    terminated = column_attribute("terminated")
+    truncated = column_attribute("truncated")
+    valid = column_attribute("valid")
+    dist_inputs = column_attribute("dist_inputs")
+    logp = column_attribute("logp")
+    row_times_s = column_attribute("row_times_s")
+    states = column_attribute("states")
+    stored = column_attribute("stored")
 
     __slots__ = (
         *("broken", "carry", "continues", "final_states", "final_stored", "measured", "notes", "num_env_steps"),
@@ -163,7 +163,8 @@ class Rollout(StepColumns):
     @property
     def num_envs(self) -> int:
         """Number of sub-envs N: the lanes of a rollout of single-agent envs."""
-        return self.num_lanes
+        num_envs: int = self.rewards.shape[1]
+        return num_envs
 
     @property
     def done(self) -> NDArray[np.bool_]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -35,17 +37,12 @@ COLUMNS_OF_OBS = frozenset({"obs", "states", "stored"})
 _FIRST_CAPACITY = 64
 
 
-class ColumnAttribute:
-    """A column as an attribute: `columns.rewards` is `columns["rewards"]`."""
+def column_attribute(name: str) -> Any:
+    """Return a column as an attribute: `columns.rewards` is `columns["rewards"]`.
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, store: StepColumns | None, owner: type) -> Any:
-        return self if store is None else store.columns[self._name]
-
-    def __set__(self, store: StepColumns, value: Tree) -> None:
-        store[self._name] = value
+    Columns are read in every step of a sample, so no Python function reads them.
+    """
+    return property(attrgetter(f"_at.{name}"), lambda store, value: store.__setitem__(name, value))
 
 
 class StepColumns:
@@ -69,14 +66,14 @@ class StepColumns:
         num_rows: Rows written so far.
     """
 
-    obs = ColumnAttribute()
-    actions = ColumnAttribute()
-    rewards = ColumnAttribute()
+    obs = column_attribute("obs")
+    actions = column_attribute("actions")
+    rewards = column_attribute("rewards")
 
     __slots__ = (  # so that a misspelt column is refused, rather than kept as an attribute that nobody reads
         "__weakref__",
+        "_at",  # the columns, which are its attributes
         "action_space",
-        "columns",
         "final_obs",
         "info_rows",
         "num_rows",
@@ -85,12 +82,17 @@ class StepColumns:
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
         """Take columns with room for as many rows as `rewards` has."""
-        self.columns = columns
+        self._at = SimpleNamespace(**columns)
         self.final_obs: dict[tuple[int, int], Tree] = {}
         self.info_rows: dict[int, Infos] = {}
         self.observation_space: spaces.Space[Any] | None = None
         self.action_space: spaces.Space[Any] | None = None
         self.num_rows = num_rows
+
+    def _set_columns(self, columns: Mapping[str, Tree]) -> None:
+        self._at = SimpleNamespace(**columns)
+
+    columns: Any = property(attrgetter("_at.__dict__"), _set_columns)
 
     @classmethod
     def one_lane(cls, columns: Mapping[str, Tree], infos: Sequence[Mapping[str, Any]]) -> Self:
@@ -146,7 +148,8 @@ class StepColumns:
     @property
     def num_lanes(self) -> int:
         """Number of lanes L."""
-        return int(self.rewards.shape[1])
+        num_lanes: int = self.rewards.shape[1]
+        return num_lanes
 
     def __len__(self) -> int:
         """Return the number of rows written so far."""
@@ -162,7 +165,7 @@ class StepColumns:
 
     def resize(self, capacity: int) -> None:
         """Give the columns room for `capacity` rows, and keep the rows written so far."""
-        if capacity == self.capacity:
+        if capacity == len(self.rewards):
             return
         rows = min(self.num_rows, capacity)
 

@@ -30,15 +30,17 @@ Layer = tuple[FloatArray, FloatArray, Activation | None]
 # In wider layers the arithmetic dominates, and torch's kernels and threads are faster.
 MAX_NUMPY_WIDTH = 512
 
+
+def _clamp_log_std(dist_inputs: FloatArray) -> None:
+    log_std = dist_inputs[..., dist_inputs.shape[-1] // 2 :]
+    log_std.clip(MIN_LOG_STD, MAX_LOG_STD, out=log_std)  # other bounds are for torch
+
+
 NUMPY_ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.Tanh: lambda x: np.tanh(x, out=x),
     nn.ReLU: lambda x: np.maximum(x, 0, out=x),
-    LogStdClamp: lambda x: _log_std(x).clip(MIN_LOG_STD, MAX_LOG_STD, out=_log_std(x)),  # other bounds are for torch
+    LogStdClamp: _clamp_log_std,
 }
-
-
-def _log_std(dist_inputs: FloatArray) -> FloatArray:
-    return dist_inputs[..., dist_inputs.shape[-1] // 2 :]
 
 
 class Inference:
@@ -70,7 +72,7 @@ class Inference:
             for layer, activation in (self._stack[0] if self._stack else ())
         ]
         self._perturbed: Perturbed | None = None
-        self._explores = True
+        self._explores, self._is_noisy = True, module.is_noisy
         self._weights = {name: value.numpy() for name, value in module.acting_weights().items()}
         self.refresh()
 
@@ -96,7 +98,7 @@ class Inference:
     def begin_sample(self, explore: bool, rng: np.random.Generator) -> None:
         """Draw new noise for noisy layers; without exploration, turn it off, and the noise of `perturb` too."""
         self._explores = explore
-        if self.module.is_noisy:
+        if self._is_noisy:
             if explore:
                 self.module.draw_noise(rng)
             else:

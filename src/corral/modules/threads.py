@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -12,15 +12,17 @@ from torch import nn
 
 # With fewer parameters, handing an op to a second thread costs more than the op (see benchmarks/).
 SMALL_MODULE_PARAMETERS = 500_000
+_NO_CHANGE = nullcontext()
+
+
+def torch_threads(num_threads: int | None) -> AbstractContextManager[None]:
+    """Run a block with `num_threads` intra-op threads; `None` keeps torch's choice."""
+    before = torch.get_num_threads()
+    return _NO_CHANGE if num_threads is None or num_threads == before else _other_threads(num_threads, before)
 
 
 @contextmanager
-def torch_threads(num_threads: int | None) -> Iterator[None]:
-    """Run a block with `num_threads` intra-op threads; `None` keeps torch's choice."""
-    before = torch.get_num_threads()
-    if num_threads is None or num_threads == before:
-        yield
-        return
+def _other_threads(num_threads: int, before: int) -> Iterator[None]:
     torch.set_num_threads(num_threads)
     try:
         yield

@@ -36,6 +36,7 @@ class Actor:
         inference: Computes the outputs of the policy.
         distribution: Action distribution of the module.
         exploration: Chooses actions.
+        sees_samples: Whether the exploration takes complete rollouts.
         memory: States of the rows of a module with memory; `None` for other modules.
         row_distribution: What the exploration is given for one row.
         action_space: Space of one module action.
@@ -143,7 +144,12 @@ class Actor:
             obs = self.transforms(obs, begins, acts)
         if self._sees_begins and not random_actions:
             self.exploration.begin_episodes(begins, timestep=timestep, explore=explore)
-        row.obs, row.inputs = obs, self._outputs(obs, begins)
+        row.obs = obs
+        if self.memory is None:
+            row.inputs = self._no_outputs if self.is_heuristic else self.inference(obs)
+        else:
+            self.memory.begin(begins)
+            row.inputs = self.memory.step(self.inference, obs)
         if self.has_action_mask:
             row.legal = legal_actions(obs)
         if random_actions:
@@ -154,12 +160,6 @@ class Actor:
         if self.has_action_mask:
             self._check_legal(actions, row)
         return actions, row.inputs, logp
-
-    def _outputs(self, obs: Tree, begins: NDArray[np.bool_]) -> NDArray[np.float32]:
-        if self.memory is not None:
-            self.memory.begin(begins)
-            return self.memory.step(self.inference, obs)
-        return self._no_outputs if self.is_heuristic else self.inference(obs)
 
     def _check_legal(self, actions: Any, row: RowDistribution) -> None:
         assert row.legal is not None
@@ -199,6 +199,7 @@ class Actor:
             rng=self._rng,
         )
         self._sees_begins = overrides_method(self.exploration, "begin_episodes")
+        self.sees_samples = overrides_method(self.exploration, "end_sample")
         if before is not None:
             if state := before.get_state():
                 self.exploration.set_state(copy_nested(state))

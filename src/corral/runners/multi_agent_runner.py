@@ -29,7 +29,7 @@ from corral.runners.lanes import Lanes
 from corral.runners.mapping import agents_of_modules, block_of_module, make_mapping
 from corral.runners.multi_agent_events import MultiAgentEvents
 from corral.runners.runner import EnvRunner, fill_logp
-from corral.runners.sample_modes import SampleMode, num_valid
+from corral.runners.sample_modes import SampleMode
 
 if TYPE_CHECKING:
     from corral.envs.seats import SeatBlock
@@ -267,10 +267,8 @@ class MultiAgentEnvRunner(EnvRunner):
         self, rollout: Rollout, num_rows: int, mode: SampleMode, explore: bool, random_actions: bool
     ) -> None:
         start, stop = rollout.num_rows, rollout.num_rows + num_rows
-        if stop > rollout.capacity:
-            rollout.resize(max(stop, rollout.capacity * 3 // 2))
         step, clock, seconds = self.host.step, time.perf_counter, self.timers.seconds
-        timestep, resetting = self._timestep + self._num_samplers * num_valid(rollout), self._resetting
+        timestep, resetting = self._timestep + self._num_samplers * mode.num_steps, self._resetting
         for t in range(start, stop):
             began = clock()
             for module_id, lanes in self.lanes.items():
@@ -453,7 +451,8 @@ class MultiAgentEnvRunner(EnvRunner):
             self._check_module_actions(module_id, part, *EPISODE_EVENTS)
             fill_logp(part, actor.distribution, needed=self.config.ON_POLICY)
             part.pipeline = None if actor.transforms is None else actor.transforms.pipeline
-            actor.exploration.end_sample(part, timestep=self._timestep, explore=explore)
+            if actor.sees_samples:
+                actor.exploration.end_sample(part, timestep=self._timestep, explore=explore)
             modules[module_id] = part
         rollout.set_modules(modules)
         rollout.num_agent_steps = sum(steps.values())

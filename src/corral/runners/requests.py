@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,7 +80,7 @@ class SampleRequest:
                 "each episode."
             )
 
-    @property
+    @cached_property
     def num_wanted(self) -> int:
         """Env steps, or episodes."""
         wanted = self.num_episodes if self.num_timesteps is None else self.num_timesteps

@@ -35,7 +35,7 @@ from corral.modules.threads import num_threads_for, torch_threads
 from corral.runners.actor import Actor
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest
-from corral.runners.sample_modes import SampleMode, make_mode, num_taken, num_valid
+from corral.runners.sample_modes import SampleMode, make_mode, num_taken
 from corral.runners.trajectory_events import postprocess_trajectories
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ class EnvRunner:
         actors: Copies of the modules with what chooses their actions, by module id.
         module: This runner's own copy of the module, if there is one agent.
         worker_index: 0 for the embedded runner, 1 and up for others.
-        metrics: Logger that callbacks receive; aggregated into `result["env_runners"]`.
         weights_version: Version of the weights that choose the actions.
         weight_receivers: Functions that receive what the algorithm's `weight_providers` of the same names give. A
             callback of `on_environment_created` may add one.
@@ -96,20 +95,22 @@ class EnvRunner:
         """
         config = self.config = config.for_runner()
         self.worker_index = worker_index
-        self.metrics = MetricsLogger()
+        self._metrics = MetricsLogger()
         self.timers = Timers()
         self.weights_version = 0
         self.weight_receivers = {}
         self.num_env_steps_sampled_lifetime = 0
         self.num_env_steps_lost = 0
+        self._unlogged: tuple[int, int] | None = None  # env steps and episodes that are not in the metrics yet
         self._log_counts(0, 0)  # now, so that user code cannot take the names
         self.last_statistics = EpisodeStatistics.empty()
         self._log_episodes(self.last_statistics)
         self.idle_since = time.perf_counter()
         self._callbacks = make_dispatcher(config)
+        self._hears_episodes = self._callbacks.subscribed(*EPISODE_EVENTS)
+        self._hears_samples = self._callbacks.subscribed("on_postprocess_trajectory", "on_sample_end")
         # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
-        self._shows_infos = self._callbacks.subscribed(*EPISODE_EVENTS, "on_postprocess_trajectory", "on_sample_end")
-        self._keeps_infos = self._shows_infos
+        self._keeps_infos = self._shows_infos = self._hears_episodes or self._hears_samples
         env_seeds, noise_seed, id_seed, process_seed = runner_seeds(
             config.seed or 0, worker_index, num_restarts, config.in_evaluation
         )
@@ -153,6 +154,8 @@ class EnvRunner:
         self._make_actors(module_specs)
         actors = list(self.actors.values())
         self._num_threads = num_threads_for(actors[0].module, self.config.num_threads)
+        # Evaluation changes no statistics.
+        self._measures = not self.config.in_evaluation and any(actor.transforms is not None for actor in actors)
         # Now, so that user code cannot take the names.
         self.metrics.log_reserved(dict.fromkeys(self._exploration_metrics(), ()), window=1)
         self.weight_receivers["modules"] = self._set_module_weights
@@ -298,54 +301,52 @@ class EnvRunner:
                 with limited(request.time_limit_s, "the time limit of the sample"):
                     self.recover()
                 request = request.after(time.perf_counter() - began_s)
-            return self._collect(request)
+            return self._sample(request)
         except BaseException as error:
             # It travels with the exception, also to other processes.
             error.num_env_steps_lost = self.num_env_steps_lost - lost_before  # type: ignore[attr-defined]
             raise
 
-    def _collect(self, request: SampleRequest) -> Rollout:
-        wanted = request.num_wanted
+    def _sample(self, request: SampleRequest) -> Rollout:
+        """Return a rollout: fill it, complete it, and let callbacks see it. An exception loses its steps."""
+        wanted, num_envs = request.num_wanted, self.host.num_envs
         self._keeps_infos = self._shows_infos or request.with_infos
         explore = self.config.explore if request.explore is None else request.explore
         self._timestep = self._timestep if request.timestep is None else request.timestep
-        rows = -(-wanted // self.host.num_envs)
-        # Autoreset rows come on top; the last call's total is a good guess of how many.
+        if self.host.asks_iteration:
+            self.host.note_iteration(request.training_iteration)
         self._needs_reset |= request.force_reset
-        self.host.note_iteration(request.training_iteration)
-        rollout = self._allocate(max(rows, min(self._last_num_rows, 2 * rows)))
         whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
         mode = make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
-        for actor in self.actors.values():
-            actor.inference.begin_sample(explore, self._rng)
-        self._rollout, resetting = rollout, self._resetting
+        # Autoreset rows come on top; the last call's total is a good guess of how many.
+        num_rows = -(-wanted // num_envs)
+        rollout = self._rollout = self._allocate(max(num_rows, min(self._last_num_rows, 2 * num_rows)))
+        resetting = self._resetting  # in the first row
         num_counted = 0, 0  # env steps and episodes of this rollout in the metrics
         is_cut = False  # by the time limit of the request
         try:
-            with self.host.sampling(request.time_limit_s), torch_threads(self._num_threads):
-                if wanted:
-                    begins_with_reset = self._needs_reset or whole_episodes
-                    resetting = np.zeros(self.num_envs, np.bool_) if begins_with_reset else self._resetting
-                    self._needs_reset = True  # until `_finish`: an exception leaves the envs ahead of the columns
-                    is_cut = self._step_all(rollout, request, mode, begins_with_reset, explore)
-            self._check_actions(rollout, *EPISODE_EVENTS)
+            if wanted:
+                begins_with_reset, self._needs_reset = self._needs_reset or whole_episodes, True  # until `_finish`
+                if begins_with_reset:
+                    resetting = np.zeros(num_envs, np.bool_)
+                with self.host.sampling(request.time_limit_s), torch_threads(self._num_threads):
+                    is_cut = self._fill(rollout, request, mode, begins_with_reset, explore)
+            if self._hears_episodes:
+                self._check_actions(rollout, *EPISODE_EVENTS)
             num_episodes = self._finish(rollout, whole_episodes or is_cut, explore)
             if whole_episodes:
                 num_steps = num_taken(rollout, resetting, same_step=self.host.is_same_step)
                 self.num_env_steps_lost += num_steps - rollout.num_env_steps
             num_counted = rollout.num_env_steps, num_episodes
-            self._log_counts(*num_counted)
-            with self.timers.time("callbacks"):
-                if self._callbacks.subscribed("on_postprocess_trajectory"):
-                    postprocess_trajectories(rollout, self._callbacks, self)
-                    self._check_actions(rollout, "on_postprocess_trajectory")
-                self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
-                self._check_actions(rollout, "on_sample_end")
-            self._measure(rollout)
+            self._count(*num_counted)
+            if self._hears_samples:
+                self._show(rollout)
+            if self._measures:
+                self._measure(rollout)
         except BaseException:
             self._needs_reset = True  # the next rollout would not continue one that anybody has
             if num_counted[0]:
-                self._log_counts(-num_counted[0], -num_counted[1])
+                self._count(-num_counted[0], -num_counted[1])
                 self.num_env_steps_lost += num_counted[0]
             else:
                 self.num_env_steps_lost += num_taken(rollout, resetting, same_step=self.host.is_same_step)
@@ -356,22 +357,25 @@ class EnvRunner:
         return rollout
 
     def _allocate(self, num_rows: int) -> Rollout:
+        actor = self.actors[DEFAULT_MODULE_ID]
         rollout = Rollout.allocate(num_rows, self.host.num_envs, self.host.space, self._distribution)
         rollout.weights_version = self.weights_version
         rollout.worker_index = self.worker_index
-        rollout.observation_space = self.host.observation_space
-        rollout.action_space = self.actors[DEFAULT_MODULE_ID].action_space
-        rollout.columns.update(self._remembered.allocate(num_rows + 1))
-        if (transforms := self.actors[DEFAULT_MODULE_ID].transforms) is not None:
-            rollout.pipeline = transforms.pipeline
+        rollout.observation_space, rollout.action_space = self.host.observation_space, actor.action_space
         rollout.carry = self._carry
+        if self._remembered.has_columns:
+            rollout.columns.update(self._remembered.allocate(num_rows + 1))
+        if actor.transforms is not None:
+            rollout.pipeline = actor.transforms.pipeline
         return rollout
 
-    def _step_all(
+    def _fill(
         self, rollout: Rollout, request: SampleRequest, mode: SampleMode, begins_with_reset: bool, explore: bool
     ) -> bool:
         """Fill a rollout as a request asks, and return whether the time limit of the request ended it before."""
         deadline_s = time.perf_counter() + (request.time_limit_s or 0.0)
+        for actor in self.actors.values():
+            actor.inference.begin_sample(explore, self._rng)
         try:
             if begins_with_reset:
                 self._reset(rollout, request.resets)
@@ -382,6 +386,8 @@ class EnvRunner:
                     num_rows = 1
                     if time.perf_counter() > deadline_s:
                         return True
+                if rollout.num_rows + num_rows > len(rollout.rewards):
+                    rollout.resize(max(rollout.num_rows + num_rows, len(rollout.rewards) * 3 // 2))
                 self._step_rows(rollout, num_rows, mode, explore, request.random_actions)
         except SampleOverdue:  # inside an env; the row that it did not finish is dropped
             rollout.broken = [(row, i) for row, i in rollout.broken if row < rollout.num_rows]
@@ -390,11 +396,20 @@ class EnvRunner:
             return True
         return False
 
+    def _show(self, rollout: Rollout) -> None:
+        """Fire the events of a complete rollout, whose callbacks may change it."""
+        with self.timers.time("callbacks"):
+            if self._callbacks.subscribed("on_postprocess_trajectory"):
+                postprocess_trajectories(rollout, self._callbacks, self)
+                self._check_actions(rollout, "on_postprocess_trajectory")
+            self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
+            self._check_actions(rollout, "on_sample_end")
+
     def _reset(self, rollout: Rollout, resets: Sequence[EpisodeReset] | None) -> None:
         """Reset all sub-envs, and begin all episodes with their first observations."""
         self._carry = rollout.carry = EpisodeCarry.fresh(self.host.num_envs, time.perf_counter(), self._next_prefix())
         self._forget_episodes(rollout)
-        if self._events is None and self._callbacks.subscribed(*EPISODE_EVENTS):
+        if self._events is None and self._hears_episodes:
             self._events = self.make_events()
         if self._events is not None:
             with self.timers.time("callbacks"):
@@ -445,39 +460,26 @@ class EnvRunner:
     def _continue(self, rollout: Rollout) -> None:
         """Continue where the last rollout stopped: its last row is the first row of this one."""
         paused_s = self._resume_carry(rollout)
-        map_tree(lambda column, value: np.copyto(column[0], value), rollout.obs, self._last_obs)
+        write_row(rollout.obs, 0, self._last_obs)
         if self._last_infos is not None:
             rollout.info_rows[0] = self._last_infos
         if self._events is not None:
             self._events.continue_all(rollout, paused_s)
 
     def _step_rows(
-        self,
-        rollout: Rollout,
-        num_rows: int,
-        mode: SampleMode,
-        explore: bool,
-        random_actions: bool,
+        self, rollout: Rollout, num_rows: int, mode: SampleMode, explore: bool, random_actions: bool
     ) -> None:
         """Step `num_rows` times. This is the hot loop: no work per sub-env, and no allocation that can be saved."""
         start, stop = rollout.num_rows, rollout.num_rows + num_rows
-        if stop > rollout.capacity:
-            rollout.resize(max(stop, rollout.capacity * 3 // 2))
-        step, events, clock, seconds = self.host.step, self._events, time.perf_counter, self.timers.seconds
-        actor = self.actors[DEFAULT_MODULE_ID]
-        choose, to_env = actor.choose, self._distribution.to_env
+        actor, remembered, events = self.actors[DEFAULT_MODULE_ID], self._remembered, self._events
+        choose, to_env, step, clock = actor.choose, actor.distribution.to_env, self.host.step, time.perf_counter
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
-        remembered = self._remembered
-        timestep = self._timestep + self._num_samplers * num_valid(rollout)
-        begins, resetting = self._begins, self._resetting
-        rewards, terminated, truncated, times = (
-            rollout.rewards,
-            rollout.terminated,
-            rollout.truncated,
-            rollout.row_times_s,
-        )
-        single_leaf, looks_at_infos = isinstance(obs, np.ndarray), self.host.is_same_step or self._keeps_infos
+        rewards, terminated, truncated = rollout.rewards, rollout.terminated, rollout.truncated
+        times, broken, num_broken = rollout.row_times_s, rollout.broken, len(rollout.broken)
         num_envs, same_step = self.host.num_envs, self.host.is_same_step
+        single_leaf, looks_at_infos = isinstance(obs, np.ndarray), same_step or self._keeps_infos
+        begins, resetting = self._begins, self._resetting
+        timestep = self._timestep + self._num_samplers * mode.num_steps
         inference_s = env_step_s = storage_s = 0.0
         now = clock()
         for t in range(start, stop):
@@ -493,8 +495,7 @@ class EnvRunner:
                 raise
             if logp is not None or remembered.has_columns:
                 self._write_choice(rollout, t, logp)
-            timestep += self._num_samplers * (num_envs - int(np.count_nonzero(resetting)))
-            inferred, num_broken = clock(), len(rollout.broken)
+            inferred = clock()
             try:
                 next_obs, rewards[t], terminated[t], truncated[t], infos = step(to_env(actions[t]))
                 rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
@@ -503,9 +504,13 @@ class EnvRunner:
             except Exception as error:
                 self._check_block(rollout, start, t)  # a NaN in an earlier row explains the failure better
                 raise self.host.error("step", t, error) from original(error)
+            timestep += self._num_samplers * (num_envs - int(np.count_nonzero(resetting)))
             done = terminated[t] | truncated[t]
             begins, resetting = (done, resetting) if same_step else (resetting, done)
-            begins = _with_remade(begins, rollout.broken[num_broken:])
+            if len(broken) > num_broken:  # sub-envs that failed show the first observation of the new ones next
+                begins = begins.copy()
+                begins[[i for _, i in broken[num_broken:]]] = True
+                num_broken = len(broken)
             if remembered.has_columns:
                 remembered.note_rewards(rewards[t])
             if looks_at_infos:
@@ -519,12 +524,13 @@ class EnvRunner:
             if events is not None:
                 events.fire_row(rollout, t, mode.playing)
                 now = clock()
-                seconds["callbacks"] += now - after
-        seconds["inference"] += inference_s
-        seconds["env_step"] += env_step_s
+                self.timers.seconds["callbacks"] += now - after
         mode.settle(rollout, self._resetting, same_step=same_step)
         self._begins, self._resetting = begins, resetting
         self._check_block(rollout, start, stop)
+        seconds = self.timers.seconds
+        seconds["inference"] += inference_s
+        seconds["env_step"] += env_step_s
         seconds["storage"] += storage_s + clock() - now
 
     def _write_choice(self, rollout: Rollout, t: int, logp: Any) -> None:
@@ -575,7 +581,8 @@ class EnvRunner:
             The number of episodes that ended.
         """
         tic = time.perf_counter()
-        rollout.resize(rollout.num_rows)
+        if len(rollout.rewards) > rollout.num_rows:
+            rollout.resize(rollout.num_rows)
         rollout.num_env_steps = int(np.count_nonzero(rollout.valid))
         self._timestep += self._num_samplers * rollout.num_env_steps
         if rollout.num_rows:
@@ -589,14 +596,13 @@ class EnvRunner:
         num_episodes = len(self.last_statistics.returns)
         if num_episodes:
             self._log_episodes(self.last_statistics)
-        if numbers := self._exploration_metrics():
-            self.metrics.log_reserved({name: [value] for name, value in numbers.items()}, window=1)
         self.timers.seconds["storage"] += time.perf_counter() - tic
         return num_episodes
 
     def _keep_last_row(self, rollout: Rollout) -> None:
         """Keep what the next rollout begins with, if it continues."""
-        self._last_obs = map_tree(lambda column: column[-1].copy(), rollout.obs)
+        obs = rollout.obs
+        self._last_obs = obs[-1].copy() if isinstance(obs, np.ndarray) else map_tree(lambda leaf: leaf[-1].copy(), obs)
         if self._remembered.has_columns:
             _write_columns(rollout, rollout.num_rows, self._remembered.get_next(self._last_obs, self._begins))
         self._last_infos = rollout.info_rows.get(rollout.num_rows)
@@ -604,31 +610,54 @@ class EnvRunner:
     def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
         """Complete what the modules and explorations know of the actions of a rollout."""
         fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
-        self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
+        if self.actors[DEFAULT_MODULE_ID].sees_samples:
+            self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
 
     def _measure(self, rollout: Rollout) -> None:
-        """Measure what statistics of transforms need; evaluation changes no statistics."""
-        if not self.config.in_evaluation and any(actor.transforms is not None for actor in self.actors.values()):
-            with self.timers.time("storage"):
-                for module_id, part in rollout.by_module().items():
-                    self.actors[module_id].measure(part)
+        """Measure what statistics of transforms need."""
+        with self.timers.time("storage"):
+            for module_id, part in rollout.by_module().items():
+                self.actors[module_id].measure(part)
+
+    @property
+    def metrics(self) -> MetricsLogger:
+        """Logger that callbacks receive; aggregated into `result["env_runners"]`."""
+        self._log_samples()
+        return self._metrics
+
+    def _log_samples(self) -> None:
+        """Log what the samples since the last call counted, and the numbers of the explorations."""
+        if self._unlogged is not None:
+            counts, self._unlogged = self._unlogged, None
+            self._log_counts(*counts)
+            if numbers := self._exploration_metrics():
+                self._metrics.log_reserved({name: [value] for name, value in numbers.items()}, window=1)
+
+    def _count(self, num_env_steps: int, num_episodes: int) -> None:
+        """Count the steps and the episodes of a rollout, or with negative numbers, of a rollout that was lost.
+
+        They are logged when somebody looks, because samples may be short; callbacks look all the time.
+        """
+        self.num_env_steps_sampled_lifetime += num_env_steps
+        before = self._unlogged or (0, 0)
+        self._unlogged = before[0] + num_env_steps, before[1] + num_episodes
+        if self._shows_infos:
+            self._log_samples()
 
     def _log_counts(self, num_env_steps: int, num_episodes: int) -> None:
-        """Count the steps and the episodes of a rollout, or with negative numbers, of a rollout that was lost."""
-        self.num_env_steps_sampled_lifetime += num_env_steps
         episodes, steps = [num_episodes], [num_env_steps]
-        self.metrics.log_reserved({"num_episodes": episodes, "num_env_steps_sampled": steps}, "sum")
+        self._metrics.log_reserved({"num_episodes": episodes, "num_env_steps_sampled": steps}, "sum")
         lifetime = {"num_episodes_lifetime": episodes, "num_env_steps_sampled_lifetime": steps}
-        self.metrics.log_reserved(lifetime, "lifetime_sum")
+        self._metrics.log_reserved(lifetime, "lifetime_sum")
 
     def _log_episodes(self, statistics: EpisodeStatistics) -> None:
         """Log the returns, lengths and durations of the episodes that ended."""
         window = self.config.metrics_num_episodes_for_smoothing
         for name, values in (("return", statistics.returns.tolist()), ("len", statistics.lengths.tolist())):
             for reduce in ("mean", "min", "max"):
-                self.metrics.log_reserved({f"episode_{name}_{reduce}": values}, reduce, window)
+                self._metrics.log_reserved({f"episode_{name}_{reduce}": values}, reduce, window)
         durations_s = statistics.durations_s.tolist()
-        self.metrics.log_reserved({"episode_duration_sec_mean": durations_s}, window=window)
+        self._metrics.log_reserved({"episode_duration_sec_mean": durations_s}, window=window)
 
     # Checks, state and metrics.
 
@@ -816,14 +845,6 @@ class EnvRunner:
     def stop(self) -> None:
         """Close the env."""
         self.host.close()
-
-
-def _with_remade(begins: NDArray[np.bool_], broken: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Return where episodes begin, bool `[N]`, with the sub-envs that failed and show their first observation next."""
-    if broken:
-        begins = begins.copy()
-        begins[[i for _, i in broken]] = True
-    return begins
 
 
 def _write_columns(rollout: Rollout, row: int, rows: Mapping[str, Tree]) -> None:

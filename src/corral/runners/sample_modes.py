@@ -6,8 +6,6 @@ decides what is valid: not the runner, and not the vector env.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,12 +31,13 @@ def make_mode(request: SampleRequest, *, whole_episodes: bool, name: str) -> Sam
     return BegunEpisodes(request.num_wanted, name) if whole_episodes else Steps(request.num_wanted, name)
 
 
-class SampleMode(ABC):
+class SampleMode:
     """How far a sample goes, and which of its rows are valid.
 
     Attributes:
         playing: Bool `[N]`, the sub-envs whose episodes are still wanted; `None` is all of them.
         num_settled_rows: Rows that have been settled.
+        num_steps: Valid steps in these rows.
     """
 
     playing: NDArray[np.bool_] | None = None
@@ -47,11 +46,15 @@ class SampleMode(ABC):
         """Take the number of steps or episodes, and the name of the env for errors."""
         self._num_wanted = num_wanted
         self._name = name
-        self.num_settled_rows = 0
+        self.num_settled_rows = self.num_steps = 0
 
-    @abstractmethod
     def num_rows_wanted(self, rollout: Rollout) -> int:
-        """Return how many rows to step next, after all rows so far were settled; 0 ends the sample."""
+        """Return how many rows to step next, after all rows so far were settled; 0 ends the sample.
+
+        It is as many rows as cannot overshoot the wanted number of steps by N.
+        """
+        num_envs: int = rollout.rewards.shape[1]
+        return max(0, -((self.num_steps - self._num_wanted) // num_envs))
 
     def settle(self, rollout: Rollout, resetting: NDArray[np.bool_], *, same_step: bool) -> None:
         """Fill `valid` of the rows that were stepped since the last call.
@@ -65,15 +68,16 @@ class SampleMode(ABC):
             EnvError: Sub-envs fail before almost any episode is complete, though whole episodes are asked for.
         """
         start, self.num_settled_rows = self.num_settled_rows, rollout.num_rows
-        mark_steps(rollout, start, resetting, same_step=same_step)
+        self.num_steps += mark_steps(rollout, start, resetting, same_step=same_step)
+
+    def _drop_broken(self, rollout: Rollout) -> None:
+        """Mark as invalid the steps of episodes that broke, and count the valid steps again."""
+        drop_broken(rollout, self._name)
+        self.num_steps = num_valid(rollout)
 
 
 class Steps(SampleMode):
     """At least so many steps, and fewer than that many plus N."""
-
-    def num_rows_wanted(self, rollout: Rollout) -> int:
-        """Return as many rows as cannot overshoot by N."""
-        return max(0, -((num_valid(rollout) - self._num_wanted) // rollout.num_envs))
 
 
 class Episodes(SampleMode):
@@ -94,7 +98,7 @@ class Episodes(SampleMode):
         super().settle(rollout, resetting, same_step=same_step)
         last = rollout.num_rows - 1
         rollout.valid[last] &= self.playing
-        drop_broken(rollout, self._name)
+        self._drop_broken(rollout)
         self._num_left -= rollout.valid[last] & rollout.done[last]
         self.playing = self._num_left > 0
 
@@ -108,25 +112,23 @@ class BegunEpisodes(SampleMode):
 
     def num_rows_wanted(self, rollout: Rollout) -> int:
         """Return as many rows as cannot overshoot by N, then one at a time until the last episode ends."""
-        if self.playing is None:
-            return max(0, -((num_valid(rollout) - self._num_wanted) // rollout.num_envs))
-        return int(self.playing.any())
+        return super().num_rows_wanted(rollout) if self.playing is None else int(self.playing.any())
 
     def settle(self, rollout: Rollout, resetting: NDArray[np.bool_], *, same_step: bool) -> None:
         """Fill `valid`; once enough steps are taken, only episodes that were under way then stay valid."""
         super().settle(rollout, resetting, same_step=same_step)
         last = rollout.num_rows - 1
         if self.playing is None:
-            drop_broken(rollout, self._name)
-            if num_valid(rollout) >= self._num_wanted:
+            self._drop_broken(rollout)
+            if self.num_steps >= self._num_wanted:
                 self.playing = rollout.valid[last] & ~rollout.done[last]
             return
         rollout.valid[last] &= self.playing
-        drop_broken(rollout, self._name)
+        self._drop_broken(rollout)
         # An episode that broke is made up for by its successor.
         ended = rollout.valid[last] & rollout.done[last]
         self.playing = self.playing & ~ended
-        if not self.playing.any() and num_valid(rollout) < self._num_wanted:  # too many broke
+        if not self.playing.any() and self.num_steps < self._num_wanted:  # too many broke
             self.playing = ended
 
 
@@ -158,8 +160,8 @@ def num_complete(rollout: Rollout) -> int:
     return int(np.count_nonzero((rollout.done & rollout.valid)[: rollout.num_rows]))
 
 
-def mark_steps(rollout: Rollout, start: int, resetting: NDArray[np.bool_], *, same_step: bool) -> None:
-    """Fill `valid` from row `start` on: True where a step was taken.
+def mark_steps(rollout: Rollout, start: int, resetting: NDArray[np.bool_], *, same_step: bool) -> int:
+    """Fill `valid` from row `start` on, True where a step was taken, and return the number of these steps.
 
     No step was taken in the row after an end, with next-step autoreset, and where a sub-env failed.
 
@@ -171,7 +173,7 @@ def mark_steps(rollout: Rollout, start: int, resetting: NDArray[np.bool_], *, sa
     """
     stop = rollout.num_rows
     if start == stop:
-        return
+        return 0
     if same_step:
         rollout.valid[start:stop] = True
     else:
@@ -179,6 +181,7 @@ def mark_steps(rollout: Rollout, start: int, resetting: NDArray[np.bool_], *, sa
         rollout.valid[start + 1 : stop] = ~(rollout.terminated[start : stop - 1] | rollout.truncated[start : stop - 1])
     for row, i in rollout.broken:
         rollout.valid[row, i] = False
+    return int(np.count_nonzero(rollout.valid[start:stop]))
 
 
 def drop_broken(rollout: Rollout, name: str) -> None:
