@@ -172,6 +172,17 @@ class Rollout(StepColumns):
         done: NDArray[np.bool_] = self.terminated | self.truncated
         return done
 
+    @property
+    def over(self) -> NDArray[np.bool_]:
+        """Whether the episode was over after a row, bool `[T, N]`: a valid step ended it, or its sub-env failed there.
+
+        Where a sub-env failed no step was taken, so that the row is not valid.
+        """
+        over = self.done & self.valid
+        if self.broken:
+            over[tuple(zip(*self.broken, strict=True))] = True
+        return over
+
     def by_module(self) -> dict[str, Rollout]:
         """Return the rollouts of the modules, by module id: with a single agent, this one."""
         return {DEFAULT_MODULE_ID: self}
@@ -238,8 +249,7 @@ class Rollout(StepColumns):
         linked[1:] = valid[:-1] & ~self.done[:-1] & valid[1:]
         last = valid.copy()
         last[:-1] &= ~linked[1:]
-        over, _ = _over(self)
-        ended, carry = np.cumsum(over, axis=0), self._begun()
+        ended, carry = np.cumsum(self.over, axis=0), self._begun()
         firsts, lasts = np.argwhere((valid & ~linked).T).tolist(), np.argwhere(last.T).tolist()
         return [
             (n, start, stop + 1, int(carry.counts[n]) + (int(ended[start - 1, n]) if start else 0))
@@ -411,18 +421,8 @@ class EpisodeStatistics:
     durations_s: NDArray[np.float64]
     env_indices: NDArray[np.int64]
 
-    @classmethod
-    def empty(cls) -> EpisodeStatistics:
-        """Return the statistics of no episodes."""
-        return cls(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
 
-
-def _over(rollout: Rollout) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return where episodes were over, and where because their sub-env failed: bool `[T, N]` each."""
-    broken = np.zeros(rollout.valid.shape, np.bool_)
-    if rollout.broken:
-        broken[tuple(zip(*rollout.broken, strict=True))] = True
-    return (rollout.done & rollout.valid) | broken, broken
+NO_EPISODES = EpisodeStatistics(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
 
 
 def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeStatistics, EpisodeCarry]:
@@ -435,21 +435,21 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
     Returns:
         The statistics, and the totals of the episodes that are unfinished when the rollout ends.
     """
+    valid, over = rollout.valid, rollout.over
+    rewards = np.where(valid, rollout.rewards, 0.0)
     if rollout.num_rows:  # where row 0 was only a reset, the episode began there
-        over, broken = _over(rollout)
-        begins = ~(rollout.valid[0] | over[0]) & (carry.lengths == 0)
+        begins = ~(valid[0] | over[0]) & (carry.lengths == 0)
         carry = replace(carry, start_times_s=np.where(begins, rollout.row_times_s[0], carry.start_times_s))
-    if not (rollout.broken or rollout.terminated.any() or rollout.truncated.any()):
-        rewards = np.where(rollout.valid, rollout.rewards, 0.0)
-        carry = replace(carry, returns=carry.returns + rewards.sum(0), lengths=carry.lengths + rollout.valid.sum(0))
-        return EpisodeStatistics.empty(), carry
-    returns = np.cumsum(np.where(rollout.valid, rollout.rewards, 0.0), axis=0) + carry.returns
-    lengths = np.cumsum(rollout.valid, axis=0) + carry.lengths
+    if not over.any():
+        carry = replace(carry, returns=carry.returns + rewards.sum(0), lengths=carry.lengths + valid.sum(0))
+        return NO_EPISODES, carry
+    returns = np.cumsum(rewards, axis=0) + carry.returns
+    lengths = np.cumsum(valid, axis=0) + carry.lengths
     envs, rows = np.nonzero(over.T)  # by env, then by time
     end_times = rollout.row_times_s[rows]
     # The next episode begins in the next row if that row is only a reset, else in the same row.
     next_rows = np.minimum(rows + 1, rollout.num_rows - 1)
-    is_reset = ~(rollout.valid | over)[next_rows, envs]
+    is_reset = ~(valid | over)[next_rows, envs]
     begin_times = rollout.row_times_s[np.where(is_reset, next_rows, rows)]
     first_of_env = np.ones(len(envs), np.bool_)
     first_of_env[1:] = envs[1:] != envs[:-1]
@@ -461,7 +461,7 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
         return passed[order]
 
     order = np.argsort(rows, kind="stable")  # back to the order of time
-    order = order[~broken[rows, envs][order]]  # without the episodes of sub-envs that failed
+    order = order[valid[rows, envs][order]]  # without the episodes of sub-envs that failed
     statistics = EpisodeStatistics(
         since_last_end(returns[rows, envs], 0.0, returns[rows, envs]),
         since_last_end(lengths[rows, envs], 0, lengths[rows, envs]),

@@ -178,7 +178,7 @@ class Actor:
                 rollout.stored if "stored" in rollout else rollout.obs,
                 rollout.rewards,
                 rollout.valid,
-                rollout.done,
+                rollout.over,
                 continues=rollout.continues,
             )
 

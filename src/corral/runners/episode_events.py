@@ -182,16 +182,19 @@ class EpisodeEvents:
                     chunk.notes = episode.notes
                 self._put(i, "prev_episode_chunks", self._chunks[i])
 
-    def fire_row(self, rollout: Rollout, t: int, playing: NDArray[np.bool_] | None = None) -> None:
+    def fire_row(
+        self, rollout: Rollout, t: int, done: NDArray[np.bool_], playing: NDArray[np.bool_] | None = None
+    ) -> None:
         """Fire the events of one row.
 
         Args:
             rollout: Rollout in which row t is written.
             t: Row.
+            done: Sub-envs whose episodes ended with the step, bool `[N]`.
             playing: Sub-envs whose episodes are still wanted, bool `[N]`; `None` is all.
         """
         terminated, truncated = rollout.terminated[t], rollout.truncated[t]
-        ended = set(np.flatnonzero(terminated | truncated).tolist())
+        ended = set(np.flatnonzero(done).tolist())
         reset, self._waiting = self._waiting, set()
         broken = {i for row, i in rollout.broken if row == t}
         step_calls, special = self._calls["on_episode_step"], ended | reset | broken

@@ -359,7 +359,7 @@ class Lanes:
         rewards: NDArray[np.float64],
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],
-        over: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+        ends: NDArray[np.bool_],
     ) -> None:
         """Take what an env step gave to the seats of the block, all `[N, B, ...]`: close steps, and note who acts next.
 
@@ -367,15 +367,13 @@ class Lanes:
             obs: Observations, a tree; only entries of observed seats are used.
             observed: Whether the agent was observed.
             rewards: Rewards.
-            terminated: Whether the agent terminated in this step.
-            truncated: Whether the agent was truncated in this step.
-            over: Whether the whole episode terminated, and was truncated, bool `[N]` each.
+            terminated: Whether the agent, or its whole episode, terminated in this step.
+            truncated: Whether the agent, or its whole episode, was truncated in this step.
+            ends: Whether one of both.
         """
         rollout, columns, clock, is_open = self.rollout, self.rollout.columns, self._clock, self._is_open
         seen = self.of_seats(observed) & self.is_used
-        own = self.of_seats(terminated), self.of_seats(truncated)
-        ends_alone = own[0] | own[1]
-        ends = ends_alone | (over[0] | over[1])[self.envs]
+        ends = self.of_seats(ends)
         (lanes,) = is_open.nonzero()
         _flat(columns["rewards"])[self._flat_rows(lanes)] += self.of_seats(rewards)[lanes]
         closes = is_open & (seen | ends)
@@ -385,8 +383,8 @@ class Lanes:
         if self._remembered.has_columns:
             self._remembered.note_rewards(_flat(columns["rewards"])[steps], lanes)
         if np.count_nonzero(ends):
-            for name, alone, whole in zip(("terminated", "truncated"), own, over, strict=True):
-                _flat(columns[name])[steps] = np.where(ends_alone, alone, whole[self.envs])[lanes]
+            _flat(columns["terminated"])[steps] = self.of_seats(terminated)[lanes]
+            _flat(columns["truncated"])[steps] = self.of_seats(truncated)[lanes]
         clock += closes
         is_open ^= closes
         (lanes,) = seen.nonzero()

@@ -61,10 +61,12 @@ class MultiAgentEvents(EpisodeEvents):
         self._viewed = {}
         self._view_agents(())
 
-    def fire_row(self, rollout: Rollout, t: int, playing: NDArray[np.bool_] | None = None) -> None:
+    def fire_row(
+        self, rollout: Rollout, t: int, done: NDArray[np.bool_], playing: NDArray[np.bool_] | None = None
+    ) -> None:
         """Fire the events of one row; see `EpisodeEvents.fire_row`."""
         self._view_agents([i for row, i in rollout.broken if row == t])
-        super().fire_row(rollout, t, playing)
+        super().fire_row(rollout, t, done, playing)
 
     def _view_agents(self, broken: Sequence[int]) -> None:
         """Add views of agents that joined, and end the views of agents that ended, except in sub-envs that failed."""

@@ -287,14 +287,13 @@ class MultiAgentEnvRunner(EnvRunner):
             for _, env_index in rollout.broken[num_broken:]:
                 self._drop(env_index)
             self._keep_infos(rollout, t + 1, infos, None)
-            self._take(rollout, obs, terminated, truncated)
-            resetting = terminated | truncated
+            resetting = self._take(rollout, obs, terminated, truncated)
             rollout.row_times_s[t] = after = clock()
             seconds["inference"] += inferred - began
             seconds["env_step"] += stepped - inferred
             seconds["storage"] += after - stepped
             if self._events is not None:
-                self._events.fire_row(rollout, t, mode.playing)
+                self._events.fire_row(rollout, t, resetting, mode.playing)
                 seconds["callbacks"] += clock() - after
         mode.settle(rollout, self._resetting, same_step=False)
         self._resetting = resetting
@@ -326,12 +325,25 @@ class MultiAgentEnvRunner(EnvRunner):
         index = lanes.envs[acting], lanes.places[acting]
         map_tree(lambda column, chosen: column.__setitem__(index, chosen[acting]), seats, env_actions)
 
-    def _take(self, rollout: Rollout, obs: Any, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]) -> None:
-        """Give what the vector env returned to the lanes, after mapping the agents that were observed first."""
+    def _take(
+        self, rollout: Rollout, obs: Any, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Give what the vector env returned to the lanes, after mapping the agents that were observed first.
+
+        Returns:
+            The sub-envs whose episodes ended, bool `[N]`.
+        """
         observed, rewards, over = obs["observed"].view(np.bool_), obs["rewards"], terminated | truncated
-        agent_over = obs["terminated"].view(np.bool_), obs["truncated"].view(np.bool_)
+        flags = obs["terminated"].view(np.bool_), obs["truncated"].view(np.bool_)
         self._returns += rewards
-        ends = agent_over[0] | agent_over[1] | over[:, None]  # who ends with the first observation takes no step
+        ends = ends_alone = flags[0] | flags[1]
+        if np.count_nonzero(over):  # agents that did not end alone end as their episode does
+            ends = ends_alone | over[:, None]
+            flags = (
+                np.where(ends_alone, flags[0], terminated[:, None]),
+                np.where(ends_alone, flags[1], truncated[:, None]),
+            )
+        # Who ends with the first observation takes no step.
         if np.count_nonzero(new := observed & (self._module_of < 0) & ~ends):
             self._map(rollout, new)
         for module_id, lanes in self.lanes.items():
@@ -341,13 +353,14 @@ class MultiAgentEnvRunner(EnvRunner):
                 obs["obs"][block.name],
                 observed[:, part],
                 rewards[:, part],
-                agent_over[0][:, part],
-                agent_over[1][:, part],
-                (terminated, truncated),
+                flags[0][:, part],
+                flags[1][:, part],
+                ends[:, part],
             )
         for i in over.nonzero()[0].tolist():
             self._ended.append((rollout.num_rows - 1, i, self._returns[i].copy(), self._module_of[i].copy()))
             self._end_episode(i)
+        return over
 
     def _end_episode(self, env_index: int) -> None:
         self._module_of[env_index], self._returns[env_index] = -1, 0.0
@@ -386,9 +399,9 @@ class MultiAgentEnvRunner(EnvRunner):
         if (episode := self._episodes[env_index]) is None:
             carry = rollout.carry
             assert carry is not None
-            over = np.count_nonzero((rollout.terminated | rollout.truncated)[: rollout.num_rows, env_index])
+            done = np.count_nonzero(rollout.done[: rollout.num_rows, env_index])
             broken = sum(i == env_index for _, i in rollout.broken)
-            id_ = episode_id(carry.id_prefix, env_index, int(carry.counts[env_index]) + int(over) + broken)
+            id_ = episode_id(carry.id_prefix, env_index, int(carry.counts[env_index]) + int(done) + broken)
             episode = None if self._events is None else self._events.episode(env_index)
             if episode is None or episode.id_ != id_:  # the callbacks still have the one of an env that failed
                 episode = self.make_episode(id_, env_index, rollout)

@@ -25,7 +25,7 @@ from corral.envs.seats import SeatsSpace
 from corral.envs.step_timeout import SampleOverdue, limited
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos, split_infos
-from corral.episodes.rollout import EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
+from corral.episodes.rollout import NO_EPISODES, EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
 from corral.errors import CheckpointError, ConfigError, SubEnvError, WeightsError, nearest
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
@@ -103,7 +103,7 @@ class EnvRunner:
         self.num_env_steps_lost = 0
         self._unlogged: tuple[int, int] | None = None  # env steps and episodes that are not in the metrics yet
         self._log_counts(0, 0)  # now, so that user code cannot take the names
-        self.last_statistics = EpisodeStatistics.empty()
+        self.last_statistics = NO_EPISODES
         self._log_episodes(self.last_statistics)
         self.idle_since = time.perf_counter()
         self._callbacks = make_dispatcher(config)
@@ -514,15 +514,14 @@ class EnvRunner:
             if remembered.has_columns:
                 remembered.note_rewards(rewards[t])
             if looks_at_infos:
-                self._keep_infos(rollout, t + 1, infos, done if same_step else None)
-                self._keep_final_obs(rollout, t, infos)
+                self._take_infos(rollout, t, infos, done)
             times[t] = after = clock()
             inference_s += inferred - now
             env_step_s += stepped - inferred
             storage_s += after - stepped
             now = after
             if events is not None:
-                events.fire_row(rollout, t, mode.playing)
+                events.fire_row(rollout, t, done, mode.playing)
                 now = clock()
                 self.timers.seconds["callbacks"] += now - after
         mode.settle(rollout, self._resetting, same_step=same_step)
@@ -560,9 +559,10 @@ class EnvRunner:
         if infos and self._keeps_infos:
             rollout.info_rows[row] = split_infos(self.host.infos_by_env(infos), ended)
 
-    def _keep_final_obs(self, rollout: Rollout, t: int, infos: Mapping[Any, Any]) -> None:
-        """Keep the final observations that a same-step autoreset overwrites in row t + 1."""
-        ended = np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]).tolist() if self.host.is_same_step else []
+    def _take_infos(self, rollout: Rollout, t: int, infos: Mapping[Any, Any], done: NDArray[np.bool_]) -> None:
+        """Keep the infos of a step, and the final observations that a same-step autoreset overwrites in row t + 1."""
+        self._keep_infos(rollout, t + 1, infos, done if self.host.is_same_step else None)
+        ended = np.flatnonzero(done).tolist() if self.host.is_same_step else []
         for i in ended:
             rollout.add_final_obs(t, i, self.host.final_obs(infos, i))
         if ended and self._remembered.has_columns:

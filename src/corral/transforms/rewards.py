@@ -100,7 +100,7 @@ class ClipRewards(Transform):
 def discounted_returns(
     rewards: NDArray[Any],
     valid: NDArray[np.bool_],
-    done: NDArray[np.bool_],
+    over: NDArray[np.bool_],
     before: NDArray[np.float64],
     gamma: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -109,7 +109,7 @@ def discounted_returns(
     Args:
         rewards: Rewards `[T, N]`.
         valid: Whether a step counts, bool `[T, N]`; other rows change nothing.
-        done: Whether a step ended its episode, bool `[T, N]`.
+        over: Whether the episode was over after a row, bool `[T, N]`; see `Rollout.over`.
         before: Sums before row 0, `[N]`.
         gamma: Discount per step.
 
@@ -120,5 +120,5 @@ def discounted_returns(
     for t in range(len(rewards)):
         running = np.where(valid[t], gamma * running + rewards[t], running)
         returns[t] = running
-        running = np.where(done[t] & valid[t], 0.0, running)
+        running = np.where(over[t], 0.0, running)
     return returns, running

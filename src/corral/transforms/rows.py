@@ -100,7 +100,7 @@ class RowTransforms:
         stored: Tree,
         rewards: NDArray[Any],
         valid: NDArray[np.bool_],
-        done: NDArray[np.bool_],
+        over: NDArray[np.bool_],
         *,
         continues: bool,
     ) -> dict[str, State]:
@@ -111,7 +111,7 @@ class RowTransforms:
             stored: Observations after the last temporal transform, a tree of `[T + 1, N, ...]`.
             rewards: Rewards of the env, `[T, N]`.
             valid: Which steps count, bool `[T, N]`.
-            done: Which steps ended an episode, bool `[T, N]`.
+            over: After which rows an episode was over, bool `[T, N]`; see `Rollout.over`.
             continues: Whether row 0 continues the fragment before.
         """
         if not self.pipeline.state:
@@ -120,7 +120,7 @@ class RowTransforms:
         for name, discount in self.pipeline.discounts.items():
             start = self._returns[name] if continues else np.zeros_like(self._returns[name])
             received = self.pipeline.rewards(rewards, until=name)
-            found, after = discounted_returns(received, valid, done, start, discount)
+            found, after = discounted_returns(received, valid, over, start, discount)
             returns[name], self._returns = found[valid], {**self._returns, name: after}
         rows = np.flatnonzero(valid)  # `take` is several times faster than a mask
         given = obs if self.pipeline.measures_env_obs else ()
