@@ -263,3 +263,38 @@ def test_the_command_line_evaluates_with_the_statistics(tmp_path: Path, capsys: 
     assert main(["evaluate", str(path), "--episodes", "5", "--seed", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["episode_returns"] == list(expected.episode_returns)
+
+
+class ThreeRewards(gym.Env[Any, Any]):
+    """Every episode has three rewards of 1. Then it ends, or with `fails` the env raises in the step after them."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.fails = config["fails"]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        if self.t == 4:
+            raise RuntimeError("broken")
+        return np.zeros(1, np.float32), 1.0, self.t == 3 and not self.fails, False, {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_normalized_return_ends_with_the_episode_also_where_a_sub_env_failed(fails: bool) -> None:
+    config = (
+        PPOConfig()
+        .environment(ThreeRewards, env_config={"fails": fails})
+        .env_runners(num_envs_per_env_runner=1, transforms=[NormalizeRewards(gamma=1.0)])
+        .fault_tolerance(restart_failed_sub_environments=True)
+        .training(train_batch_size_per_learner=60, minibatch_size=None, num_epochs=1)
+    )
+    with config.build() as algo:
+        algo.train()
+        state = algo.get_pipeline("default_policy").state["NormalizeRewards"]
+    assert state["mean/return"] == pytest.approx(2.0)  # of 1, 2 and 3

@@ -178,7 +178,7 @@ class Rollout(StepColumns):
 
         Where a sub-env failed no step was taken, so that the row is not valid.
         """
-        over = self.done & self.valid
+        over: NDArray[np.bool_] = self.done & self.valid
         if self.broken:
             over[tuple(zip(*self.broken, strict=True))] = True
         return over
