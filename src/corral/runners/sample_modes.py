@@ -178,7 +178,8 @@ def mark_steps(rollout: Rollout, start: int, resetting: NDArray[np.bool_], *, sa
         rollout.valid[start:stop] = True
     else:
         rollout.valid[start] = ~resetting
-        rollout.valid[start + 1 : stop] = ~rollout.done[start : stop - 1]
+        # Not `done` of the whole rollout, which may have room for very many rows.
+        rollout.valid[start + 1 : stop] = ~(rollout.terminated[start : stop - 1] | rollout.truncated[start : stop - 1])
     for row, i in rollout.broken:
         rollout.valid[row, i] = False
     return int(np.count_nonzero(rollout.valid[start:stop]))
