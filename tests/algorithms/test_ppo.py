@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from corral import Module, PPOConfig, SACConfig
+from corral import PPO, Module, PPOConfig, SACConfig
 from corral.algorithms.ppo import KLStop, adapted_kl_coeff, explained_variance, ppo_batch, ppo_loss
 from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError
@@ -216,7 +216,8 @@ def sample_of(**runner_settings: Any) -> tuple[Rollout, PPOConfig]:
         return algo.env_runner.sample(num_timesteps=30), config
 
 
-batch_of = partial(ppo_batch, value_fn=lambda obs: obs[:, 1] * 0.5, gamma=0.9, lambda_=0.8)
+advantages_of: Any = partial(PPO.advantages, None, config=PPOConfig().training(gamma=0.9, lambda_=0.8))
+batch_of = partial(ppo_batch, value_fn=lambda obs: obs[:, 1] * 0.5, advantages_fn=advantages_of)
 
 
 @pytest.mark.parametrize("autoreset_mode", ["next_step", "same_step"])

@@ -164,7 +164,10 @@ def test_random_actions_of_ppo_have_their_own_likelihood() -> None:
     assert rollout.logp[first_sure_row:] == pytest.approx(chosen, abs=1e-5)
     assert np.abs(chosen + math.log(2)).min() > 0.1
     batch = ppo_batch(
-        [rollout], lambda obs: np.zeros(len(obs), np.float32), gamma=1.0, lambda_=1.0, normalize_advantages=False
+        [rollout],
+        lambda obs: np.zeros(len(obs), np.float32),
+        lambda rollout, values, next_values: (values, values),
+        normalize_advantages=False,
     )
     assert batch["logp"][: 4 * first_sure_row] == pytest.approx(-math.log(2))
 

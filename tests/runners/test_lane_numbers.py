@@ -10,6 +10,7 @@ import pytest
 
 from corral import DQNConfig, PPOConfig
 from corral.algorithms.ppo import ppo_batch
+from corral.core.returns import gae
 from corral.exploration.sampling import StochasticSampling
 from corral.runners.make_runner import make_runner
 from random_agents import Experience, Log, RandomAgents
@@ -47,6 +48,11 @@ def advantage(step: Experience, later: list[Experience], gamma: float, lambda_: 
     return delta + (gamma * lambda_ * advantage(later[0], later[1:], gamma, lambda_) if follows else 0.0)
 
 
+def advantages(rollout: Any, values: Any, next_values: Any) -> Any:
+    ended = rollout.terminated, rollout.truncated
+    return gae(rollout.rewards, values, next_values, *ended, rollout.valid, gamma=0.9, lambda_=0.8)
+
+
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize("fails_at", [-1, 30])
 def test_advantages_are_sums_over_the_steps_of_one_agent(fails_at: int, batch_mode: str) -> None:
@@ -57,7 +63,7 @@ def test_advantages_are_sums_over_the_steps_of_one_agent(fails_at: int, batch_mo
         rollout = runner.sample(num_timesteps=num_timesteps)
         numbers: dict[float, tuple[float, float]] = {}
         for part in rollout.modules.values():
-            batch = ppo_batch([part], value, gamma=0.9, lambda_=0.8, normalize_advantages=False)
+            batch = ppo_batch([part], value, advantages, normalize_advantages=False)
             found = zip(batch["obs"][:, 0].tolist(), batch["advantages"], batch["value_targets"], strict=True)
             numbers |= {obs: (float(one), float(target)) for obs, one, target in found}
         for log in logs:

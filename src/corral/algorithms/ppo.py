@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
 from corral.config.config import AlgorithmConfig
-from corral.core.returns import gae
+from corral.core.returns import FloatColumn, gae
 from corral.core.schedules import Schedule, schedule_value
 from corral.core.sequences import find_sequence_starts
 from corral.core.settings import AtLeastOne, NonNegativeFloat, NonNegativeSchedule, PositiveFloat, Probability
@@ -150,7 +150,7 @@ class PPO(Algorithm):
         coefficients = {module_id: self._coefficients(module_id) for module_id in batches}
         with self.timers.time("learning"):
             settings = {module_id: self._settings(module_id, numbers) for module_id, numbers in coefficients.items()}
-            results = self.learner_group.update(batches, settings)
+            results = self.update_modules(batches, settings)
         self.sync_weights()
         for module_id, metrics in results.items():
             config, batch = self.module_config(module_id), batches[module_id]
@@ -168,11 +168,35 @@ class PPO(Algorithm):
         return ppo_batch(
             rollouts,
             partial(self.learner_group.values, module_id),
-            gamma=config.gamma,
-            lambda_=config.lambda_,
+            partial(self.advantages, config=config),
             normalize_advantages=config.normalize_advantages,
             max_seq_len=self.get_module(module_id).max_seq_len,
             for_user_code=self._reads_rewards(config),
+        )
+
+    def update_modules(
+        self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]
+    ) -> dict[str, dict[str, Any]]:
+        """Take the gradient steps of an iteration, by module id, and return the results; override it to add a phase."""
+        return self.learner_group.update(batches, settings)
+
+    def advantages(
+        self, rollout: Rollout, values: FloatColumn, next_values: FloatColumn, *, config: PPOConfig | None = None
+    ) -> tuple[FloatColumn, FloatColumn]:
+        """Return the advantages and the value targets of a rollout, float32 `[T, N]` each; see `gae`.
+
+        Override it to estimate them in another way.
+
+        Args:
+            rollout: Columns `[T, N, ...]` of one module.
+            values: Values of the observations, float32 `[T, N]`.
+            next_values: Values of the observations that the steps led to, float32 `[T, N]`.
+            config: Config of the module; `None` is the algorithm's.
+        """
+        config = self.config if config is None else config
+        ended = rollout.terminated, rollout.truncated
+        return gae(
+            rollout.rewards, values, next_values, *ended, rollout.valid, gamma=config.gamma, lambda_=config.lambda_
         )
 
     def _reads_rewards(self, config: PPOConfig) -> bool:
@@ -226,9 +250,8 @@ class KLStop:
 def ppo_batch(
     rollouts: Sequence[Rollout],
     value_fn: Callable[..., NDArray[np.float32]],
+    advantages_fn: Callable[[Rollout, FloatColumn, FloatColumn], tuple[FloatColumn, FloatColumn]],
     *,
-    gamma: float,
-    lambda_: float,
     normalize_advantages: bool,
     max_seq_len: int = 1,
     for_user_code: bool = False,
@@ -238,8 +261,8 @@ def ppo_batch(
     Args:
         rollouts: Columns `[T, N, ...]` from each runner.
         value_fn: Maps observations `[B, ...]`, and states `[B, ...]` if the module has memory, to values `[B]`.
-        gamma: Discount per step.
-        lambda_: Lambda of generalized advantage estimation (GAE).
+        advantages_fn: Maps a rollout, its values and its next values to advantages and value targets, `[T, N]` each;
+            see `PPO.advantages`.
         normalize_advantages: Whether advantages get mean 0 and deviation 1 over the batch.
         max_seq_len: Longest sequence of a module with memory, in steps.
         for_user_code: Whether the batch has the columns that only losses, learners and callbacks of users read.
@@ -253,16 +276,7 @@ def ppo_batch(
     level_added_columns(rollouts)
     for rollout in (rollout.for_module() for rollout in rollouts):
         values, next_values = rollout.evaluate(value_fn)
-        advantages, value_targets = gae(
-            rollout.rewards,
-            values,
-            next_values,
-            rollout.terminated,
-            rollout.truncated,
-            rollout.valid,
-            gamma=gamma,
-            lambda_=lambda_,
-        )
+        advantages, value_targets = advantages_fn(rollout, values, next_values)
         columns = rollout.with_added(
             {
                 "obs": map_tree(lambda column: column[:-1], rollout.obs),
