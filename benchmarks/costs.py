@@ -61,7 +61,7 @@ def _ppo_of_four_agents() -> Any:
 
 
 def _off_policy(config: Any) -> Any:
-    return config.training(num_steps_sampled_before_learning_starts=900)
+    return config.training(num_steps_sampled_before_learning_starts=900).learners(num_threads=1)
 
 
 CASES: dict[str, tuple[str, Callable[[], Any]]] = {
