@@ -11,6 +11,7 @@ from corral.compat.rllib.module_changes import module_states, set_module_states
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.core.schedules import schedule_value
 from corral.errors import ConfigError
+from corral.learners.remote_learners import RemoteLearnerGroup
 from corral.learners.settings import UpdateSettings
 from corral.metrics.logger import MetricsLogger
 
@@ -40,7 +41,7 @@ class LearnerGroup:
     @property
     def is_local(self) -> bool:
         """Whether the learner is in this process."""
-        return not self._native._workers
+        return not isinstance(self._native, RemoteLearnerGroup)
 
     @property
     def is_remote(self) -> bool:
