@@ -11,6 +11,7 @@ counts are the same in every run. `tests/test_costs.py` holds them at the number
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -98,7 +99,12 @@ def count_case(name: str) -> tuple[Counter[CodeType], int]:
     with CASES[name][1]().debugging(seed=0).build() as algo:
         algo.train()
         before = algo.num_env_steps_sampled_lifetime
-        calls = count_calls(algo.train, SRC)
+        gc.collect()  # what earlier runs of this process left behind would be ended, and counted, on the way
+        gc.disable()
+        try:
+            calls = count_calls(algo.train, SRC)
+        finally:
+            gc.enable()
         return calls, algo.num_env_steps_sampled_lifetime - before
 
 

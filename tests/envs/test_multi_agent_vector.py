@@ -273,7 +273,7 @@ class TestStates:
         state = copy_nested(host.get_state())
         expected = play(host, 30, seed=5)
         other = make_host(config(vectorization=vectorization))
-        assert other.set_state(state, (resets_next, np.zeros(2, np.bool_)))
+        assert other.set_state(state, resets_next)
         assert_same(play(other, 30, seed=5), expected)
 
     def test_who_has_ended_is_part_of_the_state(self, make_host: Any) -> None:
@@ -294,7 +294,7 @@ class TestStates:
         play(host, 3)
         state = copy_nested(host.get_state())
         other = make_host(config(Survivor))
-        assert other.set_state(state, (np.zeros(2, np.bool_), np.zeros(2, np.bool_)))
+        assert other.set_state(state, np.zeros(2, np.bool_))
         seated = other.env.envs[0]  # type: ignore[attr-defined]
         assert seated.ended.tolist() == [True, False] and seated.acting.tolist() == [False, True]
         obs, _, terminated, *_ = play(other, 6)[-1]
@@ -309,7 +309,7 @@ class TestStates:
         play(host, 7)
         state = copy_nested(host.get_state())
         other = make_host(config(Forgetful))
-        assert not other.set_state(state, (np.zeros(2, np.bool_), np.zeros(2, np.bool_)))
+        assert not other.set_state(state, np.zeros(2, np.bool_))
         obs, _ = other.reset()
         assert obs["observed"].tolist() == [[1, 0]] * 2 and obs["obs"]["block_0"][:, 0, 0].tolist() == [0, 0]
         play(other, 7)  # whoever has to act is asked
