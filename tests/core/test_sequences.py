@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from corral.core.sequences import find_sequence_starts, rows_of_sequences, sequence_bounds
+from corral.core.sequences import find_sequence_starts, rows_of_sequences, start_bounds
 
 
 @pytest.mark.parametrize("max_seq_len", [1, 3, 20])
@@ -25,6 +25,6 @@ def test_sequences_begin_as_a_loop_over_steps_says(max_seq_len: int) -> None:
 
 
 def test_the_rows_of_a_sequence_stay_together_in_another_order() -> None:
-    bounds = sequence_bounds(np.array([True, False, False, True, True, False]))
+    bounds = start_bounds(np.array([True, False, False, True, True, False]))
     assert bounds.tolist() == [0, 3, 4, 6]
     assert rows_of_sequences(bounds, np.array([2, 0, 1])).tolist() == [4, 5, 0, 1, 2, 3]

@@ -147,6 +147,17 @@ def test_every_row_is_seen_once_an_epoch_in_minibatches_of_one_size(
         assert list(itertools.chain(*loss.minibatches[:steps])) == list(range(size))
 
 
+def test_rows_of_a_unit_stay_together() -> None:
+    loss = Recorder()
+    batch = {**rows(24), "unit_starts": np.arange(24) % 4 == 0}
+    update(make_learner(Linear(), loss), batch, lr=0.0, num_epochs=2, minibatch_size=12)
+    units = [minibatch[at : at + 4] for minibatch in loss.minibatches for at in range(0, len(minibatch), 4)]
+    assert [len(minibatch) for minibatch in loss.minibatches] == [12] * 4
+    assert all(unit == list(range(unit[0], unit[0] + 4)) for unit in units)
+    starts = [unit[0] for unit in units]
+    assert sorted(starts[:6]) == sorted(starts[6:]) == list(range(0, 24, 4)) != starts[:6]
+
+
 def test_shuffling_follows_the_seed_and_differs_between_epochs() -> None:
     def order(seed: int) -> list[list[int]]:
         loss = Recorder()

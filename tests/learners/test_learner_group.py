@@ -564,6 +564,13 @@ def test_shards_hold_all_rows_in_order_and_are_of_one_size(size: int, num_learne
         assert (shard["obs"]["b"][0] == shard["obs"]["a"] * 2).all() and (shard["y"] == shard["obs"]["a"] * 3).all()
 
 
+def test_no_unit_is_split_between_learners() -> None:
+    batch = {"y": np.arange(9), "unit_starts": np.isin(np.arange(9), [0, 5, 6])}
+    assert [shard["m"]["y"].tolist() for shard in split_batches({"m": batch}, 2)] == [[0, 1, 2, 3, 4, 5], [6, 7, 8]]
+    with pytest.raises(LossError, match=r"3 unit\(s\) for num_learners=4"):
+        split_batches({"m": batch}, 4)
+
+
 def test_results_are_merged_by_what_they_are() -> None:
     one = {"total_loss": 1.0, "num_gradient_steps": 4.0, "module_train_batch_size_mean": 2.5, "note": "a", "flag": True}
     two = {

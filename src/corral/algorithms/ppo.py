@@ -270,7 +270,8 @@ def ppo_batch(
     Returns:
         Columns `[B, ...]`: `obs`, `actions`, `logp`, `dist_inputs`, `values`, `advantages`, `value_targets`, and the
         columns that user code added to a rollout; for user code also `rewards`, `terminated` and `truncated`. For a
-        module with memory also `states` and `sequence_starts`, and the rows of each sequence are adjacent.
+        module with memory also `states`, and `sequence_starts` and `unit_starts`, bool: the rows of a sequence are
+        adjacent, and stay together in minibatches.
     """
     parts = []
     level_added_columns(rollouts)
@@ -292,7 +293,8 @@ def ppo_batch(
             columns |= {name: rollout.columns[name] for name in ("rewards", "terminated", "truncated")}
         if has_memory := "states" in rollout:
             columns["states"] = map_tree(lambda column: column[:-1], rollout.states)
-            columns["sequence_starts"] = find_sequence_starts(rollout.valid, rollout.done, max_seq_len)
+            starts = find_sequence_starts(rollout.valid, rollout.done, max_seq_len)
+            columns |= {"sequence_starts": starts, "unit_starts": starts}
         parts.append({name: rollout.valid_rows(column, by_lane=has_memory) for name, column in columns.items()})
     batch: Batch = parts[0] if len(parts) == 1 else map_tree(lambda *leaf: np.concatenate(leaf), *parts)
     if normalize_advantages:

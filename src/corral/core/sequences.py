@@ -25,8 +25,8 @@ def find_sequence_starts(valid: NDArray[np.bool_], done: NDArray[np.bool_], max_
     return starts
 
 
-def sequence_bounds(starts: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the first row of each of S sequences, and the number of rows, int64 `[S + 1]`.
+def start_bounds(starts: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the first row of each of S sequences or other units, and the number of rows, int64 `[S + 1]`.
 
     Args:
         starts: Whether a row is the first one of its sequence, bool `[M]`; the rows of a sequence are adjacent.
@@ -38,7 +38,7 @@ def rows_of_sequences(bounds: NDArray[np.int64], order: NDArray[np.int64]) -> ND
     """Return the rows `[M]` of sequences that are put into another order.
 
     Args:
-        bounds: Bounds of the sequences; see `sequence_bounds`.
+        bounds: Bounds of the sequences; see `start_bounds`.
         order: Indices of the sequences in the new order, `[S]`.
     """
     lengths = np.diff(bounds)[order]

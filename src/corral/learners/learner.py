@@ -412,7 +412,7 @@ class Learner:
 
     def _shares(self, cuts: Cuts, order: Any, bounds: list[int], sizes: list[int], batch: Batch) -> list[float]:
         """Return this learner's share of the rows of each minibatch of an epoch."""
-        return shares_of_rows(cuts.sizes(order, bounds), sizes, self.peers if "sequence_starts" in batch else None)
+        return shares_of_rows(cuts.sizes(order, bounds), sizes, self.peers if "unit_starts" in batch else None)
 
     def _loss_and_columns(self, module_id: str, batch: Batch, name: str, num_gradient_steps: int) -> tuple[Any, Batch]:
         """Return the form of the loss that suits this update, and the batch as arrays or tensors for this form."""
@@ -511,7 +511,7 @@ class Learner:
         """Return the outputs of the module's policy, float32 `[B, d]`, for the observations of a batch."""
         if "sequence_starts" not in batch:
             return self._evaluate(module_id, lambda module, rows: module.policy(rows["obs"]), {"obs": batch["obs"]})
-        inputs = {name: batch[name] for name in ("obs", "states", "sequence_starts")}
+        inputs = {name: batch[name] for name in ("obs", "states", "sequence_starts", "unit_starts")}
         return self._evaluate(module_id, lambda module, rows: module.policy_and_value(*module_inputs(rows))[0], inputs)
 
     def _evaluate(

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from corral.core.sequences import rows_of_sequences, sequence_bounds
+from corral.core.sequences import rows_of_sequences, start_bounds
 from corral.core.tree import num_rows
 from corral.errors import LossError
 from corral.learners.distributed import Peers
@@ -25,36 +25,36 @@ def row_bounds(size: int, num_parts: int) -> list[int]:
     return bounds
 
 
-class Cuts:
-    """How the rows of a batch are cut into minibatches, in a new way in each epoch if they are shuffled.
+def unit_bounds(batch: Batch) -> range | NDArray[np.int64]:
+    """Return the bounds of the units of a batch, whose rows stay together: `num_units + 1` row numbers.
 
-    Rows are cut into minibatches of about equal size. The rows of a sequence stay together, and minibatches have about
-    equal numbers of sequences.
+    The column `unit_starts` marks the first row of each unit, bool `[B]`; without it each row is a unit.
+    """
+    return start_bounds(batch["unit_starts"]) if "unit_starts" in batch else range(num_rows(batch) + 1)
+
+
+class Cuts:
+    """How the units of a batch are cut into minibatches, in a new way in each epoch if they are shuffled.
+
+    Minibatches have about equal numbers of units; see `unit_bounds`.
 
     Args:
         batch: Columns `[B, ...]`, arrays or tensors.
 
     Attributes:
-        bounds: Bounds of the units that stay together, which are rows, or the sequences of a module with memory:
-            `num_units + 1` row numbers.
-        num_units: Number of these units.
-        size: Number of rows that the loss is the mean over. In sequences of a replay buffer these are the steps to
-            learn from: not the burn-in, nor the observations after the steps.
+        bounds: Bounds of the units; see `unit_bounds`.
+        num_units: Number of units.
+        size: Number of rows that the loss is the mean over: all rows, or of units those that the column `learns` marks,
+            which leaves out the burn-in of sequences, and the observations after their steps.
         num_parts: Number of minibatches.
     """
 
     def __init__(self, batch: Batch) -> None:
         """Find the units; there is one minibatch until `cut` says otherwise."""
-        self.bounds: range | NDArray[np.int64]
-        self._learns: NDArray[np.bool_] | None = None
-        if "sequence_starts" in batch:
-            self.bounds, self._learns = sequence_bounds(batch["sequence_starts"]), batch.get("learns")
-            num_rows_in_batch = int(self.bounds[-1])
-        else:
-            num_rows_in_batch = num_rows(batch)
-            self.bounds = range(num_rows_in_batch + 1)
+        self.bounds = unit_bounds(batch)
+        self._learns: NDArray[np.bool_] | None = batch.get("learns") if "unit_starts" in batch else None
         self.num_units = len(self.bounds) - 1
-        self.size = num_rows_in_batch if self._learns is None else int(np.count_nonzero(self._learns))
+        self.size = int(self.bounds[-1] if self._learns is None else np.count_nonzero(self._learns))
         self.num_parts, self._parts = 1, [0, self.num_units]
         self._rng: np.random.Generator | None = None
 

@@ -24,7 +24,7 @@ from corral.learners.distributed import LostPeerError, backend_for, gpu_id
 from corral.learners.learner import Learner
 from corral.learners.learner_group import LearnerGroup, PendingUpdate, Results
 from corral.learners.losses import Batch
-from corral.learners.minibatches import Cuts
+from corral.learners.minibatches import Cuts, unit_bounds
 from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.metrics.reduction_settings import reduction_of_updates
 from corral.modules.layers import SharedLayers, share_layers
@@ -348,7 +348,7 @@ def _errors(futures: Sequence[Future[Any]]) -> list[BaseException]:
 
 
 def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[str, Batch]]:
-    """Split every batch into one shard of consecutive rows per learner; sizes differ by one row or sequence at most.
+    """Split every batch into one shard of consecutive rows per learner; sizes differ by one unit at most.
 
     Args:
         batches: Columns `[B, ...]` by module id.
@@ -359,10 +359,10 @@ def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[
     """
     shards: list[dict[str, Batch]] = [{} for _ in range(num_learners)]
     for module_id, batch in batches.items():
-        units = Cuts(batch).bounds
+        units = unit_bounds(batch)
         size = len(units) - 1
         if size < num_learners:
-            unit = "sequence" if "sequence_starts" in batch else "row"
+            unit = "unit" if "unit_starts" in batch else "row"
             raise LossError(
                 f"learners/{module_id}: the batch has {size} {unit}(s) for num_learners={num_learners}. "
                 "Did a callback set `valid` to False?"

@@ -3,6 +3,7 @@
 A module with memory defines `initial_state()` and `policy(obs, state) -> (dist_inputs, state)`. In a batch for such a
 module the rows of each sequence are adjacent, and two columns say what the sequences are: `sequence_starts`, bool
 `[M]`, and `states`, a tree of `[M, ...]`, the states before each step. Losses read the other columns as in any batch.
+What stays together in minibatches is another matter: the column `unit_starts`, bool `[M]`, says it.
 """
 
 from __future__ import annotations

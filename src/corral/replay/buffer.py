@@ -41,7 +41,7 @@ BATCH_COLUMNS = (
 NumSteps = int | tuple[int, int]
 """Number of steps of a transition, or the smallest and the largest number, from which each transition draws its own."""
 
-SEQUENCE_COLUMNS = ("states", "sequence_starts", "burns_in", "learns")
+SEQUENCE_COLUMNS = ("states", "sequence_starts", "unit_starts", "burns_in", "learns")
 """Names of the other columns of batches of sequences."""
 
 STATES = "states"
@@ -477,8 +477,8 @@ class ReplayBuffer:
         Returns:
             A batch whose rows are the steps of each sequence and one row for the observation after them, `[M, ...]`:
             `obs`, `actions`, `rewards`, `terminated`, `truncated`, `num_steps`, `discounts`, `weights` and `indices` as
-            in `sample`; `states`; `sequence_starts`, bool; `burns_in`, bool, the steps of the burn-in; `learns`, bool,
-            the other steps; and the added columns.
+            in `sample`; `states`; `sequence_starts` and `unit_starts`, bool; `burns_in`, bool, the steps of the
+            burn-in; `learns`, bool, the other steps; and the added columns.
 
         Raises:
             EmptyReplayBufferError: The buffer holds no transitions.
@@ -536,6 +536,7 @@ class ReplayBuffer:
             "weights": np.ones(len(place), np.float32),
             "states": map_tree(lambda _: next(states), initial_state),
             "sequence_starts": time == 0,
+            "unit_starts": time == 0,
             "burns_in": is_step & (time < burns[sequence]),
             "learns": is_step & (time >= burns[sequence]),
             **{name: columns[name].at(flat) for name in self._added if name not in named},
