@@ -260,7 +260,7 @@ class Noting(Callback):
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 def test_unfinished_episodes_and_callbacks_continue(mode: str) -> None:
     def seen(algo: Algorithm) -> list[Any]:
-        [found] = algo.env_runner_group.foreach_env_runner(lambda runner: runner._callbacks.instances[0].seen)
+        [found] = algo.env_runner_group.foreach_env_runner(lambda runner: runner.callbacks.instances[0].seen)
         return list(found)
 
     settings: dict[str, Any] = {"env_config": {"mean_length": 60}, "wrappers": [], "autoreset_mode": mode}
@@ -303,7 +303,7 @@ def test_callbacks_continue_in_every_place() -> None:
     state, _ = saved(config)
     with config.build() as algo:
         algo.set_state(state)
-        found = [algo._callbacks, *algo.env_runner_group.foreach_env_runner(lambda runner: runner._callbacks)]
+        found = [algo._callbacks, *algo.env_runner_group.foreach_env_runner(lambda runner: runner.callbacks)]
         assert [each.instances[0].value for each in found] == [2, 200, 200]
         [learner] = algo.get_state()["learners"]["by_learner"]
         assert learner["callbacks"] == {"num_errors": 0, "callbacks": {0: ["Counting", {"value": 20_000}]}}

@@ -11,7 +11,6 @@ from explorers import BOX, Explorer, SamplingConfig
 from gymnasium import spaces
 
 from corral import MultiAgentEnv, SACConfig
-from corral.runners.make_runner import make_runner
 from corral.runners.runner import EnvRunner
 from corral.testing import IdentityEnv
 
@@ -179,7 +178,7 @@ def test_the_process_of_an_agent_waits_while_the_agent_waits() -> None:
         .exploration(exploration_config=noise)
         .debugging(seed=0)
     )
-    runner = make_runner(config.freeze())
+    runner = EnvRunner(config.freeze())
     runner.sample(num_timesteps=4)  # 2 in each sub-env
     state = runner.actors["both"].exploration.state
     state[:] = 1.0

@@ -9,7 +9,7 @@ import pytest
 
 from corral import DQNConfig
 from corral.replay import ReplayBuffer
-from corral.runners.make_runner import make_runner
+from corral.runners.runner import EnvRunner
 from random_agents import Log, RandomAgents
 
 
@@ -51,7 +51,7 @@ def test_a_transition_has_the_rewards_of_one_episode_of_one_agent(trouble: str, 
         policies=["one", "other"],
         policy_mapping_fn=lambda agent, episode: ("one", "other")[(int(agent[1:]) + int(episode.id_[-8:], 16)) % 2],
     )
-    runner = make_runner(config.debugging(seed=seed).freeze())
+    runner = EnvRunner(config.debugging(seed=seed).freeze())
     buffers = {module_id: ReplayBuffer(10_000, seed=0) for module_id in ("one", "other")}
     rng = np.random.default_rng(seed)
     for _ in range(300 // num_timesteps):

@@ -12,7 +12,7 @@ import torch
 from corral import PPOConfig
 from corral.errors import ColumnError
 from corral.replay import ReplayBuffer
-from corral.runners.make_runner import make_runner as make_any_runner
+from corral.runners.runner import EnvRunner
 from memory_modules import CountsSteps
 from random_agents import RandomAgents
 
@@ -127,7 +127,7 @@ def test_a_restored_buffer_draws_the_same_sequences(make_runner: Any) -> None:
 def test_sequences_follow_the_lanes_of_several_agents() -> None:
     config = PPOConfig().environment(RandomAgents, disable_env_checking=True).rl_module(module_class=CountsSteps)
     config.env_runners(num_envs_per_env_runner=2, vectorization="sync").multi_agent(policies=("shared",))
-    runner, buffer = make_any_runner(config.freeze()), ReplayBuffer(500, seed=0)
+    runner, buffer = EnvRunner(config.freeze()), ReplayBuffer(500, seed=0)
     for _ in range(6):
         buffer.add(list(runner.sample(num_timesteps=20).by_module().values()))
     runner.stop()

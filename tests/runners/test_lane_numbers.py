@@ -12,7 +12,7 @@ from corral import DQNConfig, PPOConfig
 from corral.algorithms.ppo import ppo_batch
 from corral.core.returns import gae
 from corral.exploration.sampling import StochasticSampling
-from corral.runners.make_runner import make_runner
+from corral.runners.runner import EnvRunner
 from random_agents import Experience, Log, RandomAgents
 
 NAMES = ["one", "other"]
@@ -33,7 +33,7 @@ def make(logs: list[Log], **settings: Any) -> Any:
     config.env_runners(num_envs_per_env_runner=3, vectorization="sync").debugging(seed=0)
     config.fault_tolerance(restart_failed_sub_environments=True)
     config.multi_agent(policies=NAMES, policy_mapping_fn=mapping)
-    return make_runner(config.copy(**settings).freeze())
+    return EnvRunner(config.copy(**settings).freeze())
 
 
 def value(obs: Any) -> Any:
@@ -158,7 +158,7 @@ def test_an_exploration_keeps_what_it_has_adapted_when_agents_come_to_its_module
         policy_mapping_fn=lambda agent, episode: "other" if agent == "a0" or late else "one",
     )
     config.exploration(exploration_config={"type": "ParameterNoise", "random_timesteps": 0})
-    runner = make_runner(config.freeze())
+    runner = EnvRunner(config.freeze())
     exploration = runner.actors["other"].exploration
     exploration.stddev = 0.125
     late.append(True)
@@ -197,7 +197,7 @@ def test_the_noise_in_weights_adapts_to_the_latest_step_of_each_agent() -> None:
     config = DQNConfig().environment(RandomAgents, env_config={"together": True}, disable_env_checking=True)
     config.env_runners(num_envs_per_env_runner=3).debugging(seed=0).multi_agent(policies=["one"])
     config.exploration(exploration_config={"type": "ParameterNoise", "random_timesteps": 0})
-    runner = make_runner(config.freeze())
+    runner = EnvRunner(config.freeze())
     exploration = runner.actors["one"].exploration
     measured, distance = [], exploration.distance
     exploration.distance = lambda plain, noisy: (measured.append(len(plain)), distance(plain, noisy))[1]

@@ -16,7 +16,7 @@ from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import Rollout
 from corral.errors import CheckpointError
 from corral.modules.heuristic import HeuristicModule, RandomModule
-from corral.runners.make_runner import make_runner
+from corral.runners.runner import EnvRunner
 from corral.runners.runner_state import check_runner_state, get_runner_state, set_runner_state
 from random_agents import Experience, Log, RandomAgents
 
@@ -35,7 +35,7 @@ def make(logs: dict[int, Log], mapping: Any = None, policies: Any = ("shared",),
     config = PPOConfig().environment(make_env, disable_env_checking=True)
     config.env_runners(num_envs_per_env_runner=3, vectorization="sync").debugging(seed=0)
     config.multi_agent(policies=policies, policy_mapping_fn=mapping)
-    return make_runner(config.copy(**settings).freeze())
+    return EnvRunner(config.copy(**settings).freeze())
 
 
 def played(rollouts: list[MultiAgentRollout]) -> Played:
@@ -164,10 +164,10 @@ def test_a_mapping_may_use_lanes_that_no_trial_showed() -> None:
 
     runner = make(logs, mapping, policies=("one", "other"))
     rollouts = [runner.sample(num_timesteps=40)]
-    num_lanes = len(runner.lanes["other"])
+    num_lanes = len(runner.stepping.lanes["other"])
     is_late.append(True)
     rollouts += [runner.sample(num_timesteps=40) for _ in range(5)]
-    assert len(runner.lanes["other"]) == num_lanes + 3
+    assert len(runner.stepping.lanes["other"]) == num_lanes + 3
     assert played(rollouts) == {key: steps for key, steps in expected(logs).items() if steps}
     assert all(isinstance(part, LaneRollout) for rollout in rollouts for part in rollout.modules.values())
 

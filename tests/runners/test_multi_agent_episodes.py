@@ -15,7 +15,7 @@ from agent_steps import build, module_of, same
 from corral import PPOConfig
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.errors import CallbackError, EpisodeError
-from corral.runners.make_runner import make_runner
+from corral.runners.runner import EnvRunner
 from corral.runners.runner_state import get_runner_state, set_runner_state
 from scripted_agents import ScriptedAgents
 
@@ -70,7 +70,7 @@ def assert_same(found: MultiAgentEpisode, wanted: MultiAgentEpisode) -> None:
 @pytest.mark.parametrize("num_timesteps", [3, 8, 40])
 def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool, fails: float) -> None:
     """Chunks over several rollouts, joined, are what the envs gave, also where sub-envs failed and were replaced."""
-    runner = make_runner(config(apart=apart, fails=fails, on_sample_end=lambda: None).freeze())
+    runner = EnvRunner(config(apart=apart, fails=fails, on_sample_end=lambda: None).freeze())
     joined: dict[str, MultiAgentEpisode] = {}
     of_env: dict[int, list[str]] = defaultdict(list)
     for _ in range(120 // num_timesteps):
@@ -164,7 +164,7 @@ def played_so_far(runner: Any, env_index: int) -> MultiAgentEpisode:
 def test_events_of_the_episodes(num_timesteps: int) -> None:
     """At each step the episode is what the env gave until then, its chunks in earlier rollouts included."""
     watching = Watching()
-    runner = make_runner(config(2, **watching.events()).freeze())
+    runner = EnvRunner(config(2, **watching.events()).freeze())
     for _ in range(100 // num_timesteps):
         runner.sample(num_timesteps=num_timesteps * 2)
     runner.stop()
@@ -186,7 +186,7 @@ def test_events_of_the_episodes(num_timesteps: int) -> None:
 def test_events_where_sub_envs_fail() -> None:
     """The episode of a sub-env that failed gets no further event; another is created and started."""
     watching = Watching()
-    runner = make_runner(config(2, fails=0.05, **watching.events()).freeze())
+    runner = EnvRunner(config(2, fails=0.05, **watching.events()).freeze())
     for _ in range(10):
         runner.sample(num_timesteps=20)
     assert runner.num_sub_env_restarts > 3
@@ -201,7 +201,7 @@ def test_events_where_sub_envs_fail() -> None:
 
 def test_whole_episodes() -> None:
     """Of complete episodes every step of every agent is there, and nothing of others."""
-    runner = make_runner(config(on_episode_step=lambda: None, on_sample_end=lambda: None).freeze())
+    runner = EnvRunner(config(on_episode_step=lambda: None, on_sample_end=lambda: None).freeze())
     for _ in range(5):
         before = {i: len(episodes) for i, episodes in by_hand(runner).items()}
         found = list(runner.sample(num_episodes=4))
@@ -216,7 +216,7 @@ def test_whole_episodes() -> None:
 def test_a_runner_continues_its_episodes_from_a_state() -> None:
     """Notes, chunks, infos and steps that hang come through a state; the events continue."""
     watching = Watching()
-    runner, other = (make_runner(config(2, **watching.events()).freeze()) for _ in range(2))
+    runner, other = (EnvRunner(config(2, **watching.events()).freeze()) for _ in range(2))
     runner.sample(num_timesteps=18)
     other.sample(num_timesteps=2)
     assert set_runner_state(other, get_runner_state(runner)) == {"num_envs_continued": 2, "num_envs_restarted": 0}
@@ -252,7 +252,7 @@ def test_trajectories_of_all_agents() -> None:
         postprocessed_batch["rewards"] = np.full(len(own), team)
         postprocessed_batch["team"] = np.full(len(own), team)
 
-    runner = make_runner(config(on_postprocess_trajectory=share).freeze())
+    runner = EnvRunner(config(on_postprocess_trajectory=share).freeze())
     for _ in range(4):
         seen.clear()
         rollout = runner.sample(num_timesteps=60)
@@ -272,7 +272,7 @@ def test_a_callback_that_writes_an_impossible_action_is_named() -> None:
             if len(agent):
                 agent.set_actions(new_data=7, at_indices=-1)
 
-    runner = make_runner(config(on_episode_step=spoil).freeze())
+    runner = EnvRunner(config(on_episode_step=spoil).freeze())
     with pytest.raises(CallbackError, match=r"on_episode_step.*spoil.*wrote the action 7"):
         runner.sample(num_timesteps=60)
     runner.stop()
@@ -293,7 +293,7 @@ def test_the_mapping_is_asked_once_with_the_episode() -> None:
         assert episode.module_for("d") == "other"
 
     made = config(on_episode_created=create, on_sample_end=lambda: None)
-    runner = make_runner(made.multi_agent(policy_mapping_fn=mapping).freeze())
+    runner = EnvRunner(made.multi_agent(policy_mapping_fn=mapping).freeze())
     for _ in range(10):
         for episode in runner.sample(num_timesteps=12):
             assert episode.custom_data["choice"] == episode.id_
@@ -305,7 +305,7 @@ def test_the_mapping_is_asked_once_with_the_episode() -> None:
 
 def test_rollouts_are_freed_at_once() -> None:
     """Nothing keeps an old rollout, neither the rollouts of its modules nor the episodes that continue."""
-    runner = make_runner(config(on_episode_step=lambda episode: episode.get_rewards(-1)).freeze())
+    runner = EnvRunner(config(on_episode_step=lambda episode: episode.get_rewards(-1)).freeze())
     gc.collect()
     gc.disable()
     try:
@@ -318,7 +318,7 @@ def test_rollouts_are_freed_at_once() -> None:
 
 def test_a_rollout_that_was_sent() -> None:
     """Episodes and infos are the same after a rollout was pickled; without infos, reading them is an error."""
-    runner = make_runner(config(on_sample_end=lambda: None).freeze())
+    runner = EnvRunner(config(on_sample_end=lambda: None).freeze())
     rollout = runner.sample(num_timesteps=60)
     sent = pickle.loads(pickle.dumps(rollout))
     for here, there in zip(rollout, sent, strict=True):

@@ -32,13 +32,12 @@ def play(
         "valid": np.zeros_like(ends),
     }
     rollout, wanted = Rollout(columns), []
-    resetting = np.zeros(ends.shape[1], np.bool_)
+    rollout.same_step = same_step
     while rows := mode.num_rows_wanted(rollout):
         wanted.append(rows)
         rollout.num_rows += rows
         rollout.broken += [where for where in broken or [] if rollout.num_rows - rows <= where[0] < rollout.num_rows]
-        mode.settle(rollout, resetting, same_step=same_step)
-        resetting = ends[rollout.num_rows - 1]
+        mode.settle(rollout)
     return rollout, wanted
 
 

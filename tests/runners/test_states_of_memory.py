@@ -11,7 +11,7 @@ from gymnasium import spaces
 from corral import PPOConfig
 from corral.core.tree import map_tree
 from corral.errors import CheckpointError
-from corral.runners.make_runner import make_runner as make_any_runner
+from corral.runners.runner import EnvRunner
 from corral.runners.runner_state import check_runner_state, get_runner_state, set_runner_state
 from corral.testing import FaultyEnv
 from memory_modules import CountsSteps
@@ -118,7 +118,7 @@ class OwnSteps(RandomAgents):
 def test_each_agent_has_a_state_of_its_own(fragment: int) -> None:
     config = PPOConfig().environment(OwnSteps, disable_env_checking=True).rl_module(module_class=CountsSteps)
     config.env_runners(num_envs_per_env_runner=3, vectorization="sync").multi_agent(policies=("shared",))
-    runners = [make_any_runner(config.copy().freeze()) for _ in range(2)]
+    runners = [EnvRunner(config.copy().freeze()) for _ in range(2)]
     num_steps = 0
     for number in range(120 // fragment):
         rollout = runners[0].sample(num_timesteps=fragment)

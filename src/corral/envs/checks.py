@@ -210,7 +210,9 @@ def bad_obs(rollout: Rollout, space: Tree, start: int, stop: int) -> list[tuple[
         stop: Row after the last one to check.
     """
     found = []
-    for index, (column, leaf_space) in enumerate(zip(leaves(rollout.obs), leaves(space), strict=True)):
+    is_leaf = isinstance(rollout.obs, np.ndarray)
+    pairs = ((rollout.obs, space),) if is_leaf else zip(leaves(rollout.obs), leaves(space), strict=True)
+    for index, (column, leaf_space) in enumerate(pairs):
         if bad_values(leaf_space, column[start:stop], "") is None:
             continue
         path = list(named_leaves(rollout.obs, "observation"))[index][0]

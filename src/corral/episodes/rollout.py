@@ -62,6 +62,8 @@ class Rollout(StepColumns):
         continues: Whether row 0 continues where the runner's previous rollout stopped; False after a reset of all envs.
         broken: Row and sub-env of each step that failed, in the order of time. The sub-env was recreated there. Its
             episode ended before that row, neither terminated nor truncated, and another begins with the next row.
+        same_step: Whether the vector env resets a sub-env in the step that ends its episode, not in the row after it.
+        begins_with_reset: Sub-envs that row 0 only resets, bool `[N]`; `None` is none of them.
         pipeline: Transforms with the statistics that were used when the actions were chosen; `None` if the module saw
             `obs` itself.
         reward_pipeline: Transforms with the newest statistics, which are used for the rewards; `None` is `pipeline`.
@@ -84,8 +86,8 @@ class Rollout(StepColumns):
     stored = column_attribute("stored")
 
     __slots__ = (
-        *("broken", "carry", "continues", "final_states", "final_stored", "measured", "notes", "num_env_steps"),
-        *("pipeline", "reward_pipeline", "weights_version", "worker_index"),
+        *("begins_with_reset", "broken", "carry", "continues", "final_states", "final_stored", "measured", "notes"),
+        *("num_env_steps", "pipeline", "reward_pipeline", "same_step", "weights_version", "worker_index"),
     )
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
@@ -99,6 +101,8 @@ class Rollout(StepColumns):
         self.final_states: dict[tuple[int, int], Tree] = {}
         self.notes: dict[tuple[int, int], Notes] = {}
         self.broken: list[tuple[int, int]] = []
+        self.same_step = False
+        self.begins_with_reset: NDArray[np.bool_] | None = None
         self.pipeline: Pipeline | None = None
         self.reward_pipeline: Pipeline | None = None
         self.final_stored: dict[tuple[int, int], Tree] = {}
@@ -172,13 +176,42 @@ class Rollout(StepColumns):
         done: NDArray[np.bool_] = self.terminated | self.truncated
         return done
 
+    def resets_in(self, row: int) -> NDArray[np.bool_]:
+        """Return the sub-envs that a row only resets, bool `[N]`; the row after the last one is the next rollout's."""
+        if row == 0 and self.begins_with_reset is not None:
+            return self.begins_with_reset
+        if row == 0 or self.same_step:
+            return np.zeros(self.num_envs, np.bool_)
+        resets: NDArray[np.bool_] = self.terminated[row - 1] | self.truncated[row - 1]
+        return resets
+
+    def steps_from(self, row: int) -> NDArray[np.bool_]:
+        """Return where a step was taken in the rows from `row` on that are written, bool `[K, N]`.
+
+        No step was taken where a row only reset the sub-env, and where a sub-env failed.
+        """
+        stop = self.num_rows
+        steps = np.ones((stop - row, self.rewards.shape[1]), np.bool_)
+        if stop > row:
+            steps[0] = ~self.resets_in(row)
+            if not self.same_step:  # not `done`, since the columns may have room for very many rows
+                steps[1:] = ~(self.terminated[row : stop - 1] | self.truncated[row : stop - 1])
+            for failed_row, i in self.broken:
+                if row <= failed_row < stop:
+                    steps[failed_row - row, i] = False
+        return steps
+
+    def broken_in(self, row: int) -> list[int]:
+        """Return the sub-envs that failed in a row."""
+        return [i for failed_row, i in self.broken if failed_row == row] if self.broken else []
+
     @property
     def over(self) -> NDArray[np.bool_]:
         """Whether the episode was over after a row, bool `[T, N]`: a valid step ended it, or its sub-env failed there.
 
         Where a sub-env failed no step was taken, so that the row is not valid.
         """
-        over: NDArray[np.bool_] = self.done & self.valid
+        over: NDArray[np.bool_] = (self.terminated | self.truncated) & self.valid
         if self.broken:
             over[tuple(zip(*self.broken, strict=True))] = True
         return over
@@ -305,7 +338,7 @@ class Rollout(StepColumns):
 
     def for_replay(self) -> Rollout:
         """Return the rollout with observations as a replay buffer stores them: after the last temporal transform."""
-        return self._with_obs(self.stored, self.final_stored) if "stored" in self else self
+        return self._with_obs(self.stored, self.final_stored) if "stored" in self.columns else self
 
     def _with_obs(self, obs: Tree, final_obs: dict[tuple[int, int], Tree]) -> Rollout:
         other = copy.copy(self)

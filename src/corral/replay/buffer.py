@@ -301,14 +301,15 @@ class ReplayBuffer:
         for name in _OWN[1:]:
             if columns[name].shape != (num_rows, layout.num_envs):
                 layout.check([(name, columns[name], (str(columns[name].dtype), ()))], num_rows)
-        states = _columns_of_states(rollout.states) if "states" in rollout else []
+        states = _columns_of_states(rollout.states) if "states" in given else []
+        added = rollout.added
         taken = (*BATCH_COLUMNS, *SEQUENCE_COLUMNS, *(name for name, _ in states)) if states else BATCH_COLUMNS
-        if clash := next(filter(taken.__contains__, rollout.added), None):
+        if clash := next(filter(taken.__contains__, added), None):
             raise ColumnError(
                 f"column {clash!r} was added to a rollout, but batches of the replay buffer already have a column "
                 f"of that name: choose a name other than {', '.join(taken)}."
             )
-        for name, column in [*rollout.added.items(), *((name, leaf[:num_rows]) for name, leaf in states)]:
+        for name, column in [*added.items(), *((name, leaf[:num_rows]) for name, leaf in states)]:
             columns[name] = check_new_column(name, column, (num_rows, layout.num_envs))
             held = self._columns.get(name)
             if held is not None and (held.grid.shape[2:], held.grid.dtype) != (column.shape[2:], column.dtype):

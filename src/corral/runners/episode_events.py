@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.callbacks.dispatch import BoundCall, Dispatcher, callback_error
+from corral.callbacks.dispatch import BoundCall, callback_error
 from corral.core.plain import is_plain
 from corral.core.tree import copy_nested
 from corral.episodes.episode import SingleAgentEpisode
@@ -30,16 +30,14 @@ class EpisodeEvents:
 
     Args:
         runner: Runner that fires the events.
-        callbacks: Dispatcher of the subscribers.
-        same_step: Whether the vector env resets in the step that ends an episode.
     """
 
     episode_class: type[Any] = SingleAgentEpisode
     rollout_class: type[Rollout] = Rollout
 
-    def __init__(self, runner: EnvRunner, callbacks: Dispatcher, *, same_step: bool) -> None:
+    def __init__(self, runner: EnvRunner) -> None:
         """Bind the arguments that never change."""
-        self._same_step = same_step
+        callbacks = runner.callbacks
         self._host = runner.host
         self._episodes: list[Any] = []
         self._counts = [0] * runner.num_envs  # episodes of the sub-env before the current one
@@ -196,8 +194,8 @@ class EpisodeEvents:
         terminated, truncated = rollout.terminated[t], rollout.truncated[t]
         ended = set(np.flatnonzero(done).tolist())
         reset, self._waiting = self._waiting, set()
-        broken = {i for row, i in rollout.broken if row == t}
-        step_calls, special = self._calls["on_episode_step"], ended | reset | broken
+        broken = rollout.broken_in(t)
+        step_calls, special = self._calls["on_episode_step"], ended | reset | {*broken}
         indices: Sequence[int] = range(len(step_calls)) if self._every_row else sorted(special)
         for i in indices if playing is None else [i for i in indices if playing[i]]:
             if i not in special:
@@ -226,7 +224,7 @@ class EpisodeEvents:
         self._fire("on_episode_end", env_index)
         self._counts[env_index] += 1
         self._create(env_index, rollout)
-        if self._same_step:
+        if rollout.same_step:
             self._start(env_index, t + 1, rollout)
         else:
             self._waiting.add(env_index)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.callbacks.dispatch import Dispatcher
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import Rollout
@@ -16,25 +15,23 @@ from corral.runners.episode_events import EpisodeEvents
 
 if TYPE_CHECKING:
     from corral.runners.lanes import Lanes
-    from corral.runners.multi_agent_runner import MultiAgentEnvRunner
+    from corral.runners.multi_agent_stepping import MultiAgentStepping
 
 
 class MultiAgentEvents(EpisodeEvents):
     """Keeps one `MultiAgentEpisode` for each sub-env, with a view of the lane of each agent.
 
     Args:
-        runner: Runner that fires the events.
-        callbacks: Dispatcher of the subscribers.
+        stepping: Stepping of the runner that fires the events.
     """
 
     episode_class = MultiAgentEpisode
     rollout_class = MultiAgentRollout
-    _runner: MultiAgentEnvRunner
 
-    def __init__(self, runner: MultiAgentEnvRunner, callbacks: Dispatcher) -> None:
+    def __init__(self, stepping: MultiAgentStepping) -> None:
         """Bind the arguments that never change."""
-        super().__init__(runner, callbacks, same_step=False)
-        self._runner = runner
+        super().__init__(stepping.runner)
+        self._stepping = stepping
         self._viewed: dict[str, NDArray[np.bool_]] = {}  # by module, lanes whose agents are in an episode
 
     def episode(self, env_index: int) -> MultiAgentEpisode:
@@ -43,7 +40,7 @@ class MultiAgentEvents(EpisodeEvents):
         return episode
 
     def _view(self, id_: str, env_index: int, rollout: Rollout) -> MultiAgentEpisode:
-        return self._runner.make_episode(id_, env_index, rollout)
+        return self._stepping.make_episode(id_, env_index, rollout)
 
     def create_all(self, rollout: Rollout) -> None:
         """Make new episodes for all sub-envs, before they are reset."""
@@ -65,12 +62,12 @@ class MultiAgentEvents(EpisodeEvents):
         self, rollout: Rollout, t: int, done: NDArray[np.bool_], playing: NDArray[np.bool_] | None = None
     ) -> None:
         """Fire the events of one row; see `EpisodeEvents.fire_row`."""
-        self._view_agents([i for row, i in rollout.broken if row == t])
+        self._view_agents(rollout.broken_in(t))
         super().fire_row(rollout, t, done, playing)
 
     def _view_agents(self, broken: Sequence[int]) -> None:
         """Add views of agents that joined, and end the views of agents that ended, except in sub-envs that failed."""
-        for module_id, lanes in self._runner.lanes.items():
+        for module_id, lanes in self._stepping.lanes.items():
             viewed = self._viewed.get(module_id, np.zeros(0, np.bool_))
             viewed = np.append(viewed, np.zeros(len(lanes) - len(viewed), np.bool_))
             if not broken and np.array_equal(viewed, lanes.is_used):
@@ -98,6 +95,6 @@ class MultiAgentEvents(EpisodeEvents):
 
     def _break(self, rollout: Rollout, t: int, env_index: int) -> None:
         super()._break(rollout, t, env_index)
-        for module_id, lanes in self._runner.lanes.items():  # the agents of the env that replaced the failed one
+        for module_id, lanes in self._stepping.lanes.items():  # the agents of the env that replaced the failed one
             for lane in np.flatnonzero(lanes.is_used & (lanes.envs == env_index)).tolist():
                 self._add_agent(module_id, lanes, lane)

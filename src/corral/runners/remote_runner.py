@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from corral.engines import Engine, WorkerHandle
 from corral.engines.call_limits import CallLimits
 from corral.errors import WorkerDiedError
-from corral.runners.make_runner import make_runner
 from corral.runners.requests import SampleReply, SampleRequest, WorkerCounts
+from corral.runners.runner import EnvRunner
 from corral.runners.worker_calls import UserCall, call_runner, repeat_calls, restore_runner, sample_and_report
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class RemoteRunner:
         """Start a worker for the runner, and return before it is ready."""
         config = self.config
         factory = partial(
-            make_runner,
+            EnvRunner,
             config,
             self.index,
             num_restarts=self.counts.num_restarts,

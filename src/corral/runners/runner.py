@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import make_dispatcher
-from corral.core.action_masks import NO_LEGAL_ACTION
 from corral.core.ids import DEFAULT_MODULE_ID
-from corral.core.plain import is_plain
 from corral.core.seeding import id_prefix, runner_seeds, seed_everything
-from corral.core.tree import Tree, copy_nested, map_tree
-from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
 from corral.envs.env_state import warn_of_own_statistics
 from corral.envs.seats import SeatsSpace
 from corral.envs.step_timeout import SampleOverdue, limited
-from corral.envs.sub_envs import original
-from corral.episodes.infos import Infos, split_infos
 from corral.episodes.rollout import NO_EPISODES, EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
-from corral.errors import CheckpointError, ConfigError, SubEnvError, WeightsError, nearest
+from corral.errors import ConfigError, SubEnvError, WeightsError, nearest
+from corral.exploration.base import Exploration
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
-from corral.modules.distributions import ActionDistribution
+from corral.modules.inference import Inference
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
 from corral.runners.actor import Actor
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest
-from corral.runners.sample_modes import SampleMode, make_mode, num_taken
+from corral.runners.sample_modes import SampleMode, make_mode
+from corral.runners.stepping import SingleAgentStepping, Stepping
 from corral.runners.trajectory_events import postprocess_trajectories
 
 if TYPE_CHECKING:
@@ -51,12 +46,17 @@ class EnvRunner:
     Attributes:
         config: The runner's own copy of the config, in which settings of `environment` can change before `make_env`.
         host: Host of the envs, which makes, steps and restarts them.
-        actors: Copies of the modules with what chooses their actions, by module id.
-        module: This runner's own copy of the module, if there is one agent.
+        stepping: Steps the envs and writes the rollouts, of one agent or of several.
+        callbacks: Dispatcher of the subscribers.
+        events: Fires the events of episodes; `None` if nobody subscribed to one, and before the first reset.
+        module: This runner's own copy of the module, if there is one agent, as `inference` and `exploration` are.
         worker_index: 0 for the embedded runner, 1 and up for others.
         weights_version: Version of the weights that choose the actions.
         weight_receivers: Functions that receive what the algorithm's `weight_providers` of the same names give. A
             callback of `on_environment_created` may add one.
+        num_samplers: Runners that sample at the same time, by which schedules count; 0 in evaluation, where they stand
+            still.
+        keeps_infos: Whether the current rollout keeps the infos of the envs.
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, also of the runners that this one replaced.
         num_env_steps_lost: Env steps that were taken so far and are in no rollout: steps of rollouts that an exception
             ended, and if whole episodes were asked for, steps of other episodes.
@@ -64,7 +64,8 @@ class EnvRunner:
     """
 
     module: Module
-    actors: dict[str, Actor]
+    inference: Inference
+    exploration: Exploration
     weight_receivers: dict[str, Callable[[Mapping[str, Any]], None]]
 
     def __init__(
@@ -106,18 +107,18 @@ class EnvRunner:
         self.last_statistics = NO_EPISODES
         self._log_episodes(self.last_statistics)
         self.idle_since = time.perf_counter()
-        self._callbacks = make_dispatcher(config)
-        self._hears_episodes = self._callbacks.subscribed(*EPISODE_EVENTS)
-        self._hears_samples = self._callbacks.subscribed("on_postprocess_trajectory", "on_sample_end")
+        self.callbacks = make_dispatcher(config)
+        self._hears_episodes = self.callbacks.subscribed(*EPISODE_EVENTS)
+        self._hears_samples = self.callbacks.subscribed("on_postprocess_trajectory", "on_sample_end")
         # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
-        self._keeps_infos = self._shows_infos = self._hears_episodes or self._hears_samples
+        self.keeps_infos = self._shows_infos = self._hears_episodes or self._hears_samples
         env_seeds, noise_seed, id_seed, process_seed = runner_seeds(
             config.seed or 0, worker_index, num_restarts, config.in_evaluation
         )
         self.own_process = own_process
         if own_process:  # in the process of the algorithm, `build` did it
             seed_everything(int(process_seed.generate_state(1)[0]) >> 1)
-        self._rng = np.random.default_rng(noise_seed)
+        self.rng = np.random.default_rng(noise_seed)
         self.host = EnvHost(
             config,
             worker_index,
@@ -125,19 +126,18 @@ class EnvRunner:
             env_created=self._announce_env,
             sub_env_created=self._announce_sub_env,
             sub_env_restarted=self._note_restart,
-            needs_sub_envs=self._callbacks.needs_sub_envs(),
+            needs_sub_envs=self.callbacks.needs_sub_envs(),
             own_process=own_process,
         )
         self.make_env()
         self._timestep = 0  # env steps of all runners when the current sample began, where known
-        # Schedules stand still while the runner evaluates.
-        self._num_samplers = 0 if config.in_evaluation else max(1, config.num_env_runners)
+        self.num_samplers = 0 if config.in_evaluation else max(1, config.num_env_runners)
         self._last_num_rows = 0
-        self._last_infos: Infos | None = None
         self._id_prefix = id_prefix(id_seed)
         self._num_resets = 0  # resets of all envs; each gives the ids of episodes another prefix
         self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
-        self._resetting = np.zeros(self.num_envs, np.bool_)  # sub-envs that the next row only resets
+        self._resets_next = np.zeros(self.num_envs, np.bool_)  # sub-envs that the next row only resets
+        self.stepping = make_stepping(self)
         if makes_modules:
             try:
                 self.make_modules(module_specs or config.module_specs(*self.describe_env()[:2]))
@@ -151,34 +151,44 @@ class EnvRunner:
         Raises:
             ConfigError: A module or an exploration does not fit the spaces.
         """
-        self._make_actors(module_specs)
+        self.stepping.make_actors(module_specs)
         actors = list(self.actors.values())
+        if not self.config.is_multi_agent:
+            self.module, self.inference = actors[0].module, actors[0].inference
+            self.exploration = actors[0].exploration
         self._num_threads = num_threads_for(actors[0].module, self.config.num_threads)
         # Evaluation changes no statistics.
         self._measures = not self.config.in_evaluation and any(actor.transforms is not None for actor in actors)
         # Now, so that user code cannot take the names.
-        self.metrics.log_reserved(dict.fromkeys(self._exploration_metrics(), ()), window=1)
+        self._reserve_exploration_metrics()
         self.weight_receivers["modules"] = self._set_module_weights
         self.weight_receivers["exploration"] = self._set_exploration_weights
         self.weight_receivers["transforms"] = self._set_transform_states
 
-    def _make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
-        action_space = self.env.single_action_space
-        actor = Actor(
-            self.config,
-            module_specs[DEFAULT_MODULE_ID],
-            action_space=action_space,
-            num_rows=self.num_envs,
-            worker_index=self.worker_index,
-            rng=self._rng,
-        )
-        self.actors = {DEFAULT_MODULE_ID: actor}
-        self.module, self.inference, self.exploration = actor.module, actor.inference, actor.exploration
-        self._distribution, self._remembered = actor.distribution, actor.remembered
+    def _reserve_exploration_metrics(self) -> None:
+        names = self.stepping.get_exploration_metrics(self._timestep)
+        self.metrics.log_reserved(dict.fromkeys(names, ()), window=1)
 
-    def _exploration_metrics(self) -> dict[Any, float]:
-        """Return the numbers of the explorations, by their keys in the result."""
-        return dict(self.exploration.get_metrics(self._timestep))
+    def set_modules(self, settings: Mapping[str, Any], module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Use other modules and another mapping from the next sample on; modules that stay keep what they have.
+
+        Agents keep their modules until the end of their episodes. If a module was removed that acts in an episode, all
+        envs are reset, and the unfinished episodes are dropped.
+
+        Args:
+            settings: Settings of the group `multi_agent`.
+            module_specs: Specs of all modules by module id.
+
+        Raises:
+            ConfigError: A module does not fit the spaces of its agents, or the mapping leads to no module.
+        """
+        vars(self.config).update(settings)
+        from corral.runners.multi_agent_stepping import MultiAgentStepping
+
+        assert isinstance(self.stepping, MultiAgentStepping)
+        if self.stepping.set_modules(module_specs):
+            self._forget_sample()
+        self._reserve_exploration_metrics()
 
     def make_env(self) -> None:
         """Make a vector env, which replaces the current one, and fire `on_environment_created`.
@@ -196,7 +206,7 @@ class EnvRunner:
     def _forget_sample(self) -> None:
         """Forget the episodes of the current vector env, so that the next sample begins with a reset."""
         self._needs_reset = True
-        self._events: EpisodeEvents | None = None  # made at the first reset
+        self.events: EpisodeEvents | None = None  # made at the first reset
         self._rollout: Rollout | None = None  # the one that is being written
 
     # Called by the host of the envs.
@@ -215,12 +225,12 @@ class EnvRunner:
                 f"multi_agent: policies names the modules {self.config.module_ids}, and env {self.host.name!r} has one "
                 "agent: leave policies out, or use a corral.MultiAgentEnv."
             )
-        self._callbacks.fire(
+        self.callbacks.fire(
             "on_environment_created", env_runner=self, metrics_logger=self.metrics, env=env, env_context=context
         )
 
     def _announce_sub_env(self, sub_env: Any, context: EnvContext, env_index: int) -> None:
-        self._callbacks.fire(
+        self.callbacks.fire(
             "on_sub_environment_created",
             env_runner=self,
             metrics_logger=self.metrics,
@@ -239,7 +249,14 @@ class EnvRunner:
     @property
     def rl_module(self) -> Any:
         """The module, as callbacks receive it; with several agents a dict of modules by id."""
-        return self.module
+        if not self.config.is_multi_agent:
+            return self.module
+        return {module_id: actor.module for module_id, actor in self.actors.items()}
+
+    @property
+    def actors(self) -> dict[str, Actor]:
+        """Copies of the modules with what chooses their actions, by module id."""
+        return self.stepping.actors
 
     # The envs.
 
@@ -310,7 +327,7 @@ class EnvRunner:
     def _sample(self, request: SampleRequest) -> Rollout:
         """Return a rollout: fill it, complete it, and let callbacks see it. An exception loses its steps."""
         wanted, num_envs = request.num_wanted, self.host.num_envs
-        self._keeps_infos = self._shows_infos or request.with_infos
+        self.keeps_infos = self._shows_infos or request.with_infos
         explore = self.config.explore if request.explore is None else request.explore
         self._timestep = self._timestep if request.timestep is None else request.timestep
         if self.host.asks_iteration:
@@ -320,23 +337,20 @@ class EnvRunner:
         mode = make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         num_rows = -(-wanted // num_envs)
-        rollout = self._rollout = self._allocate(max(num_rows, min(self._last_num_rows, 2 * num_rows)))
-        resetting = self._resetting  # in the first row
+        rollout = self.stepping.allocate(max(num_rows, min(self._last_num_rows, 2 * num_rows)))
+        rollout.weights_version, rollout.worker_index = self.weights_version, self.worker_index
+        rollout.carry, rollout.begins_with_reset = self._carry, self._resets_next
+        self._rollout = rollout
         num_counted = 0, 0  # env steps and episodes of this rollout in the metrics
         is_cut = False  # by the time limit of the request
         try:
             if wanted:
-                begins_with_reset, self._needs_reset = self._needs_reset or whole_episodes, True  # until `_finish`
-                if begins_with_reset:
-                    resetting = np.zeros(num_envs, np.bool_)
+                resets_all, self._needs_reset = self._needs_reset or whole_episodes, True  # until `_finish`
                 with self.host.sampling(request.time_limit_s), torch_threads(self._num_threads):
-                    is_cut = self._fill(rollout, request, mode, begins_with_reset, explore)
-            if self._hears_episodes:
-                self._check_actions(rollout, *EPISODE_EVENTS)
+                    is_cut = self._fill(rollout, request, mode, resets_all, explore)
             num_episodes = self._finish(rollout, whole_episodes or is_cut, explore)
             if whole_episodes:
-                num_steps = num_taken(rollout, resetting, same_step=self.host.is_same_step)
-                self.num_env_steps_lost += num_steps - rollout.num_env_steps
+                self.num_env_steps_lost += int(np.count_nonzero(rollout.steps_from(0))) - rollout.num_env_steps
             num_counted = rollout.num_env_steps, num_episodes
             self._count(*num_counted)
             if self._hears_samples:
@@ -349,35 +363,21 @@ class EnvRunner:
                 self._count(-num_counted[0], -num_counted[1])
                 self.num_env_steps_lost += num_counted[0]
             else:
-                self.num_env_steps_lost += num_taken(rollout, resetting, same_step=self.host.is_same_step)
-                self.num_env_steps_lost += self.host.end_failed_call()
+                self.num_env_steps_lost += int(np.count_nonzero(rollout.steps_from(0))) + self.host.end_failed_call()
             raise
         finally:
             self._rollout = None
         return rollout
 
-    def _allocate(self, num_rows: int) -> Rollout:
-        actor = self.actors[DEFAULT_MODULE_ID]
-        rollout = Rollout.allocate(num_rows, self.host.num_envs, self.host.space, self._distribution)
-        rollout.weights_version = self.weights_version
-        rollout.worker_index = self.worker_index
-        rollout.observation_space, rollout.action_space = self.host.observation_space, actor.action_space
-        rollout.carry = self._carry
-        if self._remembered.has_columns:
-            rollout.columns.update(self._remembered.allocate(num_rows + 1))
-        if actor.transforms is not None:
-            rollout.pipeline = actor.transforms.pipeline
-        return rollout
-
     def _fill(
-        self, rollout: Rollout, request: SampleRequest, mode: SampleMode, begins_with_reset: bool, explore: bool
+        self, rollout: Rollout, request: SampleRequest, mode: SampleMode, resets_all: bool, explore: bool
     ) -> bool:
         """Fill a rollout as a request asks, and return whether the time limit of the request ended it before."""
-        deadline_s = time.perf_counter() + (request.time_limit_s or 0.0)
-        for actor in self.actors.values():
-            actor.inference.begin_sample(explore, self._rng)
+        deadline_s, step_rows = time.perf_counter() + (request.time_limit_s or 0.0), self.stepping.step_rows
+        for actor in self.stepping.actors.values():
+            actor.inference.begin_sample(explore, self.rng)
         try:
-            if begins_with_reset:
+            if resets_all:
                 self._reset(rollout, request.resets)
             else:
                 self._continue(rollout)
@@ -388,7 +388,8 @@ class EnvRunner:
                         return True
                 if rollout.num_rows + num_rows > len(rollout.rewards):
                     rollout.resize(max(rollout.num_rows + num_rows, len(rollout.rewards) * 3 // 2))
-                self._step_rows(rollout, num_rows, mode, explore, request.random_actions)
+                timestep = self._timestep + self.num_samplers * mode.num_steps
+                step_rows(rollout, num_rows, mode, timestep, explore=explore, random_actions=request.random_actions)
         except SampleOverdue:  # inside an env; the row that it did not finish is dropped
             rollout.broken = [(row, i) for row, i in rollout.broken if row < rollout.num_rows]
             if not self.host.is_broken:  # else it is closed when it is replaced, which may take long
@@ -399,43 +400,30 @@ class EnvRunner:
     def _show(self, rollout: Rollout) -> None:
         """Fire the events of a complete rollout, whose callbacks may change it."""
         with self.timers.time("callbacks"):
-            if self._callbacks.subscribed("on_postprocess_trajectory"):
-                postprocess_trajectories(rollout, self._callbacks, self)
-                self._check_actions(rollout, "on_postprocess_trajectory")
-            self._callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
-            self._check_actions(rollout, "on_sample_end")
+            if self.callbacks.subscribed("on_postprocess_trajectory"):
+                postprocess_trajectories(rollout, self.callbacks, self)
+                self._check_all_actions(rollout, "on_postprocess_trajectory")
+            self.callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
+            self._check_all_actions(rollout, "on_sample_end")
 
     def _reset(self, rollout: Rollout, resets: Sequence[EpisodeReset] | None) -> None:
         """Reset all sub-envs, and begin all episodes with their first observations."""
         self._carry = rollout.carry = EpisodeCarry.fresh(self.host.num_envs, time.perf_counter(), self._next_prefix())
-        self._forget_episodes(rollout)
-        if self._events is None and self._hears_episodes:
-            self._events = self.make_events()
-        if self._events is not None:
+        rollout.begins_with_reset = None
+        self.stepping.begin(rollout)
+        if self.events is None and self._hears_episodes:
+            self.events = self.stepping.make_events()
+        if self.events is not None:
             with self.timers.time("callbacks"):
-                self._events.create_all(rollout)
+                self.events.create_all(rollout)
         with self.timers.time("env_step"):
             obs, infos = self.host.reset(resets)
-        self._keep_infos(rollout, 0, infos, None)
-        self._resetting, self._begins = np.zeros(self.host.num_envs, np.bool_), np.ones(self.host.num_envs, np.bool_)
+        self.stepping.keep_infos(rollout, 0, infos)
         self._carry.start_times_s[:] = time.perf_counter()
-        self._take_first_obs(rollout, obs)
-        if self._events is not None:
+        self.stepping.take_reset(rollout, obs)
+        if self.events is not None:
             with self.timers.time("callbacks"):
-                self._events.start_all(rollout)
-
-    def _forget_episodes(self, rollout: Rollout) -> None:
-        """Forget what is kept of the episodes before a reset, apart from their carry."""
-
-    def _take_first_obs(self, rollout: Rollout, obs: Any) -> None:
-        """Write the observations of a reset into row 0."""
-        write_row(rollout.obs, 0, obs)
-        if found := bad_obs(rollout, self.host.space, 0, 1):
-            raise self.host.bad_value(*min(found))
-
-    def make_events(self) -> EpisodeEvents:
-        """Return what fires the events of the episodes of this runner."""
-        return EpisodeEvents(self, self._callbacks, same_step=self.host.is_same_step)
+                self.events.start_all(rollout)
 
     def _next_prefix(self) -> str:
         """Return the prefix of the ids of the episodes from the next reset on.
@@ -446,133 +434,14 @@ class EnvRunner:
         self._num_resets += 1
         return prefix
 
-    def _resume_carry(self, rollout: Rollout) -> float:
-        """Continue the totals of the unfinished episodes, and return the seconds since the last rollout.
-
-        This time belongs to no episode, but to the learner, for instance.
-        """
-        rollout.continues = True
-        paused_s = time.perf_counter() - self._last_time_s
-        self._carry = replace(self._carry, start_times_s=self._carry.start_times_s + paused_s)
-        rollout.carry = self._carry
-        return paused_s
-
     def _continue(self, rollout: Rollout) -> None:
         """Continue where the last rollout stopped: its last row is the first row of this one."""
-        paused_s = self._resume_carry(rollout)
-        write_row(rollout.obs, 0, self._last_obs)
-        if self._last_infos is not None:
-            rollout.info_rows[0] = self._last_infos
-        if self._events is not None:
-            self._events.continue_all(rollout, paused_s)
-
-    def _step_rows(
-        self, rollout: Rollout, num_rows: int, mode: SampleMode, explore: bool, random_actions: bool
-    ) -> None:
-        """Step `num_rows` times. This is the hot loop: no work per sub-env, and no allocation that can be saved."""
-        start, stop = rollout.num_rows, rollout.num_rows + num_rows
-        actor, remembered, events = self.actors[DEFAULT_MODULE_ID], self._remembered, self._events
-        choose, to_env, step, clock = actor.choose, actor.distribution.to_env, self.host.step, time.perf_counter
-        obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
-        rewards, terminated, truncated = rollout.rewards, rollout.terminated, rollout.truncated
-        times, broken, num_broken = rollout.row_times_s, rollout.broken, len(rollout.broken)
-        num_envs, same_step = self.host.num_envs, self.host.is_same_step
-        single_leaf, looks_at_infos = isinstance(obs, np.ndarray), same_step or self._keeps_infos
-        begins, resetting = self._begins, self._resetting
-        timestep = self._timestep + self._num_samplers * mode.num_steps
-        inference_s = env_step_s = storage_s = 0.0
-        now = clock()
-        for t in range(start, stop):
-            row = obs[t] if single_leaf else map_tree(lambda column, t=t: column[t], obs)
-            if actor.has_action_mask:
-                self._check_choice(t, row, resetting)
-            try:
-                actions[t], dist_inputs[t], logp = choose(
-                    row, begins, timestep=timestep, explore=explore, random_actions=random_actions
-                )
-            except Exception:
-                self._check_block(rollout, start, t)  # a bad value of the env may be why the module raised
-                raise
-            if logp is not None or remembered.has_columns:
-                self._write_choice(rollout, t, logp)
-            inferred = clock()
-            try:
-                next_obs, rewards[t], terminated[t], truncated[t], infos = step(to_env(actions[t]))
-                rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
-                stepped = clock()
-                write_row(obs, t + 1, next_obs)
-            except Exception as error:
-                self._check_block(rollout, start, t)  # a NaN in an earlier row explains the failure better
-                raise self.host.error("step", t, error) from original(error)
-            timestep += self._num_samplers * (num_envs - int(np.count_nonzero(resetting)))
-            done = terminated[t] | truncated[t]
-            begins, resetting = (done, resetting) if same_step else (resetting, done)
-            if len(broken) > num_broken:  # sub-envs that failed show the first observation of the new ones next
-                begins = begins.copy()
-                begins[[i for _, i in broken[num_broken:]]] = True
-                num_broken = len(broken)
-            if remembered.has_columns:
-                remembered.note_rewards(rewards[t])
-            if looks_at_infos:
-                self._take_infos(rollout, t, infos, done)
-            times[t] = after = clock()
-            inference_s += inferred - now
-            env_step_s += stepped - inferred
-            storage_s += after - stepped
-            now = after
-            if events is not None:
-                events.fire_row(rollout, t, done, mode.playing)
-                now = clock()
-                self.timers.seconds["callbacks"] += now - after
-        mode.settle(rollout, self._resetting, same_step=same_step)
-        self._begins, self._resetting = begins, resetting
-        self._check_block(rollout, start, stop)
-        seconds = self.timers.seconds
-        seconds["inference"] += inference_s
-        seconds["env_step"] += env_step_s
-        seconds["storage"] += storage_s + clock() - now
-
-    def _write_choice(self, rollout: Rollout, t: int, logp: Any) -> None:
-        """Write the log-probabilities of row t, and what was remembered when its actions were chosen."""
-        if logp is not None:
-            rollout.set_logp(t, logp)
-        if self._remembered.has_columns:
-            _write_columns(rollout, t, self._remembered.get_chosen())
-            self._remembered.note_actions(rollout.actions[t])
-
-    def _check_choice(self, t: int, obs: Tree, resetting: NDArray[np.bool_]) -> None:
-        """Raise if a sub-env that acts has no legal action."""
-        if (stuck := self.actors[DEFAULT_MODULE_ID].first_without_choice(obs, ~resetting)) is not None:
-            raise self.host.bad_value(t, stuck, NO_LEGAL_ACTION)
-
-    def _keep_infos(
-        self, rollout: Rollout, row: int, infos: Mapping[Any, Any], ended: NDArray[np.bool_] | None
-    ) -> None:
-        """Keep the infos that came with a row of observations, if a callback may read them.
-
-        Args:
-            rollout: Rollout that is being written.
-            row: Row of the observations.
-            infos: Infos of the vector env.
-            ended: Sub-envs that same-step autoreset has reset.
-        """
-        if infos and self._keeps_infos:
-            rollout.info_rows[row] = split_infos(self.host.infos_by_env(infos), ended)
-
-    def _take_infos(self, rollout: Rollout, t: int, infos: Mapping[Any, Any], done: NDArray[np.bool_]) -> None:
-        """Keep the infos of a step, and the final observations that a same-step autoreset overwrites in row t + 1."""
-        self._keep_infos(rollout, t + 1, infos, done if self.host.is_same_step else None)
-        ended = np.flatnonzero(done).tolist() if self.host.is_same_step else []
-        for i in ended:
-            rollout.add_final_obs(t, i, self.host.final_obs(infos, i))
-        if ended and self._remembered.has_columns:
-            row = map_tree(lambda leaf: leaf[t].copy(), rollout.obs)
-            for i in ended:
-                map_tree(lambda leaf, final, i=i: leaf.__setitem__(i, final), row, rollout.final_obs[t, i])
-            finals = {"states": rollout.final_states, "stored": rollout.final_stored}
-            for name, rows in self._remembered.get_next(row, np.zeros(self.num_envs, np.bool_)).items():
-                for i in ended:
-                    finals[name][t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), rows)
+        paused_s = time.perf_counter() - self._last_time_s  # it belongs to no episode, but to the learner, for instance
+        self._carry = rollout.carry = replace(self._carry, start_times_s=self._carry.start_times_s + paused_s)
+        rollout.continues = True
+        self.stepping.resume(rollout)
+        if self.events is not None:
+            self.events.continue_all(rollout, paused_s)
 
     def _finish(self, rollout: Rollout, whole_episodes: bool, explore: bool) -> int:
         """Trim the columns, compute log-probabilities and statistics of episodes from them, and log the metrics.
@@ -584,34 +453,21 @@ class EnvRunner:
         if len(rollout.rewards) > rollout.num_rows:
             rollout.resize(rollout.num_rows)
         rollout.num_env_steps = int(np.count_nonzero(rollout.valid))
-        self._timestep += self._num_samplers * rollout.num_env_steps
+        timestep = self._timestep + self.num_samplers * rollout.num_env_steps
+        self.stepping.finish(rollout, continues=not whole_episodes, explore=explore, timestep=timestep)
+        self._timestep = timestep
         if rollout.num_rows:
             self._needs_reset = whole_episodes
             self.host.num_rows += rollout.num_rows
             self._last_num_rows = rollout.num_rows
             self._last_time_s = float(rollout.row_times_s[-1])
-            self._keep_last_row(rollout)
-        self._finish_actions(rollout, explore)
+            self._resets_next = rollout.resets_in(rollout.num_rows)
         self.last_statistics, self._carry = episode_statistics(rollout, self._carry)
         num_episodes = len(self.last_statistics.returns)
         if num_episodes:
             self._log_episodes(self.last_statistics)
         self.timers.seconds["storage"] += time.perf_counter() - tic
         return num_episodes
-
-    def _keep_last_row(self, rollout: Rollout) -> None:
-        """Keep what the next rollout begins with, if it continues."""
-        obs = rollout.obs
-        self._last_obs = obs[-1].copy() if isinstance(obs, np.ndarray) else map_tree(lambda leaf: leaf[-1].copy(), obs)
-        if self._remembered.has_columns:
-            _write_columns(rollout, rollout.num_rows, self._remembered.get_next(self._last_obs, self._begins))
-        self._last_infos = rollout.info_rows.get(rollout.num_rows)
-
-    def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
-        """Complete what the modules and explorations know of the actions of a rollout."""
-        fill_logp(rollout, self._distribution, needed=self.config.ON_POLICY)
-        if self.actors[DEFAULT_MODULE_ID].sees_samples:
-            self.exploration.end_sample(rollout, timestep=self._timestep, explore=explore)
 
     def _measure(self, rollout: Rollout) -> None:
         """Measure what statistics of transforms need."""
@@ -630,7 +486,7 @@ class EnvRunner:
         if self._unlogged is not None:
             counts, self._unlogged = self._unlogged, None
             self._log_counts(*counts)
-            if numbers := self._exploration_metrics():
+            if numbers := self.stepping.get_exploration_metrics(self._timestep):
                 self._metrics.log_reserved({name: [value] for name, value in numbers.items()}, window=1)
 
     def _count(self, num_env_steps: int, num_episodes: int) -> None:
@@ -661,18 +517,19 @@ class EnvRunner:
 
     # Checks, state and metrics.
 
-    def _check_block(self, rollout: Rollout, start: int, stop: int) -> None:
-        """Raise for NaN or a value outside the spaces in the rows that were just written; the earliest is named."""
-        if bad := first_bad_value(rollout, self.host.space, start, stop, callbacks=self._events is not None):
-            raise self.host.bad_value(*bad)
-
-    def _check_actions(self, rollout: Rollout, *events: str) -> None:
-        """Refuse actions that only a callback of one of these events can have written."""
-        if not self._callbacks.subscribed(*events):
-            return
+    def _check_all_actions(self, rollout: Rollout, event: str) -> None:
         for module_id, part in rollout.by_module().items():
-            space = self.actors[module_id].action_space
-            self._callbacks.check_actions(part.actions[: part.num_rows], space, *events)
+            self.check_actions(module_id, part, event)
+
+    def check_actions(self, module_id: str, part: Rollout, *events: str) -> None:
+        """Refuse actions of a module's rollout that only a callback of one of these events can have written.
+
+        Raises:
+            CallbackError: An action of a valid step is outside the action space.
+        """
+        if self.callbacks.subscribed(*events):
+            actions = part.valid_rows(part.actions)
+            self.callbacks.check_actions(actions, self.actors[module_id].action_space, *events)
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
         """Set the weights of modules, by module id and parameter name, and note their version."""
@@ -704,8 +561,9 @@ class EnvRunner:
             if module_id in weights:  # else it was added a moment ago, and its weights follow
                 actor.inference.load_weights(weights[module_id])
 
-    def _set_exploration_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        self.exploration.set_weights(weights)
+    def _set_exploration_weights(self, weights: Mapping[str, Any]) -> None:
+        for actor, arrays in self.each_actor(weights):
+            actor.exploration.set_weights(arrays)
 
     def _set_transform_states(self, states: Mapping[str, Any]) -> None:
         for module_id, state in states.items():
@@ -715,11 +573,14 @@ class EnvRunner:
 
     def get_metrics(self) -> tuple[Parts, dict[str, float], int]:
         """Return metrics and seconds of the timers since the last call, and the number of callback errors so far."""
-        return self.metrics.take(), self.timers.take(), self._callbacks.num_errors
+        return self.metrics.take(), self.timers.take(), self.callbacks.num_errors
 
     def describe_env(self) -> tuple[Any, Any, int]:
-        """Return the space of observations as modules get them, the action space of one sub-env, and N."""
-        return self.host.described
+        """Return the space of observations as modules get them, the action space of one sub-env, and N.
+
+        With several agents they are the spaces of the vector env's seats; see `SeatsSpace`.
+        """
+        return self.stepping.describe_env()
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Return `fn(sub_env)` for every sub-env, called in its process, as in `lambda env: env.set_task(3)`.
@@ -768,7 +629,7 @@ class EnvRunner:
             "environment": self.host.changed_settings,
             "tasks": self.host.get_tasks(),
             "num_episodes": self.host.get_num_episodes(),
-            "exploration": self._get_exploration_state(),
+            "exploration": self.of_actors(lambda actor: actor.exploration.get_state()),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -776,51 +637,24 @@ class EnvRunner:
         self.num_env_steps_sampled_lifetime = state.get(
             "num_env_steps_sampled_lifetime", self.num_env_steps_sampled_lifetime
         )
-        if state.get("exploration"):
-            self._set_exploration_state(state["exploration"])
+        for actor, part in self.each_actor(state.get("exploration") or {}):
+            if part:
+                actor.exploration.set_state(part)
         if self.host.change_settings(state.get("environment", {})):
             self.make_env()
         if "tasks" in state:
             self.host.set_tasks(state["tasks"])
         self.host.set_num_episodes(state.get("num_episodes"))
 
-    # The part of `get_runner_state` that depends on the kind of runner: what the next rollout continues from.
+    def of_actors(self, get: Callable[[Actor], Any]) -> Any:
+        """Return what `get` returns for the only actor, or by module id if there are several agents."""
+        found = {module_id: get(actor) for module_id, actor in self.actors.items()}
+        return found if self.config.is_multi_agent else found[DEFAULT_MODULE_ID]
 
-    def get_unfinished(self) -> dict[str, Any]:
-        """Return the last observations, and their infos if a checkpoint can hold them."""
-        infos = self._last_infos
-        known = None if infos is None else [infos.of_lanes, infos.final]
-        return {
-            "obs": map_tree(np.copy, self._last_obs),
-            "infos": copy_nested(known) if is_plain(known) else None,
-            **self._remembered.get_state(),
-        }
-
-    def check_unfinished(self, state: Mapping[str, Any]) -> None:
-        """Check a state of `get_unfinished`, without changing anything.
-
-        Raises:
-            CheckpointError: The observations are of another env, or the states of another module.
-        """
-
-        def check(space: Any, leaf: Any) -> None:
-            if leaf.shape != (self.num_envs, *space.shape) or leaf.dtype != space.dtype:
-                raise CheckpointError(f"the last observations of a runner are {leaf.dtype}{leaf.shape}.")
-
-        map_tree(check, self.host.space, state["obs"])
-        self._remembered.check_state(state, self.num_envs)
-
-    def set_unfinished(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of `get_unfinished`."""
-        self._last_obs = map_tree(np.copy, state["obs"])
-        self._remembered.set_state(state)
-        self._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
-
-    def _get_exploration_state(self) -> dict[str, Any]:
-        return self.exploration.get_state()
-
-    def _set_exploration_state(self, state: Mapping[str, Any]) -> None:
-        self.exploration.set_state(state)
+    def each_actor(self, parts: Any) -> Iterator[tuple[Actor, Any]]:
+        """Return each actor with its part of what `of_actors` returned; a module that is new has no part."""
+        by_module = parts if self.config.is_multi_agent else {DEFAULT_MODULE_ID: parts}
+        return ((actor, by_module[module_id]) for module_id, actor in self.actors.items() if module_id in by_module)
 
     def recover(self) -> None:
         """Prepare for the next `sample` after an exception: make a new vector env with the tasks of the old one.
@@ -836,7 +670,7 @@ class EnvRunner:
     @property
     def num_callback_errors(self) -> int:
         """Exceptions so far that `on_error="log"` kept from ending the run."""
-        return self._callbacks.num_errors
+        return self.callbacks.num_errors
 
     def ping(self) -> bool:
         """Return True: the runner can answer."""
@@ -847,28 +681,10 @@ class EnvRunner:
         self.host.close()
 
 
-def _write_columns(rollout: Rollout, row: int, rows: Mapping[str, Tree]) -> None:
-    """Write to a row of several columns, from trees of `[N, ...]` by name of the column."""
-    write_row({name: rollout.columns[name] for name in rows}, row, rows)
+def make_stepping(runner: EnvRunner) -> Stepping:
+    """Return the stepping of a runner, for one agent or for several."""
+    if not runner.config.is_multi_agent:
+        return SingleAgentStepping(runner)
+    from corral.runners.multi_agent_stepping import MultiAgentStepping
 
-
-def fill_logp(rollout: Rollout, distribution: ActionDistribution, *, needed: bool) -> None:
-    """Fill the column `logp`, where the exploration gave none, from the outputs of the policy.
-
-    Args:
-        rollout: Rollout that is complete except for this column.
-        distribution: Distribution whose parameters the policy's outputs are.
-        needed: Whether the algorithm learns from the column; otherwise entries that the exploration did not give are
-            NaN.
-    """
-    given: NDArray[Any] | None = rollout.columns.get("logp")
-    if not needed or not rollout.num_rows:
-        if given is None:
-            rollout.columns["logp"] = np.full(rollout.rewards.shape, np.nan, np.float32)
-        return
-    flat = rollout.dist_inputs.reshape(-1, distribution.num_inputs)
-    actions = rollout.actions.reshape(-1, *distribution.action_shape)
-    with torch.inference_mode():
-        logp = distribution.logp(torch.from_numpy(flat), torch.from_numpy(actions)).numpy()
-    logp = logp.reshape(rollout.rewards.shape)
-    rollout.columns["logp"] = logp if given is None else np.where(np.isnan(given), logp, given)
+    return MultiAgentStepping(runner)

@@ -22,7 +22,6 @@ from corral.errors import ConfigError, CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
 from corral.modules.config import MultiAgentSettings
-from corral.runners.make_runner import make_runner
 from corral.runners.remote_runner import Costs, PendingSample, RemoteRunner
 from corral.runners.requests import SampleReply, SampleRequest, WorkerCounts
 from corral.runners.restarts import NOT_FAULTS, note_failure
@@ -706,7 +705,7 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
 
     def _start(self, module_specs: Mapping[str, ModuleSpec] | None) -> None:
         self._answered: list[PendingSample] = []  # calls of `ask` whose replies were not taken yet
-        self.local_env_runner = make_runner(self._config, makes_modules=False)
+        self.local_env_runner = EnvRunner(self._config, makes_modules=False)
         try:
             self._describe(self.local_env_runner.describe_env(), module_specs)
             self.local_env_runner.make_modules(self.module_specs)

@@ -7,12 +7,11 @@ The state from which a replacement of a failed runner continues is smaller, beca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.plain import check_parts, is_plain
 from corral.core.seeding import (
     check_global_rngs,
@@ -31,7 +30,6 @@ from corral.metrics.logger import check_metrics_state
 from corral.runners.episode_events import EPISODE_EVENTS
 
 if TYPE_CHECKING:
-    from corral.runners.actor import Actor
     from corral.runners.config import RunnerConfig
     from corral.runners.runner import EnvRunner
 
@@ -54,25 +52,13 @@ def get_runner_state(runner: EnvRunner) -> dict[str, Any]:
         "id_prefix": runner._id_prefix,
         "env": runner.host.get_state(),
         "episodes": None if runner._needs_reset else _get_episodes(runner),
-        "actions": _of_actors(runner, lambda actor: actor.row_distribution.get_state()),
-        "weights_noise": _of_actors(runner, lambda actor: actor.inference.get_noise()),
-        "exploration": copy_nested(_of_actors(runner, lambda actor: actor.exploration.get_state())),
+        "actions": runner.of_actors(lambda actor: actor.row_distribution.get_state()),
+        "weights_noise": runner.of_actors(lambda actor: actor.inference.get_noise()),
+        "exploration": copy_nested(runner.of_actors(lambda actor: actor.exploration.get_state())),
         "metrics": runner.metrics.get_state(),
-        "callbacks": runner._callbacks.get_state(),
+        "callbacks": runner.callbacks.get_state(),
         "rngs": get_global_rngs() if runner.own_process else None,
     }
-
-
-def _of_actors(runner: EnvRunner, get: Callable[[Actor], Any]) -> Any:
-    """Return what `get` returns for the only actor, or by module id if there are several agents."""
-    found = {module_id: get(actor) for module_id, actor in runner.actors.items()}
-    return found if runner.config.is_multi_agent else found[DEFAULT_MODULE_ID]
-
-
-def _each_actor(runner: EnvRunner, parts: Any) -> Iterator[tuple[Actor, Any]]:
-    """Return each actor with its part of what `_of_actors` returned; a module that is new has no part."""
-    by_module = parts if runner.config.is_multi_agent else {DEFAULT_MODULE_ID: parts}
-    return ((actor, by_module[module_id]) for module_id, actor in runner.actors.items() if module_id in by_module)
 
 
 def make_runner_state(config: RunnerConfig, worker_index: int, num_restarts: int, known: Mapping[str, Any]) -> Any:
@@ -121,7 +107,7 @@ def check_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> None:
         Exception: The state is damaged: what the first use of the damaged part raised.
     """
     check_parts(state, _PARTS, "a runner", CheckpointError)
-    for actor, part in _each_actor(runner, state["exploration"]):
+    for actor, part in runner.each_actor(state["exploration"]):
         check_exploration_state(actor.exploration, part)
     if not (isinstance(state["id_prefix"], str) and isinstance(state["callbacks"]["callbacks"], dict)):
         raise CheckpointError("the id_prefix or the callbacks of a runner are damaged.")
@@ -131,7 +117,7 @@ def check_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> None:
     for name in _NUMBERS:
         if type(state["numbers"][name]) is not int:
             raise CheckpointError(f"{name} of a runner is {state['numbers'][name]!r:.80}, and not an integer.")
-    for actor, part in _each_actor(runner, state["actions"]):
+    for actor, part in runner.each_actor(state["actions"]):
         actor.row_distribution.check_state(part)
     check_metrics_state(state["metrics"])
     runner.host.check_state(state["env"])
@@ -156,17 +142,17 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, i
     for name, number in state["numbers"].items():
         setattr(runner, name, number)
     runner._id_prefix = state["id_prefix"]
-    runner._needs_reset, runner._events = True, None
+    runner._needs_reset, runner.events = True, None
     if are_continued and episodes is not None:
         _set_episodes(runner, episodes)
     runner.metrics.set_state(state["metrics"])
-    runner._callbacks.set_state(state["callbacks"])
-    for actor, part in _each_actor(runner, state["weights_noise"]):
+    runner.callbacks.set_state(state["callbacks"])
+    for actor, part in runner.each_actor(state["weights_noise"]):
         actor.inference.set_noise(part)
-    for actor, part in _each_actor(runner, state["exploration"]):
+    for actor, part in runner.each_actor(state["exploration"]):
         if part:
             actor.exploration.set_state(copy_nested(part))
-    for actor, part in _each_actor(runner, state["actions"]):
+    for actor, part in runner.each_actor(state["actions"]):
         actor.row_distribution.set_state(part)
     if runner.own_process and state["rngs"] is not None:
         set_global_rngs(state["rngs"])
@@ -180,32 +166,31 @@ def _get_episodes(runner: EnvRunner) -> dict[str, Any]:
     """Return the state of the episodes that the next rollout continues."""
     carry = runner._carry
     return {
-        **runner.get_unfinished(),
-        "resetting": runner._resetting.copy(),
-        "begins": runner._begins.copy(),
+        **runner.stepping.get_unfinished(),
+        "resetting": runner._resets_next.copy(),
         **{name: getattr(carry, name).copy() for name in _CARRY},
         "ages_s": runner._last_time_s - carry.start_times_s,
         "id_prefix": carry.id_prefix,
-        "events": None if runner._events is None else runner._events.get_state(),
+        "events": None if runner.events is None else runner.events.get_state(),
     }
 
 
 def _check_episodes(runner: EnvRunner, state: Mapping[str, Any]) -> None:
-    for name, dtype in (("resetting", "bool"), ("begins", "bool"), ("returns", "float64"), ("lengths", "int64")):
+    for name, dtype in (("resetting", "bool"), ("returns", "float64"), ("lengths", "int64")):
         if state[name].shape != (runner.num_envs,) or state[name].dtype != dtype:
             raise CheckpointError(f"{name} of the episodes of a runner are {state[name].dtype}{state[name].shape}.")
 
-    runner.check_unfinished(state)
+    runner.stepping.check_unfinished(state)
 
 
 def _set_episodes(runner: EnvRunner, state: Mapping[str, Any]) -> None:
     now = time.perf_counter()
     runner._needs_reset = False
-    runner.set_unfinished(state)
-    runner._resetting, runner._begins = state["resetting"].copy(), state["begins"].copy()
+    runner.stepping.set_unfinished(state)
+    runner._resets_next = state["resetting"].copy()
     totals = {name: state[name].copy() for name in _CARRY}
     runner._carry = EpisodeCarry(**totals, start_times_s=now - state["ages_s"], id_prefix=state["id_prefix"])
     runner._last_time_s = now
-    if state["events"] is not None and runner._callbacks.subscribed(*EPISODE_EVENTS):
-        runner._events = runner.make_events()
-        runner._events.set_state(state["events"], runner._carry, now)
+    if state["events"] is not None and runner.callbacks.subscribed(*EPISODE_EVENTS):
+        runner.events = runner.stepping.make_events()
+        runner.events.set_state(state["events"], runner._carry, now)

@@ -56,24 +56,20 @@ class SampleMode:
         num_envs: int = rollout.rewards.shape[1]
         return max(0, -((self.num_steps - self._num_wanted) // num_envs))
 
-    def settle(self, rollout: Rollout, resetting: NDArray[np.bool_], *, same_step: bool) -> None:
+    def settle(self, rollout: Rollout) -> None:
         """Fill `valid` of the rows that were stepped since the last call.
-
-        Args:
-            rollout: The rollout.
-            resetting: Bool `[N]`, the sub-envs that the first of these rows only resets.
-            same_step: Whether the vector env resets in the step that ends an episode.
 
         Raises:
             EnvError: Sub-envs fail before almost any episode is complete, though whole episodes are asked for.
         """
         start, self.num_settled_rows = self.num_settled_rows, rollout.num_rows
-        self.num_steps += mark_steps(rollout, start, resetting, same_step=same_step)
+        rollout.valid[start : rollout.num_rows] = steps = rollout.steps_from(start)
+        self.num_steps += int(np.count_nonzero(steps))
 
     def _drop_broken(self, rollout: Rollout) -> None:
         """Mark as invalid the steps of episodes that broke, and count the valid steps again."""
         drop_broken(rollout, self._name)
-        self.num_steps = num_valid(rollout)
+        self.num_steps = int(np.count_nonzero(rollout.valid[: rollout.num_rows]))
 
 
 class Steps(SampleMode):
@@ -93,9 +89,9 @@ class Episodes(SampleMode):
             self.playing = self._num_left > 0
         return int(self.playing.any())
 
-    def settle(self, rollout: Rollout, resetting: NDArray[np.bool_], *, same_step: bool) -> None:
+    def settle(self, rollout: Rollout) -> None:
         """Fill `valid`; a broken episode does not count, and its successor takes its place."""
-        super().settle(rollout, resetting, same_step=same_step)
+        super().settle(rollout)
         last = rollout.num_rows - 1
         rollout.valid[last] &= self.playing
         self._drop_broken(rollout)
@@ -114,9 +110,9 @@ class BegunEpisodes(SampleMode):
         """Return as many rows as cannot overshoot by N, then one at a time until the last episode ends."""
         return super().num_rows_wanted(rollout) if self.playing is None else int(self.playing.any())
 
-    def settle(self, rollout: Rollout, resetting: NDArray[np.bool_], *, same_step: bool) -> None:
+    def settle(self, rollout: Rollout) -> None:
         """Fill `valid`; once enough steps are taken, only episodes that were under way then stay valid."""
-        super().settle(rollout, resetting, same_step=same_step)
+        super().settle(rollout)
         last = rollout.num_rows - 1
         if self.playing is None:
             self._drop_broken(rollout)
@@ -132,59 +128,6 @@ class BegunEpisodes(SampleMode):
             self.playing = ended
 
 
-# Pure functions on the columns of a rollout.
-
-
-def num_valid(rollout: Rollout) -> int:
-    """Return the valid steps of a rollout so far."""
-    return int(np.count_nonzero(rollout.valid[: rollout.num_rows]))
-
-
-def num_taken(rollout: Rollout, resetting: NDArray[np.bool_], *, same_step: bool) -> int:
-    """Return the steps that were taken in the rows of a rollout so far, valid or not; see `mark_steps`.
-
-    Args:
-        rollout: The rollout.
-        resetting: Bool `[N]`, the sub-envs that row 0 only resets.
-        same_step: Whether the vector env resets in the step that ends an episode.
-    """
-    rows = rollout.num_rows
-    num_steps = rows * rollout.num_envs - sum(row < rows for row, _ in rollout.broken)
-    if rows and not same_step:
-        num_steps -= int(np.count_nonzero(resetting)) + int(np.count_nonzero(rollout.done[: rows - 1]))
-    return num_steps
-
-
-def num_complete(rollout: Rollout) -> int:
-    """Return the episodes of a rollout that are complete so far."""
-    return int(np.count_nonzero((rollout.done & rollout.valid)[: rollout.num_rows]))
-
-
-def mark_steps(rollout: Rollout, start: int, resetting: NDArray[np.bool_], *, same_step: bool) -> int:
-    """Fill `valid` from row `start` on, True where a step was taken, and return the number of these steps.
-
-    No step was taken in the row after an end, with next-step autoreset, and where a sub-env failed.
-
-    Args:
-        rollout: The rollout.
-        start: The first row to fill.
-        resetting: Bool `[N]`, the sub-envs that this row only resets.
-        same_step: Whether the vector env resets in the step that ends an episode.
-    """
-    stop = rollout.num_rows
-    if start == stop:
-        return 0
-    if same_step:
-        rollout.valid[start:stop] = True
-    else:
-        rollout.valid[start] = ~resetting
-        # Not `done` of the whole rollout, which may have room for very many rows.
-        rollout.valid[start + 1 : stop] = ~(rollout.terminated[start : stop - 1] | rollout.truncated[start : stop - 1])
-    for row, i in rollout.broken:
-        rollout.valid[row, i] = False
-    return int(np.count_nonzero(rollout.valid[start:stop]))
-
-
 def drop_broken(rollout: Rollout, name: str) -> None:
     """Mark as invalid the steps of episodes that broke because their sub-env failed.
 
@@ -193,7 +136,7 @@ def drop_broken(rollout: Rollout, name: str) -> None:
     """
     if not rollout.broken:
         return
-    complete = num_complete(rollout)
+    complete = int(np.count_nonzero((rollout.done & rollout.valid)[: rollout.num_rows]))
     if len(rollout.broken) > MAX_BROKEN * (1 + complete):
         raise EnvError(
             f"env {name!r}: sub-envs failed in {len(rollout.broken)} episodes, and {complete} were complete: whole "

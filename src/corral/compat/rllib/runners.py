@@ -14,7 +14,7 @@ from corral.compat.rllib.envs import env_settings
 from corral.compat.rllib.modules import MultiRLModule
 from corral.compat.rllib.policy_views import view_policy
 from corral.errors import ConfigError
-from corral.runners.make_runner import make_runner
+from corral.runners import runner as native_runners
 
 _current: list[Any] = []  # the latest runner of this process that user code was given
 
@@ -155,7 +155,7 @@ def _make_runner(config: Any, worker_index: int) -> Any:
     algorithm, native = (importlib.import_module(f"{__package__}.{name}") for name in ("algorithm", "native"))
     if not config.ALGORITHM:
         config = algorithm.PPOConfig().update_from_dict(config.to_dict())
-    return make_runner(native.to_native(config), worker_index)
+    return native_runners.EnvRunner(native.to_native(config), worker_index)
 
 
 SingleAgentEnvRunner = MultiAgentEnvRunner = RolloutWorker = EnvRunner

@@ -1,4 +1,4 @@
-"""The runner of envs with several agents: it steps one vector env of seats, and fills the lanes of each module."""
+"""Stepping with several agents: one vector env of seats, whose steps fill the lanes of each module."""
 
 from __future__ import annotations
 
@@ -18,55 +18,64 @@ from corral.core.tree import copy_nested, map_tree
 from corral.envs.checks import bad_obs
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos
-from corral.episodes.lanes import SeatCarry
+from corral.episodes.lanes import LaneRollout, SeatCarry
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import Rollout, episode_id
 from corral.errors import CheckpointError, ConfigError
 from corral.runners.actor import Actor
-from corral.runners.episode_events import EPISODE_EVENTS
 from corral.runners.lanes import Lanes
 from corral.runners.mapping import agents_of_modules, block_of_module, make_mapping
 from corral.runners.multi_agent_events import MultiAgentEvents
-from corral.runners.runner import EnvRunner, fill_logp
 from corral.runners.sample_modes import SampleMode
+from corral.runners.stepping import Stepping
 
 if TYPE_CHECKING:
     from corral.envs.seats import SeatBlock
     from corral.modules.spec import ModuleSpec
     from corral.runners.config import RunnerConfig
+    from corral.runners.runner import EnvRunner
 
 
-class MultiAgentEnvRunner(EnvRunner):
-    """Steps a vector env of several agents, and records the steps of each agent in the rollout of its module.
+class MultiAgentStepping(Stepping):
+    """Steps a vector env of several agents, and writes the steps of each agent into the rollout of its module.
 
-    The rollout that it returns is a `MultiAgentRollout`. All work of a step is on arrays over seats or lanes; Python
+    Its rollouts are `MultiAgentRollout`s. All work of a step is on arrays over seats or lanes; Python
     looks at single agents only when an episode begins or ends.
+
+    Args:
+        runner: The runner.
 
     Attributes:
         lanes: Lanes of each module, by module id.
     """
 
-    lanes: dict[str, Lanes]
-    _events: MultiAgentEvents | None
     _module_of: NDArray[np.int64]
+
+    def __init__(self, runner: EnvRunner) -> None:
+        """Keep the runner; its env is made."""
+        super().__init__(runner)
+        self.lanes: dict[str, Lanes] = {}
+        self._id_prefix = ""
 
     def describe_env(self) -> tuple[Any, Any, int]:
         """Return the spaces of the vector env's seats, and N; see `SeatsSpace`."""
-        return self.env.single_observation_space, self.env.single_action_space, self.num_envs
+        env = self.host.env
+        return env.single_observation_space, env.single_action_space, self.host.num_envs
 
     # Modules.
 
-    def _make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
-        self._seats = self.env.single_observation_space.seats  # type: ignore[attr-defined]
-        self.actors, self.lanes = {}, {}
+    def make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Make actors and lanes of the modules whose agents the env has."""
+        env = self.host.env
+        self._seats = env.single_observation_space.seats  # type: ignore[attr-defined]
         self._blocks: dict[str, SeatBlock] = {}
         self._configs: dict[str, RunnerConfig] = {}
         self._use_modules(module_specs)
         self._block_of_seat: list[SeatBlock] = [block for block in self._seats.blocks for _ in block.agents]
-        self._actions: Any = create_empty_array(self.env.single_action_space, self.num_envs, np.zeros)
+        self._actions: Any = create_empty_array(env.single_action_space, self.host.num_envs, np.zeros)
         self._forget_seats()
-        self._last_info_rows: dict[int, Infos] = {}
+        self._open_infos: dict[int, Infos] = {}  # of observations that the next rollout begins with, by its row <= 0
         self._log_agent_counts(
             {}, dict.fromkeys(map(str, self._seats.agents), 0)
         )  # now, so that user code cannot take the names
@@ -74,7 +83,7 @@ class MultiAgentEnvRunner(EnvRunner):
 
     def _use_modules(self, module_specs: Mapping[str, ModuleSpec]) -> None:
         """Make actors and lanes of the modules that have none yet, and drop what modules without a spec had."""
-        config, actors, lanes = self.config, dict[str, Actor](), dict[str, Lanes]()
+        config, actors, lanes = self.runner.config, dict[str, Actor](), dict[str, Lanes]()
         blocks: dict[str, SeatBlock] = {}
         agents_of = agents_of_modules(config, self._seats)
         configs = {module_id: config.for_module(module_id) for module_id in module_specs}
@@ -88,11 +97,13 @@ class MultiAgentEnvRunner(EnvRunner):
                 continue
             agents = [agent for agent in block.agents if agent in agents_of[module_id]] or list(block.agents)
             blocks[module_id] = block
-            actors[module_id] = actor = self._make_actor(configs[module_id], spec, len(agents))
+            actors[module_id] = actor = self.make_actor(
+                configs[module_id], spec, spec.action_space, self.host.num_envs * len(agents)
+            )
             lanes[module_id] = Lanes(
                 np.array([block.agents.index(agent) for agent in agents]),
                 agents,
-                num_envs=self.num_envs,
+                num_envs=self.host.num_envs,
                 block_size=len(block.agents),
                 observation_space=module_observation_space(block.observation_space),
                 action_space=actor.action_space,
@@ -102,63 +113,32 @@ class MultiAgentEnvRunner(EnvRunner):
         self.actors, self.lanes, self._blocks, self._configs = actors, lanes, blocks, configs
         self._mapping = make_mapping(config)
 
-    def set_modules(self, settings: Mapping[str, Any], module_specs: Mapping[str, ModuleSpec]) -> None:
-        """Use other modules and another mapping from the next sample on; modules that stay keep what they have.
+    def set_modules(self, module_specs: Mapping[str, ModuleSpec]) -> bool:
+        """Use other modules and the mapping of the config; see `EnvRunner.set_modules`.
 
-        Agents keep their modules until the end of their episodes. If a module was removed that acts in an episode, all
-        envs are reset, and the unfinished episodes are dropped.
-
-        Args:
-            settings: Settings of the group `multi_agent`.
-            module_specs: Specs of all modules by module id.
-
-        Raises:
-            ConfigError: A module does not fit the spaces of its agents, or the mapping leads to no module.
+        Returns:
+            Whether a module was removed that acts in an unfinished episode.
         """
         names: list[str | None] = [*self.lanes, None]
         kept: NDArray[np.int64] = self._module_of
-        vars(self.config).update(settings)
         self._use_modules(module_specs)
         index_of: dict[str | None, int] = {module_id: index for index, module_id in enumerate(self.lanes)}
-        if {names[index] for index in np.unique(kept).tolist()} - {None, *index_of}:
-            self._forget_sample()
+        are_lost = bool({names[index] for index in np.unique(kept).tolist()} - {None, *index_of})
         self._module_of = np.array([index_of.get(name, -1) for name in names])[kept]  # -1 is the last name, None
         for lanes in self.lanes.values():
-            lanes.name_episodes(self._carry.id_prefix)
-        self.metrics.log_reserved(dict.fromkeys(self._exploration_metrics(), ()), window=1)
+            lanes.name_episodes(self._id_prefix)
         self._log_agent_counts({}, dict.fromkeys(map(str, self._seats.agents), 0))
         self._log_agent_returns([])
+        return are_lost
 
-    def _make_actor(self, config: Any, spec: ModuleSpec, num_agents: int) -> Actor:
-        return Actor(
-            config,
-            spec,
-            action_space=spec.action_space,
-            num_rows=self.num_envs * num_agents,
-            worker_index=self.worker_index,
-            rng=self._rng,
-        )
-
-    def _exploration_metrics(self) -> dict[Any, float]:
+    def get_exploration_metrics(self, timestep: int) -> dict[Any, float]:
+        """Return the numbers of the explorations, by key: `("exploration", module_id, name)`."""
         return {
             ("exploration", module_id, name): value
             for module_id, actor in self.actors.items()
             if not actor.is_heuristic
-            for name, value in actor.exploration.get_metrics(self._timestep).items()
+            for name, value in actor.exploration.get_metrics(timestep).items()
         }
-
-    def _set_exploration_weights(self, weights: Mapping[str, Any]) -> None:
-        for module_id, arrays in weights.items():
-            if module_id in self.actors:
-                self.actors[module_id].exploration.set_weights(arrays)
-
-    def _get_exploration_state(self) -> dict[str, Any]:
-        return {module_id: actor.exploration.get_state() for module_id, actor in self.actors.items()}
-
-    def _set_exploration_state(self, state: Mapping[str, Any]) -> None:
-        for module_id, own in state.items():
-            if module_id in self.actors:  # else it was removed
-                self.actors[module_id].exploration.set_state(own)
 
     # State.
 
@@ -170,16 +150,10 @@ class MultiAgentEnvRunner(EnvRunner):
             "seat_returns": self._returns.copy(),
             "infos": [
                 [row, *copy_nested([infos.of_lanes, infos.final])]
-                for row, infos in self._open_infos().items()
+                for row, infos in self._open_infos.items()
                 if is_plain([infos.of_lanes, infos.final])
             ],
         }
-
-    def _open_infos(self) -> dict[int, Infos]:
-        """Return infos of observations that the next rollout begins with, by its row: 0, or negative if agents wait."""
-        oldest = min(lanes.oldest_row for lanes in self.lanes.values())
-        rows = {row - self._last_num_rows: infos for row, infos in self._last_info_rows.items()}
-        return {row: infos for row, infos in rows.items() if row >= oldest}
 
     def check_unfinished(self, state: Mapping[str, Any]) -> None:
         """Check a state of `get_unfinished`, without changing anything.
@@ -201,7 +175,7 @@ class MultiAgentEnvRunner(EnvRunner):
         """Continue from a state of `get_unfinished`."""
         self._forget_seats()
         self._returns = state["seat_returns"].copy()
-        self._last_info_rows = {row + self._last_num_rows: Infos(*copy_nested(infos)) for row, *infos in state["infos"]}
+        self._open_infos = {row: Infos(*copy_nested(infos)) for row, *infos in state["infos"]}
         index_of = {module_id: index for index, module_id in enumerate(self.lanes)}
         self._module_of = np.array([[index_of.get(name, -1) for name in row] for row in state["modules"]])
         for module_id, lanes in self.lanes.items():
@@ -215,19 +189,17 @@ class MultiAgentEnvRunner(EnvRunner):
 
     # Sampling.
 
-    def _allocate(self, num_rows: int) -> Rollout:
-        rollout = MultiAgentRollout.of_steps(num_rows, self.num_envs)
-        rollout.weights_version, rollout.worker_index = self.weights_version, self.worker_index
-        rollout.carry = self._carry
+    def allocate(self, num_rows: int) -> Rollout:
+        """Return a rollout with room for so many rows."""
         self._ended: list[tuple[int, int, NDArray[np.float64], NDArray[np.int64]]] = []
-        return rollout
+        return MultiAgentRollout.of_steps(num_rows, self.host.num_envs)
 
     def _forget_seats(self) -> None:
         """Forget which agents take part in the current episodes."""
-        shape = self.num_envs, len(self._seats.agents)
+        shape = self.host.num_envs, len(self._seats.agents)
         self._module_of = np.full(shape, -1)  # index of the module of each seat, -1 before its first observation
         self._returns = np.zeros(shape)  # of the episodes so far
-        self._episodes: list[MultiAgentEpisode | None] = [None] * self.num_envs  # what the mapping is given
+        self._episodes: list[MultiAgentEpisode | None] = [None] * self.host.num_envs  # what the mapping is given
 
     def _begin_lanes(self, rollout: Rollout) -> None:
         assert isinstance(rollout, MultiAgentRollout)
@@ -236,47 +208,44 @@ class MultiAgentEnvRunner(EnvRunner):
         for lanes in self.lanes.values():
             lanes.begin(rollout.capacity, rollout)
 
-    def _forget_episodes(self, rollout: Rollout) -> None:
+    def begin(self, rollout: Rollout) -> None:
+        """Forget all episodes, before a reset of all envs with which the rollout begins."""
+        assert rollout.carry is not None  # a runner's rollouts have one
+        self._id_prefix = rollout.carry.id_prefix
         self._forget_seats()
         for lanes in self.lanes.values():
-            lanes.forget(self._carry.id_prefix)
+            lanes.forget(self._id_prefix)
         self._begin_lanes(rollout)
 
-    def _take_first_obs(self, rollout: Rollout, obs: Any) -> None:
-        nobody = np.zeros(self.num_envs, np.bool_)
+    def take_reset(self, rollout: Rollout, obs: Any) -> None:
+        """Give the observations of a reset to the lanes."""
+        nobody = np.zeros(self.host.num_envs, np.bool_)
         self._take(rollout, obs, nobody, nobody)
 
-    def _continue(self, rollout: Rollout) -> None:
-        paused_s = self._resume_carry(rollout)
-        self._episodes = [None] * self.num_envs  # they would keep the last rollout
+    def resume(self, rollout: Rollout) -> None:
+        """Begin with the steps that are open in the lanes."""
+        self._episodes = [None] * self.host.num_envs  # they would keep the last rollout
         self._begin_lanes(rollout)
-        rollout.info_rows.update(self._open_infos())
-        if self._events is not None:
-            self._events.continue_all(rollout, paused_s)
+        rollout.info_rows.update(self._open_infos)
 
     def make_events(self) -> MultiAgentEvents:
-        """Return what fires the events of the episodes of this runner."""
-        return MultiAgentEvents(self, self._callbacks)
+        """Return what fires the events of the episodes."""
+        return MultiAgentEvents(self)
 
-    @property
-    def rl_module(self) -> Any:
-        """The modules by id, as callbacks receive them."""
-        return {module_id: actor.module for module_id, actor in self.actors.items()}
-
-    def _step_rows(
-        self, rollout: Rollout, num_rows: int, mode: SampleMode, explore: bool, random_actions: bool
+    def step_rows(
+        self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
     ) -> None:
-        start, stop = rollout.num_rows, rollout.num_rows + num_rows
-        step, clock, seconds = self.host.step, time.perf_counter, self.timers.seconds
-        timestep, resetting = self._timestep + self._num_samplers * mode.num_steps, self._resetting
+        """Step `num_rows` times: let the modules act whose agents are due, and give the lanes what the env returns."""
+        start, stop, events = rollout.num_rows, rollout.num_rows + num_rows, self.runner.events
+        step, clock, seconds = self.host.step, time.perf_counter, self.runner.timers.seconds
+        num_samplers, resetting = self.runner.num_samplers, rollout.resets_in(start)
         for t in range(start, stop):
             began = clock()
             for module_id, lanes in self.lanes.items():
                 if np.count_nonzero(lanes.acts):
                     self._act(t, module_id, lanes, timestep, explore, random_actions)
-            timestep += self._num_samplers * (self.num_envs - int(np.count_nonzero(resetting)))
+            timestep += num_samplers * (self.host.num_envs - int(np.count_nonzero(resetting)))
             inferred = clock()
-            num_broken = len(rollout.broken)
             try:
                 obs, rollout.rewards[t], terminated, truncated, infos = step(self._actions)
             except Exception as error:
@@ -284,19 +253,18 @@ class MultiAgentEnvRunner(EnvRunner):
             rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
             stepped = clock()
             rollout.terminated[t], rollout.truncated[t] = terminated, truncated
-            for _, env_index in rollout.broken[num_broken:]:
+            for env_index in rollout.broken_in(t):
                 self._drop(env_index)
-            self._keep_infos(rollout, t + 1, infos, None)
+            self.keep_infos(rollout, t + 1, infos)
             resetting = self._take(rollout, obs, terminated, truncated)
             rollout.row_times_s[t] = after = clock()
             seconds["inference"] += inferred - began
             seconds["env_step"] += stepped - inferred
             seconds["storage"] += after - stepped
-            if self._events is not None:
-                self._events.fire_row(rollout, t, resetting, mode.playing)
+            if events is not None:
+                events.fire_row(rollout, t, resetting, mode.playing)
                 seconds["callbacks"] += clock() - after
-        mode.settle(rollout, self._resetting, same_step=False)
-        self._resetting = resetting
+        mode.settle(rollout)
         if not np.isfinite(rollout.rewards[start:stop]).all():
             row, env_index = np.argwhere(~np.isfinite(rollout.rewards[start:stop]))[0].tolist()
             raise self.host.bad_value(start + row, env_index, f"reward is {rollout.rewards[start + row, env_index]}")
@@ -402,7 +370,8 @@ class MultiAgentEnvRunner(EnvRunner):
             done = np.count_nonzero(rollout.done[: rollout.num_rows, env_index])
             broken = sum(i == env_index for _, i in rollout.broken)
             id_ = episode_id(carry.id_prefix, env_index, int(carry.counts[env_index]) + int(done) + broken)
-            episode = None if self._events is None else self._events.episode(env_index)
+            events = self.runner.events
+            episode = events.episode(env_index) if isinstance(events, MultiAgentEvents) else None
             if episode is None or episode.id_ != id_:  # the callbacks still have the one of an env that failed
                 episode = self.make_episode(id_, env_index, rollout)
             self._episodes[env_index] = episode
@@ -412,7 +381,7 @@ class MultiAgentEnvRunner(EnvRunner):
         """Return a view of an episode that knows the modules of the agents that take part already."""
         assert isinstance(rollout, MultiAgentRollout)
         episode = MultiAgentEpisode.view(id_, env_index, rollout, rollout.seat_carry)
-        episode.agent_to_module_mapping_fn = lambda agent, episode: self._mapping(agent, episode, self)
+        episode.agent_to_module_mapping_fn = lambda agent, episode: self._mapping(agent, episode, self.runner)
         module_ids, modules = list(self.lanes), self._module_of[env_index]
         for seat in np.flatnonzero(modules >= 0).tolist():
             episode.set_module(self._seats.agents[seat], module_ids[modules[seat]])
@@ -426,60 +395,48 @@ class MultiAgentEnvRunner(EnvRunner):
 
     # The end of a sample.
 
-    def _keep_last_row(self, rollout: Rollout) -> None:
-        """Keep the infos; the lanes hold the latest observations."""
-        self._last_info_rows = rollout.info_rows
-
-    def _check_actions(self, rollout: Rollout, *events: str) -> None:
-        for module_id, part in rollout.by_module().items():
-            self._check_module_actions(module_id, part, *events)
-
-    def _check_module_actions(self, module_id: str, part: Rollout, *events: str) -> None:
-        """Refuse actions of a module that only a callback of one of these events can have written."""
-        if self._callbacks.subscribed(*events):
-            space = self.actors[module_id].action_space
-            self._callbacks.check_actions(part.valid_rows(part.actions), space, *events)
-
-    def _finish_actions(self, rollout: Rollout, explore: bool) -> None:
+    def finish(self, rollout: Rollout, *, continues: bool, explore: bool, timestep: int) -> None:
+        """Complete the rollouts of the modules; the lanes keep the latest observations and the steps that are open."""
         assert isinstance(rollout, MultiAgentRollout)
         if not rollout.num_rows:
             return
         steps, modules = {}, {}
         of_agents: dict[str, int] = {str(agent): 0 for agent in self._seats.agents}
         for module_id, lanes in self.lanes.items():
-            actor = self.actors[module_id]
-            part = lanes.finish(rollout, keep=not self._needs_reset)
-            if bad := bad_obs(part, lanes.space_tree, 0, part.num_rows + 1):
-                row, lane, problem = min(bad)
-                raise self.host.bad_value(
-                    max(0, int(part.obs_rows[row, lane]) - 1),
-                    int(lanes.envs[lane]),
-                    f"agent {lanes.agents[lane]!r}: {problem}",
-                )
+            part = lanes.finish(rollout, keep=continues)
+            self._check_obs(lanes, part)
             steps[module_id] = part.num_env_steps
             if not part.num_env_steps:
                 continue
             for agent, count in zip(lanes.agents, part.valid.sum(0).tolist(), strict=True):
                 of_agents[str(agent)] += count
-            self._check_module_actions(module_id, part, *EPISODE_EVENTS)
-            fill_logp(part, actor.distribution, needed=self.config.ON_POLICY)
-            part.pipeline = None if actor.transforms is None else actor.transforms.pipeline
-            if actor.sees_samples:
-                actor.exploration.end_sample(part, timestep=self._timestep, explore=explore)
+            transforms = self.actors[module_id].transforms
+            part.pipeline = None if transforms is None else transforms.pipeline
+            self.complete(module_id, part, explore=explore, timestep=timestep)
             modules[module_id] = part
         rollout.set_modules(modules)
         rollout.num_agent_steps = sum(steps.values())
+        oldest = min(lanes.oldest_row for lanes in self.lanes.values())
+        rows = {row - rollout.num_rows: infos for row, infos in rollout.info_rows.items()}
+        self._open_infos = {row: infos for row, infos in rows.items() if row >= oldest}
         self._log_agent_counts(steps, of_agents)
         valid = rollout.valid
         self._log_agent_returns(ended for ended in self._ended if valid[ended[0], ended[1]])
+
+    def _check_obs(self, lanes: Lanes, part: LaneRollout) -> None:
+        """Raise for an observation of an agent that is NaN or outside its space."""
+        if bad := bad_obs(part, lanes.space_tree, 0, part.num_rows + 1):
+            row, lane, problem = min(bad)
+            env_row = max(0, int(part.obs_rows[row, lane]) - 1)
+            raise self.host.bad_value(env_row, int(lanes.envs[lane]), f"agent {lanes.agents[lane]!r}: {problem}")
 
     def _log_agent_counts(self, steps: Mapping[str, int], of_agents: Mapping[str, int]) -> None:
         counts: dict[tuple[str, ...], int] = {("num_agent_steps_sampled",): sum(steps.values())}
         counts |= {("num_module_steps_sampled", module_id): steps.get(module_id, 0) for module_id in self.lanes}
         counts |= {("num_agent_steps_sampled_by_agent", agent): count for agent, count in of_agents.items()}
-        self.metrics.log_reserved({key: [count] for key, count in counts.items()}, "sum")
+        self.runner.metrics.log_reserved({key: [count] for key, count in counts.items()}, "sum")
         lifetime = {(f"{key[0]}_lifetime", *key[1:]): [count] for key, count in counts.items()}
-        self.metrics.log_reserved(lifetime, "lifetime_sum")
+        self.runner.metrics.log_reserved(lifetime, "lifetime_sum")
 
     def _log_agent_returns(self, ended: Iterable[tuple[int, int, NDArray[np.float64], NDArray[np.int64]]]) -> None:
         """Log the returns of agents and modules in the episodes that ended; a module's is the sum over its agents."""
@@ -492,7 +449,8 @@ class MultiAgentEnvRunner(EnvRunner):
             for index in np.unique(modules[modules >= 0]).tolist():
                 of_modules[names[index]].append(float(returns[modules == index].sum()))
         # In evaluation of the episodes of a round, as all other returns.
-        window = None if self.config.in_evaluation else self.config.metrics_num_episodes_for_smoothing
+        config = self.runner.config
+        window = None if config.in_evaluation else config.metrics_num_episodes_for_smoothing
         for kind, found in (("agent", of_agents), ("module", of_modules)):
             by_key = {(f"{kind}_episode_return_mean", name): values for name, values in found.items()}
-            self.metrics.log_reserved(by_key, window=window)
+            self.runner.metrics.log_reserved(by_key, window=window)

@@ -1,0 +1,422 @@
+"""How a runner steps its vector env: from the latest observations through actions to rows of columns."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from corral.core.action_masks import NO_LEGAL_ACTION
+from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.plain import is_plain
+from corral.core.tree import Tree, copy_nested, map_tree
+from corral.envs.checks import bad_obs, first_bad_value, write_row
+from corral.envs.sub_envs import original
+from corral.episodes.infos import Infos, split_infos
+from corral.episodes.rollout import Rollout
+from corral.errors import CheckpointError
+from corral.modules.distributions import ActionDistribution
+from corral.runners.actor import Actor
+from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
+from corral.runners.sample_modes import SampleMode
+
+if TYPE_CHECKING:
+    from corral.modules.spec import ModuleSpec
+    from corral.runners.config import RunnerConfig
+    from corral.runners.runner import EnvRunner
+
+
+class Stepping(ABC):
+    """Steps the vector env of a runner, and writes what happens into rollouts.
+
+    The runner decides when: it makes a rollout with `allocate`, calls `begin` and `take_reset` around a reset of all
+    envs or else `resume`, then `step_rows` until enough rows are written, and `finish`. Between two rollouts it may ask
+    for the state of the unfinished episodes.
+
+    Args:
+        runner: The runner, whose config, host, timers, logger and events are used.
+
+    Attributes:
+        actors: Copies of the modules with what chooses their actions, by module id.
+    """
+
+    actors: dict[str, Actor]
+
+    def __init__(self, runner: EnvRunner) -> None:
+        """Keep the runner; its env is made."""
+        self.runner, self.host = runner, runner.host
+        self.actors = {}
+
+    @abstractmethod
+    def describe_env(self) -> tuple[Any, Any, int]:
+        """Return the space of observations, the action space of one sub-env, and N."""
+
+    @abstractmethod
+    def make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Make `actors` from the specs of the modules by module id.
+
+        Raises:
+            ConfigError: A module or an exploration does not fit the spaces.
+        """
+
+    @abstractmethod
+    def get_exploration_metrics(self, timestep: int) -> dict[Any, float]:
+        """Return the numbers of the explorations, by their keys in the result."""
+
+    @abstractmethod
+    def make_events(self) -> EpisodeEvents:
+        """Return what fires the events of the episodes."""
+
+    # A rollout.
+
+    @abstractmethod
+    def allocate(self, num_rows: int) -> Rollout:
+        """Return a rollout with room for so many rows."""
+
+    @abstractmethod
+    def begin(self, rollout: Rollout) -> None:
+        """Forget all episodes, before a reset of all envs with which the rollout begins."""
+
+    @abstractmethod
+    def take_reset(self, rollout: Rollout, obs: Any) -> None:
+        """Take the observations of that reset, which are row 0.
+
+        Raises:
+            EnvError: An observation is NaN or outside its space.
+        """
+
+    @abstractmethod
+    def resume(self, rollout: Rollout) -> None:
+        """Begin the rollout where the last one stopped, whose last observations are row 0."""
+
+    @abstractmethod
+    def step_rows(
+        self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
+    ) -> None:
+        """Step `num_rows` times, fill these rows of the rollout, and let the mode settle them.
+
+        Args:
+            rollout: Rollout with room for the rows.
+            num_rows: Number of rows.
+            mode: How far the sample goes.
+            timestep: Env steps of all runners so far.
+            explore: Whether to explore.
+            random_actions: Whether to draw actions evenly from the action space instead.
+
+        Raises:
+            EnvError: The env raised, gave NaN, or hung.
+            CallbackError: A callback raised.
+        """
+
+    @abstractmethod
+    def finish(self, rollout: Rollout, *, continues: bool, explore: bool, timestep: int) -> None:
+        """Complete a rollout that was cut to its last row, and keep what the next one begins with.
+
+        Args:
+            rollout: The rollout.
+            continues: Whether the next rollout continues the episodes.
+            explore: Whether its actions explored.
+            timestep: Env steps of all runners so far.
+
+        Raises:
+            CallbackError: A callback wrote an action outside the action space.
+        """
+
+    # State of the unfinished episodes, between two rollouts.
+
+    @abstractmethod
+    def get_unfinished(self) -> dict[str, Any]:
+        """Return what the next rollout continues from, as copies of plain data."""
+
+    @abstractmethod
+    def check_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Check a state of `get_unfinished`, without changing anything.
+
+        Raises:
+            CheckpointError: It is of another env, other agents or other modules.
+        """
+
+    @abstractmethod
+    def set_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_unfinished`."""
+
+    # What both kinds do alike.
+
+    def make_actor(self, config: RunnerConfig, spec: ModuleSpec, action_space: Any, num_rows: int) -> Actor:
+        """Return an actor that chooses `num_rows` actions at once, with the generator of the runner.
+
+        Args:
+            config: Settings of the module.
+            spec: What the module is built from.
+            action_space: Action space of one sub-env, or of one agent.
+            num_rows: Number of sub-envs, or of lanes.
+
+        Raises:
+            ConfigError: The module or the exploration does not fit the spaces.
+        """
+        return Actor(
+            config,
+            spec,
+            action_space=action_space,
+            num_rows=num_rows,
+            worker_index=self.runner.worker_index,
+            rng=self.runner.rng,
+        )
+
+    def keep_infos(
+        self, rollout: Rollout, row: int, infos: Mapping[Any, Any], ended: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Keep the infos that came with a row of observations, if a callback may read them.
+
+        Args:
+            rollout: Rollout that is being written.
+            row: Row of the observations.
+            infos: Infos of the vector env.
+            ended: Sub-envs that same-step autoreset has reset.
+        """
+        if infos and self.runner.keeps_infos:
+            rollout.info_rows[row] = split_infos(self.host.infos_by_env(infos), ended)
+
+    def complete(self, module_id: str, part: Rollout, *, explore: bool, timestep: int) -> None:
+        """Complete what a module and its exploration know of their actions in a rollout.
+
+        Raises:
+            CallbackError: A callback wrote an action outside the action space.
+        """
+        actor, runner = self.actors[module_id], self.runner
+        if runner.events is not None:
+            runner.check_actions(module_id, part, *EPISODE_EVENTS)
+        if runner.config.ON_POLICY and part.num_rows:
+            fill_logp(part, actor.distribution)
+        elif "logp" not in part.columns:  # nothing learns from it
+            part.columns["logp"] = np.full(part.rewards.shape, np.nan, np.float32)
+        if actor.sees_samples:
+            actor.exploration.end_sample(part, timestep=timestep, explore=explore)
+
+
+class SingleAgentStepping(Stepping):
+    """Steps a vector env in which each sub-env has one agent; all sub-envs act in every row.
+
+    Args:
+        runner: The runner.
+    """
+
+    def describe_env(self) -> tuple[Any, Any, int]:
+        """Return the space of observations as modules get them, the action space of one sub-env, and N."""
+        return self.host.described
+
+    def make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Make the actor from the spec of the only module."""
+        spec, action_space = module_specs[DEFAULT_MODULE_ID], self.host.env.single_action_space
+        self._actor = self.make_actor(self.runner.config, spec, action_space, self.host.num_envs)
+        self.actors = {DEFAULT_MODULE_ID: self._actor}
+
+    def get_exploration_metrics(self, timestep: int) -> dict[Any, float]:
+        """Return the numbers of the exploration."""
+        return dict(self._actor.exploration.get_metrics(timestep))
+
+    def make_events(self) -> EpisodeEvents:
+        """Return what fires the events of the episodes."""
+        return EpisodeEvents(self.runner)
+
+    def allocate(self, num_rows: int) -> Rollout:
+        """Return a rollout with room for so many rows."""
+        actor, host = self._actor, self.host
+        rollout = Rollout.allocate(num_rows, host.num_envs, host.space, actor.distribution)
+        rollout.observation_space, rollout.action_space = host.observation_space, actor.action_space
+        rollout.same_step = host.is_same_step
+        if actor.remembered.has_columns:
+            rollout.columns.update(actor.remembered.allocate(num_rows + 1))
+        if actor.transforms is not None:
+            rollout.pipeline = actor.transforms.pipeline
+        return rollout
+
+    def begin(self, rollout: Rollout) -> None:
+        """All episodes begin with the next observations."""
+        self._begins = np.ones(self.host.num_envs, np.bool_)
+
+    def take_reset(self, rollout: Rollout, obs: Any) -> None:
+        """Write the observations of a reset into row 0."""
+        write_row(rollout.obs, 0, obs)
+        if found := bad_obs(rollout, self.host.space, 0, 1):
+            raise self.host.bad_value(*min(found))
+
+    def resume(self, rollout: Rollout) -> None:
+        """Write the last observations into row 0."""
+        write_row(rollout.obs, 0, self._last_obs)
+        if self._last_infos is not None:
+            rollout.info_rows[0] = self._last_infos
+
+    def step_rows(
+        self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
+    ) -> None:
+        """Step `num_rows` times. This is the hot loop: no work per sub-env, and no allocation that can be saved."""
+        start, stop = rollout.num_rows, rollout.num_rows + num_rows
+        actor, events, num_samplers = self._actor, self.runner.events, self.runner.num_samplers
+        choose, to_env, step, clock = actor.choose, actor.distribution.to_env, self.host.step, time.perf_counter
+        obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
+        rewards, terminated, truncated = rollout.rewards, rollout.terminated, rollout.truncated
+        times, num_envs, same_step = rollout.row_times_s, self.host.num_envs, self.host.is_same_step
+        single_leaf, remembers = isinstance(obs, np.ndarray), actor.remembered.has_columns
+        looks_at_infos = same_step or self.runner.keeps_infos
+        begins, resetting, num_broken = self._begins, rollout.resets_in(start), len(rollout.broken)
+        inference_s = env_step_s = storage_s = 0.0
+        now = clock()
+        for t in range(start, stop):
+            row = obs[t] if single_leaf else map_tree(lambda column, t=t: column[t], obs)
+            if actor.has_action_mask:
+                self._check_choice(t, row, resetting)
+            try:
+                actions[t], dist_inputs[t], logp = choose(
+                    row, begins, timestep=timestep, explore=explore, random_actions=random_actions
+                )
+            except Exception:
+                self._check_block(rollout, start, t)  # a bad value of the env may be why the module raised
+                raise
+            if logp is not None or remembers:
+                self._write_choice(rollout, t, logp)
+            inferred = clock()
+            try:
+                next_obs, rewards[t], terminated[t], truncated[t], infos = step(to_env(actions[t]))
+                rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
+                stepped = clock()
+                write_row(obs, t + 1, next_obs)
+            except Exception as error:
+                self._check_block(rollout, start, t)  # a NaN in an earlier row explains the failure better
+                raise self.host.error("step", t, error) from original(error)
+            timestep += num_samplers * (num_envs - int(np.count_nonzero(resetting)))
+            done = terminated[t] | truncated[t]
+            begins, resetting = (done, resetting) if same_step else (resetting, done)
+            if len(rollout.broken) > num_broken:  # where a sub-env failed, the next observation begins an episode
+                begins, num_broken = begins.copy(), len(rollout.broken)
+                begins[rollout.broken_in(t)] = True
+            if remembers:
+                actor.remembered.note_rewards(rewards[t])
+            if looks_at_infos:
+                self._take_infos(rollout, t, infos, done)
+            times[t] = after = clock()
+            inference_s += inferred - now
+            env_step_s += stepped - inferred
+            storage_s += after - stepped
+            now = after
+            if events is not None:
+                events.fire_row(rollout, t, done, mode.playing)
+                now = clock()
+                self.runner.timers.seconds["callbacks"] += now - after
+        mode.settle(rollout)
+        self._begins = begins
+        self._check_block(rollout, start, stop)
+        seconds = self.runner.timers.seconds
+        seconds["inference"] += inference_s
+        seconds["env_step"] += env_step_s
+        seconds["storage"] += storage_s + clock() - now
+
+    def _write_choice(self, rollout: Rollout, t: int, logp: Any) -> None:
+        """Write the log-probabilities of row t, and what was remembered when its actions were chosen."""
+        remembered = self._actor.remembered
+        if logp is not None:
+            rollout.set_logp(t, logp)
+        if remembered.has_columns:
+            _write_columns(rollout, t, remembered.get_chosen())
+            remembered.note_actions(rollout.actions[t])
+
+    def _check_choice(self, t: int, obs: Tree, resetting: NDArray[np.bool_]) -> None:
+        """Raise if a sub-env that acts has no legal action."""
+        if (stuck := self._actor.first_without_choice(obs, ~resetting)) is not None:
+            raise self.host.bad_value(t, stuck, NO_LEGAL_ACTION)
+
+    def _check_block(self, rollout: Rollout, start: int, stop: int) -> None:
+        """Raise for NaN or a value outside the spaces in the rows that were just written; the earliest is named."""
+        if bad := first_bad_value(rollout, self.host.space, start, stop, callbacks=self.runner.events is not None):
+            raise self.host.bad_value(*bad)
+
+    def _take_infos(self, rollout: Rollout, t: int, infos: Mapping[Any, Any], done: NDArray[np.bool_]) -> None:
+        """Keep the infos of a step, and the final observations that a same-step autoreset overwrites in row t + 1."""
+        if not self.host.is_same_step:
+            self.keep_infos(rollout, t + 1, infos)
+            return
+        self.keep_infos(rollout, t + 1, infos, done)
+        ended = np.flatnonzero(done).tolist()
+        for i in ended:
+            rollout.add_final_obs(t, i, self.host.final_obs(infos, i))
+        remembered = self._actor.remembered
+        if ended and remembered.has_columns:
+            row = map_tree(lambda leaf: leaf[t].copy(), rollout.obs)
+            for i in ended:
+                map_tree(lambda leaf, final, i=i: leaf.__setitem__(i, final), row, rollout.final_obs[t, i])
+            finals = {"states": rollout.final_states, "stored": rollout.final_stored}
+            for name, rows in remembered.get_next(row, np.zeros(len(done), np.bool_)).items():
+                for i in ended:
+                    finals[name][t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), rows)
+
+    def finish(self, rollout: Rollout, *, continues: bool, explore: bool, timestep: int) -> None:
+        """Keep the last row, and complete what the module and the exploration know of their actions."""
+        if rollout.num_rows:
+            obs = rollout.obs
+            is_leaf = isinstance(obs, np.ndarray)
+            self._last_obs = obs[-1].copy() if is_leaf else map_tree(lambda leaf: leaf[-1].copy(), obs)
+            if self._actor.remembered.has_columns:
+                rows = self._actor.remembered.get_next(self._last_obs, self._begins)
+                _write_columns(rollout, rollout.num_rows, rows)
+            self._last_infos = rollout.info_rows.get(rollout.num_rows)
+        self.complete(DEFAULT_MODULE_ID, rollout, explore=explore, timestep=timestep)
+
+    def get_unfinished(self) -> dict[str, Any]:
+        """Return the last observations, and their infos if a checkpoint can hold them."""
+        infos = self._last_infos
+        known = None if infos is None else [infos.of_lanes, infos.final]
+        return {
+            "obs": map_tree(np.copy, self._last_obs),
+            "begins": self._begins.copy(),
+            "infos": copy_nested(known) if is_plain(known) else None,
+            **self._actor.remembered.get_state(),
+        }
+
+    def check_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Check a state of `get_unfinished`, without changing anything.
+
+        Raises:
+            CheckpointError: The observations are of another env, or the states of another module.
+        """
+        num_envs, begins = self.host.num_envs, state["begins"]
+        if begins.shape != (num_envs,) or begins.dtype != np.bool_:
+            raise CheckpointError(f"begins of the episodes of a runner are {begins.dtype}{begins.shape}.")
+
+        def check(space: Any, leaf: Any) -> None:
+            if leaf.shape != (num_envs, *space.shape) or leaf.dtype != space.dtype:
+                raise CheckpointError(f"the last observations of a runner are {leaf.dtype}{leaf.shape}.")
+
+        map_tree(check, self.host.space, state["obs"])
+        self._actor.remembered.check_state(state, num_envs)
+
+    def set_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_unfinished`."""
+        self._last_obs, self._begins = map_tree(np.copy, state["obs"]), state["begins"].copy()
+        self._actor.remembered.set_state(state)
+        self._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
+
+
+def _write_columns(rollout: Rollout, row: int, rows: Mapping[str, Tree]) -> None:
+    """Write to a row of several columns, from trees of `[N, ...]` by name of the column."""
+    write_row({name: rollout.columns[name] for name in rows}, row, rows)
+
+
+def fill_logp(rollout: Rollout, distribution: ActionDistribution) -> None:
+    """Fill the column `logp`, where the exploration gave none, from the outputs of the policy.
+
+    Args:
+        rollout: Rollout that is complete except for this column.
+        distribution: Distribution whose parameters the policy's outputs are.
+    """
+    given: NDArray[Any] | None = rollout.columns.get("logp")
+    flat = rollout.dist_inputs.reshape(-1, distribution.num_inputs)
+    actions = rollout.actions.reshape(-1, *distribution.action_shape)
+    with torch.inference_mode():
+        logp = distribution.logp(torch.from_numpy(flat), torch.from_numpy(actions)).numpy()
+    logp = logp.reshape(rollout.rewards.shape)
+    rollout.columns["logp"] = logp if given is None else np.where(np.isnan(given), logp, given)
