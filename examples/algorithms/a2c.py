@@ -61,8 +61,8 @@ class A2C(Algorithm):
 
     def make_batch(self, module_id, rollouts):
         config, parts = self.module_config(module_id), []
-        for rollout in (part.for_module() for part in rollouts):  # after the transforms of observations and rewards
-            values, next_values = rollout.evaluate(partial(self.learner_group.values, module_id))
+        for rollout in (part.transformed() for part in rollouts):  # after the transforms of observations and rewards
+            values, next_values = rollout.compute_values(partial(self.learner_group.values, module_id))
             ends = (rollout.terminated, rollout.truncated, rollout.valid)
             advantages, targets = gae(
                 rollout.rewards, values, next_values, *ends, gamma=config.gamma, lambda_=config.lambda_

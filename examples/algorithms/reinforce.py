@@ -58,7 +58,7 @@ class Reinforce(Algorithm):
 def make_batch(rollouts, gamma):
     """Turn rollouts, columns `[T, N, ...]` from each runner, into one batch of valid steps `[B, ...]`."""
     parts = []
-    for rollout in (part.for_module() for part in rollouts):  # after the transforms of observations and rewards
+    for rollout in (part.transformed() for part in rollouts):  # after the transforms of observations and rewards
         zeros = np.zeros_like(rollout.rewards)  # GAE without values is the discounted sum of the rewards
         ends = (rollout.terminated, rollout.truncated, rollout.valid)
         returns, _ = gae(rollout.rewards, zeros, zeros, *ends, gamma=gamma, lambda_=1.0)

@@ -33,7 +33,7 @@ def make_batch(rollouts, learner):
     """Return one batch `[B, ...]` of the valid steps of rollouts `[T, N, ...]`."""
     parts = []
     for rollout in rollouts:
-        values, next_values = rollout.evaluate(lambda obs: learner.values(ID, obs))
+        values, next_values = rollout.compute_values(lambda obs: learner.values(ID, obs))
         ends = (rollout.terminated, rollout.truncated, rollout.valid)
         advantages, targets = gae(rollout.rewards, values, next_values, *ends, gamma=0.99, lambda_=0.95)
         columns = {"obs": rollout.obs[:-1], "actions": rollout.actions, "advantages": advantages, "targets": targets}

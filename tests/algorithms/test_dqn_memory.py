@@ -16,7 +16,7 @@ from corral.core.tree import map_tree
 from corral.errors import ConfigError
 from corral.learners.minibatches import Cuts
 from corral.learners.remote_learners import split_batches
-from corral.modules.inference import Inference, Memory
+from corral.modules.inference import Inference, RowStates
 from corral.modules.recurrent_q_module import RecurrentQModule
 from corral.testing import CountingEnv, TMaze
 
@@ -199,7 +199,7 @@ def test_numpy_takes_the_steps_of_torch(options: dict[str, Any]) -> None:
         inference = Inference(module)
         inference.begin_sample(True, np.random.default_rng(0))
         assert inference.backend == "numpy"
-        memory, obs = Memory(module, 3), np.random.default_rng(0).standard_normal((5, 3, 2)).astype(np.float32)
+        memory, obs = RowStates(module, 3), np.random.default_rng(0).standard_normal((5, 3, 2)).astype(np.float32)
         state = map_tree(torch.from_numpy, memory.states)
         for row in obs:
             given = memory.step(inference, row)

@@ -13,7 +13,7 @@ from torch import Tensor
 from corral import SACConfig, load_policy
 from corral.algorithms.sac import sac_loss
 from corral.core.tree import map_tree
-from corral.modules.inference import Inference, Memory
+from corral.modules.inference import Inference, RowStates
 from corral.testing import CountingEnv, TMaze
 
 LSTM: dict[str, Any] = {"use_lstm": True, "lstm_cell_size": 8, "fcnet_hiddens": [8, 8], "max_seq_len": 4}
@@ -135,7 +135,7 @@ def test_numpy_takes_the_steps_of_torch(env: Any) -> None:
     module = make_config(env, model_config=LSTM).module_spec(env.observation_space, env.action_space).build()
     inference = Inference(module)
     assert inference.backend == "numpy"
-    memory, state = Memory(module, 3), map_tree(torch.from_numpy, Memory(module, 3).states)
+    memory, state = RowStates(module, 3), map_tree(torch.from_numpy, RowStates(module, 3).states)
     for row in np.random.default_rng(0).standard_normal((5, 3, 2)).astype(np.float32):
         given = memory.step(inference, row)
         with torch.no_grad():

@@ -84,7 +84,7 @@ def test_ppo_advantages_are_those_of_each_agents_own_steps() -> None:
         rollouts = algo.sample(100)
         for module_id, parts in algo.group_trained(rollouts).items():
             for rollout in parts:
-                values, next_values = rollout.evaluate(lambda obs, m=module_id: algo.learner_group.values(m, obs))
+                values, next_values = rollout.compute_values(lambda obs, m=module_id: algo.learner_group.values(m, obs))
                 done, valid = rollout.terminated, rollout.valid
                 flags = (rollout.terminated, rollout.truncated, valid)
                 found, _ = gae(rollout.rewards, values, next_values, *flags, gamma=0.9, lambda_=0.8)

@@ -45,7 +45,7 @@ def expected_advantages(rollout: Any, rewards: NDArray[Any]) -> NDArray[Any]:
     """Work out the advantages of a rollout from rewards of its shape, with the values that the learner had."""
     with config().build() as algo:  # the same seed, so the same first weights
         assert isinstance(algo, PPO)
-        values, next_values = rollout.evaluate(lambda obs: algo.learner_group.values("default_policy", obs))
+        values, next_values = rollout.compute_values(lambda obs: algo.learner_group.values("default_policy", obs))
     advantages, _ = gae(
         rewards, values, next_values, rollout.terminated, rollout.truncated, rollout.valid, gamma=0.9, lambda_=0.8
     )

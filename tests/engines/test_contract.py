@@ -206,7 +206,7 @@ def test_large_arrays_arrive_intact_and_can_be_written_to(start: Start) -> None:
 def test_a_shared_value_goes_to_several_calls_as_it_was(engine: Engine, start: Start) -> None:
     workers = [start(Counter), start(Counter)]
     weights = {"kernel": np.arange(300_000.0), "step": 3}
-    shared = engine.share(weights)
+    shared = engine.put(weights)
     weights["kernel"][:] = -1  # type: ignore[index]
     futures = [
         worker.call(lambda _, factor, given: factor * given["kernel"].sum() + given["step"], 2, shared)
@@ -279,7 +279,7 @@ def test_an_argument_that_cannot_be_pickled_is_refused_at_once(engine: Engine, s
     with pytest.raises(SerializationError, match=r"env runner 7.*\['amount'\]\.guard"):
         handle.call("add", amount=Unpicklable())
     with pytest.raises(SerializationError, match=r"\['weights'\]\.guard"):
-        engine.share({"weights": Unpicklable()})
+        engine.put({"weights": Unpicklable()})
     assert result(handle.call("add")) == 1
 
 

@@ -38,7 +38,7 @@ try:
     here, there = [Resources(0.5, custom={name: 1}) for name in ("first", "second")]
     workers = [engine.start(Counter, name=f"worker {i}", resources=here) for i in range(2)]
     leaving = [engine.start(Counter, name=f"leaving {i}", resources=there) for i in range(2)]
-    shared = engine.share(5)
+    shared = engine.put(5)
     found["counts"] = [worker.call("add", shared).result(DEADLINE_S) for worker in [*workers, *leaving]]
     found["processes"] = [leaving[0].call(pid).result(DEADLINE_S), *leaving[0].call(start_a_family).result(DEADLINE_S)]
     nodes = [worker.call(node_id).result(DEADLINE_S) for worker in [*workers, *leaving]]

@@ -54,7 +54,7 @@ class Log:
             sub_env_created=lambda sub_env, context, index: self.events.append((context.vector_index, index)),
             sub_env_restarted=lambda failure: None,
             needs_sub_envs=False,
-            own_process=False,
+            has_own_process=False,
         )
 
 

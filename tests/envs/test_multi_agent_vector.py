@@ -95,7 +95,7 @@ def make_host() -> Iterator[Any]:
                 "sub_env_created": lambda sub_env, context, index: None,
                 "sub_env_restarted": restarted,
                 "needs_sub_envs": False,
-                "own_process": False,
+                "has_own_process": False,
                 **given,
             },
         )

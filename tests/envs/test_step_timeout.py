@@ -305,7 +305,7 @@ from corral.envs.step_timeout import StepTimer, sampling
 
 timer = StepTimer({limit_s!r})
 try:
-    with sampling(timer, own_process=True):
+    with sampling(timer, has_own_process=True):
         for how in {ways!r}:
             timer.call(hang, how)
 except Exception as error:
@@ -323,7 +323,7 @@ from corral.runners.runner import EnvRunner
 
 config = PPOConfig().environment(TroubleEnv, env_config=dict(how={ways[0]!r}, step_faults=[3]))
 config.environment(disable_env_checking=True).fault_tolerance(env_step_timeout_s={limit_s!r})
-EnvRunner(config.env_runners(num_envs_per_env_runner=1), 1, own_process=True).sample(num_timesteps=50)
+EnvRunner(config.env_runners(num_envs_per_env_runner=1), 1, has_own_process=True).sample(num_timesteps=50)
 """
 
 

@@ -140,7 +140,7 @@ class TestEvaluate:
             rollout.truncated[t, n] = True
             if same_step:
                 rollout.add_final_obs(t, n, {"x": np.array([k, 0.5]), "y": (3,)})
-        values, next_values = rollout.evaluate(self.value)
+        values, next_values = rollout.compute_values(self.value)
         assert values.shape == next_values.shape == (4, 3)
         for t, n in np.ndindex(4, 3):
             row = map_tree(lambda column, t=t, n=n: column[t, n][None], rollout.obs)
@@ -152,9 +152,9 @@ class TestEvaluate:
 
     def test_a_final_value_stays_out_of_the_next_episodes(self) -> None:
         rollout = rollout_of(3, 1)
-        before, _ = rollout.evaluate(self.value)
+        before, _ = rollout.compute_values(self.value)
         rollout.add_final_obs(0, 0, {"x": [50.0, 50.0], "y": (0,)})
-        values, next_values = rollout.evaluate(self.value)
+        values, next_values = rollout.compute_values(self.value)
         assert values.tolist() == before.tolist()
         assert next_values[0, 0] == 100
 

@@ -56,7 +56,7 @@ from corral.engines.local import LocalEngine
 from corral.engines.process import ProcessEngine
 from corral.errors import CallbackError, CorralError, LossError, WorkerDiedError
 from corral.learners.build import start_learners
-from corral.learners.distributed import backend_for, own_address
+from corral.learners.distributed import backend_for, find_host_address
 from corral.learners.learner import Learner
 from corral.learners.learner_group import LearnerGroup
 from corral.learners.losses import Batch
@@ -608,7 +608,7 @@ def test_own_address_is_one_of_this_host() -> None:
     import socket
 
     with socket.socket() as server:
-        server.bind((own_address(), 0))  # an address of another host cannot be bound
+        server.bind((find_host_address(), 0))  # an address of another host cannot be bound
 
 
 def test_an_update_of_the_embedded_learner_is_there_when_it_was_asked_for() -> None:

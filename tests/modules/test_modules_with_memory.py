@@ -16,7 +16,7 @@ from corral.algorithms.algorithm import Algorithm
 from corral.config.validation import validate
 from corral.core.tree import leaves, map_tree
 from corral.errors import ConfigError
-from corral.modules.inference import Inference, Memory
+from corral.modules.inference import Inference, RowStates
 from corral.modules.memory import initial_states, module_inputs, unroll
 from corral.modules.recurrent import RecurrentActorCritic
 from corral.modules.spec import ModuleSpec, check_module
@@ -76,7 +76,7 @@ def test_no_step_depends_on_another_sequence_or_on_the_padding() -> None:
 @pytest.mark.parametrize("settings", [LSTM, GRU])
 def test_inference_keeps_the_state_of_each_row(settings: dict[str, Any]) -> None:
     module = build(settings)
-    inference, memory = Inference(module), Memory(module, 2)
+    inference, memory = Inference(module), RowStates(module, 2)
     state = initial_states(module, 2)
     rng = np.random.default_rng(0)
     for begins in ([True, True], [False, False], [False, True], [False, False]):
@@ -214,7 +214,7 @@ def test_numpy_takes_the_steps_of_torch(kind: str, share: bool) -> None:
             parameter.add_(torch.randn_like(parameter))
     inference.refresh()
     assert inference.backend == "numpy"
-    memory, states = Memory(module, 4), initial_states(module, 4)
+    memory, states = RowStates(module, 4), initial_states(module, 4)
     for obs in np.random.default_rng(0).standard_normal((6, 4, 3)).astype(np.float32):
         given = memory.step(inference, obs)
         with torch.no_grad():

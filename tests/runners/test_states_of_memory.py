@@ -24,7 +24,7 @@ def assert_states_count_steps(rollout: Any) -> int:
     """Check that each state is the number of the step, as the observations have it; return the number of steps."""
     valid, count = rollout.valid, rollout.states["count"][..., 0]
     assert np.array_equal(count[:-1][valid], rollout.obs[:-1, :, 1][valid])
-    values, next_values = rollout.evaluate(lambda obs, states: states["count"][:, 0])
+    values, next_values = rollout.compute_values(lambda obs, states: states["count"][:, 0])
     steps = rollout.obs[:-1, :, 1]
     assert np.array_equal(values[valid], steps[valid])
     assert np.array_equal(next_values[valid], steps[valid] + 1)  # of final observations and at the fragment's end too

@@ -87,7 +87,7 @@ def test_rewards_are_scaled_for_learning_and_not_in_the_metrics() -> None:
         with make_config("PPO", transforms=transforms).build() as algorithm:
             results = [algorithm.train() for _ in range(3)]
             rollout = algorithm.sample(90)[0]
-            return float(np.abs(rollout.for_module().rewards).mean()), results[0]["env_runners"]["episode_return_mean"]
+            return float(np.abs(rollout.transformed().rewards).mean()), results[0]["env_runners"]["episode_return_mean"]
 
     plain, scaled = learned_and_reported([]), learned_and_reported([NormalizeRewards()])
     assert scaled[0] < plain[0] / 2 and scaled[1] == plain[1]
@@ -100,7 +100,7 @@ def test_rewards_of_the_first_fragment_are_scaled_by_its_own_statistics() -> Non
         state = algorithm.get_transform_states()["default_policy"]["NormalizeRewards"]
         deviation = np.sqrt(state["m2/return"] / state["count"])
         assert deviation > 2 and float(state["count"]) == rollout.num_env_steps
-        np.testing.assert_allclose(rollout.for_module().rewards, rollout.rewards / deviation, rtol=1e-6)
+        np.testing.assert_allclose(rollout.transformed().rewards, rollout.rewards / deviation, rtol=1e-6)
 
 
 class Tenth(Transform):
@@ -258,4 +258,4 @@ def test_without_transforms_nothing_is_added() -> None:
     with make_config("PPO").build() as algorithm:
         assert algorithm.get_transform_states() == {} and "transforms" not in algorithm.get_state()
         rollout = algorithm.sample(30)[0]
-        assert rollout.pipeline is None and rollout.for_module() is rollout and rollout.module_obs is rollout.obs
+        assert rollout.pipeline is None and rollout.transformed() is rollout and rollout.module_obs is rollout.obs

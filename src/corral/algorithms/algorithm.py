@@ -25,16 +25,16 @@ from corral.algorithms.algorithm_state import (
 )
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.fitting import fit
+from corral.algorithms.loop_run import LoopRun
 from corral.algorithms.module_changes import add_module, load_module_weights, remove_module, use_modules_of
 from corral.algorithms.module_record import ModuleRecord
-from corral.algorithms.own_run import OwnRun
 from corral.algorithms.pretrained import fitting_statistics, prepare_module
 from corral.algorithms.resources import resources_of_workers
 from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
-from corral.config.validation import optimizer_class, reconfigured, round_size, warn_of_mistakes
+from corral.config.validation import num_env_steps_per_round, optimizer_class, reconfigured, warn_of_mistakes
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
 from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
 from corral.core.interrupts import interrupts_deferred
@@ -48,7 +48,7 @@ from corral.errors import ConfigError, CorralError, nearest
 from corral.evaluation.evaluator import Evaluator
 from corral.exploration.base import Exploration, overrides_method
 from corral.learners.build import make_learner_group
-from corral.learners.losses import Loss, learner_metrics, own_loss
+from corral.learners.losses import Loss, learner_metrics, wrap_user_loss
 from corral.learners.settings import LearningSpec
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.reduction_settings import reduction_of_updates
@@ -121,7 +121,7 @@ class Algorithm(metaclass=_WithHints):
             each part in `EnvRunner.weight_receivers`.
         training_iteration: Finished calls of `train()`.
         num_env_steps_sampled_lifetime: Env steps sampled so far.
-        round_size: Env steps that all runners sample in one round; `None` if the whole batch is one round.
+        num_env_steps_per_round: Env steps that all runners sample in one round; `None` if the whole batch is one round.
         stop_requested: Why `request_stop` was called; `None` if it was not called.
         run_dir: Directory of the latest run, of `fit` or of `train` with `.reporting(loggers=...)`; `None` before it.
         METRICS: Metrics of the learners that are in the result from the first iteration, even if nothing was learned.
@@ -183,7 +183,7 @@ class Algorithm(metaclass=_WithHints):
         self._latest_result: dict[str, Any] = {}
         self.stop_requested: str | None = None
         self.run_dir: Path | None = None
-        self.own_run = OwnRun(self)  # of a loop around `train`
+        self.loop_run = LoopRun(self)  # of a loop around `train`
         self._num_steps_trained = 0  # rows of all gradient steps of the iteration, over all modules
         self._num_exploration_versions = 0  # times that explorations or transforms changed what runners need
         self._stopped = False
@@ -199,7 +199,7 @@ class Algorithm(metaclass=_WithHints):
             self.env_runner_group = EnvRunnerGroup(config.for_workers(), self.engine)
             self.env_runner_group.on_recreated = self._announce_recreated
             log.info("Engine: %s.", self.env_runner_group.engine_name)
-            self.round_size = round_size(config, self.env_runner_group.num_envs)
+            self.num_env_steps_per_round = num_env_steps_per_round(config, self.env_runner_group.num_envs)
             specs = self.env_runner_group.module_specs
             modules: dict[str, Module] = {}
             for module_id, spec in specs.items():
@@ -282,7 +282,7 @@ class Algorithm(metaclass=_WithHints):
             if module_id in grouped and self.trains(module_id) and any(map(_num_env_steps, grouped[module_id]))
         }
 
-    def find_module_id(self, module_id: str | None = None, policy_id: str | None = None) -> str:
+    def resolve_module_id(self, module_id: str | None = None, policy_id: str | None = None) -> str:
         """Return the id of a module that exists.
 
         Args:
@@ -358,7 +358,7 @@ class Algorithm(metaclass=_WithHints):
         """Return the loss of a module: the setting `loss`, or what `make_loss` returns."""
         config = self.module_config(module_id)
         loss = self.make_loss(config)
-        return loss if config.loss is None else own_loss(config.loss, loss)
+        return loss if config.loss is None else wrap_user_loss(config.loss, loss)
 
     def reserve_metrics(self) -> None:
         """Put the metrics of the modules that learn into the result, before anything is learned."""
@@ -469,7 +469,7 @@ class Algorithm(metaclass=_WithHints):
     @property
     def exploration(self) -> Exploration:
         """Exploration of the only module; with several modules, see `explorations`."""
-        return self.explorations[self.find_module_id()]
+        return self.explorations[self.resolve_module_id()]
 
     @property
     def explorations(self) -> dict[str, Exploration]:
@@ -558,7 +558,8 @@ class Algorithm(metaclass=_WithHints):
         left, by_agent = num_timesteps, self.config.count_steps_by == "agent_steps" and self.config.is_multi_agent
         while left > 0:
             request = SampleRequest(
-                num_timesteps=self.round_size or (self._env_steps_for(left, rollouts) if by_agent else left),
+                num_timesteps=self.num_env_steps_per_round
+                or (self._env_steps_for(left, rollouts) if by_agent else left),
                 timestep=self.num_env_steps_sampled_lifetime,
                 with_infos=self.READS_INFOS,
                 training_iteration=self.training_iteration,
@@ -641,7 +642,7 @@ class Algorithm(metaclass=_WithHints):
         """
         self._check_running()
         with self.exceptions_shown(), limit_threads(self._num_threads):
-            self.own_run.open()
+            self.loop_run.open()
             if self._ending_lrs:
                 self._warn_of_ended_lr()
             start = time.perf_counter()
@@ -669,7 +670,7 @@ class Algorithm(metaclass=_WithHints):
                     self._set_costs(result, iteration_s)  # with the time of the callbacks
                     self._time_total_s += iteration_s
                     self.timers.take()
-            self.own_run.log_result(result)
+            self.loop_run.log_result(result)
             return result
 
     def _warn_of_ended_lr(self) -> None:
@@ -858,7 +859,7 @@ class Algorithm(metaclass=_WithHints):
             ConfigError: A setting is unknown, contradicts another one, or cannot change after building.
         """
         config = reconfigured(self.config, settings, fixed=self.FIXED_SETTINGS)
-        self.round_size = round_size(config, self.env_runner_group.num_envs)
+        self.num_env_steps_per_round = num_env_steps_per_round(config, self.env_runner_group.num_envs)
         self._use_config(config)
         losses = {name: self.loss_of(name) for name in self.learner_group.learning_ids}
         self.learner_group.set_losses(losses)
@@ -981,7 +982,7 @@ class Algorithm(metaclass=_WithHints):
             ConfigError: There is no such module, or there are several and none was named; or the policy has memory and
                 no state was given, or the reverse.
         """
-        module_id = self.find_module_id(module_id, policy_id)
+        module_id = self.resolve_module_id(module_id, policy_id)
         policy, explore = self.records[module_id].policy, self.config.explore if explore is None else explore
         if policy.has_memory != (state is not None):
             missing = "has memory: give state=, which begins an episode as acting_policy().initial_states(B)"
@@ -1016,7 +1017,7 @@ class Algorithm(metaclass=_WithHints):
         Returns:
             The action; for a policy with memory, a pair of the action and the next state.
         """
-        module_id = self.find_module_id(module_id, policy_id)
+        module_id = self.resolve_module_id(module_id, policy_id)
         self.records[module_id].policy.check_obs(obs)
         batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
         if state is None:
@@ -1032,7 +1033,7 @@ class Algorithm(metaclass=_WithHints):
         Raises:
             ConfigError: There is no such module, or there are several and none was named.
         """
-        return self.records[self.find_module_id(module_id)].policy
+        return self.records[self.resolve_module_id(module_id)].policy
 
     def agent_policies(self) -> AgentPolicies:
         """Return the policies of several agents with their mapping, which choose actions as `compute_actions` does."""
@@ -1062,7 +1063,7 @@ class Algorithm(metaclass=_WithHints):
         Raises:
             ConfigError: There is no such module, or there are several and none was named.
         """
-        return self.learner_group.get_module(self.find_module_id(module_id))
+        return self.learner_group.get_module(self.resolve_module_id(module_id))
 
     @property
     def num_callback_errors(self) -> int:
@@ -1089,7 +1090,7 @@ class Algorithm(metaclass=_WithHints):
             for name in ("engine", "env_runner_group", "learner_group", "_evaluator"):
                 if hasattr(self, name):  # building may have failed before it
                     ending.callback(getattr(self, name).stop)
-            ending.callback(self.own_run.close)
+            ending.callback(self.loop_run.close)
             if running:
                 self._callbacks.fire("on_algorithm_stop", algorithm=self)
 
@@ -1102,7 +1103,7 @@ class Algorithm(metaclass=_WithHints):
     ) -> None:
         """Stop; run.log of a run of `train` says how it ended."""
         try:
-            self.own_run.close(error)
+            self.loop_run.close(error)
         finally:
             self.stop()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from corral.algorithms.own_run import log_last_result
+from corral.algorithms.loop_run import log_last_result
 from corral.algorithms.stopping import StopCriteria, criteria_from_file
 from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import describe_policies
@@ -62,7 +62,7 @@ def fit(
         restore=None if resume is None else lambda path: restore_run(algorithm, path, changes),
     )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(algorithm.own_run.paused())
+        stack.enter_context(algorithm.loop_run.paused())
         stack.callback(setattr, algorithm, "stop_requested", None)  # a request is for one run, however it ends
         shown = stack.enter_context(shows(criteria.criteria)) if shows else None
         stack.enter_context(run)

@@ -42,7 +42,7 @@ def add_module(
         raise ConfigError(f"add_module: there is a module {module_id!r} already: {algorithm.module_ids}.")
     by_module = dict(config.algorithm_config_overrides_per_module)
     if copy_from is not None:
-        copy_from = algorithm.find_module_id(copy_from)
+        copy_from = algorithm.resolve_module_id(copy_from)
         spec = algorithm.env_runner_group.module_specs[copy_from]
         spaces = {"observation_space": spec.observation_space, "action_space": spec.action_space}
         settings = {**spaces, **config.policies[copy_from], **settings}
@@ -62,7 +62,7 @@ def remove_module(algorithm: Algorithm, module_id: str, changes: Mapping[str, An
     """Remove a module from an algorithm; see `Algorithm.remove_module`."""
     config = algorithm.config
     _check_multi_agent(algorithm)
-    module_id = algorithm.find_module_id(module_id)
+    module_id = algorithm.resolve_module_id(module_id)
     if len(algorithm.module_ids) == 1:
         raise ConfigError(f"remove_module: {module_id!r} is the only module, and the agents need one.")
     chosen, overrides = config.policies_to_train, config.algorithm_config_overrides_per_module
@@ -190,7 +190,7 @@ def _use_modules(
 
 def load_module_weights(algorithm: Algorithm, path: str | Path, module_id: str, from_module_id: str | None) -> None:
     """Load the weights of one module; see `Algorithm.load_module_weights`."""
-    module_id = algorithm.find_module_id(module_id)
+    module_id = algorithm.resolve_module_id(module_id)
     where, weights, found = read_weights(path, module_id, from_module_id)
     check_weights(module_id, algorithm.learner_group.get_weights()[module_id], weights, where)
     statistics = fitting_statistics(algorithm.get_pipeline(module_id), found)

@@ -169,7 +169,7 @@ class OffPolicyAlgorithm(Algorithm):
     @property
     def local_replay_buffer(self) -> ReplayBuffer:
         """The replay buffer of the only module; with several modules, see `replay_buffers`."""
-        return self.replay_buffers[self.find_module_id()]
+        return self.replay_buffers[self.resolve_module_id()]
 
     # What a subclass may override.
 
@@ -192,7 +192,7 @@ class OffPolicyAlgorithm(Algorithm):
     def training_step(self) -> dict[str, dict[str, Any]]:
         """Sample a round into the buffers, make the updates that are due, and send the new weights to the runners."""
         num_before = self.num_env_steps_sampled_lifetime
-        rollouts = self.group_trained(self.sample(self.round_size or 1))
+        rollouts = self.group_trained(self.sample(self.num_env_steps_per_round or 1))
         num_env_steps = self.num_env_steps_sampled_lifetime - num_before
         if rollouts.keys() - self.replay_buffers.keys():  # `policies_to_train` is a function, and changed its mind
             self.setup_modules()

@@ -275,8 +275,8 @@ def ppo_batch(
     """
     parts = []
     level_added_columns(rollouts)
-    for rollout in (rollout.for_module() for rollout in rollouts):
-        values, next_values = rollout.evaluate(value_fn)
+    for rollout in (rollout.transformed() for rollout in rollouts):
+        values, next_values = rollout.compute_values(value_fn)
         advantages, value_targets = advantages_fn(rollout, values, next_values)
         columns = rollout.with_added(
             {

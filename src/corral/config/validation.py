@@ -57,7 +57,7 @@ def validate(config: AlgorithmConfig) -> None:
     _validate_batch(config)
     _validate_module(config)
     _validate_sampling(config)
-    if config.num_learners and not TRAITS[engine_for(config.engine_name)].own_process:
+    if config.num_learners and not TRAITS[engine_for(config.engine_name)].has_own_process:
         raise ConfigError(
             f"num_learners={config.num_learners} learners wait for each other, so each needs its own process, and "
             f"engine_name={config.engine_name!r} runs all in one process: use 'process' or 'ray', or num_learners=0."
@@ -155,7 +155,7 @@ def _validate_overrides(config: AlgorithmConfig) -> None:
 
 def _validate_parallel_evaluation(config: AlgorithmConfig) -> None:
     """Refuse settings that contradict evaluation parallel to training."""
-    is_local = not TRAITS[engine_for(config.engine_name)].own_process
+    is_local = not TRAITS[engine_for(config.engine_name)].has_own_process
     if config.evaluation_duration == "auto" and not config.evaluation_parallel_to_training:
         raise ConfigError(
             "evaluation_duration='auto' is as long as training takes, so it needs "
@@ -452,14 +452,14 @@ def _validate_batch(config: AlgorithmConfig) -> None:
             "the second."
         )
     if config.num_envs_per_env_runner is not None or isinstance(config.env, str):
-        round_size(config, config.num_envs_per_env_runner or config.DEFAULT_NUM_ENVS)
+        num_env_steps_per_round(config, config.num_envs_per_env_runner or config.DEFAULT_NUM_ENVS)
 
 
 # Whole rounds may make the batch of an on-policy algorithm larger by this share, as in RLlib.
 LARGEST_EXCESS = 0.1
 
 
-def round_size(config: AlgorithmConfig, num_envs: int) -> int | None:
+def num_env_steps_per_round(config: AlgorithmConfig, num_envs: int) -> int | None:
     """Return the number of env steps that all runners sample in one round, or `None` if a round is the whole batch.
 
     Off-policy algorithms accept any number; with `rollout_fragment_length="auto"` a round is one step of each sub-env.

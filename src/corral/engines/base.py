@@ -31,21 +31,21 @@ class EngineTraits:
 
     Attributes:
         name: Name in the setting `engine_name`.
-        own_process: Whether each worker runs in its own process, so that workers can wait for each other.
+        has_own_process: Whether each worker runs in its own process, so that workers can wait for each other.
         is_on_one_machine: Whether all workers run on this machine and share its CPUs and GPUs.
     """
 
     name: str
-    own_process: bool
+    has_own_process: bool
     is_on_one_machine: bool
 
 
 TRAITS = {
     traits.name: traits
     for traits in (
-        EngineTraits("local", own_process=False, is_on_one_machine=True),
-        EngineTraits("process", own_process=True, is_on_one_machine=True),
-        EngineTraits("ray", own_process=True, is_on_one_machine=False),
+        EngineTraits("local", has_own_process=False, is_on_one_machine=True),
+        EngineTraits("process", has_own_process=True, is_on_one_machine=True),
+        EngineTraits("ray", has_own_process=True, is_on_one_machine=False),
     )
 }
 """Traits of each engine, by the engine's name."""
@@ -114,7 +114,7 @@ class Engine(Protocol):
             SerializationError: The factory holds a value that cannot be pickled; the message names the value.
         """
 
-    def share(self, value: Any) -> Any:
+    def put(self, value: Any) -> Any:
         """Return a copy of a value that is packed only once; pass it to several calls as a positional argument."""
 
     def describe_available(self) -> str:

@@ -42,7 +42,7 @@ class LazyEngine:
     def _get(self) -> Engine:
         with self._lock:
             if self._engine is None:
-                if self.traits.own_process:
+                if self.traits.has_own_process:
                     refuse_in_import_of_worker()
                 self._engine = make_engine(self.traits.name)
             return self._engine
@@ -69,9 +69,9 @@ class LazyEngine:
         """Return the handles of the workers that have not ended."""
         return [handle for handle in self._handles if handle.alive()]
 
-    def share(self, value: Any) -> Any:
+    def put(self, value: Any) -> Any:
         """Return a value in a form for several calls; see `Engine.share`."""
-        return self._get().share(value)
+        return self._get().put(value)
 
     def describe_available(self) -> str:
         """Return a sentence about the free resources."""

@@ -68,7 +68,7 @@ class LocalEngine:
         """Make the worker now, and return its handle."""
         return LocalHandle(factory, name)
 
-    def share(self, value: Any) -> Any:
+    def put(self, value: Any) -> Any:
         """Return a copy, so that later changes to the value have no effect."""
         return copy.deepcopy(value)
 

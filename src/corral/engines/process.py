@@ -303,7 +303,7 @@ class ProcessEngine:
         """Start a process, and return its handle before the process has made the worker."""
         return ProcessHandle(factory, name, resources or Resources())
 
-    def share(self, value: Any) -> Packed:
+    def put(self, value: Any) -> Packed:
         """Return the packed value; arrays are copied, so later changes to the value have no effect."""
         frames = pack(value, "a shared value")
         return Packed([frames[0], *(bytearray(frame) for frame in frames[1:])])

@@ -267,7 +267,7 @@ class RayEngine:
         self._handles.add(handle)
         return handle
 
-    def share(self, value: Any) -> ray.ObjectRef[Any]:
+    def put(self, value: Any) -> ray.ObjectRef[Any]:
         """Put a value into Ray's object store, and return the reference; each node fetches the value once."""
         with serialization_errors():
             return ray.put(Parcel(value, "a shared value"))

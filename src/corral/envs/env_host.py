@@ -86,7 +86,7 @@ class EnvHost:
         sub_env_created: Callable[[Any, EnvContext, int], None],
         sub_env_restarted: Callable[[SubEnvError], None],
         needs_sub_envs: bool,
-        own_process: bool,
+        has_own_process: bool,
     ) -> None:
         """Keep the arguments; `make` makes the env.
 
@@ -100,7 +100,7 @@ class EnvHost:
             sub_env_restarted: Function that is called with the failure after a failed sub-env was replaced; it must
                 call `count_restart`, because the host does not know the row.
             needs_sub_envs: Whether callbacks need the sub-envs, which a native vector env does not have.
-            own_process: Whether this process may be ended if `env_step_timeout_s` cannot interrupt the env.
+            has_own_process: Whether this process may be ended if `env_step_timeout_s` cannot interrupt the env.
 
         Raises:
             ConfigError: `env_step_timeout_s` is set, and this is not the main thread.
@@ -112,7 +112,7 @@ class EnvHost:
         self._env_created = env_created
         self._sub_env_created = sub_env_created
         self._needs_sub_envs = needs_sub_envs
-        self._own_process = own_process
+        self._own_process = has_own_process
         # Asynchronous sub-envs have timers of their own, in their processes.
         timeout_s = None if config.vectorization == "async" else config.env_step_timeout_s
         if timeout_s is not None:
@@ -256,7 +256,7 @@ class EnvHost:
             self._timer.sample_deadline_s = time.monotonic() + time_limit_s
         self._is_timed = True
         try:
-            with sampling(self._timer, own_process=self._own_process):
+            with sampling(self._timer, has_own_process=self._own_process):
                 yield
         finally:
             self._is_timed, self._timer.sample_deadline_s = False, math.inf
@@ -466,11 +466,11 @@ class EnvHost:
         return isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
 
     def _each(self, fn: Callable[..., Any], each: Sequence[Any]) -> list[Any]:
-        """Return `fn(env, one, own_process)` for each env and one of `each`, called in the process of the env."""
-        own_process = isinstance(self.env, AsyncVectorEnv)
+        """Return `fn(env, one, has_own_process)` for each env and one of `each`, called in the process of the env."""
+        has_own_process = isinstance(self.env, AsyncVectorEnv)
         if not self._has_sub_envs:
-            return [fn(self.env, each[0], own_process)]
-        return foreach_sub_env(self.env, self.name, partial(_call_with, fn, own_process), each)
+            return [fn(self.env, each[0], has_own_process)]
+        return foreach_sub_env(self.env, self.name, partial(_call_with, fn, has_own_process), each)
 
     def _env_states(self) -> list[dict[str, Any]]:
         return self._each(_get_env_state, [self.name] * (self.num_envs if self._has_sub_envs else 1))
@@ -587,30 +587,30 @@ class EnvHost:
 # Functions that are called in the process of a sub-env, which may be this one.
 
 
-def _call_with(fn: Callable[..., Any], own_process: bool, env: Any, one: Any) -> Any:
-    return fn(env, one, own_process)
+def _call_with(fn: Callable[..., Any], has_own_process: bool, env: Any, one: Any) -> Any:
+    return fn(env, one, has_own_process)
 
 
-def _get_env_state(env: Any, name: str, own_process: bool) -> dict[str, Any]:
+def _get_env_state(env: Any, name: str, has_own_process: bool) -> dict[str, Any]:
     state = get_env_state(env, name)
-    return {**state, "rngs": get_global_rngs()} if own_process else state
+    return {**state, "rngs": get_global_rngs()} if has_own_process else state
 
 
-def _continues(env: Any, state: Mapping[str, Any], own_process: bool) -> bool:
+def _continues(env: Any, state: Mapping[str, Any], has_own_process: bool) -> bool:
     return continues(env, state)
 
 
-def _set_env_state(env: Any, state: Mapping[str, Any], own_process: bool) -> None:
+def _set_env_state(env: Any, state: Mapping[str, Any], has_own_process: bool) -> None:
     set_env_state(env, state)
-    _set_rngs(state, own_process)
+    _set_rngs(state, has_own_process)
 
 
-def _set_surroundings(env: Any, state: Mapping[str, Any] | None, own_process: bool) -> None:
+def _set_surroundings(env: Any, state: Mapping[str, Any] | None, has_own_process: bool) -> None:
     if state is not None:
         set_surroundings(env, state)
-        _set_rngs(state, own_process)
+        _set_rngs(state, has_own_process)
 
 
-def _set_rngs(state: Mapping[str, Any], own_process: bool) -> None:
-    if own_process and "rngs" in state:
+def _set_rngs(state: Mapping[str, Any], has_own_process: bool) -> None:
+    if has_own_process and "rngs" in state:
         set_global_rngs(state["rngs"])

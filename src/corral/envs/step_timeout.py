@@ -217,11 +217,11 @@ def limited(timeout_s: float | None, limit: str = "env_step_timeout_s") -> Itera
 
 
 @contextmanager
-def sampling(timer: StepTimer, *, own_process: bool) -> Iterator[None]:
-    """Prepare a timer for calls; if `own_process`, a limit per call starts the watchdog, which may end the process."""
+def sampling(timer: StepTimer, *, has_own_process: bool) -> Iterator[None]:
+    """Prepare a timer; if `has_own_process`, a limit per call starts the watchdog, which may end the process."""
     with ExitStack() as stack:
         stack.enter_context(timer.installed())
-        if own_process and timer.timeout_s < math.inf:
+        if has_own_process and timer.timeout_s < math.inf:
             stack.enter_context(_watchdog(timer))
         yield
 

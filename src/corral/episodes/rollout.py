@@ -316,9 +316,9 @@ class Rollout(StepColumns):
     @property
     def module_obs(self) -> Tree:
         """The observations as the module saw them, a tree of `[T + 1, N, ...]`: `obs` after the transforms."""
-        return self.for_module().obs
+        return self.transformed().obs
 
-    def for_module(self) -> Rollout:
+    def transformed(self) -> Rollout:
         """Return the rollout with observations and rewards as the module learns from them: after the transforms.
 
         The other columns are shared. Without transforms it is this rollout.
@@ -346,7 +346,7 @@ class Rollout(StepColumns):
         other.final_obs, other.final_stored, other.pipeline = final_obs, {}, None
         return other
 
-    def evaluate(self, value_fn: Callable[..., NDArray[np.float32]]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def compute_values(self, value_fn: Callable[..., NDArray[np.float32]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the values that return computations need.
 
         Args:

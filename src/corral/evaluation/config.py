@@ -61,7 +61,7 @@ class EvaluationSettings(SettingGroup):
         evaluation_sample_timeout_s: Seconds that a whole round may take. Then the round ends with the episodes that are
             complete, and the result says `truncated`. With `"auto"`, seconds that training waits for the round.
         enable_async_evaluation: Whether episodes are given to the runners in small pieces, one per sub-env at a time,
-            to whichever runner is free. Otherwise each runner is given its whole share at once.
+            to whichever runner is free. Otherwise each runner is given its whole part at once.
         on_evaluation_failure: What happens if all evaluation runners are dead, or the embedded one raises: `"skip"`
             skips the round and reports it, `"raise"` ends the run.
         evaluation_seeds: Seeds with which the envs are reset for the episodes of each round, in order, for paired

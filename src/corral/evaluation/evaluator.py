@@ -109,7 +109,7 @@ class Evaluator:
         if self not in self._algorithm.callback_parts:
             self._algorithm.callback_parts.append(self)
         config, engine = self._settings.for_evaluation(), self._algorithm.engine
-        if self._in_parallel and not config.num_env_runners and engine.traits.own_process:
+        if self._in_parallel and not config.num_env_runners and engine.traits.has_own_process:
             # An env that holds Python's global lock would stop training, so the only runner has its own process.
             config.num_env_runners, engine = 1, LazyEngine("process")
             self._own_engine = engine
@@ -118,7 +118,7 @@ class Evaluator:
             engine.require([config.runner_resources] * config.num_env_runners)
         self._config = config.freeze()
         restored_rngs = self._rngs
-        self._shares_process = not config.num_env_runners or not engine.traits.own_process
+        self._shares_process = not config.num_env_runners or not engine.traits.has_own_process
         try:
             with self._own_generators():
                 group = EnvRunnerGroup(config, engine, self._algorithm.env_runner_group.module_specs)

@@ -33,7 +33,7 @@ GRACE_S = 0.3
 POLL_S = 0.05
 # Failures of a runner after which a round gives it nothing more; a restart takes seconds.
 MAX_FAILURES = 2
-# Parts in which a runner's share of a number of env steps is handed out in pieces, or given to others.
+# Parts in which what a runner has to do of a number of env steps is handed out in pieces, or given to others.
 NUM_PARTS = 8
 # Part of the episodes that may be unfinished when a number of env steps ends, before the log warns of it.
 UNFINISHED_PART = 0.1
@@ -46,7 +46,7 @@ class RoundPlan:
     Attributes:
         num_episodes: Episodes, exactly.
         num_timesteps: Env steps, rounded up so that all sub-envs of all runners take the same number.
-        in_pieces: Whether runners are given one episode per sub-env at a time. Otherwise each is given its whole share
+        in_pieces: Whether runners are given one episode per sub-env at a time. Otherwise each is given its whole part
             at once.
         force_reset: Whether a number of env steps begins with a reset of all sub-envs. Episodes always do.
         resets: Reset arguments of the episodes, in turn; `None` leaves them to the runners.

@@ -226,7 +226,7 @@ def gathered(rollouts: Sequence[Rollout]) -> tuple[Steps, list[Share]]:
     """Return the valid steps of all rollouts, and a share for each rollout that has valid steps."""
     parts, shares, start = [], [], 0
     for rollout in rollouts:
-        seen = rollout.for_module()
+        seen = rollout.transformed()
         count = int(np.count_nonzero(rollout.valid))
         if count:
             obs = map_tree(lambda column: column[:-1], seen.obs)

@@ -50,7 +50,7 @@ class Peers:
     def open(self, host: str | None, timeout_s: float) -> Address:
         """Open the store on a free port, in the first learner; host `None` is the network address of this host."""
         # The store would listen on all interfaces of the host if it opened the port itself.
-        server = socket.create_server((host or own_address(), 0))
+        server = socket.create_server((host or find_host_address(), 0))
         address: Address = server.getsockname()
         self._store = _store(*address, timeout_s, is_master=True, master_listen_fd=server.detach())
         return address
@@ -174,7 +174,7 @@ def _exchange(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         raise LostPeerError(f"lost the connection to the other learners: {error}") from error
 
 
-def own_address() -> str:
+def find_host_address() -> str:
     """Return the address under which other hosts reach this host; the loopback address if there is no network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

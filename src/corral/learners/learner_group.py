@@ -288,9 +288,9 @@ def _collect(learner: Learner) -> tuple[Parts, float, int]:
 # An exception in a worker would end all workers, so these two return it.
 
 
-def _get_state(learner: Learner, whole: bool, own_process: bool) -> Any:
+def _get_state(learner: Learner, whole: bool, has_own_process: bool) -> Any:
     try:
-        own = {**learner.get_own_state(), "rngs": get_global_rngs() if own_process else None}
+        own = {**learner.get_own_state(), "rngs": get_global_rngs() if has_own_process else None}
         return own, learner.get_state() if whole else {}
     except Exception as error:
         return CheckpointError(_described(error))

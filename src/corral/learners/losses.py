@@ -24,7 +24,7 @@ What to minimise is one scalar for all groups of parameters, or a mapping with o
 gets the gradient of its own alone.
 """
 
-OwnLoss = Callable[[Module, Batch, Mapping[str, float], Callable[..., Any]], Any]
+UserLoss = Callable[[Module, Batch, Mapping[str, float], Callable[..., Any]], Any]
 """`loss(module, minibatch, coefficients, default_loss)` returns what a `Loss` returns.
 
 `default_loss(module, minibatch, coefficients)` is the loss of the algorithm. It returns what to minimise, what to
@@ -44,13 +44,15 @@ def learner_metrics(*groups: str) -> tuple[str, ...]:
     )
 
 
-def own_loss(own: OwnLoss, default: Loss) -> Loss:
-    """Return a user's loss as a `Loss`, with the default loss at hand; see `OwnLoss`."""
+def wrap_user_loss(loss: UserLoss, default: Loss) -> Loss:
+    """Return a user's loss as a `Loss`, with the default loss at hand; see `UserLoss`."""
     gives_outputs = "outputs" in inspect.signature(default).parameters
-    return partial(_call_own, own, partial(_with_outputs, default, gives_outputs))
+    return partial(_call_user_loss, loss, partial(_with_outputs, default, gives_outputs))
 
 
-def _call_own(own: OwnLoss, default: Any, module: Module, batch: Batch, coefficients: Mapping[str, float]) -> Any:
+def _call_user_loss(
+    loss: UserLoss, default: Any, module: Module, batch: Batch, coefficients: Mapping[str, float]
+) -> Any:
     """Return what a user's loss returns.
 
     Raises:
@@ -64,7 +66,7 @@ def _call_own(own: OwnLoss, default: Any, module: Module, batch: Batch, coeffici
             groups.extend(result[0])
         return result
 
-    result = own(module, batch, coefficients, at_hand)
+    result = loss(module, batch, coefficients, at_hand)
     if groups and isinstance(result, tuple) and isinstance(result[0], Tensor):
         raise LossError(
             f"loss: default_loss returned scalars for the groups of parameters {groups}, and the loss returned one "

@@ -185,7 +185,7 @@ class Inference:
         return x
 
 
-class Memory:
+class RowStates:
     """The states of a module with memory for the rows that act together.
 
     Attributes:

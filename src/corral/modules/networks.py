@@ -383,8 +383,8 @@ class LogStdBounds(nn.Module):
 
     def inverse(self, log_std: float) -> float:
         """Return what becomes a log standard deviation between the bounds."""
-        share = (log_std - self.low) / (self.high - self.low)
-        return math.log(share / (1 - share))
+        fraction = (log_std - self.low) / (self.high - self.low)
+        return math.log(fraction / (1 - fraction))
 
 
 def _leaf_encoder(space: spaces.Space[Any], config: EncoderConfig) -> nn.Module:

@@ -20,7 +20,7 @@ from corral.modules.memory import burn_in, find_learned_steps, memory_outputs, m
 from corral.modules.module import LogStdRange, MemoryConfig
 from corral.modules.numpy_recurrent import RecurrentSteps, numpy_can_compute
 from corral.modules.recurrent import RecurrentEncoder, State, is_flat
-from corral.modules.sac_module import Actor, Critic, SACModule, SACNetworkConfig
+from corral.modules.sac_module import ActorNetwork, CriticNetwork, SACModule, SACNetworkConfig
 from corral.modules.targets import Follower
 
 Features = dict[str, Tensor]
@@ -71,7 +71,7 @@ class RecurrentSACModule(SACModule):
     def make_actor(self) -> nn.Module:
         """Return a new network from features `[B, H]` to `[B, distribution.num_inputs]`."""
         space, config = self._head_config()
-        return Actor(
+        return ActorNetwork(
             space,
             self.distribution.num_inputs,
             config,
@@ -82,7 +82,7 @@ class RecurrentSACModule(SACModule):
     def make_critic(self) -> nn.Module:
         """Return a new critic of features `[B, H]`."""
         space, config = self._head_config()
-        return Critic(space, self.action_space, config)
+        return CriticNetwork(space, self.action_space, config)
 
     def initial_state(self) -> State:
         """Return zeros; see `RecurrentEncoder.initial_state`."""
@@ -152,7 +152,7 @@ class RecurrentSACModule(SACModule):
 
     def numpy_steps(self) -> RecurrentSteps | None:
         """Return the policy in NumPy for small layers on flat observations."""
-        if type(self).policy is not RecurrentSACModule.policy or type(self.actor) is not Actor:
+        if type(self).policy is not RecurrentSACModule.policy or type(self.actor) is not ActorNetwork:
             return None
         layers, head = ([*self.encoder.encoder.mlp], self.encoder.rnn), [*self.actor.encoder.mlp, *self.actor.head]
         if not is_flat(self.encoder, self.observation_space) or not numpy_can_compute(*layers):

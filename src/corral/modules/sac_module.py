@@ -41,7 +41,7 @@ class SACNetworkConfig(NetworkConfig):
     log_std_bounds: LogStdRange | None = None
 
 
-class Actor(nn.Module):
+class ActorNetwork(nn.Module):
     """A network from observations to `dist_inputs`, `[B, D]`: an encoder and a head."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Actor(nn.Module):
         return dist_inputs
 
 
-class Critic(nn.Module):
+class CriticNetwork(nn.Module):
     """A network of action values: `[B]` for given Box actions, `[B, n]` for all Discrete actions."""
 
     def __init__(
@@ -167,7 +167,7 @@ class SACModule(Module):
         latter in a safe range. For Discrete actions they are logits.
         """
         config = SACNetworkConfig.parse(self.model_config)
-        return Actor(
+        return ActorNetwork(
             self.features_space,
             self.distribution.num_inputs,
             config,
@@ -181,7 +181,7 @@ class SACModule(Module):
         For Box actions it is called as `critic(obs, actions)`, with actions float32 `[B, d]` in [-1, 1], and returns
         `[B]`. For Discrete actions it is called as `critic(obs)` and returns `[B, n]`.
         """
-        return Critic(self.features_space, self.action_space, SACNetworkConfig.parse(self.model_config))
+        return CriticNetwork(self.features_space, self.action_space, SACNetworkConfig.parse(self.model_config))
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""
@@ -275,7 +275,7 @@ class SACModule(Module):
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the layers of the actor, if it is the default actor on flat observations."""
-        if type(self).policy is not SACModule.policy or type(self.actor) is not Actor:
+        if type(self).policy is not SACModule.policy or type(self.actor) is not ActorNetwork:
             return None
         if not self.actor.encoder.is_flat:
             return None

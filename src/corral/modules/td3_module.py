@@ -17,7 +17,7 @@ from corral.errors import ConfigError
 from corral.modules.distributions import Deterministic
 from corral.modules.module import Module, NetworkConfig
 from corral.modules.networks import Flat
-from corral.modules.sac_module import Actor, Critic, is_bounded_floats
+from corral.modules.sac_module import ActorNetwork, CriticNetwork, is_bounded_floats
 from corral.modules.targets import Follower
 
 
@@ -84,11 +84,11 @@ class TD3Module(Module):
     def make_actor(self) -> nn.Module:
         """Return a new network from observations (a tree of `[B, ...]`) to `[B, d]`; the module applies the tanh."""
         config = TD3NetworkConfig.parse(self.model_config)
-        return Actor(self.observation_space, self.num_action_dims, config, clamp_log_std=False)
+        return ActorNetwork(self.observation_space, self.num_action_dims, config, clamp_log_std=False)
 
     def make_critic(self) -> nn.Module:
         """Return a new critic, called as `critic(obs, actions)` with actions float32 `[B, d]` in [-1, 1]: `[B]`."""
-        return Critic(self.observation_space, self.action_space, TD3NetworkConfig.parse(self.model_config))
+        return CriticNetwork(self.observation_space, self.action_space, TD3NetworkConfig.parse(self.model_config))
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""
@@ -133,7 +133,7 @@ class TD3Module(Module):
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the layers of the actor, if it is the default actor on flat observations."""
-        if type(self).policy is not TD3Module.policy or type(self.actor) is not Actor:
+        if type(self).policy is not TD3Module.policy or type(self.actor) is not ActorNetwork:
             return None
         parts = self.actor.encoder.parts
         if len(parts) != 1 or not isinstance(parts[0], Flat) or not isinstance(self.observation_space, spaces.Box):

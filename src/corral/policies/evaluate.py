@@ -143,7 +143,7 @@ def evaluate_policy(
 ) -> PolicyEvaluation:
     """Return returns and lengths of whole episodes.
 
-    Sub-envs are stepped together. Each sub-env plays a fixed share of the episodes, so that short episodes are not
+    Sub-envs are stepped together. Each sub-env plays a fixed number of the episodes, so that short episodes are not
     counted more often than long ones.
 
     Args:
@@ -251,7 +251,7 @@ def _acting(policy: Any, env: VectorEnv[Any, Any, Any], name: str, explore: bool
         policy.reset()
         return partial(_act_by_policy, policy, explore)
     if hasattr(policy, "compute_actions"):
-        check_spaces_fit(policy.env_runner_group.module_specs[policy.find_module_id()], *given, name)
+        check_spaces_fit(policy.env_runner_group.module_specs[policy.resolve_module_id()], *given, name)
         own = policy.acting_policy()
         if own.has_memory:
             return _remembering(partial(policy.compute_actions, explore=explore), own, env.num_envs)
@@ -317,14 +317,14 @@ def _play_episodes(
     max_episode_steps: int,
 ) -> PolicyEvaluation:
     n = env.num_envs
-    shares = quotas(episodes, n).tolist()
+    num_episodes = quotas(episodes, n).tolist()
     found: list[list[tuple[float, int]]] = [[] for _ in range(n)]
     total, length, resets = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.bool_)
     next_step = env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
     obs, _ = _called(name, "reset", 0, partial(env.reset, seed=seed))
     begins = np.ones(n, np.bool_)
     step, rewards = 0, np.zeros(n)
-    while any(len(ended) < share for ended, share in zip(found, shares, strict=True)):
+    while any(len(ended) < wanted for ended, wanted in zip(found, num_episodes, strict=True)):
         actions = acting(obs, begins, rewards)
         obs, rewards, terminated, truncated, _ = _called(name, "step", step, partial(env.step, actions))
         step += 1
@@ -332,18 +332,18 @@ def _play_episodes(
         length += ~resets
         ends = (terminated | truncated) & ~resets
         for i in np.flatnonzero(ends).tolist():
-            if len(found[i]) < shares[i]:
+            if len(found[i]) < num_episodes[i]:
                 found[i].append((float(total[i]), int(length[i])))
         total[ends], length[ends] = 0.0, 0
         begins = resets if next_step else ends
         resets = ends if next_step else resets
         for i in np.flatnonzero(length >= max_episode_steps).tolist():
-            if len(found[i]) < shares[i]:
+            if len(found[i]) < num_episodes[i]:
                 raise EnvError(
                     f"env {name!r}: an episode has not ended after {max_episode_steps:,} steps: limit it, with "
                     "wrappers=[lambda env: gymnasium.wrappers.TimeLimit(env, 1000)], or raise max_episode_steps."
                 )
-    played = [found[i][k] for k in range(max(shares)) for i in range(n) if k < shares[i]]
+    played = [found[i][k] for k in range(max(num_episodes)) for i in range(n) if k < num_episodes[i]]
     if not all(math.isfinite(episode_return) for episode_return, _ in played):
         raise EnvError(f"env {name!r}: the rewards of an episode are not all finite.")
     returns, lens = zip(*played, strict=True)

@@ -19,7 +19,7 @@ from corral.envs.checks import mismatch
 from corral.errors import CheckpointError, ObservationError, nearest
 from corral.modules.distributions import FloatArray
 from corral.modules.heuristic import HeuristicModule
-from corral.modules.inference import Inference, Memory
+from corral.modules.inference import Inference, RowStates
 from corral.modules.module import Module
 from corral.policies.description import described_spec
 
@@ -82,7 +82,7 @@ class Policy:
         They are the states of the module, or what the transforms remember, or a dict of both, with the keys `module`
         and `transforms`.
         """
-        of_module = Memory(self.module, num_rows).states if self.module.has_memory() else None
+        of_module = RowStates(self.module, num_rows).states if self.module.has_memory() else None
         return self._joined(of_module, self._initial_of_transforms(num_rows) if self._looks_back else None)
 
     def _initial_of_transforms(self, num_rows: int) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Policy:
         """
         of_module, of_transforms = self._split(states)
         if of_module is not None and begins is not None:
-            memory = Memory(self.module, len(begins))
+            memory = RowStates(self.module, len(begins))
             memory.states = of_module
             memory.begin(begins)
             of_module = memory.states
@@ -226,7 +226,7 @@ class Policy:
             if of_module is not None:
                 of = "module"
                 of_module = map_tree(np.asarray, of_module)
-                Memory(self.module, 1).check(of_module, size)
+                RowStates(self.module, 1).check(of_module, size)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ObservationError(f"state of the {of}: {error}.") from error
         return of_module, of_transforms

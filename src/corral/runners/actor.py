@@ -14,8 +14,8 @@ from corral.exploration import RowDistribution, make_exploration
 from corral.exploration.base import overrides_method
 from corral.modules.distributions import module_action_space
 from corral.modules.heuristic import HeuristicModule
-from corral.modules.inference import Inference, Memory
-from corral.runners.remembered import Remembered
+from corral.modules.inference import Inference, RowStates
+from corral.runners.row_history import RowHistory
 from corral.transforms.rows import RowTransforms
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Actor:
         row_distribution: What the exploration is given for one row.
         action_space: Space of one module action.
         transforms: Transforms of the module in use, or `None`.
-        remembered: What both remember of the rows.
+        history: What both remember of the rows.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Actor:
         self.action_space = module_action_space(action_space)
         self._env_action_space, self._worker_index, self._rng = action_space, worker_index, rng
         self.row_distribution = RowDistribution(self.distribution, rng)
-        self.memory = Memory(self.module, num_rows) if self.module.has_memory() else None
+        self.memory = RowStates(self.module, num_rows) if self.module.has_memory() else None
         self.transforms: RowTransforms | None = None
         if spec.pipeline is not None:
             action = np.zeros(self.distribution.action_shape, self.distribution.action_dtype)
             self.transforms = RowTransforms(spec.pipeline, action, num_rows)
-        self.remembered = Remembered(self.memory, self.transforms)
+        self.history = RowHistory(self.memory, self.transforms)
         self.make_exploration(config, num_rows)
 
     def first_without_choice(self, obs: Tree, acts: NDArray[np.bool_]) -> int | None:

@@ -22,7 +22,7 @@ from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
 from corral.episodes.step_columns import COLUMNS_OF_OBS
 from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
-from corral.runners.remembered import Remembered
+from corral.runners.row_history import RowHistory
 
 CARRY = ("returns", "lengths", "start_times_s", "counts")
 
@@ -38,7 +38,7 @@ class Lanes:
         observation_space: Space of one observation, as the module gets it.
         action_space: Space of one module action.
         distribution: Action distribution of the module.
-        remembered: What the module and its transforms remember of each lane.
+        history: What the module and its transforms remember of each lane.
 
     Attributes:
         envs: Index of the sub-env of each lane, int64 `[L]`.
@@ -64,10 +64,10 @@ class Lanes:
         observation_space: Any,
         action_space: Any,
         distribution: ActionDistribution,
-        remembered: Remembered,
+        history: RowHistory,
     ) -> None:
         """Make the lanes, none of them in use."""
-        self._remembered = remembered
+        self._history = history
         self.envs, self.places = np.repeat(np.arange(num_envs), len(places)), np.tile(places, num_envs)
         self.agents = list(agents) * num_envs
         self._lane_at = np.full((num_envs, block_size), -1)
@@ -127,7 +127,7 @@ class Lanes:
             "lengths": self._carry.lengths.copy(),
             "counts": self._carry.counts.copy(),
             "id_prefix": self._carry.id_prefix,
-            **self._remembered.get_state(),
+            **self._history.get_state(),
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ class Lanes:
                 raise CheckpointError(f"the observations of agents of a runner are {leaf.dtype}{leaf.shape}.")
 
         map_tree(check, self.obs, state["obs"])
-        self._remembered.check_state(state, num_lanes)
+        self._history.check_state(state, num_lanes)
 
     def missing_places(self, state: Mapping[str, Any]) -> list[int]:
         """Return the places of a state for which there are no lanes here."""
@@ -163,7 +163,7 @@ class Lanes:
         lanes = np.arange(len(saved))
         self.obs = map_tree(np.copy, self.obs)
         map_tree(lambda here, saved: here.__setitem__(lanes, saved), self.obs, state["obs"])
-        self._remembered.set_state(state, lanes)
+        self._history.set_state(state, lanes)
         self._is_open[lanes], self.acts[lanes], self.is_used[lanes], self.begins[lanes] = (
             state[name] for name in ("is_open", "acts", "is_used", "begins")
         )
@@ -215,7 +215,7 @@ class Lanes:
             **{name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated", "valid")},
             "dist_inputs": np.zeros((*shape, distribution.num_inputs), np.float32),
             "row_times_s": np.zeros(num_rows),
-            **self._remembered.allocate(num_rows + 1),
+            **self._history.allocate(num_rows + 1),
         }
         return LaneRollout(columns)
 
@@ -306,7 +306,7 @@ class Lanes:
         for name in ("_clock", "_is_open", "acts", "is_used", "begins", "_early_rewards", "_open_rows"):
             array = getattr(self, name)
             setattr(self, name, np.append(array, more.astype(array.dtype)))
-        self._remembered.resize(len(self))
+        self._history.resize(len(self))
         self.obs = map_tree(
             lambda leaf: np.append(leaf, np.zeros((num_envs, *leaf.shape[1:]), leaf.dtype), 0), self.obs
         )
@@ -337,10 +337,10 @@ class Lanes:
         steps = self._flat_rows(lanes)
         _flat(columns["actions"])[steps] = actions[lanes]
         _flat(columns["dist_inputs"])[steps] = dist_inputs[lanes]
-        if self._remembered.has_columns:
-            self._write_all(steps, lanes, self._remembered.get_chosen())
-            self._remembered.keep(self.acts)
-            self._remembered.note_actions(actions[lanes], lanes)
+        if self._history.has_columns:
+            self._write_all(steps, lanes, self._history.get_chosen())
+            self._history.keep(self.acts)
+            self._history.note_actions(actions[lanes], lanes)
         if logp is not None:
             if "logp" not in columns:
                 columns["logp"] = np.full(columns["rewards"].shape, np.nan, np.float32)
@@ -352,7 +352,7 @@ class Lanes:
         self.acts = np.zeros(len(self), np.bool_)
         return lanes
 
-    def take(
+    def receive(
         self,
         obs: Tree,
         observed: NDArray[np.bool_],
@@ -380,8 +380,8 @@ class Lanes:
         (lanes,) = closes.nonzero()
         steps = self._flat_rows(lanes)
         _flat(columns["valid"])[steps] = True
-        if self._remembered.has_columns:
-            self._remembered.note_rewards(_flat(columns["rewards"])[steps], lanes)
+        if self._history.has_columns:
+            self._history.note_rewards(_flat(columns["rewards"])[steps], lanes)
         if np.count_nonzero(ends):
             _flat(columns["terminated"])[steps] = self.of_seats(terminated)[lanes]
             _flat(columns["truncated"])[steps] = self.of_seats(truncated)[lanes]
@@ -392,8 +392,8 @@ class Lanes:
         (lanes,) = (seen | closes).nonzero()  # an agent that ended unobserved has its last observation as the final one
         steps = self._flat_rows(lanes)
         self._write(steps, lanes, rollout.obs, self.obs)
-        if self._remembered.has_columns:  # `act` writes the initial states where episodes begin
-            self._write_all(steps, lanes, self._remembered.get_next(self.obs, self.begins))
+        if self._history.has_columns:  # `act` writes the initial states where episodes begin
+            self._write_all(steps, lanes, self._history.get_next(self.obs, self.begins))
         _flat(rollout.obs_rows)[steps] = rollout.parent.num_rows
         clock += closes & ends  # the row after the last step holds only the final observation
         self.acts = seen & ~ends

@@ -108,7 +108,7 @@ class MultiAgentStepping(Stepping):
                 observation_space=module_observation_space(block.observation_space),
                 action_space=actor.action_space,
                 distribution=actor.distribution,
-                remembered=actor.remembered,
+                history=actor.history,
             )
         self.actors, self.lanes, self._blocks, self._configs = actors, lanes, blocks, configs
         self._mapping = make_mapping(config)
@@ -217,10 +217,10 @@ class MultiAgentStepping(Stepping):
             lanes.forget(self._id_prefix)
         self._begin_lanes(rollout)
 
-    def take_reset(self, rollout: Rollout, obs: Any) -> None:
+    def receive_reset(self, rollout: Rollout, obs: Any) -> None:
         """Give the observations of a reset to the lanes."""
         nobody = np.zeros(self.host.num_envs, np.bool_)
-        self._take(rollout, obs, nobody, nobody)
+        self._receive(rollout, obs, nobody, nobody)
 
     def resume(self, rollout: Rollout) -> None:
         """Begin with the steps that are open in the lanes."""
@@ -256,7 +256,7 @@ class MultiAgentStepping(Stepping):
             for env_index in rollout.broken_in(t):
                 self._drop(env_index)
             self.keep_infos(rollout, t + 1, infos)
-            resetting = self._take(rollout, obs, terminated, truncated)
+            resetting = self._receive(rollout, obs, terminated, truncated)
             rollout.row_times_s[t] = after = clock()
             seconds["inference"] += inferred - began
             seconds["env_step"] += stepped - inferred
@@ -293,7 +293,7 @@ class MultiAgentStepping(Stepping):
         index = lanes.envs[acting], lanes.places[acting]
         map_tree(lambda column, chosen: column.__setitem__(index, chosen[acting]), seats, env_actions)
 
-    def _take(
+    def _receive(
         self, rollout: Rollout, obs: Any, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
         """Give what the vector env returned to the lanes, after mapping the agents that were observed first.
@@ -317,7 +317,7 @@ class MultiAgentStepping(Stepping):
         for module_id, lanes in self.lanes.items():
             block = self._blocks[module_id]
             part = slice(block.start, block.stop)
-            lanes.take(
+            lanes.receive(
                 obs["obs"][block.name],
                 observed[:, part],
                 rewards[:, part],

@@ -228,7 +228,7 @@ class RemoteRunner:
             config,
             self.index,
             num_restarts=self.counts.num_restarts,
-            own_process=self.engine.traits.own_process,
+            has_own_process=self.engine.traits.has_own_process,
             module_specs=self.module_specs,
             makes_modules=self.module_specs is not None,
         )

@@ -74,7 +74,7 @@ class EnvRunner:
         worker_index: int = 0,
         *,
         num_restarts: int = 0,
-        own_process: bool = False,
+        has_own_process: bool = False,
         module_specs: Mapping[str, ModuleSpec] | None = None,
         makes_modules: bool = True,
     ) -> None:
@@ -84,7 +84,7 @@ class EnvRunner:
             config: Config of the algorithm, or of its evaluation.
             worker_index: 0 for the embedded runner, 1 and up for others.
             num_restarts: How many runners this one replaces, one after another; each draws its own random numbers.
-            own_process: Whether this process is the runner's alone: its global generators get seeds, and it may be
+            has_own_process: Whether this process is the runner's alone: its global generators get seeds, and it may be
                 ended where `env_step_timeout_s` cannot interrupt the env.
             module_specs: Specs of the modules by module id; `None` is what the config and the spaces of this env give.
             makes_modules: Whether to make the modules now. Otherwise `make_modules` comes later, when the driver has
@@ -115,8 +115,8 @@ class EnvRunner:
         env_seeds, noise_seed, id_seed, process_seed = runner_seeds(
             config.seed or 0, worker_index, num_restarts, config.in_evaluation
         )
-        self.own_process = own_process
-        if own_process:  # in the process of the algorithm, `build` did it
+        self.has_own_process = has_own_process
+        if has_own_process:  # in the process of the algorithm, `build` did it
             seed_everything(int(process_seed.generate_state(1)[0]) >> 1)
         self.rng = np.random.default_rng(noise_seed)
         self.host = EnvHost(
@@ -127,7 +127,7 @@ class EnvRunner:
             sub_env_created=self._announce_sub_env,
             sub_env_restarted=self._note_restart,
             needs_sub_envs=self.callbacks.needs_sub_envs(),
-            own_process=own_process,
+            has_own_process=has_own_process,
         )
         self.make_env()
         self._timestep = 0  # env steps of all runners when the current sample began, where known
@@ -420,7 +420,7 @@ class EnvRunner:
             obs, infos = self.host.reset(resets)
         self.stepping.keep_infos(rollout, 0, infos)
         self._carry.start_times_s[:] = time.perf_counter()
-        self.stepping.take_reset(rollout, obs)
+        self.stepping.receive_reset(rollout, obs)
         if self.events is not None:
             with self.timers.time("callbacks"):
                 self.events.start_all(rollout)

@@ -517,8 +517,10 @@ class EnvRunnerGroup:
             for runner in self._runners.values():
                 runner.weights_version = -1  # the same version has another part now, which busy runners need too
         self._weights_version, self._part_names = version, set(parts)
-        self._weights = self._engine.share(parts)
-        self._weights_bytes = sum(leaf.nbytes for leaf in leaves(dict(parts))) if self._engine.traits.own_process else 0
+        self._weights = self._engine.put(parts)
+        self._weights_bytes = (
+            sum(leaf.nbytes for leaf in leaves(dict(parts))) if self._engine.traits.has_own_process else 0
+        )
         for runner in self._idle():
             self._send_weights(runner)
 

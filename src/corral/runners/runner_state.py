@@ -57,7 +57,7 @@ def get_runner_state(runner: EnvRunner) -> dict[str, Any]:
         "exploration": copy_nested(runner.of_actors(lambda actor: actor.exploration.get_state())),
         "metrics": runner.metrics.get_state(),
         "callbacks": runner.callbacks.get_state(),
-        "rngs": get_global_rngs() if runner.own_process else None,
+        "rngs": get_global_rngs() if runner.has_own_process else None,
     }
 
 
@@ -154,7 +154,7 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, i
             actor.exploration.set_state(copy_nested(part))
     for actor, part in runner.each_actor(state["actions"]):
         actor.row_distribution.set_state(part)
-    if runner.own_process and state["rngs"] is not None:
+    if runner.has_own_process and state["rngs"] is not None:
         set_global_rngs(state["rngs"])
     return {"num_envs_continued": num_envs * are_continued, "num_envs_restarted": num_envs * (not are_continued)}
 

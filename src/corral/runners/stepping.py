@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Stepping(ABC):
     """Steps the vector env of a runner, and writes what happens into rollouts.
 
-    The runner decides when: it makes a rollout with `allocate`, calls `begin` and `take_reset` around a reset of all
+    The runner decides when: it makes a rollout with `allocate`, calls `begin` and `receive_reset` around a reset of all
     envs or else `resume`, then `step_rows` until enough rows are written, and `finish`. Between two rollouts it may ask
     for the state of the unfinished episodes.
 
@@ -83,7 +83,7 @@ class Stepping(ABC):
         """Forget all episodes, before a reset of all envs with which the rollout begins."""
 
     @abstractmethod
-    def take_reset(self, rollout: Rollout, obs: Any) -> None:
+    def receive_reset(self, rollout: Rollout, obs: Any) -> None:
         """Take the observations of that reset, which are row 0.
 
         Raises:
@@ -230,8 +230,8 @@ class SingleAgentStepping(Stepping):
         rollout = Rollout.allocate(num_rows, host.num_envs, host.space, actor.distribution)
         rollout.observation_space, rollout.action_space = host.observation_space, actor.action_space
         rollout.same_step = host.is_same_step
-        if actor.remembered.has_columns:
-            rollout.columns.update(actor.remembered.allocate(num_rows + 1))
+        if actor.history.has_columns:
+            rollout.columns.update(actor.history.allocate(num_rows + 1))
         if actor.transforms is not None:
             rollout.pipeline = actor.transforms.pipeline
         return rollout
@@ -240,7 +240,7 @@ class SingleAgentStepping(Stepping):
         """All episodes begin with the next observations."""
         self._begins = np.ones(self.host.num_envs, np.bool_)
 
-    def take_reset(self, rollout: Rollout, obs: Any) -> None:
+    def receive_reset(self, rollout: Rollout, obs: Any) -> None:
         """Write the observations of a reset into row 0."""
         write_row(rollout.obs, 0, obs)
         if found := bad_obs(rollout, self.host.space, 0, 1):
@@ -262,7 +262,7 @@ class SingleAgentStepping(Stepping):
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
         rewards, terminated, truncated = rollout.rewards, rollout.terminated, rollout.truncated
         times, num_envs, same_step = rollout.row_times_s, self.host.num_envs, self.host.is_same_step
-        single_leaf, remembers = isinstance(obs, np.ndarray), actor.remembered.has_columns
+        single_leaf, remembers = isinstance(obs, np.ndarray), actor.history.has_columns
         looks_at_infos = same_step or self.runner.keeps_infos
         begins, resetting, num_broken = self._begins, rollout.resets_in(start), len(rollout.broken)
         inference_s = env_step_s = storage_s = 0.0
@@ -296,9 +296,9 @@ class SingleAgentStepping(Stepping):
                 begins, num_broken = begins.copy(), len(rollout.broken)
                 begins[rollout.broken_in(t)] = True
             if remembers:
-                actor.remembered.note_rewards(rewards[t])
+                actor.history.note_rewards(rewards[t])
             if looks_at_infos:
-                self._take_infos(rollout, t, infos, done)
+                self._keep_step_infos(rollout, t, infos, done)
             times[t] = after = clock()
             inference_s += inferred - now
             env_step_s += stepped - inferred
@@ -318,12 +318,12 @@ class SingleAgentStepping(Stepping):
 
     def _write_choice(self, rollout: Rollout, t: int, logp: Any) -> None:
         """Write the log-probabilities of row t, and what was remembered when its actions were chosen."""
-        remembered = self._actor.remembered
+        history = self._actor.history
         if logp is not None:
             rollout.set_logp(t, logp)
-        if remembered.has_columns:
-            _write_columns(rollout, t, remembered.get_chosen())
-            remembered.note_actions(rollout.actions[t])
+        if history.has_columns:
+            _write_columns(rollout, t, history.get_chosen())
+            history.note_actions(rollout.actions[t])
 
     def _check_choice(self, t: int, obs: Tree, resetting: NDArray[np.bool_]) -> None:
         """Raise if a sub-env that acts has no legal action."""
@@ -335,7 +335,7 @@ class SingleAgentStepping(Stepping):
         if bad := first_bad_value(rollout, self.host.space, start, stop, callbacks=self.runner.events is not None):
             raise self.host.bad_value(*bad)
 
-    def _take_infos(self, rollout: Rollout, t: int, infos: Mapping[Any, Any], done: NDArray[np.bool_]) -> None:
+    def _keep_step_infos(self, rollout: Rollout, t: int, infos: Mapping[Any, Any], done: NDArray[np.bool_]) -> None:
         """Keep the infos of a step, and the final observations that a same-step autoreset overwrites in row t + 1."""
         if not self.host.is_same_step:
             self.keep_infos(rollout, t + 1, infos)
@@ -344,13 +344,13 @@ class SingleAgentStepping(Stepping):
         ended = np.flatnonzero(done).tolist()
         for i in ended:
             rollout.add_final_obs(t, i, self.host.final_obs(infos, i))
-        remembered = self._actor.remembered
-        if ended and remembered.has_columns:
+        history = self._actor.history
+        if ended and history.has_columns:
             row = map_tree(lambda leaf: leaf[t].copy(), rollout.obs)
             for i in ended:
                 map_tree(lambda leaf, final, i=i: leaf.__setitem__(i, final), row, rollout.final_obs[t, i])
             finals = {"states": rollout.final_states, "stored": rollout.final_stored}
-            for name, rows in remembered.get_next(row, np.zeros(len(done), np.bool_)).items():
+            for name, rows in history.get_next(row, np.zeros(len(done), np.bool_)).items():
                 for i in ended:
                     finals[name][t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), rows)
 
@@ -360,8 +360,8 @@ class SingleAgentStepping(Stepping):
             obs = rollout.obs
             is_leaf = isinstance(obs, np.ndarray)
             self._last_obs = obs[-1].copy() if is_leaf else map_tree(lambda leaf: leaf[-1].copy(), obs)
-            if self._actor.remembered.has_columns:
-                rows = self._actor.remembered.get_next(self._last_obs, self._begins)
+            if self._actor.history.has_columns:
+                rows = self._actor.history.get_next(self._last_obs, self._begins)
                 _write_columns(rollout, rollout.num_rows, rows)
             self._last_infos = rollout.info_rows.get(rollout.num_rows)
         self.complete(DEFAULT_MODULE_ID, rollout, explore=explore, timestep=timestep)
@@ -374,7 +374,7 @@ class SingleAgentStepping(Stepping):
             "obs": map_tree(np.copy, self._last_obs),
             "begins": self._begins.copy(),
             "infos": copy_nested(known) if is_plain(known) else None,
-            **self._actor.remembered.get_state(),
+            **self._actor.history.get_state(),
         }
 
     def check_unfinished(self, state: Mapping[str, Any]) -> None:
@@ -392,12 +392,12 @@ class SingleAgentStepping(Stepping):
                 raise CheckpointError(f"the last observations of a runner are {leaf.dtype}{leaf.shape}.")
 
         map_tree(check, self.host.space, state["obs"])
-        self._actor.remembered.check_state(state, num_envs)
+        self._actor.history.check_state(state, num_envs)
 
     def set_unfinished(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_unfinished`."""
         self._last_obs, self._begins = map_tree(np.copy, state["obs"]), state["begins"].copy()
-        self._actor.remembered.set_state(state)
+        self._actor.history.set_state(state)
         self._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
 
 

@@ -23,12 +23,12 @@ def resources(config: AlgorithmConfig) -> PlacementGroupFactory:
     ]
     traits = TRAITS["ray" if config.engine_name == "auto" else config.engine_name]
     evaluates_here = config.evaluation_interval is not None and config.evaluation_parallel_to_training
-    evaluates_here = evaluates_here and not config.evaluation_num_env_runners and traits.own_process
+    evaluates_here = evaluates_here and not config.evaluation_num_env_runners and traits.has_own_process
     driver: dict[str, float] = {
         "CPU": 1 + evaluates_here,
         "GPU": 0 if config.num_learners else config.num_gpus_per_learner,
     }
-    if not traits.own_process:
+    if not traits.has_own_process:
         driver["GPU"] = max([driver["GPU"], *(worker["GPU"] for worker in workers)])
     elif traits.is_on_one_machine:
         for name in {name for worker in workers for name in worker}:

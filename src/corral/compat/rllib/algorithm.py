@@ -311,7 +311,7 @@ class Algorithm:
         if not isinstance(state, (list, tuple)):
             found = self.native.compute_single_action(observation, state, explore=explore, policy_id=policy_id)
             return (*found, {})
-        module = self.native.get_module(self.native.find_module_id(policy_id))
+        module = self.native.get_module(self.native.resolve_module_id(policy_id))
         full = state_from_list(state, module)
         action, full = self.native.compute_single_action(observation, full, explore=explore, policy_id=policy_id)
         return action, list(full.values())[: len(state)], {}

@@ -154,7 +154,7 @@ def _writable(rollout: Rollout, *, as_seen: bool) -> Rollout:
         whole = rollout.with_modules({})
         whole.set_modules({name: _writable(part, as_seen=as_seen) for name, part in rollout.modules.items()})  # type: ignore[misc]
         return whole
-    found = copy.copy(rollout.for_module() if as_seen else rollout)
+    found = copy.copy(rollout.transformed() if as_seen else rollout)
     found.columns = {**found.columns, "rewards": found.rewards.copy()}
     return found
 

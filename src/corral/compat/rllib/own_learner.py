@@ -21,7 +21,7 @@ from corral.core.tree import leaves, map_tree
 from corral.errors import ConfigError
 from corral.learners.learner import Learner as NativeLearner
 from corral.learners.learner import find_device
-from corral.learners.losses import Loss, own_loss
+from corral.learners.losses import Loss, wrap_user_loss
 from corral.learners.minibatches import Cuts, UpdateReport, loss_error
 from corral.learners.ready_optimizers import ready_optimizers
 
@@ -79,7 +79,7 @@ class OwnLearner(NativeLearner):
     def set_losses(self, losses: Mapping[str, Loss]) -> None:
         """Use the losses of the class, with these losses as the losses of the algorithm."""
         self._default_losses |= losses
-        super().set_losses({name: own_loss(_LossOf(self.view, name), loss) for name, loss in losses.items()})
+        super().set_losses({name: wrap_user_loss(_LossOf(self.view, name), loss) for name, loss in losses.items()})
 
     def make_optimizer(self, module_id: str, module: Any, spec: Any) -> Any:
         """Return the optimizers that the class registered for a module, or else Corral's."""
@@ -319,7 +319,7 @@ class _DefaultLoss:
 
 
 class _LossOf:
-    """The loss of a learner class for one module, as Corral calls losses: see `corral.learners.losses.OwnLoss`.
+    """The loss of a learner class for one module, as Corral calls losses: see `corral.learners.losses.UserLoss`.
 
     Args:
         view: The learner of RLlib.

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from corral.core.tree import Tree, map_tree
 from corral.errors import CheckpointError
-from corral.modules.inference import Memory
+from corral.modules.inference import RowStates
 from corral.transforms.rows import RowTransforms
 
 
-class Remembered:
+class RowHistory:
     """The states of a module with memory, and what its transforms keep of earlier rows: for sub-envs, or for lanes.
 
     Learning needs both again, so rollouts have a column for each: `states` `[T + 1, N, ...]`, in which the observations
@@ -28,7 +28,7 @@ class Remembered:
         has_columns: Whether rollouts have one of the two columns.
     """
 
-    def __init__(self, memory: Memory | None, transforms: RowTransforms | None) -> None:
+    def __init__(self, memory: RowStates | None, transforms: RowTransforms | None) -> None:
         """Keep both parts, which the actor steps."""
         self._memory, self._transforms = memory, transforms
         self._temporal = transforms if transforms is not None and transforms.is_temporal else None

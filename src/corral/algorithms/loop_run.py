@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
 
 
-class OwnRun:
+class LoopRun:
     """Writes the results of `train()` with the loggers of the config, from its first call until `close`.
 
     Without `.reporting(loggers=...)` it writes nothing. `fit` has a run of its own.
