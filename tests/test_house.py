@@ -212,6 +212,106 @@ def test_the_rules_catch_what_breaks_them_and_let_the_rest_through() -> None:
     assert [rule for rule in keeping if violations(rule[1], rule[0])] == []
 
 
+# Files of compat/ that fill namespaces of their own: configs of RLlib, and modules and functions of the user.
+NAMESPACES = ("config.py", "envs.py", "__main__.py", "ray_stub.py", "tune_hook.py")
+
+
+def names_of_core(tree: ast.Module) -> set[str]:
+    """Return the names that a file of compat/ imports from other rooms."""
+    return {
+        alias.asname or alias.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+        if within(name := getattr(node, "module", None) or alias.name, "corral") and not within(name, "corral.compat")
+    }
+
+
+def written(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield what a file writes to, each in a pair with its owner: `a.b` and `a` in `a.b = 1`, or `a` in `a.pop(1)`."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            yield node, node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("update", "setdefault", "pop", "clear"):
+                yield node, node.func.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+            yield node, node.args[0]
+
+
+def root(node: ast.expr) -> str:
+    """Return the name that a chain of attributes and items starts with, or an empty string."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def namespace_owner(node: ast.expr) -> str | None:
+    """Return `a` for `a.__dict__` and for `vars(a)`, and `None` for anything else."""
+    if isinstance(node, ast.Attribute) and node.attr == "__dict__":
+        return ast.unparse(node.value)
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "vars"
+    return ast.unparse(node.args[0]) if is_call and node.args else None  # type: ignore[attr-defined]
+
+
+def reached(source: str, *, fills_namespaces: bool = False) -> list[str]:
+    """Return what a file of compat/ writes to from outside: the class or the dict of an object, or the core."""
+    tree = ast.parse(source)
+    core, found = names_of_core(tree), []
+    for node, owner in written(tree):
+        is_form = isinstance(node, ast.Attribute) and node.attr in ("__class__", "__dict__")
+        is_namespace = not fills_namespaces and namespace_owner(owner) not in (None, "self")
+        if is_form or is_namespace or root(owner) in core:
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_compat_uses_the_extension_points_and_writes_into_no_object_of_the_core() -> None:
+    files = sorted((SRC / "compat").rglob("*.py"))
+    found = {
+        path.name: lines
+        for path in files
+        if (lines := reached(path.read_text(encoding="utf-8"), fills_namespaces=path.name in NAMESPACES))
+    }
+    assert len(files) > 50
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "episode.__class__ = Other",
+        "first, self.episode.__class__ = 1, Other",
+        "view.__dict__ = vars(logger)",
+        "vars(native)['rllib'] = view",
+        "view = vars(native)['rllib'] = View(native)",
+        "native.__dict__['rllib'] = view",
+        "vars(native).setdefault('rllib', View())",
+        "from corral.runners import runner\nrunner.CURRENT = 1",
+        "import corral.runners.runner\ncorral.runners.runner.CURRENT = 1",
+        "from corral.runners.runner import EnvRunner\nEnvRunner.sample = sample",
+        "from corral.runners import runner as native\nnative.KNOWN['x'] = 1",
+        "from corral.runners.runner import EnvRunner\nsetattr(EnvRunner, name, value)",
+    ],
+)
+def test_what_writes_into_the_core_is_found(source: str) -> None:
+    assert len(reached(source)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "vars(self)['name'] = value",
+        "vars(native).get('name')",
+        "from corral.compat.rllib import metrics\nmetrics.CURRENT = 1",
+        "from corral.errors import ConfigError\nerror = ConfigError('x')\nerror.name = 1",
+        "native.keep_view(View, view)",
+    ],
+)
+def test_what_writes_into_its_own_objects_is_let_through(source: str) -> None:
+    assert reached(source) == []
+
+
 def test_importing_corral_is_light() -> None:
     code = (
         "import sys, corral; print(*[name for name in ('torch', 'ray', 'gymnasium', 'numpy') if name in sys.modules])"

@@ -28,6 +28,7 @@ IMPORTED = frozenset(
             "lr_scheduler",
             "module_class",
             "learner_class",
+            "episode_class",
         ),
         *("callbacks_class", "callback_functions", "env_task_fn", "env_reset_fn", "custom_evaluation_function"),
         *("policy_mapping_fn", "policies_to_train", "loggers"),

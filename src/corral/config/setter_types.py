@@ -44,6 +44,7 @@ class EnvRunnersArgs(TypedDict, total=False):
     sample_timeout_s: float
     straggler_factor: float | None
     transforms: Sequence[Any]
+    episode_class: Any
     num_cpus_per_env_runner: float
     num_gpus_per_env_runner: float
     custom_resources_per_env_runner: Mapping[str, float]

@@ -86,6 +86,9 @@ def _validate_sampling(config: AlgorithmConfig) -> None:
             "vectorization='sync'."
         )
     check_exploration(config)
+    base, own = config.default_episode_class, config.episode_class
+    if own is not None and not (inspect.isclass(own) and issubclass(own, base)):
+        raise ConfigError(f"env_runners: episode_class={own!r:.80} must be a subclass of corral.{base.__name__}.")
     _validate_env_functions(config)
     _validate_actions(config)
     _check_called("policy_mapping_fn", config.policy_mapping_fn, "agent_id", "episode")
@@ -98,7 +101,7 @@ _OF_EVALUATION: Mapping[str, tuple[str, ...]] = {
     "environment": ("env", "env_config", "wrappers", "env_reset_fn", "disable_env_checking"),
     "env_runners": (
         *("num_envs_per_env_runner", "vectorization", "autoreset_mode", "explore", "num_cpus_per_env_runner"),
-        *("num_gpus_per_env_runner", "custom_resources_per_env_runner"),
+        *("num_gpus_per_env_runner", "custom_resources_per_env_runner", "episode_class"),
     ),
     "exploration": (),
     "callbacks": (),

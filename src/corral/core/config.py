@@ -44,6 +44,16 @@ class SettingGroup:
         self.__dict__["_frozen"] = except_group
         return self
 
+    @property
+    def origin(self) -> Any:
+        """What `with_origin` set; runners and learners have it in their configs too, in other processes as a copy."""
+        return self.__dict__.get("_origin")
+
+    def with_origin(self, origin: Any) -> Self:
+        """Set what this config was translated from, which copies keep, and return the config; it is no setting."""
+        self.__dict__["_origin"] = origin
+        return self
+
     def copy(self, **changes: Any) -> Self:
         """Return an unfrozen copy, with settings changed by their plain names."""
         raise NotImplementedError

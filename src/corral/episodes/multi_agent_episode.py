@@ -12,7 +12,7 @@ import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from gymnasium import spaces
@@ -73,8 +73,10 @@ class MultiAgentEpisode(Noted):
         notes: `custom_data` and the temporary data; the chunks of a runner's episode share them.
         observation_space: Spaces of observations by agent id, where known.
         action_space: Spaces of module actions by agent id, where known.
+        agent_class: Class of the episodes of agents; a subclass may have another one.
     """
 
+    agent_class: ClassVar[type[SingleAgentEpisode]] = SingleAgentEpisode
     agent_to_module_mapping_fn: Callable[[AgentID, MultiAgentEpisode], str]
     observation_space: dict[AgentID, spaces.Space[Any]]
     action_space: dict[AgentID, spaces.Space[Any]]
@@ -219,7 +221,7 @@ class MultiAgentEpisode(Noted):
             row: Row of the lane with its first observation in this chunk.
         """
         agent_id = lanes.lane_agents[lane]
-        episode = SingleAgentEpisode.view(agent_episode_id(self.id_, agent_id), lane, lanes)
+        episode = self.agent_class.view(agent_episode_id(self.id_, agent_id), lane, lanes)
         episode.env_index, episode.multi_agent_episode_id = self.env_index, self.id_
         episode.agent_id, episode.module_id = agent_id, module_id
         episode.start(row, self._start_time_s)
@@ -304,7 +306,7 @@ class MultiAgentEpisode(Noted):
 
     def _join(self, agent_id: AgentID, observation: Tree, info: Any) -> None:
         """Add an agent, whose first observation this is."""
-        self.agent_episodes[agent_id] = episode = SingleAgentEpisode(
+        self.agent_episodes[agent_id] = episode = self.agent_class(
             agent_episode_id(self.id_, agent_id),
             observation_space=self.observation_space.get(agent_id),
             action_space=self.action_space.get(agent_id),
@@ -956,7 +958,7 @@ class MultiAgentEpisode(Noted):
             setattr(episode, name, state[name])
         episode._env_t = state["env_t"]
         for agent in state["agents"]:
-            part = SingleAgentEpisode.from_state(agent["episode"])
+            part = cls.agent_class.from_state(agent["episode"])
             assert part.agent_id is not None
             episode.agent_episodes[part.agent_id] = part
             episode._times[part.agent_id] = list(agent["times"])

@@ -31,6 +31,7 @@ class MultiAgentRollout(Rollout):
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
         """Take the columns of the env steps; the runner adds the rollouts of the modules."""
         super().__init__(columns, num_rows=num_rows)
+        self.episode_class = MultiAgentEpisode
         self.modules: dict[str, LaneRollout] = {}
         self.num_agent_steps = 0
         self.seat_carry: SeatCarry | None = None
@@ -71,7 +72,7 @@ class MultiAgentRollout(Rollout):
     # Episodes.
 
     def _view(self, id_: str, env_index: int) -> Any:
-        return MultiAgentEpisode.view(id_, env_index, self, self.seat_carry)
+        return self.episode_class.view(id_, env_index, self, self.seat_carry)
 
     def chunks(self) -> list[tuple[int, Any]]:
         """Return the episodes as `episodes` does, each in a pair with its first row."""

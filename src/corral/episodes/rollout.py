@@ -57,6 +57,7 @@ class Rollout(StepColumns):
         notes: By (first row, sub-env) of an episode or chunk, the notes of callbacks on it. The episodes themselves are
             not kept, because they would keep the rollout.
         carry: Totals of the unfinished episodes when the rollout began, or `None` if no runner made the rollout.
+        episode_class: Class of the episodes that `episodes` makes; of a runner's rollouts the setting `episode_class`.
         weights_version: Version of the weights that chose the actions.
         worker_index: Index of the runner that made the rollout.
         continues: Whether row 0 continues where the runner's previous rollout stopped; False after a reset of all envs.
@@ -86,14 +87,16 @@ class Rollout(StepColumns):
     stored = column_attribute("stored")
 
     __slots__ = (
-        *("begins_with_reset", "broken", "carry", "continues", "final_states", "final_stored", "measured", "notes"),
-        *("num_env_steps", "pipeline", "reward_pipeline", "same_step", "weights_version", "worker_index"),
+        *("begins_with_reset", "broken", "carry", "continues", "episode_class", "final_states", "final_stored"),
+        *("measured", "notes", "num_env_steps", "pipeline", "reward_pipeline", "same_step"),
+        *("weights_version", "worker_index"),
     )
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
         """Take columns with room for as many rows as `rewards` has."""
         super().__init__(columns, num_rows=num_rows)
         self.carry: EpisodeCarry | None = None
+        self.episode_class: type[Any] = SingleAgentEpisode
         self.weights_version = 0
         self.worker_index = 0
         self.continues = False
@@ -309,7 +312,7 @@ class Rollout(StepColumns):
 
     def _view(self, id_: str, env_index: int) -> Any:
         """Return a view of one sub-env that has not started."""
-        return SingleAgentEpisode.view(id_, env_index, self)
+        return self.episode_class.view(id_, env_index, self)
 
     # Batches.
 

@@ -20,6 +20,7 @@ from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
 from corral.core.seeding import get_rng, set_rng
 from corral.core.tree import Tree, map_tree, num_rows, slice_rows
+from corral.core.views import Viewable
 from corral.errors import CallbackError, ColumnError, ConfigError, LossError
 from corral.learners.distributed import Peers
 from corral.learners.gradients import backward, clip_gradients, total_loss
@@ -78,7 +79,7 @@ class LearnerPart:
     is_shared: bool = False
 
 
-class Learner:
+class Learner(Viewable):
     """Minibatch gradient steps on one or more modules, each with its own loss, optimizer and settings.
 
     Args:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.views import Viewable
 from corral.metrics.entry import FLUSH_AT, Entry, Part
 from corral.metrics.reducers import Values
 from corral.metrics.reduction_settings import (
@@ -32,7 +33,7 @@ _NUMBERS = frozenset((float, int, bool))
 _MISSING = object()
 
 
-class MetricsLogger:
+class MetricsLogger(Viewable):
     """Collects values under keys and reduces them.
 
     A value is a number (also a bool, or a 0-d array or tensor), or an array or tensor of numbers of any shape. The
@@ -57,6 +58,9 @@ class MetricsLogger:
 
     NaN is the absence of a value. `item` and `item_series` show it; the other reductions skip it, element by element in
     arrays. In a window it keeps its place.
+
+    Attributes:
+        reserved: Names that no key may begin with.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, reserved: Collection[str] = frozenset()) -> None:
@@ -66,7 +70,7 @@ class MetricsLogger:
             clock: Function that returns the time in seconds, for throughputs and `log_time`.
             reserved: Names that no key may begin with.
         """
-        self._clock, self._reserved = clock, reserved
+        self._clock, self.reserved = clock, reserved
         self.reset()
 
     def reset(self) -> None:
@@ -289,7 +293,7 @@ class MetricsLogger:
         if not path:
             raise MetricsError("the key of a metric needs at least one name, and () has none.")
         group = path[0].partition("/")[0]
-        if group in self._reserved:
+        if group in self.reserved:
             raise MetricsError(
                 f"metric {'/'.join(path)!r}, logged at {site}: the result uses {group!r} for something else; choose "
                 "another name."
@@ -450,7 +454,7 @@ class MetricsLogger:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Forget all keys, and restore a state that `get_state` returned; if that fails, nothing is changed."""
-        restored = MetricsLogger(self._clock, self._reserved)
+        restored = MetricsLogger(self._clock, self.reserved)
         restored._period_start = self._clock() - state["period_s"]
         for entry_state in state["keys"]:
             restored._add_entry(Entry.from_state(entry_state))

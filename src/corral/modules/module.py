@@ -17,6 +17,7 @@ from corral.core.action_masks import MASK_KEY, has_mask, without_mask
 from corral.core.settings import OneOf, PositiveFloat, PositiveInt, parse_settings, setting_types
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
+from corral.core.views import Viewable
 from corral.errors import ConfigError
 from corral.modules.distributions import ILLEGAL, ActionDistribution, DiagGaussian
 from corral.modules.html import module_html
@@ -148,7 +149,7 @@ class NetworkConfig:
         return linear([num_inputs, *(self.head_hiddens or ())][-1], num_outputs, gain, config=self, part="head")
 
 
-class Module(nn.Module):
+class Module(Viewable, nn.Module):
     """The base of all modules: what runners and learners call. Subclasses define `policy` and `value`.
 
     Attributes:

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from corral.callbacks.config import CallbacksSettings
 from corral.core.config import ExplorationConfig, SettingGroup
-from corral.core.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from corral.core.settings import Importable, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from corral.engines.base import Resources
 from corral.envs.config import HostConfig
 from corral.errors import ConfigError
@@ -21,6 +21,8 @@ from corral.modules.config import MultiAgentSettings, RLModuleSettings
 
 if TYPE_CHECKING:
     from corral.envs.seats import Seats
+    from corral.episodes.episode import SingleAgentEpisode
+    from corral.episodes.multi_agent_episode import MultiAgentEpisode
     from corral.modules.module import Module
     from corral.modules.spec import ModuleSpec
 
@@ -62,6 +64,8 @@ class EnvRunnersSettings(SettingGroup):
         transforms: Transforms of observations and rewards between the env and the module, in order, such as
             `[FrameStack(4), NormalizeObservations()]`: instances or classes of `corral.Transform`, their names or
             import paths, or dicts with `type` and settings. See docs/transforms.md.
+        episode_class: Class of the episodes that callbacks receive, a subclass of `corral.SingleAgentEpisode`, or with
+            several agents of `corral.MultiAgentEpisode`, whose `agent_class` is the class of the episodes of agents.
         num_cpus_per_env_runner: CPUs that Ray reserves for each runner.
         num_gpus_per_env_runner: GPUs that Ray reserves for each runner; in processes on this machine the runners share
             the GPUs of the machine.
@@ -78,6 +82,7 @@ class EnvRunnersSettings(SettingGroup):
     sample_timeout_s: PositiveFloat = 60.0
     straggler_factor: Annotated[float, Field(ge=1)] | None = 3.0
     transforms: Transforms = field(default_factory=list)
+    episode_class: Importable = None
     num_cpus_per_env_runner: NonNegativeFloat = 1
     num_gpus_per_env_runner: NonNegativeFloat = 0
     custom_resources_per_env_runner: dict[str, NonNegativeFloat] = field(default_factory=dict)
@@ -103,6 +108,14 @@ class RunnerConfig(
         other = copy.copy(self)
         other.__dict__["env_config"] = dict(self.env_config)
         return other.freeze(except_group="environment")
+
+    @property
+    def default_episode_class(self) -> type[SingleAgentEpisode] | type[MultiAgentEpisode]:
+        """The class of episodes for `episode_class=None`, from which all others derive."""
+        from corral.episodes.episode import SingleAgentEpisode
+        from corral.episodes.multi_agent_episode import MultiAgentEpisode
+
+        return MultiAgentEpisode if self.is_multi_agent else SingleAgentEpisode
 
     @property
     def default_module_class(self) -> type[Module]:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from corral.callbacks.dispatch import BoundCall, callback_error
 from corral.core.plain import is_plain
 from corral.core.tree import copy_nested
-from corral.episodes.episode import SingleAgentEpisode
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
 
 if TYPE_CHECKING:
@@ -32,13 +31,12 @@ class EpisodeEvents:
         runner: Runner that fires the events.
     """
 
-    episode_class: type[Any] = SingleAgentEpisode
     rollout_class: type[Rollout] = Rollout
 
     def __init__(self, runner: EnvRunner) -> None:
         """Bind the arguments that never change."""
         callbacks = runner.callbacks
-        self._host = runner.host
+        self._host, self._episode_class = runner.host, runner.episode_class
         self._episodes: list[Any] = []
         self._counts = [0] * runner.num_envs  # episodes of the sub-env before the current one
         self._waiting: set[int] = set()  # sub-envs whose next row is only a reset
@@ -79,7 +77,7 @@ class EpisodeEvents:
 
     def _view(self, id_: str, env_index: int, rollout: Rollout) -> Any:
         """Return a view of an episode that has not started."""
-        return SingleAgentEpisode.view(id_, env_index, rollout)
+        return self._episode_class.view(id_, env_index, rollout)
 
     def _create(self, env_index: int, rollout: Rollout) -> None:
         id_ = episode_id(self._id_prefix, env_index, self._counts[env_index])
@@ -175,7 +173,7 @@ class EpisodeEvents:
             self._episodes.append(episode)
             self._put(i, "episode", episode)
             if self._keeps_chunks:
-                self._chunks[i] = [self.episode_class.from_state(chunk) for chunk in saved["chunks"]]
+                self._chunks[i] = [self._episode_class.from_state(chunk) for chunk in saved["chunks"]]
                 for chunk in self._chunks[i]:
                     chunk.notes = episode.notes
                 self._put(i, "prev_episode_chunks", self._chunks[i])

@@ -25,7 +25,6 @@ class MultiAgentEvents(EpisodeEvents):
         stepping: Stepping of the runner that fires the events.
     """
 
-    episode_class = MultiAgentEpisode
     rollout_class = MultiAgentRollout
 
     def __init__(self, stepping: MultiAgentStepping) -> None:

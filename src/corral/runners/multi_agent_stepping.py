@@ -380,7 +380,7 @@ class MultiAgentStepping(Stepping):
     def make_episode(self, id_: str, env_index: int, rollout: Rollout) -> MultiAgentEpisode:
         """Return a view of an episode that knows the modules of the agents that take part already."""
         assert isinstance(rollout, MultiAgentRollout)
-        episode = MultiAgentEpisode.view(id_, env_index, rollout, rollout.seat_carry)
+        episode: MultiAgentEpisode = self.runner.episode_class.view(id_, env_index, rollout, rollout.seat_carry)
         episode.agent_to_module_mapping_fn = lambda agent, episode: self._mapping(agent, episode, self.runner)
         module_ids, modules = list(self.lanes), self._module_of[env_index]
         for seat in np.flatnonzero(modules >= 0).tolist():

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from corral.callbacks.dispatch import make_dispatcher
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.seeding import id_prefix, runner_seeds, seed_everything
+from corral.core.views import Viewable
 from corral.envs.env_host import EnvHost
 from corral.envs.env_state import warn_of_own_statistics
 from corral.envs.seats import SeatsSpace
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from corral.runners.config import RunnerConfig
 
 
-class EnvRunner:
+class EnvRunner(Viewable):
     """Steps a vector env with the current policy and records what happened.
 
     Attributes:
@@ -50,6 +51,7 @@ class EnvRunner:
         callbacks: Dispatcher of the subscribers.
         events: Fires the events of episodes; `None` if nobody subscribed to one, and before the first reset.
         module: This runner's own copy of the module, if there is one agent, as `inference` and `exploration` are.
+        episode_class: Class of the episodes that callbacks receive.
         worker_index: 0 for the embedded runner, 1 and up for others.
         weights_version: Version of the weights that choose the actions.
         weight_receivers: Functions that receive what the algorithm's `weight_providers` of the same names give. A
@@ -119,6 +121,7 @@ class EnvRunner:
         if has_own_process:  # in the process of the algorithm, `build` did it
             seed_everything(int(process_seed.generate_state(1)[0]) >> 1)
         self.rng = np.random.default_rng(noise_seed)
+        self.episode_class: type[Any] = config.episode_class or config.default_episode_class
         self.host = EnvHost(
             config,
             worker_index,
@@ -340,6 +343,7 @@ class EnvRunner:
         rollout = self.stepping.allocate(max(num_rows, min(self._last_num_rows, 2 * num_rows)))
         rollout.weights_version, rollout.worker_index = self.weights_version, self.worker_index
         rollout.carry, rollout.begins_with_reset = self._carry, self._resets_next
+        rollout.episode_class = self.episode_class
         self._rollout = rollout
         num_counted = 0, 0  # env steps and episodes of this rollout in the metrics
         is_cut = False  # by the time limit of the request

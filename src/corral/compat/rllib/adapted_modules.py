@@ -407,9 +407,7 @@ def view_module(native: Any) -> Any:
     """Return the module of RLlib for a module of Corral: the user's own one, or a view of a default module."""
     if isinstance(native, (AdaptedModule, AdaptedMemoryModule, AdaptedPart, AdaptedRules)):
         return native.rl_module
-    if (view := vars(native).get("_rllib_view")) is None:
-        view = vars(native)["_rllib_view"] = DefaultRLModule(native)
-    return view
+    return native.view_as(DefaultRLModule)
 
 
 def joint_view(modules: Mapping[str, Any]) -> MultiRLModule:

@@ -514,7 +514,7 @@ def make_viewed(name: str, config: Any) -> Any:
     class Viewed(base):  # type: ignore[misc]
         """An algorithm that keeps its view, and runs the `training_step` of a view that overrides it."""
 
-        READS_INFOS = base.READS_INFOS or config.rllib.learner_connector is not None
+        READS_INFOS = base.READS_INFOS or config.origin.learner_connector is not None
         learner_connectors: LearnerConnectors | None = None
         num_env_steps_sampled_lifetime: int
 
@@ -525,7 +525,7 @@ def make_viewed(name: str, config: Any) -> Any:
         def setup(self) -> None:
             """Make what the algorithm and the connectors of learners need."""
             super().setup()
-            if (pipeline := make_pipeline(self.config.rllib, self)) is not None:
+            if (pipeline := make_pipeline(self.config.origin, self)) is not None:
                 self.learner_connectors = LearnerConnectors(pipeline, self)
 
         def sample(self, num_timesteps: int) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from corral.callbacks.callback import EVENTS as NATIVE_EVENTS
 from corral.callbacks.callback import Callback
-from corral.compat.rllib import episodes, metrics
+from corral.compat.rllib import metrics
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.errors import ConfigError, nearest
 
@@ -220,9 +220,10 @@ class _OldMetrics(Callback):
     def on_sample_end(self, *, samples: Any, metrics_logger: Any, env_runner: Any, **kwargs: Any) -> None:
         config = env_runner.config
         window = None if config.in_evaluation else config.metrics_num_episodes_for_smoothing
+        keeps_all = config.origin.keep_per_episode_custom_metrics
         for episode in samples.episodes():
             if episode.is_done:
-                _report_notes(episode.custom_data, metrics_logger, window, config.rllib.keep_per_episode_custom_metrics)
+                _report_notes(episode.custom_data, metrics_logger, window, keeps_all)
 
 
 def _report_notes(notes: Mapping[str, Any], metrics_logger: Any, window: int | None, keeps_all: bool) -> None:
@@ -370,8 +371,6 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     "env_runner_group": _view_group,
     "worker_set": _view_group,
     "base_env": _view_base_env,
-    "episode": episodes.as_rllib,
-    "prev_episode_chunks": lambda chunks: [episodes.as_rllib(chunk) for chunk in chunks],
     "metrics_logger": metrics.as_rllib,
     "samples": _view_samples,
     "postprocessed_batch": _view_columns,

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from corral.compat.rllib import episodes
 from corral.compat.rllib.batches import MultiAgentBatch, SampleBatch, concat_samples
 from corral.compat.rllib.constants import Columns
 from corral.compat.rllib.policy_views import view_policy
@@ -79,7 +78,7 @@ class Samples(list[Any]):
 
     def __init__(self, native: Any) -> None:
         """Take the rollout."""
-        super().__init__(episodes.as_rllib(episode) for episode in native.episodes())
+        super().__init__(native.episodes())
         self._native = native
 
     @property

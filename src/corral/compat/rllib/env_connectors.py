@@ -82,9 +82,7 @@ class ConnectedEpisode(SingleAgentEpisode):
 class ConnectedMultiAgentEpisode(MultiAgentEpisode):
     """The episode of several agents that connectors get while the env is stepped."""
 
-    def _join(self, agent_id: Any, observation: Any, info: Any) -> None:
-        super()._join(agent_id, observation, info)
-        self.agent_episodes[agent_id].__class__ = ConnectedEpisode
+    agent_class = ConnectedEpisode
 
     @property
     def is_numpy(self) -> bool:
@@ -415,7 +413,8 @@ class ConnectorEvents(Callback):
         if self._pipelines is None:
             self._pipelines = layer.to_module, layer.to_env
             self._restore()
-        vars(env_runner)["connectors"] = self._pipelines
+        env_runner.keep_view(EnvToModulePipeline, self._pipelines[0])
+        env_runner.keep_view(ModuleToEnvPipeline, self._pipelines[1])
         self._layers[env_index] = layer
         layer.bind(env_runner, *self._pipelines)
 
@@ -469,17 +468,18 @@ def _layers(env: Any) -> Iterator[Any]:
 
 def _merges(runner: Any) -> bool:
     """Return whether a connector of a runner merges states."""
-    connectors = vars(runner)["connectors"][0].connectors
+    connectors = _get_connectors(runner).connectors
     return any(type(each).merge_states is not ConnectorV2.merge_states for each in connectors)
 
 
-def _get_connectors(runner: Any) -> Any:
-    return vars(runner)["connectors"][0]
+def _get_connectors(runner: Any) -> EnvToModulePipeline:
+    pipeline: EnvToModulePipeline = runner.view_as(EnvToModulePipeline)
+    return pipeline
 
 
 def _get_state(runner: Any) -> Any:
-    return vars(runner)["connectors"][0].get_state()
+    return _get_connectors(runner).get_state()
 
 
 def _set_state(runner: Any, state: Any) -> None:
-    vars(runner)["connectors"][0].set_state(state)
+    _get_connectors(runner).set_state(state)

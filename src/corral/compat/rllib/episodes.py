@@ -156,6 +156,8 @@ class SingleAgentEpisode(NativeEpisode, OldEpisode):
 class MultiAgentEpisode(NativeMultiAgentEpisode, OldEpisode):
     """An episode of several agents, with RLlib's semantics: `get_return()` counts this chunk only."""
 
+    agent_class = SingleAgentEpisode
+
     def get_return(self, include_hanging_rewards: bool = False) -> float:
         """Return the sum of the rewards of all agents in this chunk."""
         if include_hanging_rewards and self._rollout is not None:
@@ -164,8 +166,6 @@ class MultiAgentEpisode(NativeMultiAgentEpisode, OldEpisode):
 
     def get_agent_returns(self, include_hanging_rewards: bool = False) -> dict[Any, float]:
         """Return the sums of the rewards in this chunk by agent, without agents that ended before it."""
-        for part in self.agent_episodes.values():
-            as_rllib(part)  # an agent may have joined since
         found = super().get_agent_returns(include_hanging_rewards)
         return {agent: found[agent] for agent in self.agent_episodes}
 
@@ -184,7 +184,8 @@ class MultiAgentEpisode(NativeMultiAgentEpisode, OldEpisode):
     @property
     def agent_rewards(self) -> dict[tuple[Any, str], float]:
         """Sum of rewards in the whole episode so far, by agent and policy."""
-        here = {agent: as_rllib(part).total_reward for agent, part in self.agent_episodes.items()}
+        parts: dict[Any, Any] = dict(self.agent_episodes)
+        here = {agent: part.total_reward for agent, part in parts.items()}
         return {(agent, self.module_for(agent)): value for agent, value in (self._returns_of_gone() | here).items()}
 
     def last_observation_for(self, agent_id: Any) -> Any:
@@ -208,14 +209,3 @@ class MultiAgentEpisode(NativeMultiAgentEpisode, OldEpisode):
     def get_agents(self) -> list[Any]:
         """Return the ids of the agents."""
         return list(self.agent_episodes)
-
-
-def as_rllib(episode: Any) -> Any:
-    """Give a runner's episode the methods of RLlib, in place, and return it."""
-    if type(episode) is NativeEpisode:
-        episode.__class__ = SingleAgentEpisode
-    elif type(episode) is NativeMultiAgentEpisode:
-        episode.__class__ = MultiAgentEpisode
-        for part in episode.agent_episodes.values():
-            as_rllib(part)
-    return episode

@@ -21,7 +21,7 @@ from corral.compat.rllib.adapted_modules import view_module
 from corral.compat.rllib.connectors import is_transform, item_key
 from corral.compat.rllib.constants import DEFAULT_MODULE_ID, Columns
 from corral.compat.rllib.default_connectors import AddInfosFromEpisodesToTrainBatch, DefaultConnector
-from corral.compat.rllib.episodes import COLUMNS, as_rllib
+from corral.compat.rllib.episodes import COLUMNS
 from corral.compat.rllib.learner_only import LearnerOnly
 from corral.compat.rllib.modules import MultiRLModule
 from corral.compat.rllib.pipelines import LearnerConnectorPipeline, learner_pipeline
@@ -130,7 +130,7 @@ class LearnerConnectors:
         episodes, chunks = [], list[_Chunk]()
         for rollout in rollouts:
             for episode in rollout.episodes():
-                episodes.append(as_rllib(episode))
+                episodes.append(episode)
                 chunks += _chunks_of(rollout, episode)
         batch: dict[str, Any] = {}
         shared_data: dict[str, Any] = {}

@@ -11,6 +11,7 @@ from corral.compat.rllib.module_changes import module_states, set_module_states
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.core.schedules import schedule_value
 from corral.errors import ConfigError
+from corral.learners.learner import Learner as NativeLearner
 from corral.learners.remote_learners import RemoteLearnerGroup
 from corral.learners.settings import UpdateSettings
 from corral.metrics.logger import MetricsLogger
@@ -36,7 +37,7 @@ class LearnerGroup:
     @property
     def _learner(self) -> Learner | None:
         """The learner of this process; `None` if learners run in other processes."""
-        return None if self.is_remote else view_learner(self._native.learner_here, self._algorithm.config.rllib)
+        return None if self.is_remote else view_learner(self._native.learner_here, self._algorithm.config.origin)
 
     @property
     def is_local(self) -> bool:
@@ -65,7 +66,7 @@ class LearnerGroup:
 
     def foreach_learner(self, func: Callable[..., Any], **settings: Any) -> list[Any]:
         """Return `func(learner)` of each learner, each with a method `get()`."""
-        config = self._algorithm.config.rllib if self.is_remote else None
+        config = self._algorithm.config.origin if self.is_remote else None
         return [Answer(value) for value in self._native.foreach_learner(_call_with_view, func, config)]
 
     def update(
@@ -159,16 +160,17 @@ class Answer:
         return self._value
 
 
-def view_learner(native: Any, config: Any = None) -> Learner:
+def view_learner(native: NativeLearner, config: Any = None) -> Learner:
     """Return the learner of RLlib for a learner of Corral."""
     if isinstance(native, OwnLearner):
         return native.view
-    if (view := vars(native).get("_rllib_view")) is None:
-        view = config.learner_class(config=config, module=joint_view(native.modules))
-        view._native, view._device = native, native.device
-        vars(native)["_rllib_view"] = view
-    found: Learner = view
-    return found
+    return native.view_as(_make_view, config)
+
+
+def _make_view(native: NativeLearner, config: Any) -> Learner:
+    view: Learner = config.learner_class(config=config, module=joint_view(native.modules))
+    view._native, view._device = native, native.device
+    return view
 
 
 def _call_with_view(native: Any, func: Callable[..., Any], config: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -39,15 +39,6 @@ class LearnerMetrics(MetricsLogger):
             return
         settings.pop("with_throughput", None)
         super().log_value(key, value.detach().cpu().item() if isinstance(value, Tensor) else value, **settings)
-
-    def log_dict(self, values: Mapping[str, Any], *, key: Any = (), **settings: Any) -> None:
-        """Log values by name, which may be nested."""
-        path = (key,) if isinstance(key, str) else tuple(key or ())
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                self.log_dict(value, key=(*path, name), **settings)
-            else:
-                self.log_value((*path, name), value, **settings)
 
     def peek(self, key: Any = None, default: Any = _MISSING, **settings: Any) -> Any:
         """Return a value, reduced so far.

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from corral.metrics.logger import MetricsLogger as NativeLogger
+from corral.metrics.logger import Timed
 from corral.metrics.values import as_path
 
 _MISSING: Any = object()
 
 
-class MetricsLogger(NativeLogger):
-    """A logger with RLlib's signatures.
+class MetricsLogger:
+    """A view of a logger of Corral with RLlib's signatures; everything else is Corral's.
 
     Keys that begin with a group of the result, such as `("evaluation", "env_runners")`, are Corral's. What the user
     logs there is kept in a logger of its own, `added`, which `Algorithm.train` merges into its result.
+
+    Args:
+        native: The logger; `None` makes one.
+
+    Attributes:
+        native: The logger.
+        added: The logger of what the user logs in groups of the result.
     """
 
-    @property
-    def added(self) -> MetricsLogger:
-        """The logger of what the user logs in groups of the result."""
-        return vars(self).setdefault("rllib_added", MetricsLogger())  # type: ignore[no-any-return]
+    def __init__(self, native: NativeLogger | None = None) -> None:
+        """Keep the logger, or make it."""
+        self.native, self.added = native or NativeLogger(), NativeLogger()
 
-    def _is_ours(self, key: Any) -> bool:
-        """Return whether a key begins with a group that Corral's results use."""
-        return bool(key) and as_path(key)[0] in self._reserved
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "native":
+            raise AttributeError(name)
+        return getattr(self.native, name)
+
+    def _logger_of(self, key: Any) -> NativeLogger:
+        """Return the logger of a key: `added` if it begins with a group that Corral's results use."""
+        return self.added if key and as_path(key)[0] in self.native.reserved else self.native
 
     def log_value(self, key: Any, value: Any, *, clear_on_reduce: bool | None = None, **settings: Any) -> None:
         """Log one value; see Corral's logger.
@@ -40,10 +53,20 @@ class MetricsLogger(NativeLogger):
         if settings.get("window") == float("inf"):  # all values since the last `reduce`
             del settings["window"]
             settings.setdefault("reduce", "mean")
-        if self._is_ours(key):
-            self.added.log_value(key, value, clear_on_reduce=clear_on_reduce, **settings)
-        else:
-            super().log_value(key, value, clear_on_reduce=clear_on_reduce, **settings)
+        self._logger_of(key).log_value(key, value, clear_on_reduce=clear_on_reduce, **settings)
+
+    def log_dict(self, values: Mapping[str, Any], *, key: Any = (), **settings: Any) -> None:
+        """Log values by name, which may be nested."""
+        path = (key,) if isinstance(key, str) else tuple(key or ())
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                self.log_dict(value, key=(*path, name), **settings)
+            else:
+                self.log_value((*path, name), value, **settings)
+
+    def log_time(self, key: Any, **settings: Any) -> Timed:
+        """Return a context manager that logs the seconds that its block takes; see Corral's logger."""
+        return Timed(cast(NativeLogger, self), time.perf_counter, key, settings)
 
     def peek(self, key: Any = None, default: Any = _MISSING, **settings: Any) -> Any:
         """Return a value, reduced so far.
@@ -51,8 +74,8 @@ class MetricsLogger(NativeLogger):
         Raises:
             KeyError: Nothing was logged under the key, and there is no default.
         """
-        found = self.added.peek(key, None) if self._is_ours(key) else None
-        found = super().peek(key or None, _MISSING) if found is None else found
+        found = self._logger_of(key).peek(key or None, None)
+        found = self.native.peek(key or None, _MISSING) if found is None else found
         if found is not _MISSING:
             return found
         if default is _MISSING:
@@ -61,10 +84,7 @@ class MetricsLogger(NativeLogger):
 
     def aggregate(self, stats: Sequence[Any], *, key: Any = None) -> None:
         """Add what `env_runner.get_metrics()` returned."""
-        if self._is_ours(key):
-            self.added.aggregate(stats, key=key)
-        else:
-            super().aggregate(list(stats), key=() if key is None else key)
+        self._logger_of(key).aggregate(list(stats), key=() if key is None else key)
 
     def merge_and_log_n_dicts(self, stats_dicts: Sequence[Any], *, key: Any = None, **settings: Any) -> None:
         """Add what `env_runner.get_metrics()` returned: the name of `aggregate` until 2.44."""
@@ -72,10 +92,5 @@ class MetricsLogger(NativeLogger):
 
 
 def as_rllib(logger: NativeLogger) -> MetricsLogger:
-    """Return a logger with the methods of RLlib and the values of a logger of Corral, which both keep together."""
-    values = vars(logger)
-    if (view := values.get("rllib")) is None:
-        view = values["rllib"] = object.__new__(MetricsLogger)
-        view.__dict__ = values
-    found: MetricsLogger = view
-    return found
+    """Return the view of a logger, always the same one."""
+    return logger.view_as(MetricsLogger)

@@ -92,7 +92,8 @@ def _use(algorithm: Any, changed: Any, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         setattr(changed, name, value)
     native = algorithm.native
-    algorithm.config = vars(native.config)["rllib"] = changed.freeze()
+    algorithm.config = changed.freeze()
+    native.config.with_origin(changed)
     for group in (algorithm.env_runner_group, algorithm.eval_env_runner_group):
         if group is not None:
             group.foreach_env_runner(functools.partial(_use_config, config=changed))

@@ -21,6 +21,7 @@ from corral.compat.rllib.adapted_modules import AdaptedPart, loading_settings, t
 from corral.compat.rllib.connectors import ConnectorV2, to_transforms
 from corral.compat.rllib.env_connectors import Connect, ConnectorEvents, LazyEnv, connectors_for
 from corral.compat.rllib.envs import env_settings
+from corral.compat.rllib.episodes import MultiAgentEpisode, SingleAgentEpisode
 from corral.compat.rllib.learner import DEFAULTS, Learner, TorchLearner, steps_by_hand
 from corral.compat.rllib.learner_connectors import LearnerConnectorEvents
 from corral.compat.rllib.model_config import to_model_config
@@ -52,7 +53,7 @@ _OF_ENV = {"env", "env_config", "env_task_fn", "wrappers", "transforms"}  # the 
 
 
 def to_native(config: AlgorithmConfig) -> NativeConfig:
-    """Return the config of Corral, which keeps RLlib's as its attribute `rllib`.
+    """Return the config of Corral, which keeps RLlib's as its `origin`.
 
     Raises:
         ConfigError: A setting has a value that Corral lacks.
@@ -73,8 +74,7 @@ def to_native(config: AlgorithmConfig) -> NativeConfig:
     )
     if config.policies and config.is_multi_agent:
         native.multi_agent(**_multi_agent_settings(config, name, settings))
-    vars(native)["rllib"] = config
-    return native
+    return native.with_origin(config)
 
 
 def algorithm_name(config: AlgorithmConfig) -> str:
@@ -123,6 +123,7 @@ def to_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
         for key, setting in known.items()
         if setting.kind == "same" and key not in _NOT_COPIED and key in vars(config)
     }
+    settings["episode_class"] = MultiAgentEpisode if config.is_multi_agent else SingleAgentEpisode
     settings |= env_settings(config) | _sampling_settings(config, name) | _learning_settings(config)
     if name:
         settings |= {"PPO": _ppo_settings, "DQN": _dqn_settings, "SAC": _sac_settings}[name](config)

@@ -72,7 +72,7 @@ class OwnLearner(NativeLearner):
         self._by_hand = steps_by_hand(learner_class, self.view.module)
         self.view.build()
         super().__init__(modules, specs, **settings)
-        self.metrics = self.view.metrics
+        self.metrics = self.view.metrics.native
 
     # Losses and optimizers.
 

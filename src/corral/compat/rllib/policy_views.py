@@ -107,9 +107,7 @@ class Policy:
 
 def view_policy(native: Any) -> Policy:
     """Return the policy of a module of Corral, always the same one."""
-    if (view := vars(native).get("_rllib_policy")) is None:
-        view = vars(native)["_rllib_policy"] = Policy(native)
-    found: Policy = view
+    found: Policy = native.view_as(Policy)
     return found
 
 

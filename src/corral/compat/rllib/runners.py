@@ -8,10 +8,11 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from corral.compat.rllib import episodes, metrics
+from corral.compat.rllib import metrics
 from corral.compat.rllib.adapted_modules import view_module
 from corral.compat.rllib.envs import env_settings
 from corral.compat.rllib.modules import MultiRLModule
+from corral.compat.rllib.pipelines import EnvToModulePipeline, ModuleToEnvPipeline
 from corral.compat.rllib.policy_views import view_policy
 from corral.errors import ConfigError
 from corral.runners import runner as native_runners
@@ -40,9 +41,9 @@ class EnvRunner:
         """Keep the runner, or make it."""
         if native is None:
             native = _make_runner(config, worker_index)
-            vars(native)["rllib"] = self
+            native.keep_view(EnvRunner, self)
         self._native = native
-        self.use_config(native.config.rllib)
+        self.use_config(native.config.origin)
 
     def use_config(self, config: Any) -> None:
         """Show another config of RLlib, such as one with other modules, as the runner's own; nothing else changes."""
@@ -77,12 +78,17 @@ class EnvRunner:
             else:
                 length = self.config.get_rollout_fragment_length(self._native.worker_index)
                 request["num_timesteps"] = length * self._native.num_envs
-        rollout = self._native.sample(**request)
-        return [episodes.as_rllib(episode) for episode in rollout.episodes()]
+        found: list[Any] = self._native.sample(**request).episodes()
+        return found
 
     def get_metrics(self) -> Any:
         """Return the metrics since the last call, for `MetricsLogger.aggregate`."""
         return self._native.get_metrics()[0]
+
+    @property
+    def connectors(self) -> list[Any]:
+        """The connectors from the env to the module, and the ones from the module to the env."""
+        return [self._native.view_as(pipeline) for pipeline in (EnvToModulePipeline, ModuleToEnvPipeline)]
 
     def make_env(self) -> None:
         """Make the env again, with the settings of `config`."""
@@ -163,11 +169,9 @@ SingleAgentEnvRunner = MultiAgentEnvRunner = RolloutWorker = EnvRunner
 
 def view_runner(native: Any) -> EnvRunner:
     """Return the view of a runner, always the same one."""
-    if (view := vars(native).get("rllib")) is None:
-        view = vars(native)["rllib"] = EnvRunner(native)
+    view: EnvRunner = native.view_as(EnvRunner)
     _current[:] = [view]
-    found: EnvRunner = view
-    return found
+    return view
 
 
 def get_global_worker() -> EnvRunner | None:
