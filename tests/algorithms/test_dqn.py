@@ -399,17 +399,6 @@ class TestRing:
         counts = np.bincount(batch["num_steps"][first])
         assert counts.tolist() == [0, 2, 2, 20]  # only the two newest rows of each runner have fewer steps
 
-    @pytest.mark.slow
-    def test_two_learners_learn_as_one_does(self) -> None:
-        weights = []
-        for num_learners, batch_size in ((0, 32), (2, 16)):
-            config = self.config(train_batch_size_per_learner=batch_size, dueling=True, **PRIORITIZED)
-            with config.learners(num_learners=num_learners).engine("process").build() as algo:
-                self.updates(algo, 5)
-                weights.append(algo.learner_group.get_weights()[DEFAULT_MODULE_ID])
-        for name, array in weights[0].items():
-            np.testing.assert_allclose(array, weights[1][name], rtol=1e-4, atol=1e-6, err_msg=name)
-
 
 class TestStorage:
     def test_stacks_of_frames_are_kept_once(self) -> None:

@@ -19,7 +19,6 @@ from corral import SACConfig
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.sac import sac_loss
 from corral.errors import ConfigError
-from corral.learners.settings import UpdateSettings
 from corral.modules.distributions import SquashedGaussian
 from corral.modules.inference import Inference
 from corral.modules.networks import LogStdClamp
@@ -348,31 +347,6 @@ def test_actions_are_even_until_learning_starts() -> None:
             algorithm.train()
         actions = np.tanh(algorithm.local_replay_buffer.sample(64)["actions"])
     assert actions.std() == pytest.approx(1 / math.sqrt(3), abs=0.12)
-
-
-def test_a_state_holds_all_that_updates_go_on_from() -> None:
-    def train(algorithm: Algorithm) -> list[dict[str, float]]:
-        rng = np.random.default_rng(5)  # the envs are no part of a state, so both learn from the buffer alone
-        found = []
-        for _ in range(5):
-            batch = algorithm.prepare_batch("default_policy", algorithm.local_replay_buffer.sample(32))  # type: ignore[attr-defined]
-            batch["rewards"] += rng.standard_normal(32, dtype=np.float32)
-            update = algorithm.learner_group.update(
-                {"default_policy": batch}, {"default_policy": UpdateSettings(lr=1e-3)}
-            )["default_policy"]
-            found.append({name: np.mean(value) for name, value in update.items()})
-        return found
-
-    config = quick(store_buffer_in_checkpoints=True)
-    with config.build() as algorithm, config.debugging(seed=9).build() as other:
-        for _ in range(4):
-            algorithm.train()
-        other.train()
-        state = algorithm.get_state()
-        expected = train(algorithm)
-        assert train(algorithm) != expected
-        other.set_state(state)
-        assert train(other) == expected
 
 
 def test_checkpoints_hold_it_all(tmp_path: Any) -> None:

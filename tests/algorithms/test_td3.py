@@ -19,7 +19,6 @@ from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.td3 import td3_loss
 from corral.errors import ConfigError
 from corral.learners.gradients import backward
-from corral.learners.settings import UpdateSettings
 from corral.modules.inference import Inference
 from corral.modules.td3_module import TD3Module
 from corral.testing import IdentityEnv
@@ -320,27 +319,6 @@ def test_several_agents_have_delays_of_their_own() -> None:
         one, other = (result["learners"][name] for name in "ab")
         assert algorithm.get_state()["attributes"]["num_updates"].keys() == {"a", "b"}
     assert np.isfinite([one["actor_loss"], other["actor_loss"]]).all()
-
-
-def test_a_state_holds_all_that_updates_continue_from() -> None:
-    def train(algorithm: Algorithm) -> list[dict[str, float]]:
-        found = []
-        for _ in range(5):
-            batch = algorithm.prepare_batch("default_policy", algorithm.local_replay_buffer.sample(32))  # type: ignore[attr-defined]
-            update = algorithm.update_module("default_policy", batch, UpdateSettings(lr=1e-3))  # type: ignore[attr-defined]
-            found.append({name: float(np.mean(value)) for name, value in update.items()})
-        return found
-
-    config = quick(store_buffer_in_checkpoints=True, policy_delay=3, num_steps_sampled_before_learning_starts=32)
-    with config.build() as algorithm, config.debugging(seed=9).build() as other:
-        for _ in range(2):
-            algorithm.train()
-        other.train()
-        state = algorithm.get_state()
-        expected = train(algorithm)
-        assert train(algorithm) != expected
-        other.set_state(state)
-        assert train(other) == expected
 
 
 def test_errors_become_priorities() -> None:
