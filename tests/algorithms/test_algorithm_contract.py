@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from small_configs import TRAINING, small_config
 
 from corral import Algorithm
@@ -55,7 +57,7 @@ def test_it_solves_the_identity_env(algo: str, space: str) -> None:
 
 @pytest.mark.parametrize(("algo", "space"), FORMS)
 def test_the_same_seed_gives_the_same_results(algo: str, space: str) -> None:
-    settings = {} if algo == "PPO" else {"num_steps_sampled_before_learning_starts": 32}
+    settings = {} if algo == "PPO" else {"num_steps_sampled_before_learning_starts": 32, "gamma": 0.9}
     config = small_config(algo, space, **settings, **(PRIORITIZED | {"noisy": True} if algo == "DQN" else {}))
 
     def results(seed: int) -> list[Any]:
@@ -93,7 +95,7 @@ def test_a_state_holds_all_that_updates_continue_from(algo: str, space: str) -> 
 
     delay = {"policy_delay": 3} if algo in ("TD3", "DDPG") else {}
     config = small_config(
-        algo, space, store_buffer_in_checkpoints=True, num_steps_sampled_before_learning_starts=32, **delay
+        algo, space, store_buffer_in_checkpoints=True, num_steps_sampled_before_learning_starts=32, gamma=0.9, **delay
     )
     with config.build() as algorithm, config.copy().debugging(seed=9).build() as other:
         for _ in range(2):
@@ -104,6 +106,24 @@ def test_a_state_holds_all_that_updates_continue_from(algo: str, space: str) -> 
         assert learn(algorithm) != expected
         other.set_state(state)
         assert learn(other) == expected
+
+
+@pytest.mark.parametrize(("algo", "space"), OFF_POLICY_FORMS)
+def test_targets_become_the_networks_as_tau_says(algo: str, space: str) -> None:
+    delay = {"policy_delay": 1} if algo in ("TD3", "DDPG") else {}
+    moved = {}
+    for tau in (1.0, 0.25):
+        settings = {"tau": tau, "target_network_update_freq": 0, "num_steps_sampled_before_learning_starts": 32}
+        with small_config(algo, space, **settings, **delay).build() as algorithm:
+            before = copy.deepcopy(algorithm.get_module().state_dict())
+            algorithm.train()
+            after = algorithm.get_module().state_dict()
+        names = [name for name in after if name.startswith("target_")]
+        assert names
+        same = [torch.equal(after[name], after[name.removeprefix("target_")]) for name in names]
+        moved[tau] = [not torch.equal(after[name], before[name]) for name in names]
+        assert all(same) if tau == 1 else not all(same)
+    assert all(any(each) for each in moved.values())
 
 
 # Learners shuffle only their own parts of a batch, so they take the minibatches of one learner if each is a whole part.
