@@ -8,6 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from hypothesis import given as each_of
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from corral.envs.env_state import continues, get_env_state, set_env_state
 from corral.envs.multi_agent_env import MultiAgentEnv
@@ -163,7 +166,8 @@ def in_seats(made: Any, seed: int) -> tuple[Steps, tuple[bool, bool]]:
         over = terminated or truncated
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each_of(seed=st.integers(0, 2**16))
+@settings(max_examples=8, deadline=None)
 @pytest.mark.parametrize(
     "make",
     [tictactoe.env, connect_four.env, rps.env, Dwindling, lambda: Dwindling(blind=True)],

@@ -8,6 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from hypothesis import given as each_of
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from corral.core.tree import copy_nested, map_tree
 from corral.envs.multi_agent_env import MultiAgentEnv
@@ -125,9 +128,12 @@ def check_arrays(env: SeatedEnv, given: Any, obs: Any, rewards: Any, terminateds
                 map_tree(lambda leaf, blank=blank: np.testing.assert_array_equal(leaf, blank), part)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_arrays_are_what_the_agents_received_and_only_agents_that_have_to_act_are_asked(seed: int) -> None:
-    resets, steps = random_script(np.random.default_rng(seed), 20)
+@each_of(seed=st.integers(0, 2**16), num_steps=st.integers(1, 30))
+@settings(max_examples=25, deadline=None)
+def test_arrays_are_what_the_agents_received_and_only_agents_that_have_to_act_are_asked(
+    seed: int, num_steps: int
+) -> None:
+    resets, steps = random_script(np.random.default_rng(seed), num_steps)
     scripted = Scripted(resets, steps, kinds=True)
     env = SeatedEnv(scripted)
     env.action_space.seed(seed)
