@@ -194,14 +194,13 @@ def test_an_interrupt_while_metrics_are_collected_loses_nothing(
     with config(tmp_path).build() as algo:
         runner = algo.env_runner
         assert runner is not None
-        take = runner.get_metrics
+        log_samples = runner.log_samples
 
-        def interrupted() -> Any:
-            taken = take()
+        def interrupted() -> None:
             os.kill(os.getpid(), signal.SIGINT)
-            return taken
+            log_samples()
 
-        monkeypatch.setattr(runner, "get_metrics", interrupted)
+        monkeypatch.setattr(runner, "log_samples", interrupted)
         with pytest.raises(KeyboardInterrupt):
             algo.train()
         monkeypatch.undo()

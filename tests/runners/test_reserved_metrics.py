@@ -56,8 +56,9 @@ def test_it_ends_the_run_and_restarts_no_runner(event: str, num_env_runners: int
     def log_it(metrics_logger: MetricsLogger) -> None:
         metrics_logger.log_value("num_episodes", 1.0)
 
+    name = "num_episodes" if num_env_runners else "env_runners/num_episodes"
     with config(num_env_runners, **{event: log_it}).build() as algo:
-        with pytest.raises(CallbackError, match=rf"{event}: callback .*log_it.*'num_episodes', logged at {__file__}"):
+        with pytest.raises(CallbackError, match=rf"{event}: callback .*log_it.*'{name}', logged at {__file__}"):
             algo.train()
         assert algo.env_runner_group.num_remote_worker_restarts == 0
         assert not any(runner.restart_at_s for runner in algo.env_runner_group._runners.values())
@@ -86,14 +87,18 @@ def test_the_driver_s_logger_refuses_the_names_under_env_runners(num_env_runners
         algo.train()
 
 
-@pytest.mark.parametrize("num_env_runners", [0, 1])
-def test_a_name_taken_on_the_driver_first_ends_the_run_with_its_place(num_env_runners: int) -> None:
+@pytest.mark.parametrize(("num_env_runners", "error"), [(0, CallbackError), (1, MetricsError)])
+def test_a_name_taken_on_the_driver_first_ends_the_run_with_its_place(
+    num_env_runners: int, error: type[Exception]
+) -> None:
+    """With the embedded runner at the call, which is when the algorithm is built."""
+
     def log_it(metrics_logger: MetricsLogger) -> None:
         metrics_logger.log_value(("env_runners", "num_episodes"), 1.0, reduce="sum")
 
     with (
+        pytest.raises(error, match=rf"'env_runners/num_episodes', logged at {__file__}"),
         config(num_env_runners, on_algorithm_init=log_it).build() as algo,
-        pytest.raises(MetricsError, match=rf"'env_runners/num_episodes', logged at {__file__}"),
     ):
         algo.train()
 
@@ -105,7 +110,7 @@ def test_metrics_of_an_exploration_are_the_library_s_from_the_start(event: str) 
 
     with (
         config(0, DQNConfig, **{event: log_it}).build() as algo,
-        pytest.raises(CallbackError, match=rf"'epsilon', logged at {__file__}"),
+        pytest.raises(CallbackError, match=rf"'env_runners/epsilon', logged at {__file__}"),
     ):
         assert algo.env_runner is not None
         algo.env_runner.sample(num_timesteps=4)
@@ -121,7 +126,7 @@ def test_a_metrics_error_of_an_exploration_ends_the_run(num_env_runners: int) ->
 
     experiment = config(num_env_runners, DQNConfig).exploration(exploration_config={"type": Colliding})
     with experiment.build() as algo:
-        with pytest.raises(MetricsError, match="'num_episodes' was logged as sum"):
+        with pytest.raises(MetricsError, match=r"'(env_runners/)?num_episodes' was logged as sum"):
             algo.train()
         assert algo.env_runner_group.num_remote_worker_restarts == 0
 
@@ -148,7 +153,8 @@ def test_a_name_of_the_learners_results_is_refused(
     if base is DQNConfig:
         experiment.training(num_steps_sampled_before_learning_starts=1)
     name = "learners/default_policy/total_loss"
-    with experiment.build() as algo, pytest.raises(MetricsError, match=rf"'{name}', logged at {__file__}:\d+:"):
+    at = rf"'{name}', logged at {__file__}:\d+:"
+    with experiment.build() as algo, pytest.raises((CallbackError, MetricsError), match=at):
         algo.train()
 
 

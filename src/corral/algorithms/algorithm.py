@@ -196,7 +196,9 @@ class Algorithm(metaclass=_WithHints):
         weakref.finalize(self, _end_dropped, self.engine).atexit = False  # at exit, the handles end their workers
         try:
             self.engine.require(resources_of_workers(config))
-            self.env_runner_group = EnvRunnerGroup(config.for_workers(), self.engine)
+            self.env_runner_group = EnvRunnerGroup(
+                config.for_workers(), self.engine, metrics=self.metrics, timers=self.timers
+            )
             self.env_runner_group.on_recreated = self._announce_recreated
             log.info("Engine: %s.", self.env_runner_group.engine_name)
             self.num_env_steps_per_round = num_env_steps_per_round(config, self.env_runner_group.num_envs)
@@ -211,7 +213,9 @@ class Algorithm(metaclass=_WithHints):
                 for module_id, module in modules.items()
                 if not isinstance(module, HeuristicModule)
             }
-            self.learner_group = make_learner_group(config.for_workers(), specs, modules, learning, self.engine)
+            self.learner_group = make_learner_group(
+                config.for_workers(), specs, modules, learning, self.engine, self.metrics, self.timers
+            )
             self.weight_providers: dict[str, Callable[[], Mapping[str, Any]]] = {
                 "modules": self.learner_group.get_acting_weights
             }

@@ -87,11 +87,11 @@ def set_algorithm_state(
         set_part()
         algorithm._restored = dict(NOT_RESTORED)
     algorithm._restored = {**NOT_RESTORED, "training_iteration": state["attributes"]["training_iteration"]}
+    algorithm.metrics.set_state(state["metrics"])  # first: what logs there adds what its own state holds
     algorithm._restored |= algorithm.env_runner_group.set_state(state["runners"])
     algorithm._evaluator.set_state(state.get("evaluation"))
     algorithm._callbacks.set_state(state["callbacks"])
     algorithm.learner_group.set_state(state["learners"])
-    algorithm.metrics.set_state(state["metrics"])
     algorithm.set_transform_states(copy_nested(state.get("transforms", {})))
     for name in algorithm.STATE:
         _set_attribute(algorithm, name, _saved_attribute(algorithm, name, state))

@@ -17,6 +17,8 @@ from corral.learners.learner import Learner
 from corral.learners.learner_group import LearnerGroup
 from corral.learners.remote_learners import RemoteLearnerGroup, build_copy, frozen_parameters
 from corral.learners.settings import LearningSpec
+from corral.metrics.logger import MetricsLogger
+from corral.metrics.timers import Timers
 from corral.modules.layers import share_layers
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
@@ -31,6 +33,8 @@ def make_learner_group(
     modules: Mapping[str, Module],
     learning: Mapping[str, LearningSpec],
     engine: Any,
+    metrics: MetricsLogger,
+    timers: Timers,
 ) -> LearnerGroup:
     """Build the learners.
 
@@ -40,6 +44,8 @@ def make_learner_group(
         modules: The modules to train, by module id; with `num_learners` above 0, the copies that stay in this process.
         learning: Losses and optimizers by module id; a module without an entry does not learn.
         engine: The engine that runs the learners, if `num_learners` is above 0.
+        metrics: Logger of the algorithm, into which a learner of this process logs.
+        timers: Timers of the algorithm, for a learner of this process.
 
     Raises:
         SerializationError: A callback, a loss, a module's class or a setting cannot be pickled.
@@ -47,7 +53,9 @@ def make_learner_group(
     """
     assert config.seed is not None
     if not config.num_learners:
-        return LearnerGroup(_make_learner(config, modules, learning, config.seed, callbacks=make_dispatcher(config)))
+        learner = _make_learner(config, modules, learning, config.seed, callbacks=make_dispatcher(config))
+        learner.log_into(metrics, timers)
+        return LearnerGroup(learner)
     copy = _make_learner(config, modules, learning, config.seed)
     # Learners have no env, so an env that cannot be pickled must not make this fail if the runner is embedded.
     config = config.copy(env=None, env_config={}, wrappers=[]).freeze()

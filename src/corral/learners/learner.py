@@ -33,6 +33,7 @@ from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import MAIN_LOSS, LearningSpec, Stop, UpdateSettings
 from corral.learners.sharing import group_sharing, parameters_of_several, shared_parameters, take_turns
 from corral.metrics.logger import MetricsLogger
+from corral.metrics.timers import Timers
 from corral.modules.distributions import module_action_space
 from corral.modules.inference import ActingWeights
 from corral.modules.layers import Layers
@@ -96,9 +97,9 @@ class Learner(Viewable):
     Attributes:
         modules: Modules by module id.
         device: Device of the modules.
-        metrics: Logger passed to callbacks; aggregated into `result["learners"]`.
+        metrics: Logger passed to callbacks, whose values are in `result["learners"]`.
+        timers: Timers of the seconds in callbacks, which are no seconds of learning.
         rng: Generator for shuffling.
-        callbacks_s: Seconds spent in callbacks since the attribute was set to 0.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Learner(Viewable):
         self.rng = np.random.default_rng(seed)
         self.metrics = MetricsLogger()
         self.callbacks = callbacks or Dispatcher([], {})
-        self.callbacks_s = 0.0
+        self.timers = Timers()
         self.peers = peers
 
     def add_module(self, module_id: str, module: Module, spec: LearningSpec | None) -> None:
@@ -245,7 +246,13 @@ class Learner(Viewable):
             policy=self.modules[module_id],
             **arguments,
         )
-        self.callbacks_s += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.timers.add({"learning": -seconds, "callbacks": seconds})
+
+    def log_into(self, metrics: MetricsLogger, timers: Timers) -> None:
+        """Log into the metrics of the algorithm, under `learners`, and into its timers from now on."""
+        self.metrics.become_view(metrics, "learners")
+        self.timers = timers
 
     def update(self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]) -> dict[str, dict[str, Any]]:
         """Take gradient steps on every module that has a batch and settings.

@@ -20,7 +20,7 @@ from corral.errors import CheckpointError, CorralError
 from corral.learners.learner import Learner
 from corral.learners.losses import Batch, Loss
 from corral.learners.settings import LearningSpec, UpdateSettings
-from corral.metrics.logger import MetricsLogger, Parts, check_metrics_state
+from corral.metrics.logger import MetricsLogger, check_metrics_state
 from corral.metrics.timers import Timers
 from corral.modules.layers import SharedLayers
 from corral.modules.module import Module
@@ -258,15 +258,12 @@ class LearnerGroup:
         return self.learner_here.modules[module_id]
 
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
-        """Aggregate what the learners' callbacks logged since the last call, under `learners`, and the time they took.
+        """Collect what the learners' callbacks logged since the last call, under `learners`, and the time they took.
 
-        Callbacks run within the time of learning, and the callbacks of several learners run at the same time.
+        The learner of this process logs into the metrics and timers of the algorithm itself. Callbacks run within the
+        time of learning, and the callbacks of several learners run at the same time.
         """
-        collected = self._call_all(_collect)
-        seconds = max(seconds for _, seconds, _ in collected)
-        self.num_callback_errors = sum(num_errors for _, _, num_errors in collected)
-        timers.add({"learning": -seconds, "callbacks": seconds})
-        metrics.aggregate([parts for parts, _, _ in collected], key="learners")
+        self.num_callback_errors = self.learner_here.callbacks.num_errors
 
     def _call_all(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Return `function(learner, *args)` of every learner that takes gradient steps."""
@@ -278,11 +275,6 @@ class LearnerGroup:
 
     def stop(self) -> None:
         """End the workers, if there are any; the modules can still be read."""
-
-
-def _collect(learner: Learner) -> tuple[Parts, float, int]:
-    seconds, learner.callbacks_s = learner.callbacks_s, 0.0
-    return learner.metrics.take(), seconds, learner.callbacks.num_errors
 
 
 # An exception in a worker would end all workers, so these two return it.

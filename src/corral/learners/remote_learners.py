@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -26,7 +27,9 @@ from corral.learners.learner_group import LearnerGroup, PendingUpdate, Results
 from corral.learners.losses import Batch
 from corral.learners.minibatches import Cuts, unit_bounds
 from corral.learners.settings import LearningSpec, UpdateSettings
+from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.reduction_settings import reduction_of_updates
+from corral.metrics.timers import Timers
 from corral.modules.layers import SharedLayers, share_layers
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
@@ -233,6 +236,13 @@ class RemoteLearnerGroup(LearnerGroup):
         self._copy.set_state({name: state[name] for name in ("weights", "optimizers")})
         super().set_state(state)
 
+    def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
+        """Collect what the learners' callbacks logged; see `LearnerGroup.collect_metrics`."""
+        collected = self._call_all(_collect)
+        self.num_callback_errors = sum(num_errors for _, _, num_errors in collected)
+        timers.add(max((seconds for _, seconds, _ in collected), key=operator.itemgetter("callbacks")))
+        metrics.aggregate([parts for parts, _, _ in collected], key="learners")
+
     # Workers.
 
     def _call_each(self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> list[Any]:
@@ -299,6 +309,10 @@ def _update(
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, NDArray[Any]]] | None]:
     results = learner.update(batches, settings)
     return results, learner.get_weights() if with_weights else None
+
+
+def _collect(learner: Learner) -> tuple[Parts, dict[str, float], int]:
+    return learner.metrics.take(), learner.timers.take(), learner.callbacks.num_errors
 
 
 def _add_module(

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from corral.core.views import Viewable
 from corral.metrics.entry import FLUSH_AT, Entry, Part
+from corral.metrics.keys import Keys, check_reduction, reserved_error
 from corral.metrics.reducers import Values
 from corral.metrics.reduction_settings import (
     MetricsError,
     Path,
-    Reduction,
     Settings,
     make_reduction,
     reduction_of_updates,
@@ -71,18 +71,34 @@ class MetricsLogger(Viewable):
             reserved: Names that no key may begin with.
         """
         self._clock, self.reserved = clock, reserved
+        self._log_into(Keys(reserved), ())
         self.reset()
 
+    def _log_into(self, keys: Keys, group: Path) -> None:
+        self._keys, self._group = keys, group
+        self._by_key = keys.as_written()  # so that later calls need no parsing
+        self._reserved_by_key = keys.as_written()  # of the library's own keys
+
+    def view(self, group: str) -> MetricsLogger:
+        """Return a view of a group of keys; see `become_view`."""
+        view = MetricsLogger(self._clock)
+        view.become_view(self, group)
+        return view
+
+    def become_view(self, logger: MetricsLogger, group: str) -> None:
+        """Log into another logger from now on, under the keys of a group: what one of the two logs, both show at once.
+
+        What this logger had not handed over is added there. From then on it has nothing to hand over, and no state:
+        `take` and `get_state` return no keys, and `set_state` adds what the logger of the state had not handed over.
+        """
+        logger.aggregate([self.take()], key=group)
+        self._clock = logger._clock
+        self._log_into(logger._keys, (*logger._group, group))
+
     def reset(self) -> None:
-        """Forget all keys, and restart the throughputs."""
-        self._entries: dict[Path, Entry] = {}
-        self._by_key: dict[Key, Entry] = {}  # by the keys as callers write them, so that later calls need no parsing
-        self._reserved_by_key: dict[Key, Entry] = {}  # as well, of the library's own keys
-        self._flat: dict[str, Entry] = {}  # by the names in files, which have a slash where a group ends
-        self._names: dict[Path, Entry] = {}  # by all keys of a result: keys, and the keys of their throughputs
-        self._groups: set[Path] = set()
-        self._updates: list[tuple[Path, dict[str, Any]]] = []  # that wait to be logged, each with its group
-        self._period_start = self._clock()  # a period ends with a reduce
+        """Forget all keys, of views too, and restart the throughputs."""
+        self._keys.clear()
+        self._keys.period_start = self._clock()
 
     # Logging.
 
@@ -177,9 +193,10 @@ class MetricsLogger(Viewable):
         for key, numbers in values.items():
             entry = self._reserved_by_key.get(key)
             if entry is None:
-                entry = self._reserved_by_key[key] = self._reserve(as_path(key), Settings(reduce, window))
+                path = (*self._group, *as_path(key))
+                entry = self._reserved_by_key[key] = self._keys.reserve(path, Settings(reduce, window))
             elif (entry.reduction.name, entry.reduction.window) != (reduce, window):
-                _check_reduction(entry, make_reduction(entry.path, Settings(reduce, window), "ema"), None)
+                check_reduction(entry, make_reduction(entry.path, Settings(reduce, window), "ema"), None)
             entry.pending += numbers  # which `flush` makes floats
             if len(entry.pending) >= FLUSH_AT:
                 entry.flush()
@@ -200,29 +217,9 @@ class MetricsLogger(Viewable):
                     numbers[name] = float(value)
                 else:
                     self.log_dict({name: numbers.pop(name)}, key=group, reduce="mean")
-        self._updates.append((group, numbers))
-        if len(self._updates) >= FLUSH_AT:
+        self._keys.updates.append(((*self._group, *group), numbers))
+        if len(self._keys.updates) >= FLUSH_AT:
             self._logged()
-
-    def _reserve(self, path: Path, given: Settings) -> Entry:
-        """Return the entry of one of the library's own keys, which a checkpoint may have brought back."""
-        reduction, entry = make_reduction(path, given, "ema"), self._entries.get(path)
-        if entry is not None and entry.is_reserved and entry.reduction != reduction:
-            self._drop(entry)  # restored from a version, or with a config, that reduced it in another way
-            entry = None
-        if entry is None:
-            entry = self._add_entry(Entry(path, reduction, call_site(), given, is_reserved=True))
-        elif not entry.is_reserved:
-            raise _reserved_error(path, entry.site)
-        entry.given = given
-        entry.set_shape(())
-        return entry
-
-    def _drop(self, entry: Entry) -> None:
-        """Forget a key, whose name stays free for the same key with other settings."""
-        del self._entries[entry.path]
-        self._names = {path: other for path, other in self._names.items() if other is not entry}
-        self._flat = {name: other for name, other in self._flat.items() if other is not entry}
 
     def log_dict(self, values: Mapping[str, Any], *, key: Key = (), **settings: Any) -> None:
         """Log a (nested) dict of values under `key`, all with the same settings; see `log_value`."""
@@ -246,15 +243,15 @@ class MetricsLogger(Viewable):
 
     def _log(self, key: Key, values: Iterable[Any], settings: Settings) -> None:
         """Check everything, then log."""
-        path = as_path(key)
+        path = (*self._group, *as_path(key))
         plain = [as_value(path, value) for value in values]
-        entry = self._entries.get(path)
+        entry = self._keys.entries.get(path)
         if entry is not None and entry.is_reserved:
-            raise _reserved_error(path, call_site())
+            raise reserved_error(path, call_site())
         if entry is None or settings not in (_NOTHING_GIVEN, entry.given):
             reduction = make_reduction(path, settings, default_reduce(plain))
             if entry is not None:
-                _check_reduction(entry, reduction, None)
+                check_reduction(entry, reduction, None)
         else:
             reduction = entry.reduction
         fitted = [fit(path, reduction, value) for value in plain]
@@ -263,49 +260,11 @@ class MetricsLogger(Viewable):
         for value in fitted:
             entry.set_shape(value.shape if isinstance(value, np.ndarray) else ())
         if is_new:
-            self._add_entry(entry)
+            self._keys.add(entry)
         if settings != _NOTHING_GIVEN:
             entry.given = settings
         self._by_key[key] = entry
         entry.add(fitted)
-
-    def _add_entry(self, entry: Entry) -> Entry:
-        """Add a key, unless its name is taken."""
-        paths = (entry.path, entry.rate_path) if entry.reduction.with_throughput else (entry.path,)
-        for path in paths:
-            self._check_free(path, entry.site)
-        flat = entry.flat_names()
-        for name in flat:
-            if name in self._flat:
-                other = self._flat[name]
-                raise MetricsError(
-                    f"metric {entry.path!r}, logged at {entry.site}, and metric {other.path!r}, logged at "
-                    f"{other.site}, have one name in files, {name!r}: rename one of them."
-                )
-        for path in paths:
-            self._names[path] = entry
-        self._flat |= dict.fromkeys(flat, entry)
-        self._groups.update(entry.path[:length] for length in range(1, len(entry.path)))
-        self._entries[entry.path] = entry
-        return entry
-
-    def _check_free(self, path: Path, site: str) -> None:
-        if not path:
-            raise MetricsError("the key of a metric needs at least one name, and () has none.")
-        group = path[0].partition("/")[0]
-        if group in self.reserved:
-            raise MetricsError(
-                f"metric {'/'.join(path)!r}, logged at {site}: the result uses {group!r} for something else; choose "
-                "another name."
-            )
-        above = [path[:length] for length in range(1, len(path) + 1) if path[:length] in self._names]
-        if not above and path not in self._groups:
-            return
-        other = above[0] if above else next(name for name in self._names if name[: len(path)] == path)
-        raise MetricsError(
-            f"metric {'/'.join(path)!r}, logged at {site}: {'/'.join(other)!r} is logged too, at "
-            f"{self._names[other].site}, and a name can be a value or a group of values, not both."
-        )
 
     # Results.
 
@@ -316,11 +275,10 @@ class MetricsLogger(Viewable):
             key: A key, a group of keys for a nested dict of their results, or `None` for the results of all keys.
             default: Value to return for an unknown key.
         """
-        entries, path = self._logged(), () if key is None else as_path(key)
-        if entry := self._names.get(path):
-            return entry.peek() if path == entry.path else entry.throughput(self._clock() - self._period_start)
-        nearby = [entry for entry in entries if not path or entry.path[0] == path[0]]
-        found: Any = self._results(nearby, self._period_start)
+        entries, path = self._logged(), (*self._group, *(() if key is None else as_path(key)))
+        if entry := self._keys.names.get(path):
+            return entry.peek() if path == entry.path else entry.throughput(self._clock() - self._keys.period_start)
+        found: Any = self._results([entry for entry in entries if not path or entry.path[0] == path[0]])
         for name in path:
             found = found.get(name, _MISSING) if isinstance(found, dict) else _MISSING
         return default if found is _MISSING else found
@@ -332,7 +290,7 @@ class MetricsLogger(Viewable):
         (percentiles, item_series). The list is empty for other keys.
         """
         self._logged()
-        entry = self._names.get(as_path(key))
+        entry = self._keys.names.get((*self._group, *as_path(key)))
         if entry is None or entry.reduction.name == "item" or not isinstance(entry.reducer, Values):
             return []
         entry.flush()
@@ -351,7 +309,8 @@ class MetricsLogger(Viewable):
                 entry.reducer.clear()
             if entry.rate is not None:
                 entry.rate.clear()
-        self._period_start = self._clock()
+        if not self._group:
+            self._keys.period_start = self._clock()
 
     def mark(self) -> None:
         """Set the time from which on `peek_new` counts values as new."""
@@ -361,28 +320,30 @@ class MetricsLogger(Viewable):
 
     def peek_new(self) -> dict[str, Any]:
         """Return the results of those keys, as a nested dict, that received values since the last `mark`."""
-        return self._results([entry for entry in self._logged() if entry.has_news()], self._period_start)
+        return self._results([entry for entry in self._logged() if entry.has_news()])
 
     def peek_reserved(self) -> dict[str, Any]:
         """Return the results of the library's own keys, as a nested dict."""
-        return self._results([entry for entry in self._logged() if entry.is_reserved], self._period_start)
+        return self._results([entry for entry in self._logged() if entry.is_reserved])
 
     def _logged(self) -> list[Entry]:
         """Return all keys, after logging the numbers of the updates that wait, each key once."""
-        updates, self._updates = self._updates, []
+        keys = self._keys
+        updates, keys.updates = keys.updates, []
         columns: dict[Path, list[float]] = {}
         for group, numbers in updates:
             for name, number in numbers.items():
                 columns.setdefault((*group, name), []).append(number)
         for path, values in columns.items():
-            if path not in self._reserved_by_key:
-                self._reserved_by_key[path] = self._reserve(path, Settings(reduction_of_updates(path[-1])))
-            self._reserved_by_key[path].pending += values
-        return list(self._entries.values())
+            if path not in keys.of_updates:
+                keys.of_updates[path] = keys.reserve(path, Settings(reduction_of_updates(path[-1])))
+            keys.of_updates[path].pending += values
+        entries = list(keys.entries.values())
+        return [entry for entry in entries if entry.path[: len(self._group)] == self._group] if self._group else entries
 
-    def _results(self, entries: Sequence[Entry], since: float) -> dict[str, Any]:
-        """Return the results of entries as a nested dict, with throughputs since a reading of the clock."""
-        elapsed_s = self._clock() - since
+    def _results(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        """Return the results of entries as a nested dict, with throughputs of this period."""
+        elapsed_s = self._clock() - self._keys.period_start
         result: dict[str, Any] = {}
         for entry in entries:
             group = result
@@ -401,6 +362,8 @@ class MetricsLogger(Viewable):
         Only the logger that aggregates is reduced. In this logger, `take` begins a new period for `peek`, as `reduce`
         does in the other one.
         """
+        if self._group:
+            return {}
         parts = {entry.path: entry.take() for entry in self._logged()}
         self.start_period()
         return parts
@@ -423,42 +386,37 @@ class MetricsLogger(Viewable):
             MetricsError: Two loggers have a key with different settings or shapes, or a key of one is a group here or
                 the reverse. No value is added then.
         """
-        prefix = as_path(key)
+        prefix = (*self._group, *as_path(key))
         taken = []
         for path in dict.fromkeys(path for worker in parts for path in worker):
             logged = [worker[path] for worker in parts if path in worker]
-            taken.append((self._entry_for((*prefix, *path), logged), logged))
+            taken.append((self._keys.entry_for((*prefix, *path), logged), logged))
         for entry, logged in taken:
             entry.aggregate(logged)
-
-    def _entry_for(self, path: Path, parts: Sequence[Part]) -> Entry:
-        entry = self._entries.get(path)
-        if entry is None:
-            first = parts[0]
-            entry = Entry(path, first.reduction, first.site, _NOTHING_GIVEN, is_reserved=first.is_reserved)
-            self._add_entry(entry)
-        for part in parts:
-            if part.is_reserved != entry.is_reserved:
-                raise _reserved_error(path, entry.site if part.is_reserved else part.site)
-            _check_reduction(entry, part.reduction, part.site)
-            entry.set_shape(part.shape)
-        return entry
 
     def get_state(self) -> dict[str, Any]:
         """Return everything as plain data: dicts with string keys, lists, numbers, strings and NumPy arrays."""
         return {
             # A duration, because the clock of another process may start at any time.
-            "period_s": self._clock() - self._period_start,
-            "keys": [entry.get_state() for entry in self._logged()],
+            "period_s": self._clock() - self._keys.period_start,
+            "keys": [] if self._group else [entry.get_state() for entry in self._logged()],
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Forget all keys, and restore a state that `get_state` returned; if that fails, nothing is changed."""
+        """Forget all keys, and restore a state that `get_state` returned; if that fails, nothing is changed.
+
+        A view keeps its keys; see `view`.
+        """
         restored = MetricsLogger(self._clock, self.reserved)
-        restored._period_start = self._clock() - state["period_s"]
         for entry_state in state["keys"]:
-            restored._add_entry(Entry.from_state(entry_state))
-        vars(self).update(vars(restored))
+            restored._keys.add(Entry.from_state(entry_state))
+        if self._group:
+            self.aggregate([restored.take()])
+            return
+        self.reset()
+        self._keys.period_start -= state["period_s"]
+        for entry in restored._logged():
+            self._keys.add(entry)
 
 
 def check_metrics_state(state: Mapping[str, Any]) -> None:
@@ -466,26 +424,9 @@ def check_metrics_state(state: Mapping[str, Any]) -> None:
     trial = MetricsLogger()
     trial.set_state(state)
     trial.peek()
-    for entry in trial._entries.values():
+    for entry in trial._logged():
         entry.reducer.aggregate([entry.take().data])
     trial.reduce()
-
-
-def _reserved_error(path: Path, site: str) -> MetricsError:
-    """Return the error for user code that logs a key of the library's own, with the place where it does."""
-    return MetricsError(
-        f"metric {'/'.join(path)!r}, logged at {site}: the result has a number of this name, which the library logs; "
-        "choose another name."
-    )
-
-
-def _check_reduction(entry: Entry, reduction: Reduction, site: str | None) -> None:
-    """Refuse settings other than the settings of the key; `site` is where they were given, `None` for this call."""
-    if entry.reduction != reduction:
-        raise MetricsError(
-            f"metric {'/'.join(entry.path)!r} was logged as {entry.reduction} at {entry.site}, and now as {reduction} "
-            f"at {site or call_site()}: give a key the same settings in all places."
-        )
 
 
 class Timed:

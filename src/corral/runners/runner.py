@@ -79,6 +79,8 @@ class EnvRunner(Viewable):
         has_own_process: bool = False,
         module_specs: Mapping[str, ModuleSpec] | None = None,
         makes_modules: bool = True,
+        metrics: MetricsLogger | None = None,
+        timers: Timers | None = None,
     ) -> None:
         """Make the env and the module.
 
@@ -91,6 +93,8 @@ class EnvRunner(Viewable):
             module_specs: Specs of the modules by module id; `None` is what the config and the spaces of this env give.
             makes_modules: Whether to make the modules now. Otherwise `make_modules` comes later, when the driver has
                 made the specs for all runners from the spaces that `describe_env` returned.
+            metrics: Where it logs; `None` is a logger of its own, from which `get_metrics` takes the values.
+            timers: Timers of the parts of its work; `None` is its own, too.
 
         Raises:
             ConfigError: The env id is unknown, or a setting contradicts the env or the thread.
@@ -98,16 +102,15 @@ class EnvRunner(Viewable):
         """
         config = self.config = config.for_runner()
         self.worker_index = worker_index
-        self._metrics = MetricsLogger()
-        self.timers = Timers()
+        self._metrics, self.timers = metrics or MetricsLogger(), timers or Timers()
+        self._hands_over = metrics is None  # what it logs and the seconds of its timers
         self.weights_version = 0
         self.weight_receivers = {}
         self.num_env_steps_sampled_lifetime = 0
         self.num_env_steps_lost = 0
         self._unlogged: tuple[int, int] | None = None  # env steps and episodes that are not in the metrics yet
-        self._log_counts(0, 0)  # now, so that user code cannot take the names
         self.last_statistics = NO_EPISODES
-        self._log_episodes(self.last_statistics)
+        self.reserve_metrics()
         self.idle_since = time.perf_counter()
         self.callbacks = make_dispatcher(config)
         self._hears_episodes = self.callbacks.subscribed(*EPISODE_EVENTS)
@@ -481,15 +484,20 @@ class EnvRunner(Viewable):
 
     @property
     def metrics(self) -> MetricsLogger:
-        """Logger that callbacks receive; aggregated into `result["env_runners"]`."""
-        self._log_samples()
+        """Logger that callbacks receive, whose values are in `result["env_runners"]`."""
+        self.log_samples()
         return self._metrics
 
-    def _log_samples(self) -> None:
+    def reserve_metrics(self) -> None:
+        """Put the numbers of episodes into the result before there are any, so that user code cannot take the names."""
+        self._log_counts([], [])
+        self._log_episodes(NO_EPISODES)
+
+    def log_samples(self) -> None:
         """Log what the samples since the last call counted, and the numbers of the explorations."""
         if self._unlogged is not None:
-            counts, self._unlogged = self._unlogged, None
-            self._log_counts(*counts)
+            (num_env_steps, num_episodes), self._unlogged = self._unlogged, None
+            self._log_counts([num_env_steps], [num_episodes])
             if numbers := self.stepping.get_exploration_metrics(self._timestep):
                 self._metrics.log_reserved({name: [value] for name, value in numbers.items()}, window=1)
 
@@ -502,10 +510,9 @@ class EnvRunner(Viewable):
         before = self._unlogged or (0, 0)
         self._unlogged = before[0] + num_env_steps, before[1] + num_episodes
         if self._shows_infos:
-            self._log_samples()
+            self.log_samples()
 
-    def _log_counts(self, num_env_steps: int, num_episodes: int) -> None:
-        episodes, steps = [num_episodes], [num_env_steps]
+    def _log_counts(self, steps: Sequence[int], episodes: Sequence[int]) -> None:
         self._metrics.log_reserved({"num_episodes": episodes, "num_env_steps_sampled": steps}, "sum")
         lifetime = {"num_episodes_lifetime": episodes, "num_env_steps_sampled_lifetime": steps}
         self._metrics.log_reserved(lifetime, "lifetime_sum")
@@ -576,8 +583,13 @@ class EnvRunner(Viewable):
                 actor.transforms.set_state(state)
 
     def get_metrics(self) -> tuple[Parts, dict[str, float], int]:
-        """Return metrics and seconds of the timers since the last call, and the number of callback errors so far."""
-        return self.metrics.take(), self.timers.take(), self.callbacks.num_errors
+        """Return metrics and seconds of the timers since the last call, and the number of callback errors so far.
+
+        The embedded runner has no metrics and no seconds to return: it logs into the logger of the algorithm.
+        """
+        self.log_samples()
+        parts, seconds = (self._metrics.take(), self.timers.take()) if self._hands_over else ({}, {})
+        return parts, seconds, self.callbacks.num_errors
 
     def describe_env(self) -> tuple[Any, Any, int]:
         """Return the space of observations as modules get them, the action space of one sub-env, and N.

@@ -65,7 +65,12 @@ class EnvRunnerGroup:
         return object.__new__(cls if config.num_env_runners else EmbeddedRunnerGroup)
 
     def __init__(
-        self, config: RunnerConfig, engine: Engine, module_specs: Mapping[str, ModuleSpec] | None = None
+        self,
+        config: RunnerConfig,
+        engine: Engine,
+        module_specs: Mapping[str, ModuleSpec] | None = None,
+        metrics: MetricsLogger | None = None,
+        timers: Timers | None = None,
     ) -> None:
         """Start the runners, all at once, and wait until they are ready.
 
@@ -74,6 +79,8 @@ class EnvRunnerGroup:
             engine: Engine that runs them, if there are any besides the embedded one. Its owner stops it.
             module_specs: Specs of the modules of all runners by module id; `None` is what the config and the spaces of
                 the first runner's env give.
+            metrics: Where an embedded runner logs, under `env_runners`; `None` is a logger of its own.
+            timers: Timers of an embedded runner; `None` is its own.
 
         Raises:
             ConfigError: An env setting is wrong.
@@ -98,10 +105,12 @@ class EnvRunnerGroup:
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
         self._runners = {index: RemoteRunner(index, config, engine, limits) for index in indices}
         self._user_calls = UserCalls(self._runners, self._fail)
-        self._start(module_specs)
+        self._start(module_specs, metrics, timers)
         self._states = StatesOfRunners(config, self._runners, self.local_env_runner)
 
-    def _start(self, module_specs: Mapping[str, ModuleSpec] | None) -> None:
+    def _start(
+        self, module_specs: Mapping[str, ModuleSpec] | None, metrics: MetricsLogger | None, timers: Timers | None
+    ) -> None:
         """Start all runners of the engine at once, and wait; a failure at the very start ends the run."""
         runners = self._runners.values()
         try:
@@ -705,9 +714,12 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
 
     local_env_runner: EnvRunner
 
-    def _start(self, module_specs: Mapping[str, ModuleSpec] | None) -> None:
+    def _start(
+        self, module_specs: Mapping[str, ModuleSpec] | None, metrics: MetricsLogger | None, timers: Timers | None
+    ) -> None:
         self._answered: list[PendingSample] = []  # calls of `ask` whose replies were not taken yet
-        self.local_env_runner = EnvRunner(self._config, makes_modules=False)
+        view = None if metrics is None else metrics.view("env_runners")
+        self.local_env_runner = EnvRunner(self._config, makes_modules=False, metrics=view, timers=timers)
         try:
             self._describe(self.local_env_runner.describe_env(), module_specs)
             self.local_env_runner.make_modules(self.module_specs)
@@ -741,9 +753,9 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
         self._check_running()
         num_asked = max(0, max_requests - len(self._taken))
         for _ in range(num_asked):
-            with forks_end_here():
-                part = request.part(request.num_wanted, self._timestep_of(request))
-                self._keep(0, sample_and_report(self.local_env_runner, part))
+            [rollout] = self.sample(request.part(request.num_wanted, self._timestep_of(request)))
+            self._taken.append((0, rollout))
+            self._num_env_steps += rollout.num_env_steps
         return num_asked
 
     def idle_runners(self) -> list[int]:
@@ -777,11 +789,15 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
             self.local_env_runner.set_weight_parts(parts, version)
 
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
-        """Collect what the runner logged since the last call; see `EnvRunnerGroup.collect_metrics`."""
+        """Collect what the runner logged since the last call, unless it logs into `metrics` and `timers` itself."""
+        runner = self.local_env_runner
         with interrupts_deferred():
-            parts, seconds, _ = self.local_env_runner.get_metrics()
-            self._logged.append((0, parts, seconds))
-            super().collect_metrics(metrics, timers)
+            if runner.timers is timers:
+                runner.log_samples()
+            else:
+                parts, seconds, _ = runner.get_metrics()
+                self._logged.append((0, parts, seconds))
+                super().collect_metrics(metrics, timers)
 
     def take_costs(self) -> dict[str, Any]:
         """Return the costs of runners of an engine, of which there are none."""

@@ -146,6 +146,7 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, i
     if are_continued and episodes is not None:
         _set_episodes(runner, episodes)
     runner.metrics.set_state(state["metrics"])
+    runner.reserve_metrics()  # the runner of the state may have had no logger of its own
     runner.callbacks.set_state(state["callbacks"])
     for actor, part in runner.each_actor(state["weights_noise"]):
         actor.inference.set_noise(part)
