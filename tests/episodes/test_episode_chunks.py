@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corral.compat.rllib import episodes as rllib_episodes
 from corral.episodes.episode import SingleAgentEpisode
 from corral.errors import EpisodeError
 from handmade import MakeRunner, made, plain, stepped
@@ -493,3 +494,27 @@ def test_parts_of_a_runner_s_episode_are_of_its_sub_env(make_runner: MakeRunner)
     assert second.env_index == 1
     for part in (second[1:], second.cut(), SingleAgentEpisode.from_state(second.get_state())):
         assert part.env_index == 1
+
+
+def test_the_whole_return_survives_two_cuts_where_get_return_counts_the_chunk() -> None:
+    """RLlib's `get_return` counts the steps of the chunk, and its older `total_reward` those of the whole episode."""
+    one = rllib_episodes.SingleAgentEpisode()
+    one.add_env_reset(0)
+    for reward in (1.0, 10.0, 100.0):
+        one.add_env_step(0, 0, reward)
+        one = one.cut()
+    one.add_env_step(0, 0, 1000.0)
+    assert (one.get_return(), one.total_reward) == (1000.0, 1111.0)
+
+    both = rllib_episodes.MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent_id, episode: "m")
+    both.add_env_reset({"a": 0, "b": 0})
+    for reward in (1.0, 10.0, 100.0):
+        ends = {"b": reward == 10.0}
+        agents = both.get_agents_to_act()
+        both.add_env_step(
+            dict.fromkeys(agents, 0), dict.fromkeys(agents, 0), dict.fromkeys(agents, reward), terminateds=ends
+        )
+        both = both.cut()
+    both.add_env_step({"a": 0}, {"a": 0}, {"a": 1000.0})
+    assert both.get_return() == 1000.0
+    assert both.agent_rewards == {("a", "m"): 1111.0, ("b", "m"): 11.0}

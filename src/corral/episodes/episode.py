@@ -342,6 +342,10 @@ class SingleAgentEpisode(Noted):
 
     def get_return(self) -> float:
         """Return the sum of rewards of the whole episode so far, earlier chunks included."""
+        return self.whole_return()
+
+    def whole_return(self) -> float:
+        """Return what `get_return` returns, also of a class whose `get_return` counts something else."""
         if not len(self):
             return self.return_before
         return self.return_before + float(self._columns.rewards[self._start : self._end, self._lane].sum())
@@ -642,7 +646,7 @@ class SingleAgentEpisode(Noted):
             return self.from_state(self.get_state())
         stop = self.len_lookback + len(self)
         chunk = self._part(max(0, stop - len_lookback_buffer), stop, stop)
-        chunk.continue_from(self.t, self.get_return())
+        chunk.continue_from(self.t, self.whole_return())
         return chunk
 
     def concat_episode(self, other: SingleAgentEpisode) -> None:

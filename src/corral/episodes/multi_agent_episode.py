@@ -827,11 +827,14 @@ class MultiAgentEpisode(Noted):
         if self.is_done:
             raise EpisodeError(f"episode {self.id_} is over: no chunk comes next.")
         chunk = self._window(len(self), len(self), len_lookback_buffer, with_waiting=True)
+        returns = {agent_id: episode.whole_return() for agent_id, episode in self.agent_episodes.items()}
         for agent_id, episode in chunk.agent_episodes.items():
-            before = self.agent_episodes[agent_id]
-            episode.continue_from(before.t, before.get_return())
+            episode.continue_from(self.agent_episodes[agent_id].t, returns[agent_id])
+        returns = self._returns_of_gone() | returns
         chunk._early_rewards = dict(self._early_rewards)
-        chunk._gone_returns = {a: value for a, value in self.get_agent_returns().items() if a not in chunk.agent_ids}
+        chunk._gone_returns = {
+            agent_id: value for agent_id, value in returns.items() if agent_id not in chunk.agent_ids
+        }
         return chunk
 
     def _window(self, start: int, stop: int, lookback: int, *, with_waiting: bool) -> Self:
