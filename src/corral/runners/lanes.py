@@ -76,25 +76,20 @@ class Lanes:
         self._space, self._action_space, self._distribution = observation_space, action_space, distribution
         self.space_tree = space_tree(observation_space)
         self.obs: Tree = map_tree(lambda leaf: np.zeros((len(self), *leaf.shape), leaf.dtype), self.space_tree)
-        self._carry = EpisodeCarry.fresh(len(self), 0.0)
-        self.forget("")
+        self.forget()
 
     def __len__(self) -> int:
         """Return the number of lanes L."""
         return len(self.envs)
 
-    def forget(self, id_prefix: str) -> None:
+    def forget(self) -> None:
         """Forget all episodes, before the envs are reset."""
         num_lanes = len(self)
         self._clock = np.zeros(num_lanes, np.int64)
         self._is_open, self.acts, self.is_used, self.begins = (np.zeros(num_lanes, np.bool_) for _ in range(4))
         self._early_rewards = np.zeros(num_lanes)  # before the first action of the episode
         self._open_rows = np.full(num_lanes, -1)  # where the next rollout has the observations of the open steps
-        self._carry = EpisodeCarry.fresh(num_lanes, 0.0, id_prefix)
-
-    def name_episodes(self, id_prefix: str) -> None:
-        """Give the episodes ids with a prefix, which lanes have that were there at the last reset."""
-        self._carry = replace(self._carry, id_prefix=id_prefix)
+        self._carry = EpisodeCarry.fresh(num_lanes, 0.0)
 
     def of_seats(self, seats: NDArray[Any]) -> NDArray[Any]:
         """Return the entries of the lanes, `[L, ...]`, of an array over the block, `[N, B, ...]`."""
@@ -126,7 +121,6 @@ class Lanes:
             "returns": self._carry.returns.copy(),
             "lengths": self._carry.lengths.copy(),
             "counts": self._carry.counts.copy(),
-            "id_prefix": self._carry.id_prefix,
             **self._history.get_state(),
         }
 
@@ -159,7 +153,7 @@ class Lanes:
         """Continue from a state; `add` has made lanes for all of its places. The order of the lanes is as saved."""
         saved = self._lane_at[state["envs"], state["places"]]
         self._reorder(np.append(saved, np.setdiff1d(np.arange(len(self)), saved)))
-        self.forget(state["id_prefix"])
+        self.forget()
         lanes = np.arange(len(saved))
         self.obs = map_tree(np.copy, self.obs)
         map_tree(lambda here, saved: here.__setitem__(lanes, saved), self.obs, state["obs"])

@@ -56,7 +56,6 @@ class MultiAgentStepping(Stepping):
         """Keep the runner; its env is made."""
         super().__init__(runner)
         self.lanes: dict[str, Lanes] = {}
-        self._id_prefix = ""
 
     def describe_env(self) -> tuple[Any, Any, int]:
         """Return the spaces of the vector env's seats, and N; see `SeatsSpace`."""
@@ -125,8 +124,6 @@ class MultiAgentStepping(Stepping):
         index_of: dict[str | None, int] = {module_id: index for index, module_id in enumerate(self.lanes)}
         are_lost = bool({names[index] for index in np.unique(kept).tolist()} - {None, *index_of})
         self._module_of = np.array([index_of.get(name, -1) for name in names])[kept]  # -1 is the last name, None
-        for lanes in self.lanes.values():
-            lanes.name_episodes(self._id_prefix)
         self._log_agent_counts({}, dict.fromkeys(map(str, self._seats.agents), 0))
         self._log_agent_returns([])
         return are_lost
@@ -210,11 +207,9 @@ class MultiAgentStepping(Stepping):
 
     def begin(self, rollout: Rollout) -> None:
         """Forget all episodes, before a reset of all envs with which the rollout begins."""
-        assert rollout.carry is not None  # a runner's rollouts have one
-        self._id_prefix = rollout.carry.id_prefix
         self._forget_seats()
         for lanes in self.lanes.values():
-            lanes.forget(self._id_prefix)
+            lanes.forget()
         self._begin_lanes(rollout)
 
     def receive_reset(self, rollout: Rollout, obs: Any) -> None:
