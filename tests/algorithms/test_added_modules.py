@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from several_agents import CONFIGS, Repeats, all_to_red, config_of, module_of, same, weights_of
 
-from corral import Algorithm, AlgorithmConfig, Callback, DQNConfig, PPOConfig
+from corral import Algorithm, AlgorithmConfig, Callback, DQNConfig, NormalizeObservations, PPOConfig
 from corral.checkpoint import read_checkpoint, write_checkpoint
 from corral.errors import CheckpointError, ConfigError, CorralError
 
@@ -200,6 +200,33 @@ def test_episodes_that_have_begun_keep_their_modules() -> None:
         while len(seen) < 6:
             algo.train()
     assert seen == ["rest"] * 2 + ["new"] * (len(seen) - 2)
+
+
+def test_callbacks_of_unfinished_episodes_get_the_module() -> None:
+    seen: set[str] = set()
+    config = config_of(PPOConfig).training(train_batch_size_per_learner=4, minibatch_size=None)
+    with config.callbacks(on_episode_step=lambda rl_module: seen.update(rl_module)).build() as algo:
+        algo.train()
+        algo.add_module("new", copy_from="red")
+        seen.clear()
+        algo.train()
+        assert seen == {"red", "blue", "rest", "new"}
+        algo.remove_module("new")
+        seen.clear()
+        algo.train()
+        assert seen == {"red", "blue", "rest"}
+
+
+def test_statistics_of_its_transforms_are_measured_where_no_other_module_has_any() -> None:
+    with config_of(PPOConfig).build() as algo:
+        algo.train()
+        algo.add_module(
+            "new", overrides={"transforms": [NormalizeObservations()]}, policy_mapping_fn=lambda agent, episode: "new"
+        )
+        counts = [algo.train()["env_runners"]["num_module_steps_sampled"]["new"] for _ in range(2)]
+        pipeline = algo.acting_policy("new").pipeline
+        assert pipeline is not None
+        assert counts[0] <= float(pipeline.state["NormalizeObservations"]["count"]) <= sum(counts)
 
 
 @pytest.mark.slow

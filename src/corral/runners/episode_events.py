@@ -63,6 +63,11 @@ class EpisodeEvents:
                 calls.append(bound := callbacks.bind(event, arguments))
                 self._arguments[i] += [chosen for _, chosen in bound]
 
+    def show_modules(self, rl_module: Any) -> None:
+        """Give callbacks other modules from now on."""
+        for i in range(len(self._arguments)):
+            self._put(i, "rl_module", rl_module)
+
     def _put(self, env_index: int, name: str, value: object) -> None:
         for arguments in self._arguments[env_index]:
             if name in arguments:

@@ -163,17 +163,18 @@ class EnvRunner(Viewable):
             self.module, self.inference = actors[0].module, actors[0].inference
             self.exploration = actors[0].exploration
         self._num_threads = num_threads_for(actors[0].module, self.config.num_threads)
-        # Evaluation changes no statistics.
-        self._measures = not self.config.in_evaluation and any(actor.transforms is not None for actor in actors)
-        # Now, so that user code cannot take the names.
-        self._reserve_exploration_metrics()
+        self._note_actors()
         self.weight_receivers["modules"] = self._set_module_weights
         self.weight_receivers["exploration"] = self._set_exploration_weights
         self.weight_receivers["transforms"] = self._set_transform_states
 
-    def _reserve_exploration_metrics(self) -> None:
+    def _note_actors(self) -> None:
+        """Note what depends on the actors: whether there is something to measure, and the names of metrics."""
+        actors = self.actors.values()
+        # Evaluation changes no statistics.
+        self._measures = not self.config.in_evaluation and any(actor.transforms is not None for actor in actors)
         names = self.stepping.get_exploration_metrics(self._timestep)
-        self.metrics.log_reserved(dict.fromkeys(names, ()), window=1)
+        self.metrics.log_reserved(dict.fromkeys(names, ()), window=1)  # now, so that user code cannot take the names
 
     def set_modules(self, settings: Mapping[str, Any], module_specs: Mapping[str, ModuleSpec]) -> None:
         """Use other modules and another mapping from the next sample on; modules that stay keep what they have.
@@ -194,7 +195,9 @@ class EnvRunner(Viewable):
         assert isinstance(self.stepping, MultiAgentStepping)
         if self.stepping.set_modules(module_specs):
             self._forget_sample()
-        self._reserve_exploration_metrics()
+        self._note_actors()
+        if self.events is not None:
+            self.events.show_modules(self.rl_module)
 
     def make_env(self) -> None:
         """Make a vector env, which replaces the current one, and fire `on_environment_created`.

@@ -156,7 +156,7 @@ class EnvRunnerGroup:
     def set_modules(self, config: RunnerConfig, module_specs: Mapping[str, ModuleSpec]) -> None:
         """Let all runners and their replacements use other modules, and the mapping of a config, from the next sample.
 
-        The weights of new modules come with the next `sync_weights`. See `MultiAgentEnvRunner.set_modules`.
+        The weights of new modules come with the next `sync_weights`. See `EnvRunner.set_modules`.
 
         Args:
             config: Config whose settings of `multi_agent` apply; the other settings stay.
