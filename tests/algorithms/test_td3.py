@@ -207,7 +207,7 @@ def test_the_actor_and_the_targets_move_with_every_update_that_is_due(settings: 
         algorithm.local_replay_buffer.add(algorithm.sample(70))  # type: ignore[attr-defined]
         for _ in range(7):
             before = [weights_of(part) for part in (module.q, module.actor, module.target_q, module.target_actor)]
-            assert len(list(algorithm.learn("default_policy", 1))) == 1  # type: ignore[attr-defined]
+            algorithm.learn("default_policy")  # type: ignore[attr-defined]
             after = [weights_of(part) for part in (module.q, module.actor, module.target_q, module.target_actor)]
             moved.append([not same(*pair) for pair in zip(before, after, strict=True)])
     assert moved == [[True, *[update % delay == 0] * 3] for update in range(1, 8)]

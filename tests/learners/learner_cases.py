@@ -325,7 +325,7 @@ class MakeLearner:
             settings |= {"seed": rank, "callbacks": Dispatcher([], functions, on_error)}
         learner = make_learner(self._make_module(), self._loss, **settings)
         if rank is not None and self.num_learners > 1:
-            learner.peers = Peers(rank, self.num_learners, learner.device)
+            learner.set_peers(Peers(rank, self.num_learners, learner.device))
         return learner
 
 

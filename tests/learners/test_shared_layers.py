@@ -271,7 +271,7 @@ def make_learner(rank: int | None = None) -> Learner:
     spec = LearningSpec(algorithm_loss("ppo"), torch.optim.SGD, {"momentum": 0.9})
     learner = Learner(make_pair("ppo"), {"left": spec, "right": spec}, device="cpu")
     if rank is not None:
-        learner.peers = Peers(rank, 2, learner.device)
+        learner.set_peers(Peers(rank, 2, learner.device))
     return learner
 
 

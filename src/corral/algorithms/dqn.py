@@ -249,4 +249,5 @@ def projected(returns: Tensor, probs: Tensor, atoms: Tensor) -> Tensor:
 
 def _reported(batch: Batch, q_taken: Tensor, td_error: Tensor) -> dict[str, Tensor]:
     smallest, largest = q_taken.aminmax()
-    return {"qf_mean": q_taken.mean(), "qf_min": smallest, "qf_max": largest, "td_error": at_rows(batch, td_error)}
+    td_error = at_rows(batch, td_error) if "learns" in batch else td_error
+    return {"qf_mean": q_taken.mean(), "qf_min": smallest, "qf_max": largest, "td_error": td_error}

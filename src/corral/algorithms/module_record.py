@@ -20,6 +20,7 @@ class ModuleRecord:
         policy: The policy of this process, with the exploration, and the pipeline of transforms.
         module: The module in the learner of this process.
         has_weights: Whether the module can learn: it is no heuristic.
+        has_memory: Whether the module has memory.
     """
 
     module_id: str
@@ -27,7 +28,9 @@ class ModuleRecord:
     policy: DriverPolicy
     module: Module
     has_weights: bool = field(init=False)
+    has_memory: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Resolve what does not change."""
         self.has_weights = not isinstance(self.module, HeuristicModule)
+        self.has_memory = self.module.has_memory()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -26,7 +26,6 @@ from corral.core.tree import map_tree
 from corral.errors import ConfigError, LossError
 from corral.learners.losses import Batch, learner_metrics
 from corral.learners.settings import UpdateSettings
-from corral.learners.sharing import take_turns
 from corral.modules.memory import initial_states
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
 from corral.transforms.observations import NormalizeObservations
@@ -104,7 +103,8 @@ class OffPolicyConfig(AlgorithmConfig):
         """Return the learning rate after so many env steps, or the one of each group of parameters."""
         if not self.LR_GROUPS:
             return schedule_value(self.lr, num_env_steps)
-        return {group: schedule_value(lr, num_env_steps) for group, lr in self.lrs_of_groups().items()}
+        lrs = self.lrs_of_groups().items()
+        return {group: schedule_value(lr, num_env_steps) if isinstance(lr, list) else float(lr) for group, lr in lrs}
 
 
 def off_policy_metrics(*groups: str) -> tuple[str, ...]:
@@ -212,49 +212,40 @@ class OffPolicyAlgorithm(Algorithm):
         results: dict[str, dict[str, Any]] = {}
         groups = self.learner_group.group_sharing(taken) if len(taken) > 1 else [list(taken)]
         for group in groups:
-            learning = {module_id: self.learn(module_id, taken[module_id]) for module_id in group}
-            for learned in take_turns(learning).values():
-                results |= learned
+            due = {module_id: self._num_updates_due(module_id, taken[module_id]) for module_id in group}
+            for turn in range(max(due.values(), default=0)):
+                for module_id in group:  # modules that share layers make their updates in turn
+                    if turn < due[module_id]:
+                        if module_id in results:
+                            self.log_learner_results({module_id: results[module_id]})
+                        results[module_id] = self.learn(module_id)
         self.sync_weights()
         return results
 
-    def learn(self, module_id: str, num_env_steps: int) -> Generator[None, None, dict[str, dict[str, Any]]]:
-        """Make the updates of a module that are due after a round of sampling, and yield after each of them.
+    def learn(self, module_id: str) -> dict[str, Any]:
+        """Make one update of a module from a new batch of its buffer, and return the results without columns.
 
-        Modules that share layers make their updates in turn.
-
-        Args:
-            module_id: Id of the module.
-            num_env_steps: Steps that the module took in the round: env steps, and with several agents agent steps.
-
-        Returns:
-            The results of the last update by module id, without columns; empty if no update was due. The results of
-            the other updates are logged.
+        Raises:
+            LossError: The loss did not report the column `td_error`.
         """
         config, buffer, seconds = self.records[module_id].config, self.replay_buffers[module_id], self.timers.seconds
         settings = UpdateSettings.from_config(config, lr=self.lr(config), timestep=self.num_env_steps_sampled_lifetime)
-        results: dict[str, dict[str, Any]] = {}
-        for _ in range(self._num_updates_due(config, module_id, num_env_steps)):
-            if results:
-                self.log_learner_results(results)
-            start_s = time.perf_counter()
-            batch = self.prepare_batch(module_id, self._draw(module_id))
-            drawn_s = time.perf_counter()
-            seconds["replay"] += drawn_s - start_s
-            result = self.update_module(module_id, batch, settings)
-            learned_s = time.perf_counter()
-            seconds["learning"] += learned_s - drawn_s
-            td_errors = result.pop("td_error", None)
-            if not isinstance(td_errors, np.ndarray) or td_errors.shape != batch["indices"].shape:
-                raise _wrong_td_errors(module_id, td_errors, len(batch["indices"]))
-            if isinstance(buffer, PrioritizedReplayBuffer):
-                buffer.update_priorities(batch["indices"], np.abs(td_errors))
-                seconds["replay"] += time.perf_counter() - learned_s
-            learned = td_errors[batch["learns"]] if "sequence_starts" in batch else td_errors
-            result["td_error_mean"] = float(learned.mean())
-            results = {module_id: result}
-            yield
-        return results
+        start_s = time.perf_counter()
+        batch = self.prepare_batch(module_id, self._draw(module_id))
+        drawn_s = time.perf_counter()
+        seconds["replay"] += drawn_s - start_s
+        result = self.update_module(module_id, batch, settings)
+        learned_s = time.perf_counter()
+        seconds["learning"] += learned_s - drawn_s
+        td_errors = result.pop("td_error", None)
+        if not isinstance(td_errors, np.ndarray) or td_errors.shape != batch["indices"].shape:
+            raise _wrong_td_errors(module_id, td_errors, len(batch["indices"]))
+        if isinstance(buffer, PrioritizedReplayBuffer):
+            buffer.update_priorities(batch["indices"], np.abs(td_errors))
+            seconds["replay"] += time.perf_counter() - learned_s
+        learned = td_errors[batch["learns"]] if "sequence_starts" in batch else td_errors
+        result["td_error_mean"] = float(learned.mean())
+        return result
 
     def _draw(self, module_id: str) -> Batch:
         """Return transitions from the buffer, or sequences if the module has memory, as the module sees them."""
@@ -264,7 +255,7 @@ class OffPolicyAlgorithm(Algorithm):
         form: dict[str, Any] = {"n_step": config.n_step, "gamma": config.gamma}
         if pipeline is not None:
             form["reward_fn"] = pipeline.rewards
-        if module.has_memory():
+        if record.has_memory:
             batch = buffer.sample_sequences(
                 max(1, config.num_learners, size // module.max_seq_len),
                 map_tree(lambda leaf: leaf[0].numpy(), initial_states(module, 1)),
@@ -281,9 +272,10 @@ class OffPolicyAlgorithm(Algorithm):
             batch |= {name: pipeline.from_stored(batch[name]) for name in ("obs", "next_obs") if name in batch}
         return batch
 
-    def _num_updates_due(self, config: OffPolicyConfig, module_id: str, num_env_steps: int) -> int:
+    def _num_updates_due(self, module_id: str, num_env_steps: int) -> int:
+        """Return how many updates of a module are due after a round in which it took so many steps."""
+        config, buffer = self.records[module_id].config, self.replay_buffers[module_id]
         # Not steps held: rows that only reset a sub-env take room in the ring, so it may never hold so many.
-        buffer = self.replay_buffers[module_id]
         if not len(buffer) or buffer.num_env_steps_added < config.num_steps_sampled_before_learning_starts:
             return 0
         if config.training_intensity is None:
@@ -299,7 +291,7 @@ class OffPolicyAlgorithm(Algorithm):
         steps, config = self.num_env_steps_sampled_lifetime, self.records[module_id].config
         if steps - self._target_updated_at.get(module_id, 0) >= config.target_network_update_freq:
             self._target_updated_at[module_id] = steps
-            self.learner_group.foreach_module(module_id, _update_target, config.tau)
+            self.learner_group.foreach_module(module_id, methodcaller("update_target", config.tau))
 
     # State, and the end.
 
@@ -390,7 +382,3 @@ def _wrong_td_errors(module_id: str, td_errors: Any, size: int) -> LossError:
         f"error of each transition for the priorities of the replay buffer, and it reported {given}: return (loss, "
         '{"td_error": errors.detach(), ...}).'
     )
-
-
-def _update_target(module: Any, tau: float) -> None:
-    module.update_target(tau)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack, cast
 
 import numpy as np
 import torch
@@ -178,7 +178,7 @@ def sac_loss(
     alpha = module.log_alpha.detach().exp()
     terms = discrete_terms if module.is_discrete else continuous_terms
     outputs = {} if outputs is None else outputs
-    steps = module.at_steps(batch)
+    steps = cast(RecurrentSACModule, module).at_steps(batch) if "learns" in batch else batch
     q_taken, targets, actor_loss, logp = terms(module, steps, alpha, outputs)
     outputs |= {"q_taken": q_taken, "targets": targets}
     errors = q_taken - targets
@@ -187,9 +187,10 @@ def sac_loss(
     else:
         critic_losses = 0.5 * errors.square()
     critic_loss = (steps["weights"] * critic_losses).mean(-1).sum()
-    surplus = entropy_surplus(module, steps, logp, target_entropy)
-    alpha_loss = module.log_alpha * surplus
-    reported = _reported(q_taken.detach(), at_rows(batch, errors.detach().abs().mean(0)), logp)
+    aim = module.auto_target_entropy(steps["obs"]) if target_entropy is None else target_entropy
+    alpha_loss = module.log_alpha * (-logp.mean() - aim)
+    td_error = errors.detach().abs().mean(0)
+    reported = _reported(q_taken.detach(), td_error if steps is batch else at_rows(batch, td_error), logp)
     losses = {"critic_loss": critic_loss, "actor_loss": actor_loss, "alpha_loss": alpha_loss, "alpha": alpha}
     return critic_loss + actor_loss + alpha_loss, {name: loss.detach() for name, loss in losses.items()} | reported
 
@@ -230,11 +231,6 @@ def soft_targets(batch: Batch, next_value: Tensor) -> Tensor:
     """Return the targets of the critics, float32 `[B]`; a terminated step has no next value."""
     targets: Tensor = batch["rewards"] + batch["discounts"] * (~batch["terminated"]) * next_value
     return targets
-
-
-def entropy_surplus(module: SACModule, batch: Batch, logp: Tensor, target_entropy: float | None) -> Tensor:
-    """Return the entropy minus its target, in nats: the gradient of the loss by log alpha."""
-    return -logp.mean() - (module.auto_target_entropy(batch["obs"]) if target_entropy is None else target_entropy)
 
 
 def _reported(q_taken: Tensor, td_error: Tensor, logp: Tensor) -> dict[str, Tensor]:

@@ -132,6 +132,6 @@ def _make_worker(
     device = learner_device(config.device, rank)
     learner = _make_learner(config, modules, learning, seed, device=device, callbacks=make_dispatcher(config))
     if config.num_learners > 1:
-        learner.peers = Peers(rank, config.num_learners, learner.device)
+        learner.set_peers(Peers(rank, config.num_learners, learner.device))
     learner.set_weights(weights)
     return learner

@@ -103,10 +103,6 @@ class GroupOptimizers:
         for name, optimizer in self._optimizers.items():
             optimizer.set_lr(lr[name] if isinstance(lr, Mapping) else lr)
 
-    def lrs(self) -> dict[str, float]:
-        """Return the learning rate of each group."""
-        return {name: optimizer.lrs()[name] for name, optimizer in self._optimizers.items()}
-
     def zero_grad(self, names: Iterable[str] | None = None) -> None:
         """Set the gradients of groups to zero in place, of all groups by default."""
         for name in self._optimizers if names is None else names:
@@ -117,10 +113,9 @@ class GroupOptimizers:
         for name in self._optimizers if names is None else names:
             self._optimizers[name].step()
 
-    def end_update(self) -> None:
-        """Let the schedulers of the groups that moved set the learning rates of the next update."""
-        for optimizer in self._optimizers.values():
-            optimizer.end_update()
+    def end_update(self) -> dict[str, float]:
+        """Return the learning rate of each group in this update; schedulers of groups that moved set the next ones."""
+        return {name: optimizer.end_update()[name] for name, optimizer in self._optimizers.items()}
 
     # State, with the parameters numbered through all groups.
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import math
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,19 +16,17 @@ from torch import Tensor, nn
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
 from corral.core.seeding import get_rng, set_rng
-from corral.core.tree import Tree, map_tree, num_rows, slice_rows
+from corral.core.tree import Tree, num_rows, slice_rows
 from corral.core.views import Viewable
 from corral.errors import CallbackError, ColumnError, ConfigError, LossError
-from corral.learners.distributed import Peers
-from corral.learners.gradients import backward, clip_gradients, total_loss
 from corral.learners.group_optimizers import GroupOptimizers, make_named_optimizer, make_optimizer
 from corral.learners.learner_state import check_learner_state, get_learner_state, set_learner_state
-from corral.learners.losses import Batch, Loss, call_loss, compile_loss
-from corral.learners.minibatches import Cuts, UpdateReport, loss_error, shares_of_rows
-from corral.learners.numpy_q_learning import fast_form
+from corral.learners.losses import Batch, Loss, compile_loss
+from corral.learners.minibatches import Cuts
 from corral.learners.optimizers import ModuleOptimizer
-from corral.learners.settings import MAIN_LOSS, LearningSpec, Stop, UpdateSettings
+from corral.learners.settings import MAIN_LOSS, LearningSpec, UpdateSettings
 from corral.learners.sharing import group_sharing, parameters_of_several, shared_parameters, take_turns
+from corral.learners.update import LearnerPart, ModuleUpdate, Objective, to_tensors
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
 from corral.modules.distributions import module_action_space
@@ -41,43 +36,12 @@ from corral.modules.memory import module_inputs
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
 
+if TYPE_CHECKING:
+    from corral.learners.distributed import Peers
+
 NO_CHANGE = contextlib.nullcontext()
 # Very large batches are evaluated in chunks of this many observations, to bound memory.
 EVALUATION_CHUNK = 8192
-
-
-@dataclass
-class Objective:
-    """A loss of a module with its optimizer.
-
-    Attributes:
-        loss: The loss, a pure function.
-        optimizer: Optimizer of the parameters that the loss moves.
-    """
-
-    loss: Loss
-    optimizer: ModuleOptimizer | GroupOptimizers
-
-
-@dataclass
-class LearnerPart:
-    """What a learner has for one module.
-
-    Attributes:
-        module: The module.
-        layers: Its layers, as they were when it came.
-        acting: Its weights that runners need.
-        num_threads: Intra-op threads for it; `None` is torch's choice.
-        objectives: What it learns, by name of the loss; empty if it does not learn.
-        is_shared: Whether another module has some of its parameters.
-    """
-
-    module: Module
-    layers: Layers
-    acting: ActingWeights
-    num_threads: int | None
-    objectives: dict[str, Objective] = field(default_factory=dict)
-    is_shared: bool = False
 
 
 class Learner(Viewable):
@@ -92,7 +56,6 @@ class Learner(Viewable):
         seed: Seed of the generator for shuffling.
         compile: Whether `torch.compile` compiles the losses.
         callbacks: Callbacks of the learner's events; `None` is none.
-        peers: Learners that take every gradient step together with this one, or `None`.
 
     Attributes:
         modules: Modules by module id.
@@ -100,6 +63,7 @@ class Learner(Viewable):
         metrics: Logger passed to callbacks, whose values are in `result["learners"]`.
         timers: Timers of the seconds in callbacks, which are no seconds of learning.
         rng: Generator for shuffling.
+        peers: Learners that take every gradient step together with this one, or `None`.
     """
 
     def __init__(
@@ -112,7 +76,6 @@ class Learner(Viewable):
         seed: int = 0,
         compile: bool = False,
         callbacks: Dispatcher | None = None,
-        peers: Peers | None = None,
     ) -> None:
         """Move the modules to the device and make an optimizer for each that learns.
 
@@ -132,13 +95,21 @@ class Learner(Viewable):
         self.metrics = MetricsLogger()
         self.callbacks = callbacks or Dispatcher([], {})
         self.timers = Timers()
-        self.peers = peers
+        self.peers: Peers | None = None
+        self._make_update: Callable[..., ModuleUpdate] = ModuleUpdate
+
+    def set_peers(self, peers: Peers) -> None:
+        """Take every gradient step together with other learners from now on."""
+        from corral.learners.joint_update import JointUpdate
+
+        self.peers, self._make_update = peers, partial(JointUpdate, peers)
 
     def add_module(self, module_id: str, module: Module, spec: LearningSpec | None) -> None:
         """Move a module to the device and keep it; without a spec it does not learn."""
         module = module.to(self.device)
         threads = num_threads_for(module, self._num_threads_setting)
-        part = self._parts[module_id] = LearnerPart(module, Layers(module), ActingWeights(module), threads)
+        part = LearnerPart(module_id, module, Layers(module), ActingWeights(module), threads)
+        self._parts[module_id] = part
         if spec is not None:
             part.objectives[MAIN_LOSS] = Objective(spec.loss, self.make_optimizer(module_id, module, spec))
             for name, other in spec.others.items():
@@ -170,7 +141,6 @@ class Learner(Viewable):
         """Find the parameters that several modules or several optimizers of a module have; no vector joins these."""
         self._shared = shared_parameters(self.modules)
         for module_id, part in self._parts.items():
-            part.is_shared = module_id in self._shared
             apart = self._shared.get(module_id, set()) | parameters_of_several(
                 objective.optimizer.groups for objective in part.objectives.values()
             )
@@ -210,7 +180,8 @@ class Learner(Viewable):
             ConfigError: A module does not learn.
         """
         for module_id, loss in losses.items():
-            self._objective(module_id, MAIN_LOSS).loss = self._compiled(loss)
+            objective = self._objective(module_id, MAIN_LOSS)
+            self._parts[module_id].objectives[MAIN_LOSS] = Objective(self._compiled(loss), objective.optimizer)
 
     def _compiled(self, loss: Loss) -> Loss:
         return compile_loss(loss) if self._compile else loss
@@ -317,12 +288,17 @@ class Learner(Viewable):
         Returns:
             By module id what the update reports, as `UpdateReport.results` returns it.
         """
-        return take_turns(
-            {
-                module_id: self._update_module(module_id, batch, settings[module_id])
-                for module_id, batch in batches.items()
-            }
-        )
+        show_gradients = self._show_gradients if "on_gradients" in self.callbacks.heard else None
+        updates = [
+            self._make_update(self._parts[name], batch, settings[name], self.device, self.rng, show_gradients)
+            for name, batch in batches.items()
+        ]
+        if len(updates) > 1:
+            take_turns(updates)
+        else:
+            for minibatch in updates[0].minibatches():
+                updates[0].step(minibatch)
+        return {update.module_id: update.results() for update in updates}
 
     def _show_batch(self, module_id: str, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         """Fire `on_learn_on_batch`, and return the batch and the results as the callbacks left them.
@@ -343,136 +319,14 @@ class Learner(Viewable):
             raise LossError(f"learners/{module_id}: the batch is empty. Did a callback set all of `valid` to False?")
         return batch, added
 
-    def _update_module(
-        self, module_id: str, batch: Batch, settings: UpdateSettings
-    ) -> Generator[None, None, dict[str, Any]]:
-        """Take the gradient steps of one module, yield after each of them, and return what they reported."""
-        part = self._parts[module_id]
-        module, optimizer = part.module, part.objectives[settings.loss].optimizer
-        part.layers.check_same(module_id)
-        optimizer.sync()
-        cuts, sizes = self._cut(module_id, batch, settings)
-        num_minibatches = cuts.num_parts
-        num_gradient_steps = settings.num_epochs * num_minibatches
-        settings.check_groups(optimizer.groups, num_gradient_steps)
-        moves_all = settings.groups is None and not settings.every
-        optimizer.set_lr(settings.lr)
-        report = UpdateReport(cuts.size, num_minibatches)
-        if not module.training:  # `values` leaves it in evaluation mode
-            module.train()
-        compute_loss, batch = self._loss_and_columns(module_id, batch, settings.loss, num_gradient_steps)
-        for epoch in range(settings.num_epochs):
-            new_order, bounds = cuts.draw()
-            order = None if new_order is None else torch.from_numpy(new_order).to(self.device)
-            shares = None if self.peers is None else self._shares(cuts, new_order, bounds, sizes, batch)
-            rows = batch if order is None else map_tree(lambda column, rows=order: column.index_select(0, rows), batch)
-            for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
-                minibatch = rows if num_minibatches == 1 else slice_rows(rows, start, stop)
-                loss, reported = compute_loss(module, minibatch, settings.coefficients)
-                groups = optimizer.groups if moves_all else settings.groups_at(report.num_steps + 1, optimizer.groups)
-                total = total_loss(loss, groups) if isinstance(loss, Mapping) else loss
-                norms = self._compute_gradients(
-                    module_id, optimizer, loss, total, groups, settings, None if shares is None else shares[index]
-                )
-                if not all(map(math.isfinite, norms.values())):
-                    error = loss_error(module_id, epoch, index, total, reported, norms)
-                    raise error if self.peers is None else self.peers.problems(error)
-                optimizer.step(groups)
-                report.add(total, reported, norms, order)
-                if settings.after_step is not None:
-                    with torch.no_grad():
-                        settings.after_step(module, groups)
-                    optimizer.sync()  # it may have frozen parameters, or replaced parameters and gradients
-                yield
-                if part.is_shared:
-                    optimizer.sync()  # callbacks of another module's step may have done so with shared parameters
-            if settings.stop is not None and self._asks_to_stop(settings.stop, report.epoch_means(), cuts.size):
-                break
-        if self.peers is not None:
-            self.peers.copy_buffers(module)
-        results = report.results()
-        for name, lr in optimizer.lrs().items():
-            results[f"{name}_optimizer_learning_rate"] = lr
-        optimizer.end_update()
-        return results
-
-    def _cut(self, module_id: str, batch: Batch, settings: UpdateSettings) -> tuple[Cuts, list[int]]:
-        """Return how a batch is cut into minibatches, and the sizes of the batches of all learners.
-
-        All learners take as many gradient steps, and must have the same trainable parameters.
-        """
-        cuts = Cuts(batch)
-        sizes, num_units = [cuts.size], cuts.num_units
-        if self.peers is not None:
-            fingerprint = self.optimizer(module_id, settings.loss).fingerprint
-            sizes, units, fingerprints = self.peers.gather(cuts.size, num_units, fingerprint)
-            if len(set(fingerprints)) > 1:
-                raise LossError(
-                    f"learners/{module_id}: the learners have frozen different parameters. Change requires_grad in all "
-                    "of them, with learner_group.foreach_module or in a callback that runs in every learner."
-                )
-            num_units = min(units)
-        if settings.minibatch_size:
-            num_minibatches = min(num_units, max(1, round(min(sizes) / settings.minibatch_size)))
-            if num_minibatches > 1:
-                cuts.cut(num_minibatches, self.rng if settings.shuffle else None)
-        return cuts, sizes
-
-    def _shares(self, cuts: Cuts, order: Any, bounds: list[int], sizes: list[int], batch: Batch) -> list[float]:
-        """Return this learner's share of the rows of each minibatch of an epoch."""
-        return shares_of_rows(cuts.sizes(order, bounds), sizes, self.peers if "unit_starts" in batch else None)
-
-    def _loss_and_columns(self, module_id: str, batch: Batch, name: str, num_gradient_steps: int) -> tuple[Any, Batch]:
-        """Return the form of the loss that suits this update, and the batch as arrays or tensors for this form."""
-        objective = self._parts[module_id].objectives[name]
-        loss, optimizer = objective.loss, objective.optimizer.torch_optimizer
-        if num_gradient_steps == 1 and optimizer is not None:
-            fast = fast_form(loss, self.modules[module_id], optimizer, batch)
-            if fast is not None:
-                return fast, batch
-        return partial(call_loss, loss, module_id), self._to_device(batch)
-
-    def _asks_to_stop(self, stop: Stop, means: Mapping[str, float], size: int) -> bool:
-        """Return whether `stop` ends the epochs; with several learners, all of them get the first one's answer."""
-        if self.peers is None:
-            return stop(means)
-        [answers] = self.peers.gather(int(stop(self.peers.average_scalars(means, size))))
-        return bool(answers[0])
-
-    def _compute_gradients(
-        self,
-        module_id: str,
-        optimizer: ModuleOptimizer | GroupOptimizers,
-        loss: Any,
-        total: Any,
-        groups: Collection[str],
-        settings: UpdateSettings,
-        share: float | None,
-    ) -> dict[str, float]:
-        """Compute the gradients of groups of parameters, average them over all learners, and clip them.
-
-        Returns:
-            The norms of the gradients by group, before clipping; NaN if a loss or gradient is not finite.
-        """
-        is_finite = math.isfinite(total.item())
-        if is_finite and isinstance(total, Tensor):  # the form on arrays has computed the gradients already
-            optimizer.zero_grad(groups)
-            backward(loss, {name: optimizer.trainable[name] for name in groups}, module_id, len(optimizer.groups))
-        if is_finite and "on_gradients" in self.callbacks.heard:
-            self._show_gradients(module_id, optimizer, groups)
-            optimizer.sync()  # the callback may have replaced gradients, or frozen parameters
-        if self.peers is not None and share is not None:
-            steppable = [parameter for name in groups for parameter in optimizer.steppable[name]]
-            is_finite = self.peers.average(steppable, share, not is_finite)
-        if not is_finite:
-            return dict.fromkeys(groups or optimizer.groups, math.nan)
-        clipped = optimizer.trainable if settings.grad_clip_by == "norm" else optimizer.steppable
-        return clip_gradients(clipped, groups, settings.grad_clip, settings.grad_clip_by)
-
     def _show_gradients(
         self, module_id: str, optimizer: ModuleOptimizer | GroupOptimizers, groups: Collection[str]
     ) -> None:
-        """Fire `on_gradients`; gradients that a callback replaced in the dict are copied to the parameters."""
+        """Fire `on_gradients`; gradients that a callback replaced in the dict are copied to the parameters.
+
+        Raises:
+            ColumnError: Gradients were added or removed, or have another shape.
+        """
         moving = {id(p) for name in groups for p in optimizer.groups[name]}
         named = self.modules[module_id].named_parameters()
         gradients = {name: p.grad for name, p in named if p.grad is not None and id(p) in moving}
@@ -490,19 +344,6 @@ class Learner(Viewable):
                 was = getattr(new, "shape", type(new).__name__)
                 raise ColumnError(f"on_gradients: {name!r} must be a tensor {tuple(gradient.shape)}, and is {was}.")
             gradient.copy_(new)
-
-    def _to_device(self, batch: Batch) -> Batch:
-        """Return columns as tensors on the device; on the CPU they share the memory of the arrays."""
-        columns: Batch = {}
-        for name, column in batch.items():
-            if isinstance(column, np.ndarray):
-                tensor = torch.from_numpy(np.ascontiguousarray(column))
-                columns[name] = tensor if self.device.type == "cpu" else tensor.to(self.device)
-            else:
-                nested = dict(column if isinstance(column, dict) else enumerate(column))
-                parts = self._to_device(nested)
-                columns[name] = parts if isinstance(column, dict) else tuple(parts.values())
-        return columns
 
     def values(self, module_id: str, obs: Tree, states: Tree = None) -> NDArray[np.float32]:
         """Return the module's state values, float32 `[B]`, for a tree of observations `[B, ...]`.
@@ -526,13 +367,13 @@ class Learner(Viewable):
         self, module_id: str, evaluate: Callable[[Module, Batch], Tensor], batch: Batch
     ) -> NDArray[np.float32]:
         """Return what a function of a module and columns returns, in evaluation mode and without gradients."""
-        module, cuts, parts = self.modules[module_id].eval(), Cuts(batch), []
-        bounds, size = cuts.bounds, cuts.num_units
+        module, bounds, parts = self.modules[module_id].eval(), Cuts(batch).bounds, []
+        size = len(bounds) - 1
         units = max(1, EVALUATION_CHUNK * size // max(1, num_rows(batch)))  # rows, or sequences
         with torch_threads(self._parts[module_id].num_threads), torch.inference_mode():
             for unit in range(0, max(1, size), units):
-                chunk = self._to_device(slice_rows(batch, int(bounds[unit]), int(bounds[min(unit + units, size)])))
-                parts.append(evaluate(module, chunk).cpu().numpy())
+                chunk = slice_rows(batch, int(bounds[unit]), int(bounds[min(unit + units, size)]))
+                parts.append(evaluate(module, to_tensors(chunk, self.device)).cpu().numpy())
         return np.concatenate(parts)
 
     def get_weights(self) -> dict[str, dict[str, NDArray[Any]]]:

@@ -105,7 +105,7 @@ def call_loss(
             f"the coefficients {sorted(coefficients)}: add a column in a callback such as on_sample_end, or a "
             "coefficient in UpdateSettings."
         ) from error
-    if fault := _fault(result, num_rows(batch)):
+    if fault := _fault(result, batch):
         raise LossError(
             f"learners/{module_id}: the loss {fault}: it must return (loss, {{name: tensor}}), which are the scalar "
             "tensor to minimise, and scalars and columns [B] to report. Return (loss, {}) to report nothing."
@@ -113,8 +113,8 @@ def call_loss(
     return result
 
 
-def _fault(result: Any, size: int) -> str | None:
-    """Return what is wrong with the result of a loss for a minibatch of some size, or `None`."""
+def _fault(result: Any, batch: Batch) -> str | None:
+    """Return what is wrong with the result of a loss for a minibatch, or `None`."""
     if not isinstance(result, tuple) or len(result) != 2:
         return f"returned {_describe(result)}"
     loss, reported = result
@@ -127,7 +127,7 @@ def _fault(result: Any, size: int) -> str | None:
     for name, value in reported.items():
         if not isinstance(value, Tensor):
             return f"reported {name!r} as {_describe(value)}, not as a tensor"
-        if value.ndim and len(value) != size:
+        if value.ndim and len(value) != (size := num_rows(batch)):
             return f"reported {name!r} as {_describe(value)}, neither a scalar nor a column of B={size} rows"
     if taken := sorted(OWN_RESULTS & reported.keys()):
         return f"reported {taken}, which every update reports itself (give them other names)"

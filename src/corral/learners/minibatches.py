@@ -14,7 +14,6 @@ from torch import Tensor
 from corral.core.sequences import rows_of_sequences, start_bounds
 from corral.core.tree import num_rows
 from corral.errors import LossError
-from corral.learners.distributed import Peers
 from corral.learners.losses import Batch
 from corral.metrics.reduction_settings import reduction_of_updates
 
@@ -25,24 +24,17 @@ def row_bounds(size: int, num_parts: int) -> list[int]:
     return bounds
 
 
-def unit_bounds(batch: Batch) -> range | NDArray[np.int64]:
-    """Return the bounds of the units of a batch, whose rows stay together: `num_units + 1` row numbers.
-
-    The column `unit_starts` marks the first row of each unit, bool `[B]`; without it each row is a unit.
-    """
-    return start_bounds(batch["unit_starts"]) if "unit_starts" in batch else range(num_rows(batch) + 1)
-
-
 class Cuts:
     """How the units of a batch are cut into minibatches, in a new way in each epoch if they are shuffled.
 
-    Minibatches have about equal numbers of units; see `unit_bounds`.
+    The rows of a unit stay together, and minibatches have about equal numbers of units. The column `unit_starts` marks
+    the first row of each unit, bool `[B]`; without it each row is a unit.
 
     Args:
         batch: Columns `[B, ...]`, arrays or tensors.
 
     Attributes:
-        bounds: Bounds of the units; see `unit_bounds`.
+        bounds: Bounds of the units: `num_units + 1` row numbers.
         num_units: Number of units.
         size: Number of rows that the loss is the mean over: all rows, or of units those that the column `learns` marks,
             which leaves out the burn-in of sequences, and the observations after their steps.
@@ -51,8 +43,12 @@ class Cuts:
 
     def __init__(self, batch: Batch) -> None:
         """Find the units; there is one minibatch until `cut` says otherwise."""
-        self.bounds = unit_bounds(batch)
-        self._learns: NDArray[np.bool_] | None = batch.get("learns") if "unit_starts" in batch else None
+        self.bounds: range | NDArray[np.int64]
+        self._learns: NDArray[np.bool_] | None = None
+        if "unit_starts" in batch:
+            self.bounds, self._learns = start_bounds(batch["unit_starts"]), batch.get("learns")
+        else:
+            self.bounds = range(num_rows(batch) + 1)
         self.num_units = len(self.bounds) - 1
         self.size = int(self.bounds[-1] if self._learns is None else np.count_nonzero(self._learns))
         self.num_parts, self._parts = 1, [0, self.num_units]
@@ -84,24 +80,6 @@ class Cuts:
             ends = np.append(0, np.cumsum(self._learns if order is None else self._learns[order]))[ends]
         sizes: list[int] = np.diff(ends).tolist()
         return sizes
-
-
-def shares_of_rows(own: Sequence[int], sizes: Sequence[int], peers: Peers | None) -> list[float]:
-    """Return one learner's share of the rows of each minibatch.
-
-    Args:
-        own: Sizes of the learner's own minibatches.
-        sizes: Sizes of the batches of all learners, including this learner.
-        peers: The other learners if the sizes of their minibatches do not follow, because they cut sequences.
-    """
-    if len(sizes) == 1:
-        return [1.0] * len(own)
-    if peers is None:
-        in_all = np.sum([np.diff(row_bounds(size, len(own))) for size in sizes], axis=0)
-    else:
-        in_all = np.sum(peers.gather(*own), axis=1)
-    shares: list[float] = (np.array(own) / in_all).tolist()
-    return shares
 
 
 class UpdateReport:

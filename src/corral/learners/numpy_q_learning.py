@@ -59,21 +59,25 @@ _DERIVATIVES: dict[type[nn.Module], Callable[[FloatArray, FloatArray], Any]] = {
 }
 
 
-def fast_form(loss: Loss, module: Module, optimizer: torch.optim.Optimizer, batch: Batch) -> FastForm | None:
+def is_q_loss(loss: Loss) -> bool:
+    """Return whether a loss is the one that has a form here; learners ask it when they are given the loss."""
+    if not isinstance(loss, partial) or hasattr(loss.func, "__wrapped__"):
+        return False
+    return (loss.func.__module__, loss.func.__qualname__) == LOSS
+
+
+def fast_form(loss: Any, module: Module, optimizer: Any, batch: Batch) -> FastForm | None:
     """Return the loss in NumPy for an update of one gradient step, or `None` where autograd has to compute it.
 
     Args:
-        loss: The loss.
+        loss: The loss, of which `is_q_loss` is true.
         module: The module that the update trains.
-        optimizer: The optimizer of the module.
+        optimizer: The optimizer of torch of the module.
         batch: Columns of the update, as arrays.
     """
-    if not isinstance(loss, partial):
-        return None
     if type(module) is not QModule or module.form.num_atoms != 1:
         return None
-    is_known = (loss.func.__module__, loss.func.__qualname__) == LOSS and not hasattr(loss.func, "__wrapped__")
-    if not is_known or not _columns_fit(module, batch) or torch.is_autocast_enabled("cpu"):
+    if not _columns_fit(module, batch) or torch.is_autocast_enabled("cpu"):
         return None
     networks = _networks.get(module)
     if networks is None or not networks.is_current(optimizer):

@@ -7,7 +7,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,10 @@ class ModuleOptimizer:
         is_flat: Whether parameters are views of vectors.
         torch_optimizer: The optimizer of torch.
         fingerprint: Checksum of which parameters are trainable.
+        keeps_lrs: Whether the optimizer of torch has learning rates of its own, which nothing replaces.
     """
+
+    keeps_lrs: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -112,7 +115,7 @@ class ModuleOptimizer:
         if list(map(_requires_grad, self._all)) != self._requires_grad:
             self._rebuild()
         elif self.is_flat:
-            if self._addresses() != self._places:
+            if [*map(Tensor.data_ptr, self._bound), *map(Tensor.data_ptr, self._grads)] != self._places:
                 self._rebuild()
             elif not all(map(is_, map(_grad, self._bound), self._grads)):
                 self._bind_gradients()
@@ -182,10 +185,7 @@ class ModuleOptimizer:
                     self.torch_optimizer.state[vector] = joined
         self._bound = [part for _, parts in self._vectors for part in parts]
         self._grads = [part.grad for part in self._bound if part.grad is not None]
-        self._places = self._addresses()
-
-    def _addresses(self) -> list[int]:
-        return [*map(Tensor.data_ptr, self._bound), *map(Tensor.data_ptr, self._grads)]
+        self._places = [*map(Tensor.data_ptr, self._bound), *map(Tensor.data_ptr, self._grads)]
 
     def _states(self) -> dict[nn.Parameter, ParameterState]:
         """Return the optimizer state of each parameter that has one, frozen parameters included."""
@@ -208,21 +208,23 @@ class ModuleOptimizer:
         """Set the learning rate of all groups, or one per group; a scheduler begins with the first one, and stays."""
         if self._scheduler is not None:
             return
-        self.use_lr(lr)
+        if not self.keeps_lrs:
+            for name, group in zip(self.groups, self.torch_optimizer.param_groups, strict=True):
+                group["lr"] = lr[name] if isinstance(lr, Mapping) else lr
         if self._make_scheduler is not None:
             self._scheduler = self._make_scheduler(self.torch_optimizer)
 
-    def use_lr(self, lr: float | Mapping[str, float]) -> None:
-        """Give a learning rate to all groups, or one to each of them."""
-        for name, group in zip(self.groups, self.torch_optimizer.param_groups, strict=True):
-            group["lr"] = lr[name] if isinstance(lr, Mapping) else lr
+    def end_update(self) -> dict[str, float]:
+        """Return the learning rate of each group in this update.
 
-    def end_update(self) -> None:
-        """Let the scheduler set the learning rates of the next update, if the optimizer has stepped in this one.
+        If the optimizer has stepped in this update, the scheduler sets the learning rates of the next one.
 
         Raises:
             ConfigError: The scheduler raised an error, because it has come to its end, for instance.
         """
+        # An optimizer that was made elsewhere may have several `param_groups`, and all its parameters are one group.
+        groups = zip(self.groups, self.torch_optimizer.param_groups, strict=False)
+        lrs = {name: group["lr"] for name, group in groups}
         if self._scheduler is not None and self._has_stepped:
             try:
                 self._scheduler.step()
@@ -233,11 +235,7 @@ class ModuleOptimizer:
                     "steps as there are updates, or use a scheduler without an end."
                 ) from error
         self._has_stepped = False
-
-    def lrs(self) -> dict[str, float]:
-        """Return the learning rate of each group."""
-        groups = zip(self.groups, self.torch_optimizer.param_groups, strict=True)
-        return {name: group["lr"] for name, group in groups}
+        return lrs
 
     def zero_grad(self, names: Iterable[str] | None = None) -> None:
         """Set the gradients of groups to zero in place, of all groups by default."""

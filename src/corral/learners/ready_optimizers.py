@@ -20,6 +20,8 @@ class ReadyOptimizer(ModuleOptimizer):
         lr_scheduler: Makes a scheduler of torch for the optimizer; `None` is none.
     """
 
+    keeps_lrs = True
+
     def __init__(
         self,
         name: str,
@@ -35,13 +37,6 @@ class ReadyOptimizer(ModuleOptimizer):
         """Return the optimizer that was given."""
         self.is_flat, self._settings = False, {}
         return self._ready
-
-    def use_lr(self, lr: float | Mapping[str, float]) -> None:
-        """Do nothing: the optimizer has its own learning rates."""
-
-    def lrs(self) -> dict[str, float]:
-        """Return the learning rate of the first of the optimizer's `param_groups`, by the name of the group."""
-        return {name: self.torch_optimizer.param_groups[0]["lr"] for name in self.groups}
 
     def describe_state(self, describe: Callable[[Any], str]) -> list[dict[str, str]] | None:
         """Return `None`: what the state looks like is known after a step only."""

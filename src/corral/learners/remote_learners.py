@@ -25,7 +25,7 @@ from corral.learners.distributed import LostPeerError, backend_for, gpu_id
 from corral.learners.learner import Learner
 from corral.learners.learner_group import LearnerGroup, PendingUpdate, Results
 from corral.learners.losses import Batch
-from corral.learners.minibatches import Cuts, unit_bounds
+from corral.learners.minibatches import Cuts
 from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.reduction_settings import reduction_of_updates
@@ -373,7 +373,7 @@ def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[
     """
     shards: list[dict[str, Batch]] = [{} for _ in range(num_learners)]
     for module_id, batch in batches.items():
-        units = unit_bounds(batch)
+        units = Cuts(batch).bounds
         size = len(units) - 1
         if size < num_learners:
             unit = "unit" if "unit_starts" in batch else "row"

@@ -125,8 +125,6 @@ class UpdateSettings:
             ConfigError: A group does not exist, has no learning rate, or would never move.
         """
         lrs = self.lr if isinstance(self.lr, Mapping) else None
-        if lrs is None and not self.every and self.groups is None:
-            return
         named = {*(self.groups or ()), *self.every, *(lrs or ())}
         if unknown := sorted(named - set(names)):
             raise ConfigError(

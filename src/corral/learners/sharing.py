@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from torch import nn
 
-ResultT = TypeVar("ResultT")
+if TYPE_CHECKING:
+    from corral.learners.update import ModuleUpdate
 
 Shared = Mapping[str, set[nn.Parameter]]
 """Parameters that a module has in common with any other module, by module id."""
@@ -64,18 +65,13 @@ def _share(one: str, other: str, shared: Shared) -> bool:
     return one in shared and other in shared and not shared[one].isdisjoint(shared[other])
 
 
-def take_turns(updates: Mapping[str, Generator[None, None, ResultT]]) -> dict[str, ResultT]:
-    """Run generators in turn, from one `yield` to the next, until all have ended.
-
-    Returns:
-        What each generator returned, by its key.
-    """
-    left, results = dict(updates), dict[str, ResultT]()
+def take_turns(updates: Iterable[ModuleUpdate]) -> None:
+    """Take the gradient steps of updates in turn, one minibatch of each, until all have ended."""
+    left = {update: update.minibatches() for update in updates}
     while left:
-        for name in list(left):
-            try:
-                next(left[name])
-            except StopIteration as end:
-                results[name] = end.value
-                del left[name]
-    return {name: results[name] for name in updates}
+        for update in list(left):
+            if (minibatch := next(left[update], None)) is None:
+                del left[update]
+                continue
+            update.optimizer.sync()  # callbacks of another module's step may have changed parameters that they share
+            update.step(minibatch)

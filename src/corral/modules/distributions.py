@@ -418,7 +418,7 @@ class SquashedGaussian(DiagGaussian):
 
         Both are differentiable in the inputs (Haarnoja et al. 2018, eq. 11 and appendix C).
         """
-        mean, log_std = self._split(dist_inputs)
+        mean, log_std = dist_inputs.chunk(2, dim=-1)
         actions = mean + log_std.exp() * noise
         logp = -(0.5 * noise * noise + log_std + _log_tanh_slope(actions)).sum(-1) - 0.5 * self.num_noise * _LOG_2PI
         return actions.tanh(), logp

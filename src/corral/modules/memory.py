@@ -119,12 +119,7 @@ def find_learned_steps(batch: Mapping[str, Any]) -> LearnedSteps:
 
 
 def at_rows(batch: Mapping[str, Any], column: Tensor) -> Tensor:
-    """Return a column of the steps that a batch of a replay buffer learns from as a column of all its rows, `[M]`.
-
-    Without memory these are all rows.
-    """
-    if "learns" not in batch:
-        return column
+    """Return a column of the steps that a batch of sequences learns from as a column of all its rows, `[M]`."""
     whole = column.new_zeros(len(batch["learns"]))
     whole[batch["learns"]] = column
     return whole

@@ -198,7 +198,8 @@ class SACModule(Module):
 
     def policy(self, obs: Tree) -> Tensor:
         """Map observations to `dist_inputs`, float32 `[B, D]`."""
-        return self.mask_outputs(obs, self.actor(obs))
+        dist_inputs: Tensor = self.actor(obs)
+        return self.mask_outputs(obs, dist_inputs) if self.has_action_mask else dist_inputs
 
     def sample(self, obs: Tree, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return the Box actions for noise `[B, d]`, float32 `[B, d]` in [-1, 1], and their log-density `[B]`.
@@ -211,10 +212,6 @@ class SACModule(Module):
     def actor_outputs(self, obs: Tree) -> Tensor:
         """Return what the loss takes as the outputs of the policy, float32 `[B, D]`; `policy(obs)` without memory."""
         return self.policy(obs)
-
-    def at_steps(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the columns of the steps to learn from; without memory, the whole batch."""
-        return batch
 
     def q_values(self, obs: Tree, actions: Tensor | None = None, *, target: bool = False) -> Tensor:
         """Return the values of all critics: `[C, B]` for Box actions in [-1, 1], `[C, B, n]` for Discrete ones."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from corral.learners.learner import find_device
 from corral.learners.losses import Loss, wrap_user_loss
 from corral.learners.minibatches import Cuts, UpdateReport, loss_error
 from corral.learners.ready_optimizers import ready_optimizers
+from corral.learners.update import to_tensors
 
 _NATIVE_NAMES = {
     **COLUMNS,
@@ -165,7 +167,7 @@ class OwnLearner(NativeLearner):
             self.optimizer(module_id).set_lr(settings[module_id].lr)
             self.modules[module_id].train()
             view._defaults[module_id] = _DefaultLoss(self, module_id, settings[module_id].coefficients)
-        steps = _Minibatches(batches, first, self.rng, self._to_device)
+        steps = _Minibatches(batches, first, self.rng, partial(to_tensors, device=self.device))
         reports = {name: UpdateReport(cuts.size, steps.num_minibatches) for name, cuts in steps.cuts.items()}
         for step, minibatches in enumerate(steps):
             self._place = divmod(step, steps.num_minibatches)
@@ -179,9 +181,7 @@ class OwnLearner(NativeLearner):
                 norms = {**view._norms.get(module_id, {}), **view._norms.get(ALL_MODULES, {})}
                 if module_id in reports:
                     reports[module_id].add(loss.detach(), reported, norms, None)
-        lrs = {name: self.optimizer(name).lrs() for name in batches}
-        for module_id in batches:
-            self.optimizer(module_id).end_update()
+        lrs = {name: self.optimizer(name).end_update() for name in batches}
         return {
             name: {**report.results(), **{f"{key}_optimizer_learning_rate": lr for key, lr in lrs[name].items()}}
             for name, report in reports.items()

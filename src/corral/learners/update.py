@@ -1,0 +1,224 @@
+"""The loop from minibatches to optimizer steps: one update of one module."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from corral.core.tree import map_tree, slice_rows
+from corral.errors import LossError
+from corral.learners.gradients import backward, clip_gradients, total_loss
+from corral.learners.group_optimizers import GroupOptimizers
+from corral.learners.losses import Batch, Loss, call_loss
+from corral.learners.minibatches import Cuts, UpdateReport, loss_error
+from corral.learners.numpy_q_learning import fast_form, is_q_loss
+from corral.learners.optimizers import ModuleOptimizer
+from corral.learners.settings import Stop, UpdateSettings
+from corral.modules.inference import ActingWeights
+from corral.modules.layers import Layers
+from corral.modules.module import Module
+
+ShowGradients = Callable[[str, ModuleOptimizer | GroupOptimizers, Collection[str]], None]
+"""`show(module_id, optimizer, groups)` shows the gradients of groups of parameters to callbacks."""
+
+
+@dataclass
+class Objective:
+    """A loss of a module with its optimizer.
+
+    Attributes:
+        loss: The loss, a pure function.
+        optimizer: Optimizer of the parameters that the loss moves.
+        has_numpy_form: Whether NumPy may compute the gradients of the loss; see `corral.learners.numpy_q_learning`.
+    """
+
+    loss: Loss
+    optimizer: ModuleOptimizer | GroupOptimizers
+    has_numpy_form: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Resolve what does not change."""
+        self.has_numpy_form = is_q_loss(self.loss) and self.optimizer.torch_optimizer is not None
+
+
+@dataclass
+class LearnerPart:
+    """What a learner has for one module.
+
+    Attributes:
+        module_id: Id of the module.
+        module: The module.
+        layers: Its layers, as they were when it came.
+        acting: Its weights that runners need.
+        num_threads: Intra-op threads for it; `None` is torch's choice.
+        objectives: What it learns, by name of the loss; empty if it does not learn.
+    """
+
+    module_id: str
+    module: Module
+    layers: Layers
+    acting: ActingWeights
+    num_threads: int | None
+    objectives: dict[str, Objective] = field(default_factory=dict)
+
+
+class ModuleUpdate:
+    """An update of one module from one batch: a gradient step on each minibatch, in one or several epochs.
+
+    `Learner.update_group` calls `step` with each of the `minibatches()`, and then `results()`.
+
+    Args:
+        part: What the learner has for the module.
+        batch: Columns `[B, ...]`, arrays.
+        settings: How the module learns from the batch.
+        device: Device of the module.
+        rng: Generator for shuffling.
+        show_gradients: Shows the gradients of each step to callbacks; `None` if no callback asks for them.
+        smallest: Size and number of units of the smallest batch of all learners; `None` is this batch.
+
+    Attributes:
+        module_id: Id of the module.
+        module: The module.
+        settings: How it learns from the batch.
+        optimizer: The optimizer of the loss that is minimised.
+        cuts: How the batch is cut into minibatches.
+        drawn: Order and bounds of this epoch's minibatches, as `Cuts.draw` returned them.
+        place: Numbers of the epoch and of the minibatch in it, from 0.
+        report: What the gradient steps reported so far.
+    """
+
+    def __init__(
+        self,
+        part: LearnerPart,
+        batch: Batch,
+        settings: UpdateSettings,
+        device: torch.device,
+        rng: np.random.Generator,
+        show_gradients: ShowGradients | None,
+        *,
+        smallest: tuple[int, int] | None = None,
+    ) -> None:
+        """Cut the batch, and give the optimizer its learning rates.
+
+        Raises:
+            ConfigError: The settings name unknown groups of parameters, or a layer or parameter was replaced.
+        """
+        self.module_id, self.module, self.settings = part.module_id, part.module, settings
+        self._batch, self._objective = batch, part.objectives[settings.loss]
+        self._device, self._show_gradients = device, show_gradients
+        self.optimizer = optimizer = self._objective.optimizer
+        part.layers.check_same(part.module_id)
+        optimizer.sync()
+        self.cuts = Cuts(batch)
+        if settings.minibatch_size:
+            size, num_units = smallest or (self.cuts.size, self.cuts.num_units)
+            num_minibatches = min(num_units, max(1, round(size / settings.minibatch_size)))
+            self.cuts.cut(num_minibatches, rng if settings.shuffle else None)
+        self._num_steps = settings.num_epochs * self.cuts.num_parts
+        self._moves_all = settings.groups is None and not settings.every
+        if not self._moves_all or (isinstance(settings.lr, Mapping) and settings.lr.keys() != optimizer.groups.keys()):
+            settings.check_groups(optimizer.groups, self._num_steps)
+        optimizer.set_lr(settings.lr)
+        self.report = UpdateReport(self.cuts.size, self.cuts.num_parts)
+        self.drawn: tuple[NDArray[np.int64] | None, list[int]]
+        self._order: Tensor | None  # of the rows in this epoch
+
+    def minibatches(self) -> Iterator[Batch]:
+        """Yield the minibatches of all epochs, each epoch in a new order, until `UpdateSettings.stop` ends the epochs.
+
+        The columns are tensors on the device, or arrays if NumPy computes the gradients.
+        """
+        if not self.module.training:  # `Learner.values` leaves it in evaluation mode
+            self.module.train()
+        batch = self._choose_form()
+        for epoch in range(self.settings.num_epochs):
+            self.drawn = new_order, bounds = self.cuts.draw()
+            rows, self._order = batch, None
+            if new_order is not None:
+                self._order = torch.from_numpy(new_order).to(self._device)
+                rows = map_tree(lambda column, order=self._order: column.index_select(0, order), batch)
+            for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
+                self.place = epoch, index
+                yield rows if len(bounds) == 2 else slice_rows(rows, start, stop)
+            if self.settings.stop is not None and self._asks_to_stop(self.settings.stop):
+                break
+
+    def step(self, minibatch: Batch) -> None:
+        """Take a gradient step on a minibatch.
+
+        Raises:
+            LossError: The loss or a gradient is not finite, and the step is not taken; or the loss returned something
+                else than `Loss` says, has no scalar for a group that moves, or depends on no trainable parameter.
+            ColumnError: The loss asked for a column that does not exist, or a callback added or removed gradients.
+        """
+        settings, optimizer, report = self.settings, self.optimizer, self.report
+        groups: Collection[str] = optimizer.groups
+        if not self._moves_all:
+            groups = settings.groups_at(report.num_steps + 1, groups)
+        loss, reported = self._compute_loss(self.module, minibatch, settings.coefficients)
+        total = total_loss(loss, groups) if isinstance(loss, Mapping) else loss
+        if self._compute_gradients(loss, math.isfinite(total.item()), groups):
+            clipped = optimizer.trainable if settings.grad_clip_by == "norm" else optimizer.steppable
+            norms = clip_gradients(clipped, groups, settings.grad_clip, settings.grad_clip_by)
+        else:
+            norms = dict.fromkeys(groups or optimizer.groups, math.nan)
+        if not all(map(math.isfinite, norms.values())):
+            raise self._error(loss_error(self.module_id, *self.place, total, reported, norms))
+        optimizer.step(groups)
+        report.add(total, reported, norms, self._order)
+        if settings.after_step is not None:
+            with torch.no_grad():
+                settings.after_step(self.module, groups)
+            optimizer.sync()  # it may have frozen parameters, or replaced parameters and gradients
+
+    def results(self) -> dict[str, Any]:
+        """Return what the gradient steps reported, and let the scheduler set the next learning rates."""
+        results = self.report.results()
+        for name, lr in self.optimizer.end_update().items():
+            results[f"{name}_optimizer_learning_rate"] = lr
+        return results
+
+    def _choose_form(self) -> Batch:
+        """Choose the form of the loss that suits this update, and return the batch as that form reads it."""
+        loss, fast = self._objective.loss, None
+        if self._num_steps == 1 and self._objective.has_numpy_form:
+            fast = fast_form(loss, self.module, self.optimizer.torch_optimizer, self._batch)
+        self._needs_backward = fast is None
+        self._compute_loss: Any = partial(call_loss, loss, self.module_id) if fast is None else fast
+        return to_tensors(self._batch, self._device) if fast is None else self._batch
+
+    def _compute_gradients(self, loss: Any, is_finite: bool, groups: Collection[str]) -> bool:
+        """Compute the gradients of groups of parameters, and return whether they can be used."""
+        if is_finite and self._needs_backward:
+            self.optimizer.zero_grad(groups)
+            trainable = self.optimizer.trainable
+            backward(loss, {name: trainable[name] for name in groups}, self.module_id, len(self.optimizer.groups))
+        if is_finite and self._show_gradients is not None:
+            self._show_gradients(self.module_id, self.optimizer, groups)
+            self.optimizer.sync()  # the callback may have replaced gradients, or frozen parameters
+        return is_finite
+
+    def _error(self, error: LossError) -> LossError:
+        return error
+
+    def _asks_to_stop(self, stop: Stop) -> bool:
+        return stop(self.report.epoch_means())
+
+
+def to_tensors(batch: Batch, device: torch.device) -> Batch:
+    """Return columns as tensors on a device; on the CPU they share the memory of the arrays."""
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(column)).to(device)
+        if isinstance(column, np.ndarray)
+        else map_tree(lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf)).to(device), column)
+        for name, column in batch.items()
+    }
