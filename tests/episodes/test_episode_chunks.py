@@ -497,7 +497,7 @@ def test_parts_of_a_runner_s_episode_are_of_its_sub_env(make_runner: MakeRunner)
 
 
 def test_the_whole_return_survives_two_cuts_where_get_return_counts_the_chunk() -> None:
-    """RLlib's `get_return` counts the steps of the chunk, and its older `total_reward` the steps of the whole episode."""
+    """RLlib's `get_return` counts the steps of the chunk, and its older `total_reward` the whole episode."""
     one = rllib_episodes.SingleAgentEpisode()
     one.add_env_reset(0)
     for reward in (1.0, 10.0, 100.0):

@@ -183,7 +183,7 @@ class Algorithm(metaclass=_WithHints):
         self._latest_result: dict[str, Any] = {}
         self.stop_requested: str | None = None
         self.run_dir: Path | None = None
-        self.loop_run = LoopRun(self)  # of a loop around `train`
+        self.loop_run = None if config.loggers is None else LoopRun(self)  # of a loop around `train`
         self._num_steps_trained = 0  # rows of all gradient steps of the iteration, over all modules
         self._num_exploration_versions = 0  # times that explorations or transforms changed what runners need
         self._stopped = False
@@ -357,6 +357,11 @@ class Algorithm(metaclass=_WithHints):
             self.weight_providers["exploration"] = self._exploration_weights
         if self.get_transform_states():
             self.weight_providers["transforms"] = self.get_transform_states
+        self._receivers: list[Callable[[Sequence[Rollout]], None]] = []  # what learns from all rollouts
+        if "transforms" in self.weight_providers:
+            self._receivers.append(self.merge_statistics)
+        if self._learning_explorations:
+            self._receivers.append(self._let_explorations_learn)
 
     def loss_of(self, module_id: str) -> Loss:
         """Return the loss of a module: the setting `loss`, or what `make_loss` returns."""
@@ -573,7 +578,8 @@ class Algorithm(metaclass=_WithHints):
             self.num_env_steps_sampled_lifetime += num_env_steps  # also if an exception ends the next round
             left -= count_agent_steps(arrived) if by_agent else num_env_steps
             rollouts += arrived
-        self._hand_over(rollouts)
+        for learn in self._receivers:
+            learn(rollouts)
         return rollouts
 
     def receive(self, rollouts: Sequence[Rollout]) -> None:
@@ -583,13 +589,8 @@ class Algorithm(metaclass=_WithHints):
         `fetch_samples`; `sample` does all of it.
         """
         self.num_env_steps_sampled_lifetime += sum(rollout.num_env_steps for rollout in rollouts)
-        self._hand_over(rollouts)
-
-    def _hand_over(self, rollouts: Sequence[Rollout]) -> None:
-        if "transforms" in self.weight_providers:
-            self.merge_statistics(rollouts)
-        if self._learning_explorations:
-            self._let_explorations_learn(group_by_module(rollouts))
+        for learn in self._receivers:
+            learn(rollouts)
 
     def _env_steps_for(self, num_agent_steps: int, rollouts: Sequence[Rollout]) -> int:
         """Return the env steps that take about so many agent steps, but not more, judging by rollouts so far."""
@@ -598,11 +599,12 @@ class Algorithm(metaclass=_WithHints):
             agents_per_step = steps / sum(rollout.num_env_steps for rollout in rollouts)
         return max(1, int(num_agent_steps / agents_per_step))
 
-    def _let_explorations_learn(self, rollouts: Mapping[str, list[Rollout]]) -> None:
+    def _let_explorations_learn(self, rollouts: Sequence[Rollout]) -> None:
         """Let explorations learn from the rollouts of their modules, and send their weights if they have any."""
+        by_module = group_by_module(rollouts)
         for module_id, exploration in self._learning_explorations.items():
             with self.timers.time("exploring"):
-                learned = exploration.learn(rollouts.get(module_id, []), timestep=self.num_env_steps_sampled_lifetime)
+                learned = exploration.learn(by_module.get(module_id, []), timestep=self.num_env_steps_sampled_lifetime)
             key = ("exploration", module_id) if self.config.is_multi_agent else ("exploration",)
             self.metrics.log_dict(learned, key=key, reduce="mean")
         if any(overrides_method(each, "get_weights") for each in self._learning_explorations.values()):
@@ -644,9 +646,11 @@ class Algorithm(metaclass=_WithHints):
             CallbackError: A callback raised.
             CorralError: The algorithm was stopped.
         """
-        self._check_running()
+        if self._stopped:
+            self._check_running()
         with self.exceptions_shown(), limit_threads(self._num_threads):
-            self.loop_run.open()
+            if self.loop_run is not None:
+                self.loop_run.open()
             if self._ending_lrs:
                 self._warn_of_ended_lr()
             start = time.perf_counter()
@@ -665,7 +669,7 @@ class Algorithm(metaclass=_WithHints):
                 if self.config.env_task_fn is not None:
                     with self.timers.time("callbacks"):
                         self.env_runner_group.choose_tasks(result)
-                if self._callbacks.subscribed("on_train_result"):
+                if "on_train_result" in self._callbacks.heard:
                     self._fire_train_result(result, start)
             finally:  # the iteration was counted, also if a callback raises
                 with interrupts_deferred():
@@ -674,7 +678,8 @@ class Algorithm(metaclass=_WithHints):
                     self._set_costs(result, iteration_s)  # with the time of the callbacks
                     self._time_total_s += iteration_s
                     self.timers.take()
-            self.loop_run.log_result(result)
+            if self.loop_run is not None:
+                self.loop_run.log_result(result)
             return result
 
     def _warn_of_ended_lr(self) -> None:
@@ -773,13 +778,13 @@ class Algorithm(metaclass=_WithHints):
     def _set_costs(self, result: dict[str, Any], iteration_s: float) -> None:
         """Put times and callback errors into a result; callbacks of `on_train_result` add to both."""
         timers, bottleneck = timer_results(self.timers.seconds, iteration_s)
-        costs = {
-            "fault_tolerance": {"num_callback_errors": sum(part.num_callback_errors for part in self.callback_parts)},
-            "timers": timers,
-            "bottleneck": bottleneck,
-            "time_total_s": self._time_total_s + iteration_s,
-        }
-        merge_nested(result, costs)
+        num_errors = {"num_callback_errors": sum(part.num_callback_errors for part in self.callback_parts)}
+        costs = {"timers": timers, "bottleneck": bottleneck, "time_total_s": self._time_total_s + iteration_s}
+        if "timers" in result:  # callbacks of on_train_result may have written into each part
+            merge_nested(result, {"fault_tolerance": num_errors, **costs})
+        else:
+            result["fault_tolerance"] |= num_errors
+            result |= costs
 
     def _result(self) -> Result:
         """Return the result of the iteration that ends now, without its costs."""
@@ -1094,7 +1099,8 @@ class Algorithm(metaclass=_WithHints):
             for name in ("engine", "env_runner_group", "learner_group", "_evaluator"):
                 if hasattr(self, name):  # building may have failed before it
                     ending.callback(getattr(self, name).stop)
-            ending.callback(self.loop_run.close)
+            if self.loop_run is not None:
+                ending.callback(self.loop_run.close)
             if running:
                 self._callbacks.fire("on_algorithm_stop", algorithm=self)
 
@@ -1107,7 +1113,8 @@ class Algorithm(metaclass=_WithHints):
     ) -> None:
         """Stop; run.log of a run of `train` says how it ended."""
         try:
-            self.loop_run.close(error)
+            if self.loop_run is not None:
+                self.loop_run.close(error)
         finally:
             self.stop()
 

@@ -62,7 +62,8 @@ def fit(
         restore=None if resume is None else lambda path: restore_run(algorithm, path, changes),
     )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(algorithm.loop_run.paused())
+        if algorithm.loop_run is not None:
+            stack.enter_context(algorithm.loop_run.paused())
         stack.callback(setattr, algorithm, "stop_requested", None)  # a request is for one run, however it ends
         shown = stack.enter_context(shows(criteria.criteria)) if shows else None
         stack.enter_context(run)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class LoopRun:
     """Writes the results of `train()` with the loggers of the config, from its first call until `close`.
 
-    Without `.reporting(loggers=...)` it writes nothing. `fit` has a run of its own.
+    `fit` has a run of its own.
     """
 
     def __init__(self, algorithm: Algorithm) -> None:
@@ -27,15 +27,16 @@ class LoopRun:
         self._paused = False
 
     def open(self) -> None:
-        """Open a run directory and the loggers, unless they are open, or the config names none.
+        """Open a run directory and the loggers, unless they are open.
 
         Raises:
             RunDirectoryError: The directory cannot be written.
             ConfigError: A logger needs an extra that is missing.
         """
         config = self._algorithm.config
-        if self._run is not None or self._paused or config.loggers is None:
+        if self._run is not None or self._paused:
             return
+        assert config.loggers is not None
         self._run = Run(config, None, make_loggers(config.loggers, "reporting: loggers")).__enter__()
         self._algorithm.run_dir, self._first_iteration = self._run.path, self._algorithm.training_iteration
 

@@ -21,7 +21,7 @@ from corral.envs.seats import SeatsSpace
 from corral.envs.step_timeout import SampleOverdue, limited
 from corral.episodes.rollout import NO_EPISODES, EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
 from corral.errors import ConfigError, SubEnvError, WeightsError, nearest
-from corral.exploration.base import Exploration
+from corral.exploration.base import Exploration, overrides_method
 from corral.metrics.logger import MetricsLogger, Parts
 from corral.metrics.timers import Timers
 from corral.modules.inference import Inference
@@ -173,6 +173,7 @@ class EnvRunner(Viewable):
         actors = self.actors.values()
         # Evaluation changes no statistics.
         self._measures = not self.config.in_evaluation and any(actor.transforms is not None for actor in actors)
+        self._has_exploration_metrics = any(overrides_method(actor.exploration, "get_metrics") for actor in actors)
         names = self.stepping.get_exploration_metrics(self._timestep)
         self.metrics.log_reserved(dict.fromkeys(names, ()), window=1)  # now, so that user code cannot take the names
 
@@ -501,7 +502,8 @@ class EnvRunner(Viewable):
         if self._unlogged is not None:
             (num_env_steps, num_episodes), self._unlogged = self._unlogged, None
             self._log_counts([num_env_steps], [num_episodes])
-            if numbers := self.stepping.get_exploration_metrics(self._timestep):
+            if self._has_exploration_metrics:
+                numbers = self.stepping.get_exploration_metrics(self._timestep)
                 self._metrics.log_reserved({name: [value] for name, value in numbers.items()}, window=1)
 
     def _count(self, num_env_steps: int, num_episodes: int) -> None:

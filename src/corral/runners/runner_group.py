@@ -740,6 +740,22 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
         """What the runner has counted so far."""
         return WorkerCounts.of(self.local_env_runner)
 
+    @property
+    def num_callback_errors(self) -> int:
+        """Exceptions in callbacks of the runner that were logged."""
+        return self.local_env_runner.callbacks.num_errors
+
+    def fault_results(self) -> dict[str, int]:
+        """Return the numbers about the runner that the result shows under `fault_tolerance`."""
+        return {
+            "num_healthy_workers": 0,
+            "num_remote_worker_restarts": 0,
+            "num_env_runner_failures": self.num_failures,
+            "num_sub_environment_restarts": self.local_env_runner.host.restarts.num_restarts,
+            "num_env_steps_lost": self.local_env_runner.num_env_steps_lost,
+            "num_env_steps_in_flight": sum(rollout.num_env_steps for _, rollout in self._taken),
+        }
+
     def sample(self, request: SampleRequest, timers: Timers | None = None) -> list[Rollout]:
         """Sample what a request asks for, and return it as one rollout."""
         if self._stopped:
