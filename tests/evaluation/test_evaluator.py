@@ -747,3 +747,12 @@ def test_training_waits_for_an_open_round_until_the_limit() -> None:
     assert result["timers"]["evaluating_s"] < 1.5 + 0.5
     assert result["evaluation"]["env_runners"]["num_episodes"] >= 4
     assert result["evaluation"]["num_episodes_taken_over"] == 2
+
+
+def test_what_callbacks_of_a_round_log_is_in_the_result_of_its_iteration() -> None:
+    def log_number(algorithm: Any, metrics_logger: Any) -> None:
+        metrics_logger.log_value("number", algorithm.training_iteration, reduce="sum")
+
+    with small(evaluation_interval=1).callbacks(on_evaluate_end=log_number).build() as algo:
+        results = [algo.train() for _ in range(3)]
+    assert [result.get("number") for result in results] == [1, 2, 3]

@@ -664,8 +664,11 @@ class Algorithm(metaclass=_WithHints):
                 with interrupts_deferred():  # an iteration that is counted has its result
                     self.training_iteration += 1
                     self._latest_result = result
-                for finish in self._finishers:
-                    finish(result)
+                if self._finishers:
+                    self.metrics.mark()
+                    for finish in self._finishers:
+                        finish(result)
+                    merge_nested(result, self.metrics.peek_new())  # metrics that their callbacks logged
                 if self.config.env_task_fn is not None:
                     with self.timers.time("callbacks"):
                         self.env_runner_group.choose_tasks(result)
