@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,11 +14,13 @@ from explorers import Explorer, Recorder, SamplingConfig
 from corral import DQNConfig, PPOConfig
 from corral.algorithms.algorithm import Algorithm
 from corral.config.config import AlgorithmConfig
+from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError, CorralError
 from corral.exploration import BUILT_IN, Exploration, RowDistribution, exploration_class
 from corral.exploration.epsilon import EpsilonGreedy
 from corral.runners.runner import EnvRunner
 from corral.testing import CountingEnv, IdentityEnv
+from random_agents import RandomAgents
 
 
 def config_of(kind: Any, env: Any = IdentityEnv, **settings: Any) -> SamplingConfig:
@@ -123,6 +125,34 @@ def test_the_timestep_counts_env_steps_exactly(mode: str) -> None:
         assert log_of(algo)[0] == before
         algo.compute_actions(np.zeros((2, 2), np.float32))
         assert algo.exploration.log == [(algo.num_env_steps_sampled_lifetime, True)]  # type: ignore[attr-defined]
+
+
+class Ending(EpsilonGreedy):
+    """Notes the timestep at the end of each rollout."""
+
+    ends: ClassVar[list[tuple[int, int]]] = []
+
+    def end_sample(self, rollout: Rollout, *, timestep: int, explore: bool) -> None:
+        self.ends.append((timestep, rollout.num_env_steps))
+
+
+def test_a_rollout_ends_at_the_timestep_after_its_steps() -> None:
+    Ending.ends.clear()
+    with config_of(Ending, CountingEnv).build() as algo:
+        for _ in range(3):
+            algo.train()
+    timesteps, num_steps = zip(*Ending.ends, strict=True)
+    assert list(timesteps) == np.cumsum(num_steps).tolist()
+
+
+def test_rows_that_only_reset_are_no_steps_of_several_agents() -> None:
+    config = config_of(Recorder, RandomAgents).environment(env_config={"together": True}, disable_env_checking=True)
+    config.env_runners(num_envs_per_env_runner=1).multi_agent(policies=["shared"])
+    runner = EnvRunner(config.freeze())
+    rollout = runner.sample(num_timesteps=60)
+    assert rollout.num_rows > rollout.num_env_steps == 60
+    exploration: Any = runner.actors["shared"].exploration
+    assert [timestep for timestep, _ in exploration.log] == list(range(60))
 
 
 def test_the_timestep_goes_on_over_the_rounds_of_an_iteration() -> None:

@@ -146,3 +146,26 @@ def test_making_new_envs_counts(make_runner: MakeRunner) -> None:
         runner.collect(SampleRequest(num_episodes=1, time_limit_s=LIMIT_S))
     assert time.perf_counter() - start < LIMIT_S + LATE_S
     assert lengths(runner.collect(SampleRequest(num_episodes=1, time_limit_s=30))) == [3]
+
+
+def test_a_sub_env_that_was_restarted_in_the_step_that_hangs(make_runner: MakeRunner) -> None:
+    """The step is in no row, so nothing in the rollout is broken."""
+
+    class FailsFirst(TroubleEnv):
+        def step(self, action: int) -> Any:
+            if self.index == 0 and self._t == 1 and self._episode == 2:
+                raise OSError("the simulator is gone")
+            return super().step(action)
+
+    runner = make_runner(
+        FailsFirst,
+        num_envs=2,
+        env_config={"how": "sleep", "counts": {}, "step_faults": [8], "vector_index": 1, "episode_length": 3},
+        disable_env_checking=True,
+        restart_failed_sub_environments=True,
+    )
+    rollout = collect_in_time(runner, num_timesteps=50)
+    assert runner.num_sub_env_restarts == 1
+    assert rollout.broken == [] and rollout.num_env_steps == 14
+    assert runner.num_env_steps_lost == 0
+    assert lengths(rollout) == [3] * 4
