@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
-import corral.runners.episode_events
 from corral import Callback, PPOConfig
 from corral.callbacks import EVENTS
 from corral.errors import ConfigError
@@ -315,14 +314,14 @@ class ForbiddenEpisode:
 
 
 class TestNoSubscriber:
-    def test_makes_no_episodes(self, make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_makes_no_episodes(self, make_runner: MakeRunner) -> None:
         class Unrelated(Callback):
             def on_sample_end(self, **kwargs: Any) -> None:
                 pass
 
         runner = make_runner(callbacks_class=Unrelated, on_environment_created=lambda: None)
         listening = make_runner(on_episode_end=lambda: None)
-        monkeypatch.setattr(corral.runners.episode_events, "SingleAgentEpisode", ForbiddenEpisode)
+        runner.episode_class = listening.episode_class = ForbiddenEpisode
         assert runner.sample(num_timesteps=10).num_env_steps == 10
         assert runner.sample(num_episodes=2).num_env_steps == 6
         with pytest.raises(AssertionError, match="nobody listens"):  # the stand-in is in place

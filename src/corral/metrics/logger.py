@@ -296,6 +296,17 @@ class MetricsLogger(Viewable):
         entry.flush()
         return entry.reducer.peek_values()
 
+    def take_values(self, key: Key) -> list[Any]:
+        """Return the values of a key with a window that came since the last call, the oldest first.
+
+        The window keeps them here. A logger whose parts another one aggregates hands them over no more.
+        """
+        entry = self._keys.names.get((*self._group, *as_path(key)))
+        if entry is None or not isinstance(entry.reducer, Values):
+            return []
+        entry.flush()
+        return entry.reducer.take()[1]
+
     def reduce(self) -> dict[str, Any]:
         """Return all results as a nested dict, and forget the values that count only for one iteration."""
         result: dict[str, Any] = self.peek()

@@ -226,12 +226,11 @@ class Lanes:
             rollout.columns, rollout.obs_rows = larger.columns, larger.obs_rows
             assert latest + 2 <= rollout.capacity
 
-    def finish(self, parent: MultiAgentRollout, *, keep: bool) -> LaneRollout:
+    def finish(self, parent: MultiAgentRollout) -> LaneRollout:
         """Return the rollout, complete except for `logp`.
 
         Args:
             parent: The rollout of the env steps, whose `valid` says which of them count.
-            keep: Whether the next rollout continues the episodes.
         """
         rollout = self.rollout
         open_lanes = np.flatnonzero(self._is_open)
@@ -241,8 +240,6 @@ class Lanes:
         done.valid &= (acted < 0) | parent.valid[np.clip(acted, 0, parent.num_rows - 1), self.envs]
         self._open_rows[open_lanes] = rollout.obs_rows[self._clock[open_lanes], open_lanes] - parent.num_rows
         done.num_env_steps = int(np.count_nonzero(done.valid))
-        if not keep:
-            self._is_open[:] = False
         _, self._carry = episode_statistics(done, self._carry)
         return done
 

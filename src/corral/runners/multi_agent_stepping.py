@@ -390,7 +390,7 @@ class MultiAgentStepping(Stepping):
 
     # The end of a sample.
 
-    def finish(self, rollout: Rollout, *, continues: bool, explore: bool, timestep: int) -> None:
+    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> None:
         """Complete the rollouts of the modules; the lanes keep the latest observations and the steps that are open."""
         assert isinstance(rollout, MultiAgentRollout)
         if not rollout.num_rows:
@@ -398,7 +398,7 @@ class MultiAgentStepping(Stepping):
         steps, modules = {}, {}
         of_agents: dict[str, int] = {str(agent): 0 for agent in self._seats.agents}
         for module_id, lanes in self.lanes.items():
-            part = lanes.finish(rollout, keep=continues)
+            part = lanes.finish(rollout)
             self._check_obs(lanes, part)
             steps[module_id] = part.num_env_steps
             if not part.num_env_steps:

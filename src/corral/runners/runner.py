@@ -354,9 +354,10 @@ class EnvRunner(Viewable):
         self._rollout = rollout
         num_counted = 0, 0  # env steps and episodes of this rollout in the metrics
         is_cut = False  # by the time limit of the request
+        resets_all = self._needs_reset or whole_episodes
         try:
             if wanted:
-                resets_all, self._needs_reset = self._needs_reset or whole_episodes, True  # until `_finish`
+                self._needs_reset = True  # until `_finish`
                 with self.host.sampling(request.time_limit_s), torch_threads(self._num_threads):
                     is_cut = self._fill(rollout, request, mode, resets_all, explore)
             num_episodes = self._finish(rollout, whole_episodes or is_cut, explore)
@@ -383,7 +384,7 @@ class EnvRunner(Viewable):
     def _fill(
         self, rollout: Rollout, request: SampleRequest, mode: SampleMode, resets_all: bool, explore: bool
     ) -> bool:
-        """Fill a rollout as a request asks, and return whether the time limit of the request ended it before."""
+        """Fill a rollout as a request asks, and return whether the time limit of the request cut it short."""
         deadline_s, step_rows = time.perf_counter() + (request.time_limit_s or 0.0), self.stepping.step_rows
         for actor in self.stepping.actors.values():
             actor.inference.begin_sample(explore, self.rng)
@@ -465,7 +466,7 @@ class EnvRunner(Viewable):
             rollout.resize(rollout.num_rows)
         rollout.num_env_steps = int(np.count_nonzero(rollout.valid))
         timestep = self._timestep + self.num_samplers * rollout.num_env_steps
-        self.stepping.finish(rollout, continues=not whole_episodes, explore=explore, timestep=timestep)
+        self.stepping.finish(rollout, explore=explore, timestep=timestep)
         self._timestep = timestep
         if rollout.num_rows:
             self._needs_reset = whole_episodes

@@ -114,12 +114,11 @@ class Stepping(ABC):
         """
 
     @abstractmethod
-    def finish(self, rollout: Rollout, *, continues: bool, explore: bool, timestep: int) -> None:
+    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> None:
         """Complete a rollout that was cut to its last row, and keep what the next one begins with.
 
         Args:
             rollout: The rollout.
-            continues: Whether the next rollout continues the episodes.
             explore: Whether its actions explored.
             timestep: Env steps of all runners so far.
 
@@ -291,6 +290,7 @@ class SingleAgentStepping(Stepping):
                 raise self.host.error("step", t, error) from original(error)
             timestep += num_samplers * (num_envs - int(np.count_nonzero(resetting)))
             done = terminated[t] | truncated[t]
+            # The next observation begins an episode: after the end itself, or after the row that only reset.
             begins, resetting = (done, resetting) if same_step else (resetting, done)
             if len(rollout.broken) > num_broken:  # where a sub-env failed, the next observation begins an episode
                 begins, num_broken = begins.copy(), len(rollout.broken)
@@ -354,7 +354,7 @@ class SingleAgentStepping(Stepping):
                 for i in ended:
                     finals[name][t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), rows)
 
-    def finish(self, rollout: Rollout, *, continues: bool, explore: bool, timestep: int) -> None:
+    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> None:
         """Keep the last row, and complete what the module and the exploration know of their actions."""
         if rollout.num_rows:
             obs = rollout.obs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ def collect_episodes(
 ) -> list[RolloutMetrics]:
     """Return the episodes that have ended in the runners of a group since the last call, at most 100 of each runner.
 
-    The runners' metrics are taken, and appear in no later result.
+    Means of a later result lack the episodes of runners in other processes that were returned here.
 
     Args:
         workers: A group of env runners.
@@ -40,12 +40,8 @@ def collect_episodes(
 
 def _ended(env_runner: Any) -> list[tuple[float, float]]:
     """Return the lengths and returns of the episodes that have ended in a runner."""
-    taken = env_runner.get_metrics()
-    parts: Mapping[Any, Any] = taken[0] if isinstance(taken, tuple) else taken
-    lengths, returns = (parts.get((name,)) for name in ("episode_len_mean", "episode_return_mean"))
-    if lengths is None or returns is None:
-        return []
-    return list(zip(lengths.data[1], returns.data[1], strict=True))
+    taken = (env_runner.metrics.take_values(name) for name in ("episode_len_mean", "episode_return_mean"))
+    return list(zip(*taken, strict=True))
 
 
 def summarize_episodes(
